@@ -1,4 +1,4 @@
-"""One capture of running servers or actors, without a job: the Python API of `profdeck capture servers`."""
+"""Python API of `profdeck capture servers`: captures running servers or actors once, without a job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "r
 
 @attrs.frozen(kw_only=True)
 class ServerRequest:
-    """Servers to capture, and what to record. If no server is specified, the config specifies the servers."""
+    """Parameters for a capture of servers.
+
+    If the request specifies no servers, the servers in the config are captured.
+    """
 
     urls: tuple[str, ...] = ()
     """URLs of servers, such as ``http://127.0.0.1:8000`` or ``unix:/run/engine.sock``."""
@@ -82,34 +85,34 @@ class ServerRequest:
 
     @property
     def specifies_servers(self) -> bool:
-        """True if the request specifies servers, and not only the config."""
+        """True if the request itself specifies servers, independent of the config."""
         return bool(self.urls or self.router or self.targets_file or self.actors)
 
     @property
     def specifies_one(self) -> bool:
-        """True if the request specifies exactly one server, by its URL."""
+        """True if the request specifies a single server by its URL."""
         return len(self.urls) == 1 and not (self.router or self.targets_file or self.actors or self.sample)
 
 
 class ServerObserver(Observer):
-    """Receives messages and progress of a capture of servers. The methods of this class do nothing."""
+    """Base class for objects that display the progress of a capture of servers. Its methods do nothing."""
 
     def servers_checked(self, servers: Sequence[CheckedServer]) -> None:
-        """Receive the servers after they have been checked, if there are several."""
+        """Called after the servers have been checked, if there is more than one server."""
 
     def recording_started(self, states: Callable[[], Mapping[str, TargetState]], count: int) -> None:
-        """Receive the start of the recording.
+        """Called when the recording has started.
 
         Args:
-            states: Returns the present states of the servers that report progress, by name.
+            states: Returns the current states of the servers that report progress, by name.
             count: Number of servers that record.
         """
 
     def recording_stopped(self) -> None:
-        """Receive the end of the recording. The servers now write their files."""
+        """Called when the recording ends. After this, the servers write their files."""
 
     def files_collected(self) -> None:
-        """Receive the end of the capture. Called only after `recording_started`."""
+        """Called when the capture ends, if `recording_started` was called."""
 
 
 @attrs.frozen(kw_only=True)
@@ -119,10 +122,10 @@ class ServerCapture:
     run: Path
     """The run directory. It does not exist if nothing was recorded."""
     captures: tuple[EngineCapture, ...]
-    """One capture per role; none if the start failed."""
+    """One capture per role; empty if the start failed."""
     servers: tuple[CheckedServer, ...]
     error: CaptureError | None
-    """Cause of a failed start."""
+    """Error of a failed start; ``None`` if the capture started."""
 
 
 @attrs.frozen(kw_only=True)
@@ -146,10 +149,12 @@ class _Role:
 
 
 def capture_servers(request: ServerRequest, observer: ServerObserver | None = None) -> ServerCapture:
-    """Capture servers once, and wait for their files. Ctrl-C or SIGTERM stops the recording, and keeps its files.
+    """Capture servers once, and wait for their files.
+
+    Ctrl-C or SIGTERM stops the recording early. The recorded files are kept.
 
     Args:
-        request: The servers, and what to record.
+        request: The parameters of the capture.
         observer: Receives messages and progress.
 
     Raises:
@@ -169,9 +174,9 @@ async def acapture_servers(
     """Async version of `capture_servers`.
 
     Args:
-        request: The servers, and what to record.
+        request: The parameters of the capture.
         observer: Receives messages and progress.
-        stop: Stops the recording early, and keeps its files.
+        stop: Signal that stops the recording early. The recorded files are kept.
     """
     _check(request)
     with contextlib.ExitStack() as until_stopped:
@@ -181,7 +186,7 @@ async def acapture_servers(
 
 def _check(request: ServerRequest) -> None:
     if request.iterations is None and request.skip:
-        raise ConfigError("skip counts the iterations before the recorded iterations. Set iterations as well.")
+        raise ConfigError("skip is set, but iterations is not. Set iterations as well.")
     _ranks(request)
     seen: set[str] = set()
     for url in request.urls:
@@ -194,7 +199,7 @@ def _check(request: ServerRequest) -> None:
 
 
 def _ranks(request: ServerRequest) -> str | list[int | str] | None:
-    """Return the ranks in the form of a config, where ranges are texts."""
+    """Return the requested ranks as config data. Ranges such as ``0..7`` remain strings."""
     if request.ranks is None or request.ranks == "all":
         return request.ranks
     try:
@@ -205,7 +210,7 @@ def _ranks(request: ServerRequest) -> str | list[int | str] | None:
 
 @attrs.frozen
 class _Capturing:
-    """A capture of servers that is under way."""
+    """A capture of servers in progress."""
 
     request: ServerRequest
     observer: ServerObserver
@@ -219,7 +224,7 @@ class _Capturing:
         if request.output is not None and "output" not in request.settings:
             draft.set("output", str(request.output), _REQUEST)
         roles = [await self._role(draft, name) for name in self._names(draft)]
-        # The run contains only these roles. Other roles of the config would be reported as missing.
+        # Remove the other roles of the config, because they would be reported as missing in the run.
         draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
         structure({**draft.data, "roles": {}}, Config, where="")  # report other errors before servers are contacted
         servers = [server for role in roles for server in role.servers]
@@ -238,7 +243,7 @@ class _Capturing:
         except CaptureError as error:
             run = config.output.absolute() / run_name(config.run)
             if len(servers) > 1 and (run / RUN_FILE).exists():
-                error = CaptureError(f"{error} For the result of each server: profdeck ls {short_path(run)}")
+                error = CaptureError(f"{error} To list the result of each server: profdeck ls {short_path(run)}")
             return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
         made = tuple(captures.values())
         first = made[0].request
@@ -248,7 +253,7 @@ class _Capturing:
     # Selection of servers.
 
     def _names(self, draft: ConfigDraft) -> list[str]:
-        """Return the roles whose servers are captured."""
+        """Return the names of the roles whose servers are captured."""
         role = self.request.role
         if self.request.specifies_servers:
             return [role or _ROLE]
@@ -256,7 +261,7 @@ class _Capturing:
         found = [name for name, one in roles.items() if one.targets and one.targets.discovers]
         if role is not None and role not in found:
             raise ConfigError(
-                f"The config specifies no servers under targets of the role '{role}'.{did_you_mean(role, found)}"
+                f"The role '{role}' has no servers under targets in the config.{did_you_mean(role, found)}"
             )
         if not found:
             raise ConfigError(
@@ -266,11 +271,11 @@ class _Capturing:
         return found if role is None else [role]
 
     async def _role(self, draft: ConfigDraft, name: str) -> _Role:
-        """Find the servers of a role. If some of them are actors, join their cluster.
+        """Find the servers of a role. If they include actors, join the cluster of the actors.
 
         Raises:
             ConfigError: The request or the config is invalid.
-            CaptureError: A router does not respond, or there is no server.
+            CaptureError: A router does not respond, or no server was found.
         """
         request = self.request
         _set(draft, {f"roles.{name}.{key}": value for key, value in self._settings_of_role().items()})
@@ -283,7 +288,7 @@ class _Capturing:
             draft.set(key, value, request.settings_source)
         roles = draft.get("roles") or {}
         if name not in roles and any(str(role).lower() == name.lower() for role in roles):
-            raise ConfigError(f"The config has no role '{name}'. It has the roles {', '.join(roles)}.")
+            raise ConfigError(f"The config has no role '{name}'. Its roles are {', '.join(roles)}.")
         backend = self._backend(draft, name)
         if request.specifies_one:
             if draft.get("roles", name, "targets") is None:
@@ -308,7 +313,7 @@ class _Capturing:
         return {key: value for key, value in settings.items() if value}
 
     async def _where(self, draft: ConfigDraft, name: str) -> dict[str, Any]:
-        """Return the keys of targets that find the servers of the request."""
+        """Return the settings under ``targets`` for the servers that the request specifies."""
         request = self.request
         where: dict[str, Any] = {
             "urls": list(request.urls),
@@ -328,7 +333,7 @@ class _Capturing:
         return where
 
     async def _router(self, router: str | None) -> str | None:
-        """Return the URL of a router. Search for it if the request does not contain it.
+        """Return the URL of the requested router. If the request contains no URL, search for the router.
 
         Raises:
             CaptureError: No router is found, or several routers are.
@@ -340,7 +345,7 @@ class _Capturing:
         return url
 
     def _backend(self, draft: ConfigDraft, name: str) -> str | None:
-        """Return the configured backend of the servers; ``None`` if the servers must be asked.
+        """Return the configured backend of the servers; ``None`` if the backend must be detected.
 
         The backend in a config file applies to the targets in that file, and not to the servers of the request.
         """
@@ -355,15 +360,15 @@ class _Capturing:
         """Check all servers.
 
         Raises:
-            ConfigError: One of them is a router.
+            ConfigError: A server is a router.
             CaptureError: The only server does not respond.
         """
         with self.observer.phase(f"Checking {plural(len(servers), 'server')}") as on_progress:
             await survey.check_all(servers, on_progress)
         if routers := [server.name for server in servers if server.is_router]:
             raise ConfigError(
-                f"{', '.join(routers)}: this is a router, which would pass a start and its stop on to any of its "
-                "workers. Name it by --router, so that each worker is asked by its own URL."
+                f"{', '.join(routers)}: this is a router, which may forward the start and the stop to different "
+                "workers. Use --router instead, so that profdeck contacts each worker at its own URL."
             )
         if len(servers) > 1:
             self.observer.servers_checked(servers)
@@ -377,7 +382,7 @@ class _Capturing:
     # Recording.
 
     async def _record(self, profiler: Profiler, servers: list[CheckedServer]) -> dict[str, EngineCapture]:
-        """Start, wait and stop. Servers that were started are stopped in any case.
+        """Start the recording, wait for its end and stop it. Started servers are always stopped.
 
         Raises:
             CaptureError: The start failed.
@@ -409,7 +414,7 @@ class _Capturing:
         return captures
 
     async def _wait(self, profiler: Profiler) -> None:
-        """Wait until all windows are complete, the time limit has passed or the capture is stopped.
+        """Wait until all windows are complete, the time limit passes or the capture is stopped.
 
         Raises:
             CaptureError: All servers have stopped responding.

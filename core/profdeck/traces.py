@@ -1,3 +1,3 @@
-"""Removed module. Importing it raises an error that names the new package."""
+"""Placeholder for a removed module. Its import raises an error that names the new package."""
 
-raise ImportError("profdeck.traces is now a package of its own. Import profdeck_traces.")
+raise ImportError("profdeck.traces is now a separate package. Import profdeck_traces.")

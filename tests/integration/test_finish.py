@@ -249,7 +249,7 @@ def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: 
 def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:
     errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command("echo no space >&2; exit 3")))
     assert errors == (
-        "Finish of step1: failed: the command ended with exit status 3 (no space). "
+        "Finish task for step1: failed: the command ended with exit status 3 (no space). "
         f"See {tmp_path / 'run/step_000001/finish.step1.json'}\n"
     )
 
@@ -269,7 +269,7 @@ def test_sigterm_to_the_process_of_a_finish_ends_its_command(
 ) -> None:
     job, pid = hanging(start, tmp_path, news)
     os.kill(record(tmp_path).by.pid, signal.SIGTERM)
-    assert "Finish of step1: interrupted: its process was ended by SIGTERM" in ended(job)
+    assert "Finish task for step1: interrupted: its process was ended by SIGTERM" in ended(job)
     assert process_stat(pid)[:1] in ([], ["Z"])
 
 
@@ -280,7 +280,7 @@ def test_a_finish_that_is_killed_is_run_again_by_the_command(
     assert record(tmp_path).state is FinishState.RUNNING
     os.kill(record(tmp_path).by.pid, signal.SIGKILL)
     os.killpg(pid, signal.SIGKILL)
-    assert "Finish of step1: interrupted: its process was ended" in ended(job)
+    assert "Finish task for step1: interrupted: its process was ended" in ended(job)
     assert [found.state for found in read_finishes(read_run(tmp_path / "run"))] == [FinishState.INTERRUPTED]
     call = subprocess.Popen([sys.executable, "-m", "profdeck", "finish", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
     os.kill(pid := int(news()), 0)
@@ -295,10 +295,10 @@ def test_ctrl_c_ends_the_wait_and_not_the_finish(start: Start, tmp_path: Path, n
     job, pid = hanging(start, tmp_path, news)
     assert job.stderr is not None
     go_on(job)
-    assert "This process waits up to" in job.stderr.readline()
+    assert "Waiting up to" in job.stderr.readline()
     job.send_signal(signal.SIGINT)
     _, errors = job.communicate(timeout=60)
-    assert without_closing_message(errors) == "The finish continues without this process.\n"
+    assert without_closing_message(errors) == "The finish task continues without this process.\n"
     assert record(tmp_path).state is FinishState.RUNNING
     os.killpg(pid, signal.SIGKILL)
     assert await_over(tmp_path).why == "the command was ended by SIGKILL"

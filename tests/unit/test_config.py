@@ -68,12 +68,18 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
         ({"steps": "10"}, "steps: expected a list, got '10' (text). Write it in brackets: [10]."),
         ({"steps": ["often"]}, "steps: 'often' is not a step: expected a step number"),
         ({"steps": [True]}, "steps: True is not a step"),
-        ({"finish": "make"}, "finish: expected a mapping, got 'make' (text). Its keys: command, timeout_s, wait_s."),
+        (
+            {"finish": "make"},
+            "finish: expected a mapping, got 'make' (text). Allowed keys: command, timeout_s, wait_s.",
+        ),
         (
             {"roles": {"trainer": {"backend": "torch", "iterations": 20}}},
-            "roles.trainer.iterations: expected a mapping, got 20 (an integer). Its keys: count, skip, first.",
+            "roles.trainer.iterations: expected a mapping, got 20 (an integer). Allowed keys: count, skip, first.",
         ),
-        ({"roles": {"trainer": None}}, "roles.trainer: expected a mapping, got nothing (null). Its keys: backend, "),
+        (
+            {"roles": {"trainer": None}},
+            "roles.trainer: expected a mapping, got nothing (null). Allowed keys: backend, ",
+        ),
         ({"mode": "continous"}, "mode: expected one of continuous, discrete, got 'continous' (text). Did you mean"),
         ({"on_error": True}, "on_error: expected one of warn, raise, got True (a bool)."),
         ({"final_step": "7"}, "final_step: expected an integer, got '7' (text). Remove the quotes."),

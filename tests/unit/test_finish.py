@@ -340,7 +340,7 @@ def test_a_rank_that_ends_after_the_finish_logs_a_warning(
         with build(rank, 2, **given).capture(2):
             pass
         assert finished(tmp_path) == ["step2 partial"]
-    assert "The finish of step2 went without this process" in caplog.text
+    assert "The finish task for step2 continued without this process" in caplog.text
 
 
 # The document.
@@ -554,7 +554,11 @@ def test_ls_shows_the_state_of_finishes(build: Build, run: Path, monkeypatch: py
             ": interrupted: its process was ended; without the role rollout.",
         ),
         ({"state": FinishState.FAILED, "parts": (failed,)}, "failed", ": failed: the command ended with 7 (no space)."),
-        ({"schema": 99}, "failed", ": failed: {}: written by a later version; update profdeck to read it.."),
+        (
+            {"schema": 99},
+            "failed",
+            ": failed: {}: written by a later version of profdeck; update profdeck to read this file..",
+        ),
     ]
     monkeypatch.chdir(run.parent)
     steps = [2 * (number + 1) for number in range(len(cases))]
@@ -566,7 +570,7 @@ def test_ls_shows_the_state_of_finishes(build: Build, run: Path, monkeypatch: py
         record = write(run, step, **values)
         if line is not None:
             see = f"See run/step_{step:06d}/finish.step{step}.json"
-            lines.append(f"Finish of step{step}{line.format(record)} {see}")
+            lines.append(f"Finish task for step{step}{line.format(record)} {see}")
     result = CliRunner().invoke(app, ["ls", str(run)])
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if line.startswith("Finish")] == lines
@@ -591,7 +595,7 @@ def test_a_finish_that_was_not_run(build: Build, run: Path) -> None:
     change(manifest(run), process_started="0")
     (found,) = read_finishes(read_run(run))
     assert found == FinishReport(capture="step2", state=FinishState.NOT_RUN)
-    assert describe_finish(found) == "Finish of step2: not run: no process of the job ended the capture."
+    assert describe_finish(found) == "Finish task for step2: not run: no process of the job ended the capture."
     profiler.stop()
 
 
@@ -694,7 +698,7 @@ def test_a_child_that_cannot_be_started_is_a_failure(
     assert record.state is FinishState.FAILED
     assert record.problem is not None
     assert "/no/such/python" in record.problem
-    assert "Finish of step2: failed: its process could not be started" in caplog.text
+    assert "Finish task for step2: failed: its process could not be started" in caplog.text
 
 
 def test_a_run_directory_that_was_moved_is_logged(
@@ -704,7 +708,7 @@ def test_a_run_directory_that_was_moved_is_logged(
         pass
     run.rename(tmp_path / "moved")
     await_own_finishes()
-    assert "The outcome of a finish is unknown" in caplog.text
+    assert "The outcome of a finish task is unknown" in caplog.text
 
 
 def test_defaults() -> None:
@@ -734,7 +738,7 @@ def captured(build: Build, tmp_path: Path, run: Path) -> Path:
 
 
 def test_finishes_that_were_not_run_are_run_once(captured: Path, tmp_path: Path) -> None:
-    lines = ["Finish of step2: done.", "Finish of step4: done.", "2 of 2 run now; 2 done"]
+    lines = ["Finish task for step2: done.", "Finish task for step4: done.", "2 of 2 run now; 2 done"]
     assert finish(captured) == (0, lines)
     assert finish(captured) == (0, ["0 of 2 run now; 2 done"])
     assert finished(tmp_path) == ["step2 complete", "step4 complete"]
@@ -746,9 +750,9 @@ def test_a_finish_whose_process_was_killed_is_run_again(captured: Path, tmp_path
     record, gone = captured / "step_000002/finish.step2.json", attrs.evolve(ProcessId(), process_started="0")
     finish(captured)
     write_record(record, attrs.evolve(read_record(record), state=FinishState.RUNNING, by=gone))
-    assert finish(captured) == (0, ["Finish of step2: done.", "1 of 2 run now; 2 done"])
+    assert finish(captured) == (0, ["Finish task for step2: done.", "1 of 2 run now; 2 done"])
     write_record(record, attrs.evolve(read_record(record), state=FinishState.INTERRUPTED))
-    assert finish(captured) == (0, ["Finish of step2: done.", "1 of 2 run now; 2 done"])
+    assert finish(captured) == (0, ["Finish task for step2: done.", "1 of 2 run now; 2 done"])
     assert finished(tmp_path).count("step2 complete") == 3
     assert len(read_record(record).parts) == 1
 
@@ -760,7 +764,7 @@ def test_a_running_finish_is_not_run_again(captured: Path, tmp_path: Path) -> No
     for by in (ProcessId(), elsewhere):
         write_record(record, attrs.evolve(read_record(record), state=FinishState.RUNNING, by=by))
         code, lines = finish(captured, "--again")
-        assert (code, lines[0].partition(". See")[0]) == (1, f"Finish of step2 ({by}): running")
+        assert (code, lines[0].partition(". See")[0]) == (1, f"Finish task for step2 ({by}): running")
         assert lines[-1] == "1 of 2 run now; 1 done, 1 running"
     assert finished(tmp_path).count("step2 complete") == 1
     os.utime(record, (0, 0))  # without a sign for longer than the finish may take
@@ -772,7 +776,7 @@ def test_a_failed_finish_is_run_again_on_request(captured: Path) -> None:
     record = captured / "step_000002/finish.step2.json"
     finish(captured)
     write_record(record, attrs.evolve(read_record(record), command="echo no space; exit 3"))
-    line = f"Finish of step2: failed: the command ended with exit status 3 (no space). See {record}"
+    line = f"Finish task for step2: failed: the command ended with exit status 3 (no space). See {record}"
     for options, runs in (["--again"], 2), ([], 0):
         code, lines = finish(captured, *options)
         assert (code, lines[0], lines[-1]) == (1, line, f"{runs} of 2 run now; 1 done, 1 failed")
@@ -784,7 +788,7 @@ def test_an_unreadable_record_stops_no_other_finish(captured: Path, tmp_path: Pa
     (captured / "step_000002/finish.step2.json").write_text("{}")
     code, lines = finish(captured)
     assert code == 1
-    assert "not a readable record of a finish" in lines[0]
+    assert "the record of a finish task cannot be read" in lines[0]
     assert finished(tmp_path) == ["step4 complete"]
 
 
@@ -799,7 +803,7 @@ def test_two_calls_run_a_finish_once(captured: Path, tmp_path: Path) -> None:
 def test_a_capture_that_is_being_recorded_is_left_to_its_job(build: Build, tmp_path: Path, run: Path) -> None:
     profiler = build(**{"finish.command": COUNT.format(tmp_path)})
     profiler.start(2)
-    assert finish(run) == (0, ["This run has no finish."])
+    assert finish(run) == (0, ["This run has no finish task."])
     profiler.stop()
     assert finished(tmp_path) == ["step2 complete"]
 
@@ -808,7 +812,7 @@ def test_a_capture_that_is_being_recorded_is_left_to_its_job(build: Build, tmp_p
 def test_listeners_are_notified_by_the_command(build: Build, run: Path) -> None:
     with build(listeners=["diary"]).capture(2):
         pass
-    assert finish(run) == (0, ["This run has no finish."])
+    assert finish(run) == (0, ["This run has no finish task."])
     about = json.loads((run / "run.json").read_text())
     about["config"] |= {"listeners": ["diary", "labelled"], "listener_options": {"labelled": {"label": "nightly"}}}
     (run / "run.json").write_text(json.dumps(about))

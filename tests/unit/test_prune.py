@@ -167,7 +167,7 @@ def test_steps_that_must_not_be_deleted(run: Path, does: Callable[[Path], object
     does(run)
     result = cli("prune", run, "--steps", 1)
     assert result.exit_code == 0
-    assert "warning: Step 1 stays: " in result.output
+    assert "warning: Step 1 is kept: " in result.output
     assert why in result.output
     assert steps(run) == [1, 7]
 
@@ -226,6 +226,6 @@ def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
 
 def test_a_limit_and_a_run_are_required(run: Path, tmp_path: Path) -> None:
     assert (cli("prune", run).exit_code, cli("prune", tmp_path / "none", "--steps", 1).exit_code) == (2, 4)
-    assert "Say what is kept: --steps N, --gigabytes GB or --days DAYS." in cli("prune", run).output
+    assert "Specify what to keep: --steps N, --gigabytes GB or --days DAYS." in cli("prune", run).output
     assert cli("prune", run, "--steps", 0).exit_code == 2
     assert steps(run) == STEPS

@@ -181,7 +181,7 @@ def test_import_error_of_a_removed_name_mentions_its_replacement() -> None:
         _ = profdeck.SharedProfiler
     with pytest.raises(ImportError, match=r"Fleet was replaced by profdeck.Profiler.*role=None, targets="):
         importlib.import_module("profdeck.fleet")
-    with pytest.raises(ImportError, match=r"profdeck.traces is now a package of its own. Import profdeck_traces."):
+    with pytest.raises(ImportError, match=r"profdeck.traces is now a separate package. Import profdeck_traces."):
         importlib.import_module("profdeck.traces")
 
 

@@ -100,7 +100,7 @@ def test_an_interrupted_run_file_is_replaced(run: Path) -> None:
 def test_another_run_of_the_same_name_is_not_changed(run: Path) -> None:
     upload(run, URL)
     (run / "run.json").write_text(json.dumps({"schema": 1, "created_ns": 6}))
-    with pytest.raises(ProfdeckError, match="is another run of this name"):
+    with pytest.raises(ProfdeckError, match="is a different run with the same name"):
         upload(run, URL)
 
 
@@ -184,7 +184,7 @@ def test_the_listener_sends_what_an_outage_left(
 
 def test_the_listener_needs_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROFDECK_UPLOAD", raising=False)
-    with pytest.raises(ConfigError, match="PROFDECK_UPLOAD is not set. Set it to a directory for runs"):
+    with pytest.raises(ConfigError, match="PROFDECK_UPLOAD is not set. Set it to the URL of a directory"):
         UploadListener()
     monkeypatch.setenv("PROFDECK_UPLOAD", "/data/profiles")
     with pytest.raises(ConfigError, match="PROFDECK_UPLOAD is '/data/profiles', which is not a URL"):

@@ -1,1 +1,1 @@
-"""Work on captures that have ended: finish commands and listeners, and the deletion of old steps."""
+"""Work after a capture: finish tasks, and the deletion of old steps."""

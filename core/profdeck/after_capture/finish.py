@@ -1,8 +1,11 @@
-"""The finish of a capture: waits for all participants, checks their files, runs the command and notifies listeners.
+"""Finish task: the work that profdeck does once after a capture.
 
-A child of a process of the job runs it as ``python -m profdeck.after_capture.finish RECORD``, and `profdeck finish`
-runs it itself. Each listener is notified in another process, ``... finish listener NAME RECORD``, which has a time
-limit and cannot affect the others.
+The task waits until all participants have ended the capture, and checks their files. Then it runs the finish command,
+which is ``finish.command`` in the config, and notifies the listeners.
+
+A process of the job starts the task in a child process: ``python -m profdeck.after_capture.finish RECORD``. The command
+`profdeck finish` runs the task in its own process. Each listener is notified in a separate process, ``... finish
+listener NAME RECORD``. This process has a time limit and cannot affect the other listeners.
 """
 
 from __future__ import annotations
@@ -48,13 +51,13 @@ from profdeck_traces.base.errors import ProfdeckError, describe_error
 from profdeck_traces.base.files import lock_directory, replace_file, write_new
 
 OUTPUT_BYTES = 16 << 10
-"""Size of the end of a command's output that is kept."""
+"""Maximum size of a stored output. If the output of a command is longer, only its end is stored."""
 _NICENESS = 10
 _TERM_GRACE_S = 5.0
 
 
 def main() -> None:
-    """Run a finish, or notify a listener, as the command line says."""
+    """Run a finish task or notify a listener, depending on the command-line arguments."""
     if sys.argv[1] == "listener":
         name, options = sys.argv[2], read_record(Path(sys.argv[3])).listener_options or {}
         notify_listener(name, options.get(name, {}), json.load(sys.stdin.buffer))
@@ -65,15 +68,15 @@ def main() -> None:
 
 
 def finish_run(report: RunReport, template: FinishRecord | None, *, again: bool) -> Iterator[tuple[FinishReport, bool]]:
-    """Run the finishes of a run that were not run or did not end.
+    """Run the finish tasks of a run that have not run or were interrupted.
 
     Args:
         report: the captures of the run.
-        template: the command and listeners of captures without a record; None if the run's config has none.
-        again: whether finishes that are over are run again.
+        template: the command and listeners for tasks without a record; None if the config of the run has neither.
+        again: whether to repeat the tasks that have ended.
 
     Yields:
-        The state of each finish, and whether it was run by this call.
+        The state of each finish task, and whether this call ran it.
     """
     recording = recording_steps(report)
     for first_step, name in finish_ids(report):
@@ -92,8 +95,8 @@ def finish_run(report: RunReport, template: FinishRecord | None, *, again: bool)
 
 
 def _claim(path: Path, new: FinishRecord | None, *, again: bool) -> bool:
-    """Make this process run a finish. Return False if the finish is over or is running."""
-    with lock_directory(path.parent):  # against other calls of `profdeck finish`
+    """Claim a finish task for this process. Return False if the task has ended or another process is running it."""
+    with lock_directory(path.parent):  # another call of `profdeck finish` could claim it too
         try:
             record = read_record(path)
         except FileNotFoundError:
@@ -109,26 +112,26 @@ def _claim(path: Path, new: FinishRecord | None, *, again: bool) -> bool:
 
 
 def run_finish(path: Path) -> FinishRecord:
-    """Run a finish. Its progress and result are written to its record.
+    """Run a finish task, and write its progress and its result to its record.
 
     Args:
-        path: the record.
+        path: the path of the record.
 
     Returns:
-        The last record.
+        The final record.
 
     Raises:
         OSError: the record cannot be written.
         ProfdeckError: the record cannot be read.
-        SystemExit: the process received SIGTERM. The running command was ended.
-        KeyboardInterrupt: the process received SIGINT; as above.
+        SystemExit: the process received SIGTERM. The running command was terminated.
+        KeyboardInterrupt: the process received SIGINT. The running command was terminated.
     """
     finish = _Finish(path, attrs.evolve(read_record(path), by=ProcessId()))
     finish.update()
     previous = signal.signal(signal.SIGTERM, _exit)
     try:
         finish.run()
-    except Exception as error:  # noqa: BLE001  # the record is the only place where it can be reported
+    except Exception as error:  # noqa: BLE001  # errors can only be reported in the record
         finish.update(state=FinishState.FAILED, problem=describe_error(error), ended_ns=time.time_ns())
     except BaseException as error:
         name = "SIGTERM" if isinstance(error, SystemExit) else "SIGINT"
@@ -141,7 +144,7 @@ def run_finish(path: Path) -> FinishRecord:
 
 
 def _exit(number: int, _: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_IGN)  # a second SIGTERM must not interrupt the end of the command
+    signal.signal(number, signal.SIG_IGN)  # a second SIGTERM must not interrupt the termination of the command
     raise SystemExit(128 + number)
 
 
@@ -151,12 +154,12 @@ class _Finish:
     record: FinishRecord
 
     def update(self, **changes: Any) -> None:
-        """Change the record."""
+        """Change fields of the record, and write the record to its file."""
         self.record = attrs.evolve(self.record, **changes)
         write_record(self.path, self.record)
 
     def run(self) -> None:
-        """Wait for the participants, check the files, and run the command and the listeners."""
+        """Wait for the participants, check their files, run the finish command and notify the listeners."""
         record, directory = self.record, self.path.parent
         roles = tuple(read_about(directory.parent).get("roles", ()))
         participants = Participants(directory, record.capture, roles)
@@ -187,16 +190,16 @@ class _Finish:
         if names != self.record.waits_for:
             self.update(waits_for=names)
         else:
-            os.utime(self.path)  # other hosts see that this process is running
+            os.utime(self.path)  # shows other hosts that this process is running
 
 
 def document_of(name: str, directory: Path, report: RunReport, missing: Sequence[str]) -> dict[str, Any]:
-    """Return the document that the command and the listeners receive, as JSON data.
+    """Return the input of the finish command and the listeners, as JSON data.
 
     Args:
-        name: the name of the finish.
+        name: the name of the finish task.
         directory: the directory of the step.
-        report: the captures.
+        report: the report on the captures of the task.
         missing: participants that have not ended the captures.
     """
     reports: list[RankReport | TargetReport] = [rank for capture in report.captures for rank in capture.ranks]
@@ -217,7 +220,7 @@ def document_of(name: str, directory: Path, report: RunReport, missing: Sequence
 def run_command(
     name: str, arguments: Sequence[str], stdin: Path, environment: Mapping[str, str], timeout_s: float
 ) -> CommandResult:
-    """Run a command in a process group of its own, which is ended if the time limit is exceeded.
+    """Run a command in a new process group. If the command exceeds its time limit, terminate the group.
 
     Args:
         name: the name in the result.
@@ -227,7 +230,7 @@ def run_command(
         timeout_s: the time limit in seconds.
 
     Raises:
-        BaseException: a signal handler raised it. The process group has been ended.
+        BaseException: a signal handler raised this exception. The process group has been terminated.
     """
     started_ns, started_s = time.time_ns(), time.monotonic()
     exit_code: int | None = None
@@ -254,9 +257,9 @@ def run_command(
 def _run(
     arguments: Sequence[str], timeout_s: float, stdin: int, output: int, environment: Mapping[str, str]
 ) -> tuple[int, bool]:
-    """Run a command. Return its exit code, and whether its time limit was exceeded."""
+    """Run a command. Return its exit code, and whether it exceeded its time limit."""
     received = list[int]()
-    # While the process is being started, SIGTERM must not raise an exception: nobody would end the process.
+    # An exception inside Popen would leave the new process running. SIGTERM is therefore deferred until Popen returns.
     handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         process = subprocess.Popen(
@@ -277,7 +280,7 @@ def _run(
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> int:
-    """End a command and its process group. Return its exit code."""
+    """Terminate the process group of a command, and kill it if necessary. Return the exit code of the command."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -294,11 +297,11 @@ def _problem(exit_code: int) -> str | None:
 
 
 def notify_listener(name: str, options: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    """Call ``capture_finished`` of one listener.
+    """Call the hook ``capture_finished`` of one listener.
 
     Raises:
         PluginError: the listener cannot be loaded.
-        Exception: the listener raised it.
+        Exception: the listener raised this exception.
     """
     manager = plugin_manager()
     manager.add_object(name, load_listener(name, options))

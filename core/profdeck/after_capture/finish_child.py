@@ -1,9 +1,11 @@
-"""Starts the finish of captures from the processes of a job.
+"""Starts finish tasks from the processes of a job.
 
-The first process in which a capture ends creates the record of its finish exclusively. It starts a child in a new
-session, `profdeck.after_capture.finish`. A finish therefore runs once, does not block the job, and continues if its
-parent or the launcher is killed. All captures of one global step have one finish: those of all roles, replicas and
-stages. A job that repeats the step creates another one, ``step2-take2``.
+When a capture ends in a process, this process tries to create the record of the finish task exclusively. If it
+succeeds, it starts the task, `profdeck.after_capture.finish`, as a child in a new session. The task therefore runs
+once, does not block the job, and continues if its parent or the launcher is killed.
+
+All roles, replicas and stages of a global step share one finish task. If a job repeats the step, the new captures have
+another finish task, such as ``step2-take2``.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _children: dict[Path, _Child] = {}
 
 
 class Finishes:
-    """Starts the finishes of the captures of one profiler."""
+    """Starts the finish tasks for the captures of one profiler."""
 
     def __init__(
         self, run: Path, config: FinishConfig, listeners: tuple[str, ...], options: Mapping[str, Mapping[str, Any]]
@@ -56,32 +58,35 @@ class Finishes:
         run: the run directory.
         config: the command and the time limits.
         listeners: names of the listeners with the hook ``capture_finished``.
-        options: the options of listeners, by name.
+        options: the options of each listener, by the name of the listener.
         """
         self._run = run
         self._arguments = config, listeners, options
         self._ended: dict[Path, tuple[CaptureRecord, ManifestWriter]] = {}
 
     def add(self, capture: CaptureRecord, recorder: ManifestWriter) -> None:
-        """Register a capture that has ended in this process. Its manifest has been written."""
+        """Register a capture that has ended in this process. Its manifest must have been written."""
         name = finish_id(capture.first_step, capture.id)
         self._ended[record_path(self._run, capture.first_step, name)] = capture, recorder
         _pending.add(self)
 
     def begin(self) -> None:
-        """Start the finishes of all registered captures, unless another process has started them. Never raises."""
+        """Start the finish tasks of all registered captures, except tasks that another process has started.
+
+        This method raises no exception. Errors are logged or written to the record.
+        """
         ended, self._ended = self._ended, {}
         _pending.discard(self)
         for path, (capture, recorder) in ended.items():
             if recorder.more_follow:
-                with contextlib.suppress(OSError):  # the finish then waits for wait_s
+                with contextlib.suppress(OSError):  # the finish task then waits for wait_s
                     write_manifest(capture, attrs.evolve(recorder, more_follow=False))
             name = finish_id(capture.first_step, capture.id)
             _begin(path, new_record(capture.first_step, name, *self._arguments))
 
 
 def await_own_finishes() -> None:
-    """Wait for the finishes that this process has started, but no longer than they may take."""
+    """Wait for the finish tasks that this process has started, for each at most its maximum duration."""
     started_s = time.monotonic()
     for child in list(_children.values()):
         child.wait(child.limit_s - (time.monotonic() - started_s))
@@ -89,17 +94,17 @@ def await_own_finishes() -> None:
 
 @attrs.frozen
 class _Child:
-    """The process of a finish."""
+    """The child process of a finish task."""
 
     path: Path
-    """The record of the finish."""
+    """The path of the task's record."""
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
-    """Its stderr."""
+    """File with the stderr of the process."""
     limit_s: float
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the process and log the result of the finish. Return False if the time is exceeded."""
+        """Wait for the process, and log the result of the finish task. Return False if the wait times out."""
         try:
             self.process.wait(max(timeout_s, 0.0))
         except subprocess.TimeoutExpired:
@@ -115,36 +120,36 @@ class _Child:
         try:
             record = read_record(self.path)
         except (FileNotFoundError, ProfdeckError) as reason:
-            logger.warning("The outcome of a finish is unknown: %s", describe_error(reason))
+            logger.warning("The outcome of a finish task is unknown: %s", describe_error(reason))
             return
         if record.state is FinishState.DONE:
-            logger.info("Finish of %s: done.", record.capture)
+            logger.info("Finish task for %s: done.", record.capture)
         elif record.over:
             _warn(self.path, record)
-        elif record.by.pid in {self.process.pid, os.getpid()}:  # otherwise, `profdeck finish` runs it again
+        elif record.by.pid in {self.process.pid, os.getpid()}:  # otherwise, `profdeck finish` has claimed the task
             state = FinishState.FAILED if error else FinishState.INTERRUPTED
-            problem = f"its process could not go on: {error}" if error else "its process was ended"
+            problem = f"its process failed: {error}" if error else "its process was ended"
             _warn(self.path, attrs.evolve(record, state=state, problem=problem), write=True)
 
 
 def _begin(path: Path, record: FinishRecord) -> None:
     for child in list(_children.values()):
-        child.wait(0.0)  # reaps it and logs its result
+        child.wait(0.0)  # reaps the child and logs its result
     try:
         write_new(path, encode(record))
     except FileExistsError:
         with contextlib.suppress(FileNotFoundError, ProfdeckError):
             if read_record(path).state is not FinishState.WAITING:
-                text = "The finish of %s went without this process, as it waits for wait_s=%g seconds: %s"
+                text = "The finish task for %s continued without this process after wait_s=%g seconds: %s"
                 logger.warning(text, record.capture, record.wait_s, path)
         return
     except OSError as error:
-        logger.warning("The finish of %s is not run: %s", record.capture, describe_error(error))
+        logger.warning("The finish task for %s cannot be started: %s", record.capture, describe_error(error))
         return
     command = [sys.executable, "-P", "-m", "profdeck.after_capture.finish", str(path)]
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # not a pipe: the child may outlive this process
     try:
-        # In a new session: signals to the process group of the launcher do not reach the child.
+        # A child in a new session does not receive the signals that are sent to the process group of the launcher.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
         )
@@ -157,31 +162,35 @@ def _begin(path: Path, record: FinishRecord) -> None:
 
 
 def _warn(path: Path, record: FinishRecord, *, write: bool = False) -> None:
-    logger.warning("Finish of %s: %s: %s. See %s", record.capture, record.state, record.why, path)
+    logger.warning("Finish task for %s: %s: %s. See %s", record.capture, record.state, record.why, path)
     if write:
         with contextlib.suppress(OSError):
             write_record(path, attrs.evolve(record, ended_ns=time.time_ns()))
 
 
 def _at_exit() -> None:
-    """Wait for the finishes that this process has started: a container may end with the process."""
+    """Start the registered finish tasks, and wait for all tasks that this process has started.
+
+    Without the wait, a container could stop with this process and kill the tasks.
+    """
     for finishes in list(_pending):
         finishes.begin()
     try:
         for child in list(_children.values()):
             if not child.wait(_PATIENCE_S):
                 logger.warning(
-                    "This process waits up to %.0f seconds for the finish of a capture. Ctrl-C ends the wait, and the "
-                    "finish continues.",
+                    "Waiting up to %.0f seconds for the finish task of a capture. Press Ctrl-C to exit now; the task "
+                    "continues.",
                     child.limit_s,
                 )
                 await_own_finishes()
     except KeyboardInterrupt:
-        logger.warning("The finish continues without this process.")
+        logger.warning("The finish task continues without this process.")
 
 
-# Registered before the exit handler of captures, which is registered when one starts, and therefore called after it.
+# Exit handlers run in reverse order of registration. The handler that ends captures is registered later, when a capture
+# starts, and therefore runs before this one.
 atexit.register(_at_exit)
-# A forked child must not wait for the children of its parent.
+# A forked child must not start or wait for the finish tasks of its parent.
 os.register_at_fork(after_in_child=_pending.clear)
 os.register_at_fork(after_in_child=_children.clear)

@@ -1,4 +1,7 @@
-"""Record of a finish: the command and listeners that run once after a capture has ended in all processes."""
+"""Record of a finish task: its command and listeners, its progress and its result.
+
+A finish task runs once after a capture has ended in all processes. See `profdeck.after_capture.finish`.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,12 @@ from profdeck_traces.base.files import replace_file
 
 SCHEMA = 1
 MARGIN_S = 15.0
-"""Time that a finish may take in addition to its waits and its commands, in seconds."""
+"""Time in seconds that a finish task may need in addition to its waits and its commands."""
 _TAKE = re.compile(r"-(take\d+)(?=-|$)")
 
 
 class FinishState(StrEnum):
-    """Progress of a finish."""
+    """State of a finish task."""
 
     WAITING = "waiting"
     """A participating process has not ended the capture yet."""
@@ -36,34 +39,35 @@ class FinishState(StrEnum):
     FAILED = "failed"
     """The command or a listener failed, or could not be started."""
     INTERRUPTED = "interrupted"
-    """Its process was ended before it was done."""
+    """The process of the task was terminated before the task was done."""
     NOT_RUN = "not_run"
-    """The config has a command, but no process ended the capture: all were killed, or there was none."""
+    """The config has a finish command, but no process ended the capture. For example, all processes were killed."""
 
 
 @attrs.frozen(kw_only=True)
 class CommandResult:
-    """Result of the command or of one listener. Times are Unix nanoseconds."""
+    """Result of the finish command or of one listener."""
 
     name: str
-    """``command``, or ``listener`` and its name."""
+    """``command``, or ``listener NAME``."""
     started_ns: int
+    """Start time in Unix nanoseconds."""
     duration_s: float
     exit_code: int | None
-    """The negative signal number if a signal ended it; None if it could not be started."""
+    """Exit code. It is negative if a signal terminated the process, and None if the process could not be started."""
     output: str
-    """The end of its stdout and stderr."""
+    """The end of the combined stdout and stderr."""
     problem: str | None
-    """Reason for the failure; None if it succeeded."""
+    """Reason for the failure; None on success."""
 
 
 @attrs.frozen(kw_only=True)
 class FinishRecord:
-    """Contents of the file of a finish."""
+    """Contents of the record file of a finish task."""
 
     schema: int = SCHEMA
     capture: str
-    """The captures that are finished: ``step2`` for all captures of that global step."""
+    """Name of the task, from `finish_id`: ``step2`` for all captures that begin at global step 2."""
     first_step: int
     command: str | None
     listeners: tuple[str, ...]
@@ -71,34 +75,34 @@ class FinishRecord:
     timeout_s: float
     wait_s: float
     listener_options: Mapping[str, Mapping[str, Any]] | None = None
-    """Options of these listeners, as in the config."""
+    """Options of the listeners, as in the config."""
     by: ProcessId = attrs.field(factory=ProcessId)
-    """The process that runs the finish. At first, the process that created the record."""
+    """The process that runs the task. Initially, this is the process that created the record."""
     claimed_ns: int = attrs.field(factory=time.time_ns)
     ended_ns: int | None = None
     state: FinishState = FinishState.WAITING
     status: str | None = None
-    """``complete`` or ``partial``; None before the files were checked."""
+    """``complete`` or ``partial``; None before the files are checked."""
     waits_for: tuple[str, ...] = ()
-    """Participants that have not ended. In later states, the participants that are missing."""
+    """Participants that have not ended the capture. After the state ``waiting``, these are the missing participants."""
     parts: tuple[CommandResult, ...] = ()
     problem: str | None = None
-    """Reason why nothing was run, or why the finish ended early."""
+    """Error that prevented the task from running or that ended the task early."""
 
     @property
     def over(self) -> bool:
-        """True if the finish has ended, according to its record."""
+        """True if the state in the record is final."""
         return self.state not in {FinishState.WAITING, FinishState.RUNNING}
 
     @property
     def longest_s(self) -> float:
-        """Maximum duration if no participant is known to be recording, in seconds."""
+        """Maximum duration of the task in seconds, if no participant is known to be recording."""
         parts = len(self.listeners) + (self.command is not None)
         return self.wait_s + parts * self.timeout_s + MARGIN_S
 
     @property
     def why(self) -> str | None:
-        """All problems in one line."""
+        """All problems on one line; None if there is no problem."""
         problems = [self.problem] if self.problem else []
         for part in self.parts:
             if part.problem:
@@ -107,9 +111,9 @@ class FinishRecord:
         return "; ".join(problems) or None
 
     def is_lost(self, path: Path) -> bool:
-        """Return whether the process of a finish has ended before the finish was over.
+        """Return whether the process of the task exited before the task was over.
 
-        A process on another host cannot be checked. It is assumed to have ended if the record has not changed for
+        A process on another host cannot be checked. It is assumed to have exited if the record has not changed for
         `longest_s`.
 
         Args:
@@ -129,14 +133,14 @@ def new_record(
     listeners: tuple[str, ...],
     options: Mapping[str, Mapping[str, Any]],
 ) -> FinishRecord:
-    """Return the first record of a finish.
+    """Return the initial record of a finish task.
 
     Args:
         first_step: the first global step of the captures.
-        name: the name of the finish, from `finish_id`.
+        name: the name of the task, from `finish_id`.
         config: the command and the time limits.
         listeners: names of the listeners with the hook ``capture_finished``.
-        options: the options of listeners, by name.
+        options: the options of each listener, by the name of the listener.
     """
     return FinishRecord(
         capture=name,
@@ -150,18 +154,21 @@ def new_record(
 
 
 def finish_id(first_step: int, capture: str) -> str:
-    """Return the name of a capture's finish. All roles and stages of a step share it; a repeated step has another."""
+    """Return the name of the finish task for a capture.
+
+    All roles and stages of a step share one task. A repetition of the step has another task, such as ``step2-take2``.
+    """
     take = _TAKE.search(capture)
     return f"step{first_step}-{take[1]}" if take else f"step{first_step}"
 
 
 def record_path(run: Path, first_step: int, name: str) -> Path:
-    """Return the path of the record of a finish."""
+    """Return the path of a finish task's record."""
     return run / f"step_{first_step:06d}" / f"finish.{name}.json"
 
 
 def input_path(record: Path) -> Path:
-    """Return the path of the document that the command and the listeners receive."""
+    """Return the path of the input file for the finish command and the listeners."""
     return record.with_suffix(".input.json")
 
 
@@ -169,25 +176,25 @@ _RECORD = JsonKind(FinishRecord)
 
 
 def read_record(path: Path) -> FinishRecord:
-    """Read the record of a finish.
+    """Read the record of a finish task.
 
     Raises:
         FileNotFoundError: the record does not exist.
-        ProfdeckError: the record is unreadable, or a later version wrote it.
+        ProfdeckError: the record is unreadable, or was written by a later version of profdeck.
     """
     try:
         record = _RECORD.read(path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise ProfdeckError(f"{path}: not a readable record of a finish: {error}.") from None
+        raise ProfdeckError(f"{path}: the record of a finish task cannot be read: {error}.") from None
     if record.schema > SCHEMA:
-        raise ProfdeckError(f"{path}: written by a later version; update profdeck to read it.")
+        raise ProfdeckError(f"{path}: written by a later version of profdeck; update profdeck to read this file.")
     return record
 
 
 def write_record(path: Path, record: FinishRecord) -> None:
-    """Replace the record of a finish.
+    """Replace the record of a finish task.
 
     Raises:
         OSError: the record cannot be written.
@@ -196,5 +203,5 @@ def write_record(path: Path, record: FinishRecord) -> None:
 
 
 def encode(record: FinishRecord) -> bytes:
-    """Return the record as JSON."""
+    """Return a record encoded as JSON."""
     return msgspec.json.format(msgspec.json.encode(attrs.asdict(record)), indent=1)

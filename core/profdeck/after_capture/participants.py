@@ -1,4 +1,4 @@
-"""Waits until all processes of a job have ended a capture."""
+"""Waits until all participating processes of a job have ended a capture."""
 
 from __future__ import annotations
 
@@ -20,33 +20,37 @@ _NAMES_LIMIT = 20
 _FIRST_POLL_S, _LAST_POLL_S = 0.05, 1.0
 
 Missing = dict[str, bool | None]
-"""Participants that have not ended: True if it is recording or analysing, False if its process has ended without ending
-the capture, None if that is unknown or if it has exceeded its time limit."""
+"""Maps the name of each participant that has not ended the capture to its state.
+
+True: the participant is recording or analysing. False: its process exited without ending the capture. None: the state
+is unknown, or the participant has exceeded its time limit.
+"""
 
 
 class Participants:
-    """The processes that participate in the captures of a step, according to its manifests."""
+    """Processes that participate in the captures of a step. They are read from the manifests of the step."""
 
     def __init__(self, directory: Path, name: str, roles: Sequence[str]) -> None:
         """Args:
         directory: the directory of the step.
-        name: the name of the finish.
+        name: the name of the finish task.
         roles: the roles of the job.
         """
         self._directory = directory
         self._name = name
         self._roles = roles
         self._ended: dict[Path, Manifest] = {}
-        """Manifests that will not change any more."""
+        """Manifests that will not change again."""
 
     def includes(self, manifest: Manifest) -> bool:
-        """Return whether a manifest belongs to one of these captures."""
+        """Return whether a manifest belongs to a capture of the finish task."""
         return finish_id(manifest.first_step, manifest.request or manifest.capture) == self._name
 
     def missing(self) -> tuple[Missing, object]:
-        """Return the participants that have not ended, and a value that changes whenever a participant makes progress.
+        """Return the participants that have not ended, and a progress value.
 
-        A file system shared by hosts has no events, so this method must be polled.
+        The progress value changes whenever a participant makes progress. Callers must poll this method, because file
+        systems that hosts share provide no change events.
         """
         manifests = sorted(self._read(), key=lambda manifest: manifest.started_ns)
         last = {_process(manifest): manifest for manifest in manifests}
@@ -64,7 +68,7 @@ class Participants:
             if (manifest := self._ended.get(file)) is None:
                 try:
                     manifest = read_manifest(file)
-                except ProfdeckError:  # the report names it
+                except ProfdeckError:  # the report lists the error
                     continue
                 if manifest.status is not Status.RECORDING and not manifest.more_follow:
                     self._ended[file] = manifest
@@ -75,13 +79,13 @@ class Participants:
         for file, manifest in self._ended.items():
             for record in manifest.artifacts if self.includes(manifest) else ():
                 kind = kind_named(record.kind)
-                with suppress(ProfdeckError):  # the report names it
+                with suppress(ProfdeckError):  # the report lists the error
                     if kind is not None and (work := kind.pending(file.parent / record.name)) is not None:
                         yield work
 
     def _absent(self, manifests: Sequence[Manifest]) -> Iterator[str]:
-        """Yield the ranks and roles that have not begun."""
-        # The ranks of an engine have their manifests before the stop of their target returns.
+        """Yield the ranks and roles that have not begun the capture."""
+        # Engine ranks are not checked here, because they write their manifests before the stop of their target returns.
         own = [manifest for manifest in manifests if manifest.target is None and manifest.request is None]
         begun, expected = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
         for manifest in own:
@@ -98,7 +102,7 @@ def _process(manifest: Manifest) -> tuple[object, ...]:
 
 
 def _state(manifest: Manifest) -> tuple[str, bool | None]:
-    """Return the name of a process that has not ended its capture, and its state as in `Missing`."""
+    """Return the name and the state of a participant that has not ended, as an item of `Missing`."""
     part = f"({manifest.target})" if manifest.target else f"rank {manifest.rank}"
     name = f"{manifest.role_and_replica} {part} (process {manifest.pid} on {manifest.host})"
     if manifest.host != socket.gethostname():
@@ -110,15 +114,18 @@ def _state(manifest: Manifest) -> tuple[str, bool | None]:
 
 
 def wait(participants: Participants, wait_s: float, on_wait: Callable[[tuple[str, ...]], None]) -> tuple[str, ...]:
-    """Wait until all participants have ended, or until none has made progress for some time.
+    """Wait until every participant has ended the capture or exited.
+
+    The wait times out if the participants make no progress. While a participant is known to be recording or analysing,
+    the wait does not time out.
 
     Args:
         participants: the participants.
-        wait_s: time without progress after which the wait ends, in seconds.
-        on_wait: called repeatedly with the participants that may still end.
+        wait_s: maximum time without progress, in seconds.
+        on_wait: called repeatedly with the names of the participants that may still end the capture.
 
     Returns:
-        The missing participants.
+        The names of the participants that have not ended the capture.
     """
     before: object = None
     progress_s, pause_s = time.monotonic(), _FIRST_POLL_S

@@ -1,7 +1,7 @@
-"""Deletes old captures of a run, complete global steps at a time.
+"""Deletes old captures of a run. All captures of a global step are deleted together.
 
-The deletion is recorded, one rename hides the directory from readers, and then its files are deleted. The next call
-completes an interrupted deletion.
+To delete a step, `prune` writes a record of the deletion and renames the directory, so that readers no longer see it.
+Then it deletes the files. The next call completes an interrupted deletion.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from profdeck_traces.base.files import directory_size
 from profdeck_traces.inputs.artifact_kinds import ASIDE, files_below
 
 PIN = "pinned"
-"""Name of a file in the directory of a step that prevents its deletion."""
+"""File name. A step is not deleted if its directory contains this file."""
 _NS_PER_DAY = 86_400_000_000_000
 
 
 @attrs.define(kw_only=True)
 class StepOnDisk:
-    """The files of one global step."""
+    """A captured global step in a run directory."""
 
     directory: Path
     pruned: PrunedStep
-    """Record of its deletion."""
+    """The record that is written if the step is deleted."""
     ended_ns: int
     stays_because: str | None
-    """Reason why it must not be deleted, regardless of the limits."""
+    """Reason why the step must not be deleted, regardless of the limits; None if there is no reason."""
     exceeds: bool = False
-    """True if the limits do not allow to keep it."""
+    """True if the step exceeds a limit."""
 
     @property
     def is_deleted(self) -> bool:
-        """True if the step is deleted."""
+        """True if the step exceeds a limit and has no reason to stay."""
         return self.exceeds and self.stays_because is None
 
 
@@ -53,20 +53,21 @@ def prune(
     age_days: float | None = None,
     is_trial: bool = False,
 ) -> list[StepOnDisk]:
-    """Delete the oldest steps until the others are within the limits. The newest step is always kept.
+    """Delete the oldest steps until the remaining steps are within the limits. The newest step is always kept.
 
     Args:
         run: the run directory.
         steps: maximum number of captured global steps; None for no limit.
-        size_bytes: maximum size of all captures.
-        age_days: maximum time since the last capture of a step ended, or started.
-        is_trial: whether to delete nothing and only return what would be deleted.
+        size_bytes: maximum total size of all captures.
+        age_days: maximum age of a step in days. The age is the time since the last capture of the step ended. If this
+            capture has not ended, the age is the time since its start.
+        is_trial: whether to return the steps without deleting any.
 
     Returns:
-        All steps, the oldest first.
+        All steps, sorted from oldest to newest.
 
     Raises:
-        ProfdeckError: the path is not a run, or a step cannot be deleted. Older steps have been deleted.
+        ProfdeckError: the path is not a run, or a step cannot be deleted. Older steps may have been deleted.
     """
     read_about(run)
     if is_trial:
@@ -81,7 +82,7 @@ def prune(
                     step.directory.rename(run / f"{ASIDE}{step.directory.name}")
                     _delete_hidden(run)
     except OSError as error:
-        raise ProfdeckError(f"{run} cannot be pruned: {describe_error(error)}") from None
+        raise ProfdeckError(f"Cannot delete old captures of {run}: {describe_error(error)}") from None
     return found
 
 
@@ -91,7 +92,7 @@ def _delete_hidden(run: Path) -> None:
 
 
 def _inspected(run: Path, limit: int | None, limit_bytes: float | None, limit_days: float | None) -> list[StepOnDisk]:
-    """Return all steps. Steps that the limits do not allow to keep are marked."""
+    """Return all steps. The attribute `exceeds` is True for the steps that exceed a limit."""
     steps = [_inspect(directory) for directory in step_directories(run)]
     count, size_bytes = len(steps), sum(step.pruned.size_bytes for step in steps)
     for step in steps[:-1]:
@@ -121,7 +122,7 @@ def _inspect(directory: Path) -> StepOnDisk:
             reasons += filter(None, [finish_at_work(file)])
         else:
             reasons += filter(None, [artifact_at_work(file)])
-    # The name of an artifact can look like a manifest's name.
+    # An artifact can have a name like a manifest's. Its contents are then not an invalid manifest.
     reasons += [error for file, error in errors.items() if file not in artifacts]
     reasons += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
     first_step = int(directory.name.rpartition("_")[2])

@@ -1,4 +1,7 @@
-"""Activity in a run: recordings, analyses and finishes, as `prune`, `upload`, `ls` and `finish` see them."""
+"""Work in progress in a run: recordings, analyses and finish tasks.
+
+The commands `prune`, `upload`, `ls` and `finish` use this module.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _POLL_S = 0.2
 
 @attrs.frozen(kw_only=True)
 class FinishReport:
-    """State of a finish of a run."""
+    """State of one finish task."""
 
     capture: str
     state: FinishState
@@ -31,27 +34,30 @@ class FinishReport:
     problem: str | None = None
     waits_for: tuple[str, ...] = ()
     by: str | None = None
-    """The process that runs or ran the finish."""
+    """The process that runs or ran the task."""
     record: Path | None = None
-    """The path of its record."""
+    """The path of the task's record."""
 
 
 def may_record(manifest: Manifest) -> bool:
-    """Return whether a process may still be recording. This cannot be ruled out for a process on another host."""
+    """Return whether the process of a manifest may still be recording.
+
+    A process on another host cannot be checked. It is assumed to be running.
+    """
     is_elsewhere = manifest.host != socket.gethostname()
     return manifest.status is Status.RECORDING and (is_elsewhere or manifest.under_way)
 
 
 def is_record_of_finish(file: Path) -> bool:
-    """Return whether a file name is that of the record of a finish."""
+    """Return whether a file is the record of a finish task, based on its name."""
     return file.name.startswith("finish.") and file.name.endswith(".json") and not file.name.endswith(".input.json")
 
 
 def finish_at_work(file: Path) -> str | None:
-    """Return the reason why the files of a finish are still in use. None if the finish is over.
+    """Return the reason why a finish task may still use its files, or None if the task is over.
 
     Args:
-        file: the record of the finish.
+        file: the path of the task's record. If it is unreadable, the task may be running.
     """
     try:
         record = read_record(file)
@@ -62,7 +68,10 @@ def finish_at_work(file: Path) -> str | None:
 
 
 def artifact_at_work(file: Path) -> str | None:
-    """Return the reason why an artifact is still in use, or why its state is unknown. None if it is not in use."""
+    """Return the reason why an artifact may be in use, or None if it is not in use.
+
+    If the state of the artifact cannot be read, the artifact may be in use.
+    """
     kind = kind_of(file)
     try:
         work = None if kind is None else kind.pending(file)
@@ -72,17 +81,17 @@ def artifact_at_work(file: Path) -> str | None:
 
 
 def finish_ids(report: RunReport) -> list[tuple[int, str]]:
-    """Return the first step and the name of each finish of the captures in a report, by step."""
+    """Return the first step and the name of each finish task for the captures in a report, sorted by step."""
     return sorted({(first_step, finish_id(first_step, capture)) for first_step, capture, _ in _parts(report)})
 
 
 def recording_steps(report: RunReport) -> set[int]:
-    """Return the first steps of the captures that are being recorded."""
+    """Return the first step of each capture that is still being recorded."""
     return {first_step for first_step, _, status in _parts(report) if status is Status.RECORDING}
 
 
 def read_finishes(report: RunReport) -> Iterator[FinishReport]:
-    """Yield the state of the finishes of the captures in a report, by step.
+    """Yield the state of each finish task for the captures in a report, sorted by step.
 
     Raises:
         ProfdeckError: the report's path is no longer a run directory.
@@ -101,7 +110,7 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
 
 
 def report_of(path: Path, record: FinishRecord) -> FinishReport:
-    """Return the state of a finish. If its process has ended early, the state is ``interrupted``.
+    """Return the state of a finish task. If its process exited early, the state is ``interrupted``.
 
     Raises:
         FileNotFoundError: the record has been deleted.
@@ -118,7 +127,7 @@ def report_of(path: Path, record: FinishRecord) -> FinishReport:
 
 
 def await_finishes(report: RunReport) -> None:
-    """Wait for the running finishes of the captures in a report, but no longer than they may take."""
+    """Wait for the running finish tasks of the captures in a report, for each at most its maximum duration."""
     started_s = time.monotonic()
     for first_step, name in finish_ids(report):
         path = record_path(report.path, first_step, name)
@@ -126,7 +135,7 @@ def await_finishes(report: RunReport) -> None:
             while not (record := read_record(path)).over:
                 if record.is_lost(path) or time.monotonic() - started_s > record.longest_s:
                     break
-                time.sleep(_POLL_S)  # the process can be on another host
+                time.sleep(_POLL_S)  # poll, because the process may be on another host
 
 
 def _parts(report: RunReport) -> Iterator[tuple[int, str, Status]]:

@@ -334,7 +334,7 @@ class Recording:
             logger.warning("The manifest %s cannot be removed: %s", self.capture.manifest_path, error)
         else:
             problems = " ".join(self.capture.problems)
-            logger.info("Capture %s only warmed up, and was removed. %s", self.capture.id, problems)
+            logger.info("Capture %s ended during its warm-up and was removed. %s", self.capture.id, problems)
 
     def stop_recording(self, reason: str | None) -> Operation[None]:
         """Stop the ``tryfirst`` listeners and the backend, on the thread that started; `write` must follow."""

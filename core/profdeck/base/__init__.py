@@ -1,1 +1,1 @@
-"""Helpers for processes, event loops and devices. They import nothing else from profdeck."""
+"""Helpers for processes, event loops and devices. This subpackage does not import other subpackages of profdeck."""

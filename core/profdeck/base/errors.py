@@ -1,4 +1,7 @@
-"""Errors of captures and plugins. A message says what is wrong, where, what is allowed and what to do."""
+"""Exceptions for captures and plugins.
+
+Each message describes the problem and its location, the allowed values, and the solution.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ class TargetError(CaptureError):
 
     def __init__(self, text: str, outcome: Outcome, fix: str | None = None) -> None:
         """Args:
-        text: the whole message.
-        outcome: how the operation came out.
-        fix: what to do, where more is known than `Outcome.fix` says.
+        text: the complete message.
+        outcome: the outcome of the operation.
+        fix: a solution that is more specific than `Outcome.fix`, if there is one.
         """
         super().__init__(text)
         self.outcome = outcome

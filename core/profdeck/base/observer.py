@@ -1,4 +1,4 @@
-"""Interface for code that displays the progress of a long operation."""
+"""Interface for displaying the progress of a long operation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class Observer:
-    """Receives messages and progress. The methods of this class do nothing."""
+    """Base class for objects that display messages and progress. Its methods do nothing."""
 
     def note(self, text: str) -> None:
-        """Receive a message."""
+        """Display a message."""
 
     def warn(self, text: str) -> None:
-        """Receive a warning."""
+        """Display a warning."""
 
     def phase(self, text: str) -> AbstractContextManager[Callable[[int, int], None]]:  # noqa: ARG002
-        """Return a context for a phase of the operation. It yields a callback for the completed amount and the total.
+        """Return a context manager for a phase of the operation.
+
+        The context manager yields a progress callback, whose arguments are the completed amount and the total.
 
         Args:
             text: Description of the phase, such as "Checking 3 servers".

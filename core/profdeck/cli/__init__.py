@@ -23,8 +23,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line and exit with one of `profdeck_traces.cli.terminal.ExitCode`."""
-    # What a command builds of many ranks lives until it ends; looking through it again and again took a quarter of it.
+    """Run the command line, and exit with a code from `profdeck_traces.cli.terminal.ExitCode`."""
+    # A command keeps the data of all ranks until it ends. Repeated garbage collection took a quarter of its run time.
     gc.set_threshold(100_000)
     app(prog_name="profdeck")
 

@@ -1,7 +1,8 @@
-"""The group of all commands, which are entry points of the group ``profdeck.commands``. Each is imported on first use.
+"""Group of all `profdeck` commands. Each command is imported on first use.
 
-An entry point is a function for `typer.Typer.command`, or a `typer.Typer` with subcommands. If a function has the
-attribute ``context_settings``, it is passed to `typer.Typer.command`.
+The commands are entry points of the group ``profdeck.commands``. An entry point is a function for
+`typer.Typer.command`, or a `typer.Typer` with subcommands. If a function has the attribute ``context_settings``, the
+attribute is passed to `typer.Typer.command`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,17 @@ _REPLACED = {
 
 
 class Commands(TyperGroup):
-    """Finds the commands by name and ends with the exit codes of `ExitCode`."""
+    """Finds commands by name, and exits with a code from `ExitCode`."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # click's signature
-        """Return the names of all commands, grouped by section."""
+        """Return the names of all commands, in the order of their sections."""
         return [name for names in _by_section().values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands. A command is imported only if its description cannot be read from its source."""
+        """Write the list of commands with their descriptions.
+
+        To save time, a command is imported only if its description cannot be read from its source.
+        """
         points = installed(COMMANDS)
         for section, names in _by_section().items():
             rows = []
@@ -56,7 +60,7 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows, col_max=max(map(len, points)))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # click's signature
-        """Import a command. A command that cannot be imported is replaced by one that raises the error."""
+        """Import a command. If the import fails, return a command that raises the error."""
         if cmd_name not in installed(COMMANDS):
             return None
         try:
@@ -65,7 +69,7 @@ class Commands(TyperGroup):
             return _unavailable(cmd_name, error)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the arguments name, or fail with the nearest match."""
+        """Find the command for the arguments. If there is none, fail and suggest the nearest match."""
         for name in (args[0], " ".join(args[:2])):
             if name in _REPLACED:
                 ctx.fail(f"No such command '{name}'. {_REPLACED[name]}")
@@ -74,7 +78,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; our own errors end it with a sentence instead of a traceback."""
+        """Run the command. If it raises a `ProfdeckError`, print the message without a traceback."""
         try:
             return super().invoke(ctx)
         except ProfdeckError as error:
@@ -86,7 +90,7 @@ class Commands(TyperGroup):
 
 
 def is_built_in(point: metadata.EntryPoint) -> bool:
-    """Return True for the entry point of a command that does not belong to a plugin."""
+    """Return True if an entry point is a command of profdeck and not of a plugin."""
     return point.group == COMMANDS and _package(point) in _SECTIONS
 
 
@@ -95,7 +99,7 @@ def _package(point: metadata.EntryPoint) -> str:
 
 
 def _by_section() -> dict[str, list[str]]:
-    """Return the names of all commands by section heading."""
+    """Return the command names by section heading."""
     sections: dict[str, list[str]] = {heading: [] for heading in (*_SECTIONS.values(), "Plugins")}
     for name, point in installed(COMMANDS).items():
         sections[_SECTIONS.get(_package(point), "Plugins")].append(name)
@@ -103,7 +107,7 @@ def _by_section() -> dict[str, list[str]]:
 
 
 def _description(point: metadata.EntryPoint) -> str | None:
-    """Return the one-line description of a command, read from its source; ``None`` if it is not found there."""
+    """Return the one-line description of a command from its source, or ``None`` if it is not found."""
     spec, path = None, None
     for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
         spec = PathFinder.find_spec(name, path)
@@ -119,7 +123,7 @@ def _description(point: metadata.EntryPoint) -> str | None:
 
 
 def _help_of(node: ast.stmt, name: str) -> str | None:
-    """Return the help of a command that a statement defines: a function, a group, or the callback of a group."""
+    """Return the help of a command if a statement defines the command as a function, a group or a group's callback."""
     match node:
         case ast.FunctionDef():
             is_callback = any(f"{name}.callback" in ast.unparse(one) for one in node.decorator_list)
@@ -152,7 +156,7 @@ def _as_command(name: str, command: Any) -> Any:
 
 
 def _unavailable(name: str, error: PluginError) -> Any:
-    def command(ctx: typer.Context) -> None:  # noqa: ARG001  # takes whatever arguments follow
+    def command(ctx: typer.Context) -> None:  # noqa: ARG001  # accepts any arguments
         raise error
 
     holder = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)

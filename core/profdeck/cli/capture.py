@@ -1,4 +1,4 @@
-"""`profdeck capture`: captures of running servers and of running jobs."""
+"""`profdeck capture`: captures running servers or a running job."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from profdeck.cli import capture_job, capture_servers
 
 
 class _Group(TyperGroup):
-    """Rejects options, which belong to the subcommands."""
+    """Command group that rejects options, because only the subcommands have options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the subcommand."""
+        """Find the subcommand, or fail if the arguments begin with an option."""
         if args[0].startswith("-"):
             ctx.fail(
-                f"{args[0]} is an option of a subcommand. For servers: 'profdeck capture servers {' '.join(args)}'. "
+                f"{args[0]} is an option of the subcommands. For servers: 'profdeck capture servers {' '.join(args)}'. "
                 "For a running job: 'profdeck capture job RUN'."
             )
         return super().resolve_command(ctx, args)
@@ -28,7 +28,7 @@ def _rejecting(removed: Mapping[str, str]) -> type[TyperCommand]:
     """Return a command class that rejects removed options.
 
     Args:
-        removed: Advice for each removed option.
+        removed: Removed options, each with a message that names the replacement.
     """
 
     class Command(TyperCommand):

@@ -1,4 +1,7 @@
-"""`profdeck capture job`: a capture of a running job, requested through its run directory or its store."""
+"""`profdeck capture job`: captures a running job.
+
+The request is sent through the run directory or the store of the job.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,15 @@ def command(  # noqa: PLR0913  # the options of a command line
             min=1,
             max=MOST_STEPS,
             metavar="N",
-            help="Begin N global steps later. Default: 2, and the steps of the warm-up.",
+            help="Begin after N global steps. Default: 2, plus the steps of the warm-up.",
         ),
     ] = None,
     store: Annotated[
         str | None,
         typer.Option(
             metavar="NAME:ADDRESS",
-            help="Store of a job whose hosts share no directory, such as tcpstore:10.0.0.1:29500. Default: as RUN "
-            "says.",
+            help="Store of a job whose hosts share no directory, such as tcpstore:10.0.0.1:29500. Default: the store "
+            "specified in RUN.",
         ),
     ] = None,
     timeout: Annotated[
@@ -60,12 +63,12 @@ def command(  # noqa: PLR0913  # the options of a command line
     ] = TIMEOUT_S,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Capture a running job; exit with 1 if a process left it out or its capture is incomplete."""
+    """Capture a running job; exit with 1 if the capture of a process is missing or incomplete."""
     request = JobRequest(run=run, steps=steps, in_steps=in_steps, store=store, timeout_s=timeout)
     captured = capture_job(request, _Terminal(), ls.read)
     report = captured.report
     if report is not None and captured.is_over:
-        with terminal.show_progress("Waiting for the finish"):
+        with terminal.show_progress("Waiting for the finish task"):
             await_finishes(report)
     problems = any(one.problem for one in captured.processes)
     files_elsewhere = any(one.files_here is False for one in captured.processes)
@@ -92,7 +95,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 
 
 class _Terminal(Observer):
-    """Shows messages and progress on stderr."""
+    """Displays messages and progress on stderr."""
 
     def note(self, text: str) -> None:
         terminal.print_stderr(text)
@@ -105,7 +108,7 @@ class _Terminal(Observer):
 
 
 def _show_processes(captured: JobCapture) -> None:
-    """Print problems that are not in the report, and the locations of files on other hosts."""
+    """Print the problems that the report does not contain, and the locations of files on other hosts."""
     console = terminal.stdout_console()
     elsewhere = [one for one in captured.processes if one.files_here is False]
     for one in captured.processes:

@@ -1,4 +1,4 @@
-"""Progress of a capture of servers, from the states that the servers report."""
+"""Progress bar for a capture of servers, based on the states that the servers report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProgressDisplay:
     """Progress bar on stderr.
 
     Args:
-        states: Returns the present states of the servers that report progress, by name.
+        states: Returns the current states of the servers that report progress, by name.
         count: Number of servers that record.
         wanted: Number of iterations that each server records, if known.
     """
@@ -41,7 +41,7 @@ class ProgressDisplay:
 
     @classmethod
     def start(cls, states: Callable[[], States], count: int, wanted: int | None) -> Self | None:
-        """Show a progress bar until it is closed, if stderr is a terminal. An event loop must be running."""
+        """Show a progress bar if stderr is a terminal; otherwise, return ``None``. An event loop must be running."""
         return cls(states, count, wanted) if Console(stderr=True).is_terminal else None
 
     def close(self) -> None:
@@ -60,12 +60,12 @@ class ProgressDisplay:
 
 
 def say_windows(states: States, wanted: int | None, count: int) -> str:
-    """Say how many servers have recorded their windows.
+    """Return a description of the progress of the recording.
 
     Args:
-        states: of those that tell, by name.
-        wanted: how many iterations each is to record.
-        count: how many servers there are.
+        states: States of the servers that report progress, by name.
+        wanted: Number of iterations that each server records, if known.
+        count: Number of servers that record.
     """
     what = "their windows" if wanted is None else plural(wanted, "iteration")
     if count > 1:
@@ -77,7 +77,7 @@ def say_windows(states: States, wanted: int | None, count: int) -> str:
 
 
 def say_files(states: States) -> str:
-    """Say whose files are awaited."""
+    """Return a description that names the servers that are still writing files."""
     writing = [name for name, state in states.items() if state.writing]
     if not writing:
         return "Collecting the files"
@@ -86,7 +86,7 @@ def say_files(states: States) -> str:
 
 
 def amount(states: States, wanted: int | None, *, stopping: bool) -> tuple[int, int | None]:
-    """Return what is done and what there is to do; None if nobody knows."""
+    """Return the completed amount and the total. The total is ``None`` if it is unknown."""
     if stopping:
         return sum(not state.writing for state in states.values()), len(states) or None
     if wanted is None or not states:

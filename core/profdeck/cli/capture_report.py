@@ -1,4 +1,4 @@
-"""Summary of a capture that has just ended."""
+"""Prints the summary of a capture when the capture has ended."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _KERNELS = 8
 
 
 def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
-    """Print the summary of a capture, if it has events.
+    """Print the summary of a capture. Print nothing if the capture has no events.
 
     Args:
-        report: State of the capture.
+        report: Report on the capture.
         paths: Directories of the capture.
     """
     if not any(rank.events for capture in report.captures for rank in capture.ranks):
         return
     try:
         run, problems = arguments.summarise_paths(paths)
-    except MissingLibraryError as error:  # the capture itself is complete
+    except MissingLibraryError as error:  # a missing library does not affect the capture
         terminal.warn(str(error))
         return
     run = _without_unreported(run, report)
@@ -39,7 +39,7 @@ def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
 
 
 def _without_unreported(run: RunSummary, report: RunReport) -> RunSummary:
-    """Remove captures of ranks that have no files on this host and are missing from the report."""
+    """Remove the captures of ranks that have no files on this host and are not in the report."""
     from profdeck_traces import findings_of
 
     reported = {(one.role, one.replica, one.id, rank.rank) for one in report.captures for rank in one.ranks}

@@ -1,4 +1,4 @@
-"""`profdeck capture servers`: one capture of running servers or actors."""
+"""`profdeck capture servers`: captures running servers or actors once."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     if not (url or router or targets or actors or config):
         where = ", ".join(["--url", "--router", "--targets", *of_clusters.flags])
         raise ConfigError(
-            f"No server is specified. Use {where} or --config. To capture a running job: profdeck capture job RUN"
+            f"No server is specified. Use {where} or --config. To capture a running job, use: profdeck capture job RUN"
         )
     values = dict(map(parse_setting, settings or ()))
     if "run" in values:
@@ -146,7 +146,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 
 
 class _Terminal(ServerObserver):
-    """Shows messages and progress on stderr.
+    """Displays messages and progress on stderr.
 
     Args:
         iterations: Number of iterations that each server records, if known.
@@ -181,7 +181,7 @@ class _Terminal(ServerObserver):
 
 
 def _show_servers(servers: Sequence[CheckedServer]) -> None:
-    """Print a table of servers on stderr. If there are many, print only the servers that are not ready."""
+    """Print a table of the servers to stderr. If there are many servers, omit the servers that are ready."""
     folded = sys.stderr.isatty() or "COLUMNS" in os.environ
     console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
     shown = servers if len(servers) <= _MOST_ROWS else [server for server in servers if server.state != "ready"]
@@ -208,7 +208,7 @@ def _show_servers(servers: Sequence[CheckedServer]) -> None:
 
 def _report(captured: ServerCapture, *, json: bool) -> None:
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
-    with terminal.show_progress("Waiting for the finish"):
+    with terminal.show_progress("Waiting for the finish task"):
         await_own_finishes()
     whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures)
     complete = whole and report is not None and report.status is Status.COMPLETE

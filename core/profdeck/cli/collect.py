@@ -45,7 +45,8 @@ def command(
     incomplete = sum(bool(engine.problems) for engine in engines)
     if engines:
         typer.echo(
-            f"{len(engines) - incomplete} of {len(engines)} complete. Next: profdeck ls {terminal.short_path(run)}"
+            f"{len(engines) - incomplete} of {len(engines)} engine captures are complete. "
+            f"Next: profdeck ls {terminal.short_path(run)}"
         )
     else:
         typer.echo("Nothing is missing that a server could send.")

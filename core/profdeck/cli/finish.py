@@ -1,4 +1,4 @@
-"""`profdeck finish`: runs the finishes of a run that were not run or did not end."""
+"""`profdeck finish`: runs the finish tasks of a run that have not run or were interrupted."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def command(
         Path, typer.Argument(metavar="RUN", parser=terminal.run_path, help="A run; latest: the newest one.")
     ],
     *,
-    again: Annotated[bool, typer.Option("--again", help="Repeat finishes that are done or have failed.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also repeat finish tasks that are done or failed.")] = False,
 ) -> None:
-    """Run finishes that were not run or did not end.
+    """Run finish tasks that have not run or were interrupted.
 
-    Use this if the process of a finish was killed. Exits with 1 if a finish of the run is not done. The command that
-    the run directory names runs here: use this only for runs that you trust.
+    Use this if the process of a finish task was killed. Exits with 1 if a finish task of the run is not done. This runs
+    the finish command from the run directory on this host, so use it only for runs that you trust.
     """
     from profdeck.after_capture.finish import finish_run
     from profdeck.after_capture.finish_record import FinishState, new_record
@@ -66,8 +66,8 @@ def command(
         states[finish.state] += 1
         runs += was_run
         if was_run or finish.state is not FinishState.DONE:
-            typer.echo(ls.describe_finish(finish) or f"Finish of {finish.capture}: done.")
+            typer.echo(ls.describe_finish(finish) or f"Finish task for {finish.capture}: done.")
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    typer.echo(f"{runs} of {states.total()} run now; {counts}" if states else "This run has no finish.")
+    typer.echo(f"{runs} of {states.total()} run now; {counts}" if states else "This run has no finish task.")
     if states.total() > states[FinishState.DONE]:
         raise typer.Exit(ExitCode.INCOMPLETE)

@@ -208,7 +208,7 @@ def _of_targets(report: RunReport) -> Iterator[str]:
 
 
 def describe_finish(finish: FinishReport) -> str | None:
-    """Return a line about a finish; None if it is done and no participant was missing."""
+    """Return a line about a finish task, or None if the task is done and no participant was missing."""
     others = ", ".join(finish.waits_for)
     match finish.state:
         case FinishState.DONE:
@@ -225,7 +225,7 @@ def describe_finish(finish: FinishReport) -> str | None:
         return None
     by = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""
     see = f" See {terminal.short_path(finish.record)}" if finish.record else ""
-    return f"Finish of {finish.capture}{by}: {what}.{see}"
+    return f"Finish task for {finish.capture}{by}: {what}.{see}"
 
 
 def _steps(capture: CaptureReport) -> str:

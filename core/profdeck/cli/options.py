@@ -1,4 +1,4 @@
-"""Options of several commands that take a config."""
+"""Options that several commands with a config share."""
 
 from __future__ import annotations
 

@@ -31,17 +31,17 @@ def command(  # noqa: PLR0913  # the options of a command line
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; show what would be deleted.")] = False,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Delete old captures of a run, whole steps at a time.
+    """Delete old captures of a run.
 
-    The newest step stays. A step also stays while it is being recorded, finished or analysed, or if it contains a file
-    named 'pinned'.
+    All captures of a step are deleted together. The newest step is never deleted. A step is also kept while it is being
+    recorded or analysed, while its finish task runs, or if its directory contains a file named 'pinned'.
     """
     from profdeck.after_capture.prune import StepOnDisk, prune
 
     if role is not None:
-        raise ConfigError("--role was removed: steps are deleted with the captures of all roles. Omit the option.")
+        raise ConfigError("--role was removed. The captures of all roles in a step are deleted together.")
     if steps is None and gigabytes is None and days is None:
-        raise ConfigError("Say what is kept: --steps N, --gigabytes GB or --days DAYS.")
+        raise ConfigError("Specify what to keep: --steps N, --gigabytes GB or --days DAYS.")
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
     found = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, is_trial=dry_run)
     deleted, kept = [step for step in found if step.is_deleted], [step for step in found if not step.is_deleted]
@@ -56,7 +56,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         return
     for step in kept:
         if step.exceeds:
-            terminal.warn(f"Step {step.pruned.first_step} stays: {step.stays_because}.")
+            terminal.warn(f"Step {step.pruned.first_step} is kept: {step.stays_because}.")
 
     def amount(steps: list[StepOnDisk]) -> str:
         size = terminal.size(sum(step.pruned.size_bytes for step in steps))

@@ -1,4 +1,4 @@
-"""`profdeck upload`."""
+"""`profdeck upload`: uploads the finished captures of a run to a URL."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def command(
     *,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Send the finished captures of a run to a URL.
+    """Upload the finished captures of a run to a URL.
 
-    Files that the store already has are not sent again. Local files are not deleted.
+    Files that are already in the store are skipped. Local files are not deleted.
     """
     from profdeck.remote.upload import configured_url, upload
     from profdeck_traces.base.text import plural
 
-    with terminal.show_progress("Sending") as on_progress:
+    with terminal.show_progress("Uploading") as on_progress:
         done = upload(Path(run), url or configured_url(), on_progress=on_progress)
     if json:
         terminal.print_json({**attrs.asdict(done, recurse=False), "place": str(done.place)})
         return
     for reason in done.waits_for:
-        terminal.warn(f"{reason}. Not sent; repeat the upload later.")
-    before = f"; {done.there} {'was' if done.there == 1 else 'were'} there" if done.there else ""
+        terminal.warn(f"{reason}. This capture was not uploaded. Repeat the upload later.")
+    before = f"; {done.there} {'was' if done.there == 1 else 'were'} already in the store" if done.there else ""
     typer.echo(
         f"Sent {plural(done.files, 'file')}, {terminal.size(done.size_bytes)}{before}. Next: profdeck ls {done.place}"
     )

@@ -1,4 +1,4 @@
-"""Structuring of plain data, such as a config, into attrs classes.
+"""Converts plain data, such as a parsed config, to attrs classes and back.
 
 Values are never coerced: ``"false"`` is not a bool, ``2.9`` is not an int and ``"cuda"`` is not a list. An error
 message contains the path of the key. All errors are reported together.
@@ -28,11 +28,11 @@ _LONGEST_S = 365 * 86_400.0
 
 
 class _InvalidValueError(ValueError):
-    """The error message for one value, without its path."""
+    """A value is invalid. The message does not contain the path of the value."""
 
 
 def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[str] = ()) -> T:
-    """Build ``cls`` from plain data.
+    """Convert plain data to an instance of ``cls``.
 
     Args:
         data: mappings, lists and scalars, as parsed from YAML, TOML or JSON.
@@ -41,7 +41,7 @@ def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[st
         unsupported: fields of ``cls`` to omit from the allowed keys in error messages.
 
     Raises:
-        ConfigError: lists every wrong key and value with its path and what is allowed.
+        ConfigError: lists all invalid keys and values, with their paths and the allowed values.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{where or 'The config'}: expected a mapping of keys to values, got {show(data)}.")
@@ -53,14 +53,14 @@ def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[st
 
 
 LEFT_OUT: Mapping[Any, Any] = {"profdeck": "left out"}
-"""Metadata of a field that `unstructure` omits while it is None, because older readers reject unknown keys."""
+"""Metadata for fields that `unstructure` omits if they are None, because older readers reject unknown keys."""
 
 
 _PLAIN = frozenset({str, int, float, bool})
 
 
 def unstructure(value: Any) -> Any:
-    """Turn attrs classes, enums, paths and tuples into plain JSON data."""
+    """Convert attrs classes, enums, paths and tuples to plain JSON data."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Enum | Path):
@@ -81,7 +81,7 @@ def unstructure(value: Any) -> Any:
 
 
 def duration_validator(least: Any) -> Any:
-    """Return a validator for a duration in seconds, with a maximum of one year.
+    """Return a validator for a duration in seconds. The maximum is one year.
 
     Args:
         least: the validator that checks the minimum.
@@ -90,14 +90,14 @@ def duration_validator(least: Any) -> Any:
 
 
 class _Walk:
-    """Converts plain data to types recursively and collects the errors of all values."""
+    """Converts plain data recursively, and collects the errors of all values."""
 
     def __init__(self, unsupported: Collection[str]) -> None:
         self._unsupported = unsupported
         self.errors: list[str] = []
 
     def convert(self, data: Any, hint: Any, path: str) -> Any:
-        """Convert data to a type. If it is invalid, add to `errors` and return None."""
+        """Convert data to a type. If the data is invalid, add a message to `errors` and return None."""
         try:
             return self._converted(data, hint, path)
         except Exception as error:  # noqa: BLE001  # validators and constructors of plugins raise any type
@@ -133,7 +133,7 @@ class _Walk:
         raise _InvalidValueError(f"the type {hint} of this key is not supported.")
 
     def _union(self, data: Any, hint: Any, path: str) -> Any:
-        """Convert data to ``X | None``, ``bool | str`` or ``str | tuple[X, ...]``."""
+        """Convert data to a union type: ``X | None``, ``bool | str`` or ``str | tuple[X, ...]``."""
         members = typing.get_args(hint)
         if data is None and types.NoneType in members:
             return None
@@ -163,7 +163,7 @@ class _Walk:
     def _class(self, data: Any, cls: type, path: str) -> Any:
         fields, count = _fields(cls), len(self.errors)
         if not isinstance(data, Mapping):
-            raise _InvalidValueError(f"expected a mapping, got {show(data)}. Its keys: {', '.join(fields)}.")
+            raise _InvalidValueError(f"expected a mapping, got {show(data)}. Allowed keys: {', '.join(fields)}.")
         arguments: dict[str, Any] = {}
         for key, (field, hint) in fields.items():
             if key in data:
@@ -173,13 +173,13 @@ class _Walk:
         if unknown := sorted(str(key) for key in data if key not in fields):
             allowed = [key for key in fields if key not in self._unsupported]
             self._add_error(path, " ".join(_unknown_key(key, allowed) for key in unknown))
-        # Validators compare fields, so they run only if all fields are valid.
+        # A validator may compare several fields, so validators run only if all fields are valid.
         return cls(**arguments) if len(self.errors) == count else None
 
 
 @functools.cache
 def _fields(cls: type) -> Mapping[str, tuple[attrs.Attribute[Any], Any]]:
-    """Return the fields and types of an attrs class by name."""
+    """Return the fields of an attrs class and their types, by field name."""
     hints = typing.get_type_hints(cls)
     return {field.name: (field, hints[field.name]) for field in attrs.fields(cls) if field.init}
 
@@ -188,9 +188,9 @@ def _exactly(cls: type, expected: str, value: Any) -> Any:
     if type(value) is not cls:  # isinstance would accept a bool as an int
         raise _InvalidValueError(f"expected {expected}, got {show(value)}.{_quoted(value, cls)}")
     if isinstance(value, int) and abs(value) > _LARGEST:
-        raise _InvalidValueError(f"expected an integer of at most {_LARGEST:,}, got {show(value)}.")
+        raise _InvalidValueError(f"expected an integer from {-_LARGEST:,} to {_LARGEST:,}, got {show(value)}.")
     if isinstance(value, str) and (bad := _UNUSABLE.search(value)):
-        raise _InvalidValueError(f"expected {expected}, got {show(value)}: it has the character {bad[0]!r}.")
+        raise _InvalidValueError(f"expected {expected}, got {show(value)}: it contains the character {bad[0]!r}.")
     return value
 
 
@@ -216,7 +216,7 @@ _TRUE = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false"
 
 
 def _quoted(value: Any, cls: type) -> str:
-    """Return a hint if a text contains a value of the expected type."""
+    """Return a hint if a string represents a value of the expected type."""
     if not isinstance(value, str):
         return ""
     if cls is bool and value.lower() in _TRUE:
@@ -244,7 +244,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _is_from_list(cls: Any) -> bool:
-    """Return whether a class defines its own conversion from and to a list, such as `profdeck.config.schedule`."""
+    """Return whether a class converts itself from and to a list, as `profdeck.config.schedule.Schedule` does."""
     return hasattr(cls, "from_list")
 
 
@@ -267,7 +267,10 @@ _VALUES: Mapping[Any, Callable[[Any], Any]] = {
 
 
 def _meant(word: str, cls: type[Enum]) -> str:
-    """Return a hint if the class defines other names of its members, such as `profdeck.config.options.Activity`."""
+    """Return a hint if a word is an alternative name of a member.
+
+    Classes such as `profdeck.config.options.Activity` define alternative names in the method ``meant``.
+    """
     member = cls.meant(word) if hasattr(cls, "meant") else None
     return f" Did you mean '{member.value}'?" if member is not None else ""
 
@@ -285,13 +288,13 @@ _OF_OTHERS = {
     "step_start": "steps, such as '3..5'",
     "tool": "backend",
 }
-"""Keys of other tools: maps each key to the key of profdeck."""
+"""Maps keys of other tools to the corresponding keys of profdeck."""
 
 
 _RENAMED = {"stages": "batch_kinds"}
-"""Renamed request keys: maps each old name to its new name."""
+"""Maps old names of request keys to their new names."""
 _REMOVED = {"budget_gb": "Set 'sample' to limit the number of targets that record."}
-"""Removed request keys: maps each key to advice about its replacement."""
+"""Maps removed request keys to messages that describe the replacement."""
 
 
 def _unknown_key(key: str, allowed: list[str]) -> str:
@@ -312,7 +315,7 @@ _RANGE = re.compile(r"\s*(\d{1,7})\s*\.\.\s*(\d{1,7})\s*", re.ASCII)
 
 
 def _without_ranges(value: Any) -> Any:
-    """Replace ranges such as ``0..7``, alone or in a list, by the integers that they contain."""
+    """Expand ranges such as ``0..7`` to integers. A range is a single value or an item of a list."""
     found: list[Any] = []
     for item in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ():
         match = _RANGE.fullmatch(item) if isinstance(item, str) else None
@@ -321,6 +324,6 @@ def _without_ranges(value: Any) -> Any:
             continue
         first, last = map(int, match.groups())
         if last < first:
-            raise _InvalidValueError(f"the range {show(item)} is empty: its end is below its start.")
+            raise _InvalidValueError(f"the range {show(item)} is empty, because its end is less than its start.")
         found += range(first, last + 1)
     return value if not found or found == [value] else found

@@ -1,1 +1,5 @@
-"""Engines. A subpackage contains the code of one process: the host that requests captures, the server, the worker."""
+"""Captures of inference engines.
+
+The subpackage `control` requests captures, `server` adds routes to the engine's HTTP server, and `worker` records in
+the engine's workers. The subpackage `transport` transfers requests and files.
+"""

@@ -1,4 +1,4 @@
-"""Requests a capture of a running job and waits for it: the Python API of `profdeck capture job`."""
+"""Python API of `profdeck capture job`: requests a capture of a running job, and waits until the capture ends."""
 
 from __future__ import annotations
 
@@ -25,35 +25,36 @@ from profdeck_traces.base.text import short_path
 TIMEOUT_S = 3600.0
 """Default time limit of a request."""
 
-# Polling interval. Steps take seconds, and the run directory may be on a slow file system.
+# Polling interval. Shorter intervals have no benefit because steps take seconds, and the file system may be slow.
 _POLL_S = 0.2
-# Maximum time in which a launcher restarts a killed process.
+# Maximum time that a launcher may take to restart a killed process.
 _RESTART_S = 60.0
-# Maximum time in which a process sees a request, and maximum time without a heartbeat.
+# Maximum time until a process sees a request.
 _JOIN_S = 10.0
+# Maximum time between two heartbeats of a process.
 _SILENT_S = 30.0
 _MOST_NAMED = 4
 
 
 @attrs.frozen(kw_only=True)
 class JobRequest:
-    """A capture to request from a running job."""
+    """Parameters of a capture request to a running job."""
 
     run: Path
     """Run directory of the job."""
     steps: int = 1
     """Number of global steps to record."""
     in_steps: int | None = None
-    """Number of global steps before the recording begins. Default: 2, and the steps of the warm-up."""
+    """Number of global steps before the recording begins. Default: 2, plus the steps of the warm-up."""
     store: str | None = None
-    """``NAME:ADDRESS`` of the store of a job whose hosts share no directory. Default: that in the run directory."""
+    """``NAME:ADDRESS`` of the job's store, if its hosts share no directory. Default: the store in the run directory."""
     timeout_s: float = TIMEOUT_S
-    """Time limit. When it has passed, a request that the job has not begun is withdrawn."""
+    """Time limit in seconds. If the job has not begun the capture by then, the request is withdrawn."""
 
 
 @attrs.frozen(kw_only=True)
 class ProcessCapture:
-    """Captures that one process of the job made for a request."""
+    """Result of the request in one process of a job."""
 
     process: JobProcess
     captures: tuple[str, ...]
@@ -61,14 +62,14 @@ class ProcessCapture:
     directory: PurePosixPath
     """Run directory on the host of the process."""
     files_here: bool | None
-    """True if its files are in the run directory on this host; ``None`` if it made no capture."""
+    """True if the files are in the run directory on this host; ``None`` if the process made no capture."""
     problem: str | None
     """Cause of a missing or incomplete capture."""
 
 
 @attrs.frozen(kw_only=True)
 class JobCapture:
-    """Result of a request to a job."""
+    """Result of a capture request to a job."""
 
     run: Path
     first_step: int
@@ -85,15 +86,15 @@ class JobCapture:
 def capture_job(
     job: JobRequest, observer: Observer | None = None, read: Callable[..., RunReport] = read_run
 ) -> JobCapture:
-    """Request a capture of a running job, and wait until it has ended.
+    """Request a capture of a running job, and wait until the capture has ended.
 
     Args:
-        job: The job, and what to record.
+        job: The parameters of the request.
         observer: Receives messages and progress.
         read: Reads the run after the capture, with the arguments of `read_run`.
 
     Raises:
-        ConfigError: The job takes no such request.
+        ConfigError: The job does not accept the request.
         CaptureError: Nothing was captured, or the job cannot be reached.
     """
     observer = observer or Observer()
@@ -160,7 +161,10 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
 
 
 def _processes(store: Store, observer: Observer) -> list[JobProcess]:
-    """Return the processes that take requests. With a remote store, they appear some seconds after the job starts."""
+    """Return the processes that accept requests.
+
+    In a remote store, processes appear some seconds after the job starts. If there is none, wait for the first ones.
+    """
     until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
     with observer.phase("Looking for the processes of the job") as on_progress:
         while True:
@@ -185,32 +189,32 @@ def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:
 
 
 def _in_steps(job: JobRequest, there: list[JobProcess]) -> int:
-    """Return the number of steps before the capture begins.
+    """Return the number of global steps until the capture begins.
 
     Raises:
-        ConfigError: a process would have no time to warm up.
+        ConfigError: the requested number is too small for the warm-up.
     """
     longest = max(there, key=lambda process: process.warmup_steps)
     default = requests.default_in_steps(there)
     if job.in_steps is not None and job.in_steps <= longest.warmup_steps:
         raise ConfigError(
             f"The capture cannot begin in {job.in_steps} steps: the role '{longest.role}' warms up for "
-            f"{longest.warmup_steps} step(s) before a capture. Give at least {longest.warmup_steps + 1}; the default "
-            f"is {default}, for ranks that differ by a step."
+            f"{longest.warmup_steps} step(s) before a capture. Use at least {longest.warmup_steps + 1}. The default, "
+            f"{default}, allows for ranks that are one step apart."
         )
     return default if job.in_steps is None else job.in_steps
 
 
 @attrs.frozen
 class _Waiting:
-    """Waits for the capture of a request."""
+    """Waits while the processes of a job handle a request."""
 
     job: JobRequest
     observer: Observer
     store: Store
     request: OnDemandRequest
     asked: set[str]
-    """IDs of the processes that took requests when the request was made."""
+    """IDs of the processes that accepted requests when the request was made."""
     dead_since_s: dict[str, float] = attrs.field(factory=dict)
     """Monotonic time at which each process was first found dead, by ID."""
     looks: dict[str, tuple[bytes | None, float]] = attrs.field(factory=dict)
@@ -222,7 +226,10 @@ class _Waiting:
         return time.monotonic() + self.job.timeout_s
 
     def for_lookouts(self, there: list[JobProcess]) -> None:
-        """With a remote store, wait until all processes have seen the request, and then let them decide."""
+        """With a remote store, wait until all processes have seen the request, and then release the request.
+
+        The processes decide on the steps only after the release.
+        """
         if not self.store.remote:
             return
         until_s = time.monotonic() + _JOIN_S
@@ -238,7 +245,7 @@ class _Waiting:
         requests.release(self.store, self.request)
 
     def for_plan(self) -> StepPlan | None:
-        """Wait until the processes agree on the steps. Return ``None`` if the job or the time limit ends first."""
+        """Wait until the steps are decided. Return ``None`` if the job ends or the time limit passes before that."""
         request = self.request
         self.observer.note(
             f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {short_path(self.job.run)}."
@@ -247,12 +254,12 @@ class _Waiting:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
                 if all(map(self.is_over, self.processes())):
-                    return requests.read_plan(self.store, request)  # which the last one may have left
+                    return requests.read_plan(self.store, request)  # the last process may have written the plan
                 time.sleep(_POLL_S)
         return plan
 
     def for_processes(self, plan: StepPlan) -> list[JobProcess]:
-        """Wait until the capture has ended in all processes, or the time limit has passed. Return the processes."""
+        """Wait until the capture has ended in all processes, or until the time limit passes. Return the processes."""
         steps = _steps(plan)
         self.observer.note(
             f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}."
@@ -267,13 +274,19 @@ class _Waiting:
                 time.sleep(_POLL_S)
 
     def processes(self) -> list[JobProcess]:
-        """Return the processes that took requests when the request was made, or that have started since."""
+        """Return the processes that may capture for the request.
+
+        These are the processes to which the request was sent, those that saw the request, and all running processes.
+        """
         token = self.request.token
         found = requests.read_processes(self.store)
         return [process for process in found if process.token == token or process.id in self.asked or not process.gone]
 
     def is_over(self, process: JobProcess) -> bool:
-        """Return True if the request has ended in a process, and no other process will take its place."""
+        """Return True if a process has completed the request, or has ended and was not replaced.
+
+        A launcher may restart a killed process, so a killed process counts only after `_RESTART_S`.
+        """
         if process.ended or (process.token == self.request.token and process.done):
             return True
         if not process.gone and not self._is_silent(process):
@@ -291,7 +304,7 @@ class _Waiting:
         return f"The capture has begun and continues. To see it: profdeck ls {short_path(self.job.run)}"
 
     def _is_silent(self, process: JobProcess) -> bool:
-        """Return True if the heartbeat of a process has stopped. A remote store offers no other sign of a lost host."""
+        """Return True if the heartbeat of a process has stopped. In a remote store, only this reveals a lost host."""
         if not self.store.remote:
             return False
         looks, now_s = self.store.read(f"alive.{process.id}"), time.monotonic()
@@ -306,7 +319,7 @@ class _Waiting:
 
 
 def _captured(process: JobProcess, request: OnDemandRequest) -> bool:
-    """Return True if a process has made the capture, complete or not."""
+    """Return True if a process has made a capture for the request. The capture may be incomplete."""
     return process.token == request.token and process.done and not process.problem
 
 
@@ -320,7 +333,7 @@ def _problem(process: JobProcess, request: OnDemandRequest) -> str | None:
 
 
 def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProcess]) -> CaptureError:
-    """Return the error for a request without any capture."""
+    """Return the error for a request that produced no capture."""
     timeout_s = waiting.job.timeout_s
     if plan is not None and plan.problem:
         return CaptureError(f"Nothing is captured: {plan.problem}.")
@@ -397,12 +410,12 @@ def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunRe
 
 
 def _origin(manifest: Manifest) -> tuple[str, int | None, str]:
-    """Return the identity of a manifest's capture, or of the request for an engine process."""
+    """Return the role, the replica and the ID of a manifest's capture. Engine ranks have the ID of their request."""
     return manifest.role, manifest.replica, manifest.request or manifest.capture
 
 
 def _directories(run: Path, first_step: int, last_step: int) -> list[Path]:
-    """Return the directories of some steps."""
+    """Return the existing directories of a range of steps."""
     numbers = {directory: directory.name.removeprefix("step_") for directory in run.glob("step_*")}
     steps = range(first_step, last_step + 1)
     return sorted(one for one, number in numbers.items() if number.isdecimal() and int(number) in steps)

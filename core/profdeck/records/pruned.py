@@ -1,4 +1,4 @@
-"""Records of deleted steps: a file for each global step in the directory ``pruned`` of a run."""
+"""Records of deleted steps. The directory ``pruned`` of a run contains one file for each deleted global step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _DIRECTORY = "pruned"
 
 @attrs.frozen(kw_only=True)
 class PrunedStep:
-    """The deleted captures that began at one global step."""
+    """Record of a deleted global step and its captures."""
 
     first_step: int
     last_step: int
     role: str | None = None
-    """The role whose captures were deleted, in runs of earlier versions; None for all roles."""
+    """In runs of earlier versions, the role whose captures were deleted. None for all roles."""
     captures: tuple[str, ...]
-    """Their IDs."""
+    """IDs of the deleted captures."""
     size_bytes: int
     pruned_ns: int = attrs.field(factory=time.time_ns)
     """Time of the deletion in Unix nanoseconds."""
@@ -35,7 +35,11 @@ _STEP = JsonKind(PrunedStep)
 
 
 def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
-    """Return the deleted steps, by step. Unreadable records are skipped, and steps whose deletion was interrupted."""
+    """Return the records of deleted steps, sorted by step.
+
+    Unreadable records are skipped. A step is also skipped if its directory still exists, because its deletion was
+    interrupted.
+    """
     steps = []
     for file in (run / _DIRECTORY).glob("step_*.json"):
         with contextlib.suppress(OSError, ValueError):
@@ -47,10 +51,10 @@ def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
 
 @contextlib.contextmanager
 def locked_records(run: Path) -> Generator[None, None, None]:
-    """Hold an exclusive lock on the records of a run inside the block, so that one process at a time deletes steps.
+    """Lock the records of a run inside the ``with`` block, so that only one process at a time deletes steps.
 
     Raises:
-        OSError: the directory of the records cannot be created or opened.
+        OSError: the directory ``pruned`` cannot be created or opened.
     """
     (run / _DIRECTORY).mkdir(exist_ok=True)
     with lock_directory(run / _DIRECTORY):
@@ -58,7 +62,7 @@ def locked_records(run: Path) -> Generator[None, None, None]:
 
 
 def write_pruned(run: Path, step: PrunedStep) -> None:
-    """Record that a step is deleted.
+    """Write the record of a step that is about to be deleted.
 
     Raises:
         OSError: the record cannot be written.

@@ -1,1 +1,1 @@
-"""Upload of runs to URLs. `profdeck_traces.inputs.url_copies` reads runs there."""
+"""Uploads runs to URLs. The module `profdeck_traces.inputs.url_copies` reads uploaded runs."""

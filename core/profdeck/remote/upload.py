@@ -1,7 +1,7 @@
-"""Upload of runs to URLs: the function for `profdeck upload`, and the listener ``upload``.
+"""Uploads runs to URLs, for `profdeck upload` and the listener ``upload``.
 
-A manifest is sent after its artifacts, and ``run.json`` last. A reader therefore never sees a manifest whose artifacts
-are missing. Local files are not changed.
+Artifacts are uploaded before their manifests, and ``run.json`` is uploaded last. A reader therefore never sees a
+manifest whose artifacts are missing. Local files are not changed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url
 
 URL_VARIABLE = "PROFDECK_UPLOAD"
 """Environment variable with the URL of a directory for runs."""
-# The size of s3fs's parts. The ETag of an object that was sent in parts depends on it.
+# Part size of multipart uploads in s3fs. The ETag of an object that was uploaded in parts depends on this size.
 _PART_BYTES = 50 << 20
 _READ_BYTES = 1 << 20
 
@@ -44,23 +44,27 @@ class Upload:
 
     place: RemotePath
     files: int
-    """Number of files sent."""
+    """Number of uploaded files."""
     size_bytes: int
     there: int
     """Number of files that the store already had."""
     waits_for: tuple[str, ...]
-    """Reasons why files were left for a later upload."""
+    """Reasons why captures were left for a later upload."""
 
 
 class UploadListener:
-    """Listener that sends each finished capture to the URL in ``PROFDECK_UPLOAD``, and files that the store lacks."""
+    """Listener that uploads the run to the URL in ``PROFDECK_UPLOAD`` after each capture.
+
+    Files that are already in the store are skipped.
+    """
 
     def __init__(self) -> None:
         """Raises:
-        ConfigError: no URL is set.
-        MissingLibraryError: fsspec is not installed. It is not imported, because recording processes create listeners.
+        ConfigError: ``PROFDECK_UPLOAD`` is not set, or is not a URL.
+        MissingLibraryError: fsspec is not installed.
         """
         configured_url()
+        # Recording processes create listeners too, and must not import fsspec.
         if importlib.util.find_spec("fsspec") is None:
             raise MissingLibraryError.of("The listener 'upload' needs", "fsspec", "upload")
 
@@ -72,7 +76,7 @@ class UploadListener:
 
 
 def configured_url() -> str:
-    """Return the URL in ``PROFDECK_UPLOAD``.
+    """Return the URL from the environment variable ``PROFDECK_UPLOAD``.
 
     Raises:
         ConfigError: the variable is not set, or is not a URL.
@@ -80,28 +84,29 @@ def configured_url() -> str:
     url = os.environ.get(URL_VARIABLE, "")
     if not is_url(url):
         problem = f"is {redact(url)!r}, which is not a URL" if url else "is not set"
-        raise ConfigError(f"{URL_VARIABLE} {problem}. Set it to a directory for runs, such as s3://bucket/profiles.")
+        raise ConfigError(f"{URL_VARIABLE} {problem}. Set it to the URL of a directory, such as s3://bucket/profiles.")
     return url
 
 
 def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: Progress | None = None) -> Upload:
-    """Send the finished captures of a run to a directory below a URL. The directory has the run's name.
+    """Upload the finished captures of a run to a directory below a URL. The directory has the run's name.
 
-    Files that no manifest lists are not sent, and captures that are being recorded or analysed are left for later.
+    Besides manifests and their artifacts, HTML pages and the records of finish tasks are uploaded. Other files are not
+    uploaded. Captures that are being recorded or analysed are left for a later upload.
 
     Args:
         run: the run directory.
         url: URL of a directory, such as ``s3://bucket/profiles``.
-        compare_artifacts: whether to compare digests of artifacts, which reads all of them. Otherwise, and if the store
-            has no digests, the size decides.
-        on_progress: called with the number of files sent and of all files to send.
+        compare_artifacts: whether to compare the digests of artifacts, which reads all artifacts. If False, or if the
+            store has no digests, only their sizes are compared.
+        on_progress: called with the number of uploaded files and the number of files to upload.
 
     Raises:
         ProfdeckError: the directory is not a run, or the URL cannot be used.
     """
     from fsspec.callbacks import Callback
 
-    from profdeck.verification.run_report import read_about  # recording processes import this module
+    from profdeck.verification.run_report import read_about  # not at the top: recording processes import this module
 
     about, run, remote = read_about(run), run.resolve(), RemotePath.from_url(url)
     remote /= run.name
@@ -143,7 +148,7 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
 
 
 def _list_stored(about: Mapping[str, Any], remote: RemotePath) -> dict[str, Mapping[str, Any]]:
-    """Return information about the files of this run in the store, by path.
+    """Return the store's information about the files of this run, by path.
 
     Raises:
         RemoteError: the store has a different run of the same name, or does not reply.
@@ -155,8 +160,8 @@ def _list_stored(about: Mapping[str, Any], remote: RemotePath) -> dict[str, Mapp
         stored_about = about
     if stored_about != about:
         raise RemoteError(
-            f"{remote} is another run of this name, and was left as it is. Choose another URL, or another name for the "
-            "run."
+            f"{remote} is a different run with the same name. It was not changed. Choose another URL, or rename the "
+            "local run."
         )
     try:
         return dict(remote.read("find", remote.path, detail=True))
@@ -166,14 +171,14 @@ def _list_stored(about: Mapping[str, Any], remote: RemotePath) -> dict[str, Mapp
 
 @attrs.frozen
 class _Finished:
-    """Files of finished captures."""
+    """Files of a run that can be uploaded."""
 
     artifacts: dict[Path, None] = attrs.field(factory=dict)
     documents: list[Path] = attrs.field(factory=list)
-    """Pages and records of finishes."""
+    """HTML pages, and the records of finish tasks with their input files."""
     manifests: list[Path] = attrs.field(factory=list)
     unfinished: list[str] = attrs.field(factory=list)
-    """Reasons why other captures are left for later."""
+    """Reasons why other captures are left for a later upload."""
 
 
 def _find_finished(run: Path) -> _Finished:
@@ -188,13 +193,17 @@ def _find_finished(run: Path) -> _Finished:
                     found.documents.extend([file, *filter(Path.exists, [input_path(file)])])
             elif file.suffix == ".html":
                 found.documents.append(file)
-    # The name of an artifact can look like a manifest's name.
+    # An artifact can have a name like a manifest's.
     found.manifests.extend(file for file in manifests if file not in found.artifacts)
     return found
 
 
 def _finished_manifest(file: Path, step: str, found: _Finished) -> list[Path]:
-    """Add a manifest's artifacts if its capture is finished, otherwise a reason. Return the manifests to send."""
+    """Add a manifest's artifacts to `found`, or the reason why its capture is unfinished.
+
+    Returns:
+        The manifest, if it can be uploaded.
+    """
     try:
         manifest = read_manifest(file)
     except ProfdeckError:
@@ -213,7 +222,10 @@ def _finished_manifest(file: Path, step: str, found: _Finished) -> list[Path]:
 
 
 def _digests(file: Path) -> set[str]:
-    """Return the digests that a store may report for a file: MD5 in hex and base64, and S3's digest of all parts."""
+    """Return the digests that a store may report for a file.
+
+    These are the MD5 digest as hex and base64, and the ETag of a multipart upload to S3.
+    """
     md5, parts = hashlib.md5(usedforsecurity=False), list[bytes]()
     with file.open("rb") as opened:
         while part := opened.read(_PART_BYTES):
@@ -224,7 +236,10 @@ def _digests(file: Path) -> set[str]:
 
 
 def _has_content(remote: RemotePath, file: Path) -> bool:
-    """Compare a remote file with a local one of the same size. The ETag of an encrypted object is not a digest."""
+    """Return whether a remote file and a local file of the same size have the same contents.
+
+    Digests are not sufficient, because the ETag of an encrypted object is not a digest of its contents.
+    """
     try:
         with remote.files.open(remote.path, "rb") as stored, file.open("rb") as local:
             return all(stored.read(len(part)) == part for part in iter(lambda: local.read(_READ_BYTES), b""))

@@ -1,4 +1,4 @@
-"""Survey of servers and actors before a capture: backend, version of profdeck, health and output of each."""
+"""Checks servers and actors before a capture: their backend, profdeck version, health and output directory."""
 
 from __future__ import annotations
 
@@ -323,8 +323,8 @@ def common_backend(servers: Sequence[CheckedServer]) -> str:
         raise CaptureError(f"None of {len(servers)} servers can be captured. {problems[0]} {problems[0].fix}")
     which = servers[0].name if len(servers) == 1 else f"{servers[0].name} and {len(servers) - 1} more"
     raise UnknownPluginError(
-        f"No backend recognises the server at {which}. Is that its address? --router names a router. If the server "
-        f"hides what it is, name its backend: --set {servers[0].role}.backend=NAME"
+        f"No backend recognises the server at {which}. Check its address. For a router, use --router. If the server "
+        f"does not identify itself, set its backend: --set {servers[0].role}.backend=NAME"
     )
 
 
@@ -348,7 +348,7 @@ async def common_output(servers: Sequence[CheckedServer]) -> Path | None:
 
 
 def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
-    """Return a warning for each version of profdeck on the servers that may be incompatible with this one."""
+    """Return a warning for each profdeck version on the servers that may be incompatible with the local version."""
     servers_by_version: dict[str, list[str]] = defaultdict(list)
     for server in servers:
         if server.about is not None and _release(server.about.profdeck) != _release(__version__):
@@ -361,7 +361,7 @@ def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
 
 
 def _release(version: str) -> tuple[int, ...] | str:
-    """Return what two versions that understand each other have in common: below 1.0 the second number counts."""
+    """Return the part of a version that compatible versions share: the major version, below 1.0 also the minor."""
     try:
         major, minor, *_ = (*Version(version).release, 0)
     except InvalidVersion:

@@ -1,4 +1,4 @@
-"""Checks of the files in a run: each file is read to its end, or its cached check is used."""
+"""Checks the files of a run. Each file is read completely, unless the result of an earlier check is cached."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class TraceToCheck:
 
 @attrs.frozen
 class KnownChecks:
-    """Checks by another reader. Files without a check are not read."""
+    """Results of checks that the caller has made. Files without a result are not read."""
 
     by_path: Mapping[str, FileCheck]
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:  # noqa: ARG002  # as in FileChecker
-        """Add the check of a file to its report."""
+        """Return the report with the check result of the file, if there is one."""
         check = self.by_path.get(str(report.path))
         if check is None:
             return report
@@ -46,13 +46,13 @@ class KnownChecks:
         return attrs.evolve(report, events=events, whole=check.whole, problem=check.problem)
 
     def is_original(self, path: Path, sha256: str) -> bool:
-        """Return False if a file is known to have another SHA-256."""
+        """Return False if the known SHA-256 of a file differs from `sha256`."""
         check = self.by_path.get(str(path))
         return check is None or check.sha256 in {None, sha256}
 
 
 class FileChecker:
-    """Reads the files of a run to their ends.
+    """Checks the files of a run by reading them completely.
 
     Args:
         total_bytes: Total size of the files.
@@ -69,7 +69,7 @@ class FileChecker:
         self._checks: dict[Path, FileCheck] = {}
 
     def read_traces(self, traces: Sequence[TraceToCheck]) -> None:
-        """Read all traces whose checks are not cached, or that have changed since."""
+        """Check all traces. A trace is read if it has no cached result or has changed since its last check."""
         cached = KeptChecks(self._cache)
         left = []
         for trace in traces:
@@ -88,7 +88,10 @@ class FileChecker:
         cached.tidy_up()
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:
-        """Add the check of a file to its report. Artifacts of plugins, which are not traces, are read now."""
+        """Return the report with the check result of the file.
+
+        Artifacts of plugins are read by this method. Traces must have been read by `read_traces`.
+        """
         if kind is not None:
             found = self._of_kind(report, kind)
             self._meter.passed(report.size_bytes)
@@ -98,7 +101,7 @@ class FileChecker:
         return attrs.evolve(report, events=check.events, whole=check.whole, problem=check.problem, kept=check.kept)
 
     def is_original(self, path: Path, sha256: str) -> bool:
-        """Return True if a file has this SHA-256."""
+        """Return True if the SHA-256 of a file is `sha256`."""
         return sha256 == (self._checks[path].sha256 if path in self._checks else sha256_of(path))
 
     def _of_kind(self, report: ArtifactReport, kind: ArtifactKind) -> ArtifactReport:
@@ -108,12 +111,12 @@ class FileChecker:
             raise  # the environment's problem, not the artifact's
         except (OSError, ProfdeckError) as error:
             return attrs.evolve(report, whole=False, problem=f"cannot be read: {error}")
-        except Exception as error:  # noqa: BLE001 - a plugin's kind may raise anything, and costs its own artifact only
+        except Exception as error:  # noqa: BLE001 - a plugin may raise any exception, which affects only its artifact
             return attrs.evolve(report, whole=False, problem=f"cannot be read: {describe_error(error)}")
         return attrs.evolve(
             report,
             events=found.events,
-            # The recorder may have seen a problem that is not visible in the files.
+            # The recorder may have found a problem that is not visible in the file.
             whole=report.whole and found.whole,
             problem=" ".join(filter(None, [report.problem, found.problem])) or None,
             notes=found.notes,

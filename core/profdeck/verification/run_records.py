@@ -1,4 +1,4 @@
-"""Provider of `profdeck_traces.inputs.facts`: facts and states of captures, from manifests."""
+"""Facts and states of captures, read from manifests for `profdeck_traces.inputs.facts`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout, RunState
 
 
 class Records:
-    """Provider of facts for runs of profdeck; see `profdeck_traces.inputs.facts.RunRecords`."""
+    """Provides facts about profdeck runs. Implements `profdeck_traces.inputs.facts.RunRecords`."""
 
     def facts(self, path: Path) -> dict[Path, TraceFacts]:
-        """Return the facts of a trace, or of all traces in a directory, by path."""
+        """Return facts by trace path, for one trace or for all traces in a directory."""
         is_trace = not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112  # never raises
         manifests: list[tuple[Path, Manifest]] = []
         for file in filter(is_manifest, path.parent.glob("*.json") if is_trace else files_below(path)):
             with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it; the trace can be read without it
                 manifests.append((file, read_manifest(file)))
-        # The manifest of a target has the clocks of the hosts that recorded for it.
+        # For engines, the clock of a recording host is stored in the manifest of the target, not of the rank.
         clocks = {(one.request_token, one.clock.host): one.clock for _, one in manifests if one.clock is not None}
         facts = {}
         for file, manifest in manifests:
@@ -48,7 +48,7 @@ class Records:
         return facts
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
-        """Return the state of all captures in some directories.
+        """Return the state of all captures in the directories.
 
         Args:
             paths: The directories.
@@ -63,7 +63,7 @@ class Records:
         )
 
     def newest_run(self, output: Path) -> Path | None:
-        """Return the newest run in an output directory."""
+        """Return the newest run in an output directory, or ``None``."""
         return next(iter(runs_below(output)), None)
 
     def is_run(self, directory: Path) -> bool:
@@ -102,13 +102,16 @@ def _unit(manifest: Manifest) -> Unit:
 
 
 def _clock_offset_ns(anchors: Sequence[ClockAnchor], clock: HostClock | None) -> int | None:
-    """Return the median of the anchors' estimates, plus the offset of the host's clock."""
+    """Return the median offset of the anchors, plus the clock offset of the host; ``None`` without anchors."""
     offsets = sorted(anchor.unix_ns - round(Decimal(anchor.trace_us) * 1000) for anchor in anchors)
     return offsets[len(offsets) // 2] + (clock.offset_ns if clock else 0) if offsets else None
 
 
 def _manifests_below(paths: Sequence[Path]) -> dict[Path, Manifest]:
-    """Return the manifests in the directories among some paths, by their files; `profdeck ls` reports bad ones."""
+    """Return the manifests in all directories among the paths, by file.
+
+    Unreadable manifests are skipped, because `profdeck ls` reports them.
+    """
     manifests: dict[Path, Manifest] = {}
     for path in paths:
         for file in sorted(files_below(path)) if path.is_dir() else ():
@@ -119,7 +122,7 @@ def _manifests_below(paths: Sequence[Path]) -> dict[Path, Manifest]:
 
 
 def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
-    """Return with what each role was recorded, each way once."""
+    """Return the distinct backends, versions and options that the roles were recorded with."""
     found = {
         RecordingAbout(
             role=manifest.role,
@@ -134,7 +137,7 @@ def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
 
 
 def _captures(manifests: Mapping[Path, Manifest], checks: KnownChecks) -> tuple[CaptureStatus, ...]:
-    """Return the state of each rank of each capture, and of each target that is not complete."""
+    """Return the states of all ranks of all captures, and of the targets that are not complete."""
     runs: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
     run_above = functools.cache(_run_above)
     for file, manifest in manifests.items():
@@ -146,7 +149,7 @@ def _captures(manifests: Mapping[Path, Manifest], checks: KnownChecks) -> tuple[
 
 
 def _run_above(directory: Path) -> Path | None:
-    """Return the run that contains a directory."""
+    """Return the run that contains a directory, or ``None``."""
     return next((parent for parent in (directory, *directory.parents) if (parent / RUN_FILE).exists()), None)
 
 
@@ -187,7 +190,7 @@ def _states(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownC
 
 
 def _silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> tuple[str, ...]:
-    """Return the roles that the runs among some paths name and that recorded nothing."""
+    """Return the roles that recorded nothing, although the ``run.json`` of a run lists them."""
     roles: dict[str, None] = {}
     for path in paths:
         try:

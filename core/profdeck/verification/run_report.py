@@ -1,4 +1,4 @@
-"""State of every rank of every capture in a run, from manifests and from the files that they list."""
+"""State of each rank in each capture of a run, determined from the manifests and their files."""
 
 from __future__ import annotations
 
@@ -43,12 +43,13 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
 
     Args:
         path: a run directory.
-        only: tells which manifests count; all if None. What belongs to no capture is then no problem of the run.
-        within: the name of the steps' directories that are read, as a pattern.
-        contents: whether files are read to their ends; else only their sizes are compared.
-        cache: where it is kept what was proved of files; those that did not change since are not read again.
-        processes: how many traces are read at the same time.
-        on_progress: told of the bytes read, for a progress bar.
+        only: returns True for each manifest to include; None to include all manifests. If it is given, skipped steps,
+            silent roles and unlisted files are not reported.
+        within: pattern for the names of the step directories to read.
+        contents: whether to read files completely. If False, only their sizes are compared.
+        cache: cache of check results; None to read all files. Unchanged files with a cached result are not read.
+        processes: number of traces to read in parallel.
+        on_progress: called with the number of bytes read so far and the total.
 
     Raises:
         ProfdeckError: the path is not a run directory.
@@ -115,7 +116,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
 def judge(
     manifests: Iterable[tuple[Path, Manifest]], checks: FileChecker | KnownChecks
 ) -> tuple[tuple[CaptureReport, ...], tuple[TargetReport, ...]]:
-    """Return the state of all captures and targets of a run.
+    """Return the reports on all captures and all targets of a run.
 
     Args:
         manifests: The manifests of the run and their paths.
@@ -147,7 +148,10 @@ def _below(file: Any, path: Path) -> str:
 
 
 def is_in_place(file: Path, manifest: Manifest, run: Path) -> bool:
-    """Return True if a manifest is where its process wrote it. A copy elsewhere would count as another rank."""
+    """Return True if a manifest is at the path to which its process wrote it.
+
+    A copy at another path would count as another rank.
+    """
     directory = run / f"step_{manifest.first_step:06d}" / manifest.role
     if manifest.replica is not None:
         directory = replica_directory(directory, manifest.replica)

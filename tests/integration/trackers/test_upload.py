@@ -151,9 +151,13 @@ def test_a_run_reads_there_as_it_does_here(profdeck: Profdeck, run: Path, bucket
 def test_what_is_there_is_not_sent_again(profdeck: Profdeck, run: Path, bucket: Any) -> None:
     _, name = bucket
     said(profdeck("upload", "profiles/job", f"s3://{name}"))
-    assert said(profdeck("upload", "profiles/job", f"s3://{name}")).startswith("Sent 0 files, 0 B; 13 were there.")
+    assert said(profdeck("upload", "profiles/job", f"s3://{name}")).startswith(
+        "Sent 0 files, 0 B; 13 were already in the store."
+    )
     (run / "step_000000" / "page.html").write_text("a report")
-    assert said(profdeck("upload", "profiles/job", f"s3://{name}")).startswith("Sent 1 file, 8 B; 13 were there.")
+    assert said(profdeck("upload", "profiles/job", f"s3://{name}")).startswith(
+        "Sent 1 file, 8 B; 13 were already in the store."
+    )
 
 
 def test_an_upload_that_is_killed_goes_on_where_it_was(
@@ -216,7 +220,7 @@ def test_another_run_of_the_name_is_left_as_it_is(profdeck: Profdeck, run: Path,
     (run / "run.json").write_text(json.dumps(about | {"created_ns": 6}))
     refused = profdeck("upload", "profiles/job", f"s3://{name}")
     assert refused.returncode != 0
-    assert f"s3://{name}/job is another run of this name" in refused.stderr
+    assert f"s3://{name}/job is a different run with the same name" in refused.stderr
 
 
 def test_names_that_lead_out_of_a_copy_are_refused(profdeck: Profdeck, bucket: Any, tmp_path: Path) -> None:
@@ -237,7 +241,7 @@ def test_names_that_lead_out_of_a_copy_are_refused(profdeck: Profdeck, bucket: A
         (["ls", "wrong://place"], "wrong://place is not a URL that fsspec supports"),
         (["upload", "profiles/job", "s3://no-such-bucket"], "cannot be written: FileNotFoundError"),
         (["upload", "profiles/job", f"ftp://me:{SECRET}@127.0.0.1:1/x"], "ftp://127.0.0.1:1/x cannot be opened"),
-        (["upload", "profiles/job"], "PROFDECK_UPLOAD is not set. Set it to a directory for runs"),
+        (["upload", "profiles/job"], "PROFDECK_UPLOAD is not set. Set it to the URL of a directory"),
         (["prune", "s3://BUCKET/job", "--steps", "1"], "takes what is on this host, not a URL"),
         (["summary", f"https://127.0.0.1:1/a.json?signature={SECRET}"], "https://127.0.0.1:1/a.json cannot be read"),
     ],

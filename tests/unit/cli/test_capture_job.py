@@ -303,8 +303,8 @@ def test_warm_up_takes_time(cli: Cli, job: Start, tmp_path: Path) -> None:
     result = cli("capture", "job", tmp_path / "run", "--in", 3)
     assert result.exit_code == 2
     assert (
-        "The capture cannot begin in 3 steps: the role 'trainer' warms up for 3 step(s) before a capture. Give at "
-        "least 4; the default is 5, for ranks that differ by a step." in words(result.stderr)
+        "The capture cannot begin in 3 steps: the role 'trainer' warms up for 3 step(s) before a capture. Use at "
+        "least 4. The default, 5, allows for ranks that are one step apart." in words(result.stderr)
     )
     result = cli("capture", "job", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output

@@ -363,8 +363,8 @@ def test_what_no_backend_recognises(cli: Cli, fleet: Fleet) -> None:
         servers[1].backend = "simulated"
         some = cli("capture", "servers", *by_url(servers), *QUIET)
     assert (one.exit_code, two.exit_code) == (3, 3)
-    assert f"No backend recognises the server at {servers[0].url}. Is that its address?" in words(one.stderr)
-    assert "and 1 more. Is that its address?" in words(two.stderr)
+    assert f"No backend recognises the server at {servers[0].url}. Check its address." in words(one.stderr)
+    assert "and 1 more. Check its address." in words(two.stderr)
     assert f"{servers[0].url}: No backend knows such a server." in words(some.stderr)
     assert some.exit_code == 0, some.output  # it takes part: its backend hides, and is that of the others
 
@@ -448,12 +448,12 @@ URL = "http://127.0.0.1:1"
             "expected one of regular, prefill, decode",
         ),
         (["--router", URL, "--set", "server.targets.policy=most"], "expected one of any, quorum, all"),
-        (["--url", URL, "--skip", "2"], "skip counts the iterations before the recorded iterations."),
+        (["--url", URL, "--skip", "2"], "skip is set, but iterations is not."),
         (["--url", URL, "--ranks", "first"], "ranks 'first': expected all, or numbers"),
         (["--url", URL, "--set", "run=profiles/run"], "run: 'profiles/run' is not a directory name"),
         (["--config", "job.yaml"], "no role of the config specifies servers under targets"),
-        (["--config", "job.yaml", "--role", "trainer"], "no servers under targets of the role 'trainer'"),
-        (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "It has the roles trainer."),
+        (["--config", "job.yaml", "--role", "trainer"], "The role 'trainer' has no servers under targets"),
+        (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "Its roles are trainer."),
         ([], "No server is specified. Use --url, --router"),
     ],
 )
@@ -510,7 +510,7 @@ def test_one_of_eight_cannot_be_reached(
     assert re.search(rf"{absent} server/\d unreachable", said)
     assert f"{absent} cannot be reached: Connection refused. Is the server up?" in said
     assert ("Only 7 of 8 targets are ready" in said) is not goes_on
-    assert ("For the result of each server: profdeck ls profiles/run" in said) is not goes_on
+    assert ("To list the result of each server: profdeck ls profiles/run" in said) is not goes_on
     if json_too:
         document = json.loads(result.stdout)
         assert (document["complete"], document["problem"] is None) == (False, goes_on)

@@ -13,7 +13,7 @@ from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 
 def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
-    """Merge the traces that manifests name into one file of the capture; what fails is the file's problem."""
+    """Merge the traces listed in manifests into one artifact. If the merge fails, the artifact contains the error."""
     destination = capture.artifact_path(".merged.json.gz")
     try:
         check = _merge(manifests, destination)
@@ -33,7 +33,7 @@ def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[A
 
 
 def _merge(manifests: Sequence[Path], destination: Path) -> TraceCheck:
-    # Merging requires the extra `traces`, which the environment of an engine may lack.
+    # Imported here, because the libraries of the extra `traces` may be missing in the environment of an engine.
     from profdeck_traces import MergeSource, merge_traces
 
     sources: list[MergeSource] = []
