@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from profdeck.records.capture import Capture, Step, Unit
     from profdeck.records.status import Status
     from profdeck.replicas.placement import PlacedEngine
-    from profdeck.server_capture import ServerCapture, ServerRequest, capture_servers
+    from profdeck.server_capture import ServerCapture, ServerRequest, acapture_servers, capture_servers
     from profdeck_traces.base.errors import ProfdeckError
 
 _HOMES = {
@@ -39,7 +39,7 @@ _HOMES = {
     "profdeck.profiler": "Profiler",
     "profdeck.replicas.placement": "PlacedEngine",
     "profdeck.records.status": "Status",
-    "profdeck.server_capture": "ServerCapture ServerRequest capture_servers",
+    "profdeck.server_capture": "ServerCapture ServerRequest acapture_servers capture_servers",
 }
 
 _REPLACED = {
@@ -50,7 +50,7 @@ _REPLACED = {
 __all__ = [  # noqa: RUF022  # as a reader meets them
     "Profiler", "PlacedEngine", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step",
     "Unit", "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "HOOKSPEC_VERSION",
-    "capture_servers", "ServerRequest", "ServerCapture", "capture_job", "JobRequest", "JobCapture",
+    "capture_servers", "acapture_servers", "ServerRequest", "ServerCapture", "capture_job", "JobRequest", "JobCapture",
     "ProfdeckError",
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from profdeck.replicas import survey
 from profdeck.replicas.discovery import ReplicaNumbers, discover
 from profdeck.replicas.routers import find_router, is_to_be_found
 from profdeck.replicas.survey import CheckedServer
+from profdeck_traces.base.documents import show
 from profdeck_traces.base.errors import ConfigError, describe_error, did_you_mean
 from profdeck_traces.base.text import plural, short_path
 
@@ -163,6 +165,11 @@ def capture_servers(request: ServerRequest, observer: ServerObserver | None = No
         PluginError: No backend can be used for the servers.
         KeyboardInterrupt: A second interrupt cancelled the collection of files.
     """
+    with contextlib.suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise ConfigError(
+            "capture_servers cannot run in a thread with a running event loop. Use: await acapture_servers(...)"
+        )
     stop = StopSignal()
     with asyncio.Runner() as runner:
         return ctrl_c.run(runner, acapture_servers(request, observer, stop), stop)
@@ -185,6 +192,15 @@ async def acapture_servers(
 
 
 def _check(request: ServerRequest) -> None:
+    urls: Any = request.urls
+    if not isinstance(urls, tuple | list) or not all(isinstance(url, str) for url in urls):
+        raise ConfigError(f"urls: expected a tuple of texts, got {show(urls)}.")
+    for name in ("iterations", "sample"):
+        value = getattr(request, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}.")
+    if not 0 < request.timeout_s < math.inf:
+        raise ConfigError(f"timeout_s must be a positive number of seconds, got {request.timeout_s}.")
     if request.iterations is None and request.skip:
         raise ConfigError("skip is set, but iterations is not. Set iterations as well.")
     _ranks(request)
@@ -223,7 +239,9 @@ class _Capturing:
         draft = load_draft(request.config, settings=request.settings, settings_source=request.settings_source)
         if request.output is not None and "output" not in request.settings:
             draft.set("output", str(request.output), _REQUEST)
-        roles = [await self._role(draft, name) for name in self._names(draft)]
+        names = self._names(draft)
+        self._check_settings(draft, names)
+        roles = [await self._role(draft, name) for name in names]
         # Remove the other roles of the config, because they would be reported as missing in the run.
         draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
         structure({**draft.data, "roles": {}}, Config, where="")  # report other errors before servers are contacted
@@ -294,7 +312,8 @@ class _Capturing:
             if draft.get("roles", name, "targets") is None:
                 server = CheckedServer(role=name, url=request.urls[0], replica=None, backend=backend)
                 return _Role(name=name, alone=True, servers=[server])
-            draft.set(f"roles.{name}.targets.urls", list(request.urls), _REQUEST)
+            if draft.sources.get(("roles", name, "targets", "urls")) != request.settings_source:
+                draft.set(f"roles.{name}.targets.urls", list(request.urls), _REQUEST)
         targets = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
         if targets.actors:
             the_cluster(_ACTORS).join(self.until_stopped)
@@ -302,6 +321,26 @@ class _Capturing:
         for note in notes:
             self.observer.note(note)
         return _Role(name=name, alone=False, servers=[CheckedServer.found(name, one, backend) for one in found])
+
+    def _check_settings(self, draft: ConfigDraft, captured: Sequence[str]) -> None:
+        """Check that all settings apply to this capture.
+
+        Raises:
+            ConfigError: A setting belongs to another role, or has a fixed value in this kind of capture.
+        """
+        if not isinstance(roles := draft.get("roles") or {}, dict):
+            raise ConfigError(f"roles: expected a mapping of role names, got {show(roles)}.")
+        source = self.request.settings_source
+        for key, origin in draft.sources.items():
+            if origin != source:
+                continue
+            if key[0] in _FIXED:
+                raise ConfigError(f"{source} {key[0]}: it has no effect on a capture of servers. Remove this setting.")
+            if key[0] == "roles" and len(key) > 1 and key[1] not in captured:
+                raise ConfigError(
+                    f"{source} {'.'.join(key[1:])}: '{key[1]}' is not captured. Captured roles: {', '.join(captured)}."
+                    f"{did_you_mean(key[1], captured)}"
+                )
 
     def _settings_of_role(self) -> dict[str, Any]:
         request = self.request

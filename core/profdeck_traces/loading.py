@@ -64,19 +64,32 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         cache=cache,
         on_progress=on_progress,
     )
-    state = run_records().state(paths, _checks(run, sources, cache))
+    state = run_records().state(paths, _checks(run, sources, errors, cache))
     run = attrs.evolve(run, captures=state.captures, recordings=state.recordings, silent_roles=state.silent_roles)
     return attrs.evolve(run, findings=findings_of(run)), errors
 
 
-def _checks(run: RunSummary, sources: Sequence[TraceSource], cache: ResultCache | None) -> dict[str, FileCheck]:
+def _checks(
+    run: RunSummary, sources: Sequence[TraceSource], errors: Sequence[TraceError], cache: ResultCache | None
+) -> dict[str, FileCheck]:
     """Return the check results of the traces in runs, by path.
 
     An intact trace has no result if only its devices were read, because the remaining events were not checked.
+
+    Args:
+        run: Summary of the readable traces.
+        sources: All traces.
+        errors: Errors of the other traces, in the order of `sources`.
+        cache: Cache of check results.
     """
     kept = KeptChecks(cache)
     facts = {str(source.path): source.facts for source in sources if source.facts is not None}
-    checks = {}
+    readable = {rank.path for rank in run.ranks}
+    unreadable = [str(source.path) for source in sources if str(source.path) not in readable]
+    checks = {
+        path: FileCheck(whole=False, problem=f"cannot be read: {error}", events=None)
+        for path, error in zip(unreadable, errors, strict=True)
+    }
     for rank in run.ranks:
         if rank.path not in facts or (rank.events is None and rank.problem is None):
             continue

@@ -97,7 +97,8 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
         ProfdeckError: the report's path is no longer a run directory.
     """
     recording = recording_steps(report)
-    config = read_about(report.path).get("config", {}).get("finish") or {}
+    run_config = read_about(report.path).get("config")
+    config = (run_config.get("finish") if isinstance(run_config, dict) else None) or {}
     for first_step, name in finish_ids(report):
         path = record_path(report.path, first_step, name)
         try:

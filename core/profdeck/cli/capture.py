@@ -16,6 +16,8 @@ class _Group(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the subcommand, or fail if the arguments begin with an option."""
+        if args[0].startswith("--run"):
+            ctx.fail(f"{args[0]} was replaced by an argument: 'profdeck capture job RUN'.")
         if args[0].startswith("-"):
             ctx.fail(
                 f"{args[0]} is an option of the subcommands. For servers: 'profdeck capture servers {' '.join(args)}'. "

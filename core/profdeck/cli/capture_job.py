@@ -5,8 +5,9 @@ The request is sent through the run directory or the store of the job.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,7 +66,8 @@ def command(  # noqa: PLR0913  # the options of a command line
 ) -> None:
     """Capture a running job; exit with 1 if the capture of a process is missing or incomplete."""
     request = JobRequest(run=run, steps=steps, in_steps=in_steps, store=store, timeout_s=timeout)
-    captured = capture_job(request, _Terminal(), ls.read)
+    with _sigterm_as_interrupt():
+        captured = capture_job(request, _Terminal(), ls.read)
     report = captured.report
     if report is not None and captured.is_over:
         with terminal.show_progress("Waiting for the finish task"):
@@ -92,6 +94,16 @@ def command(  # noqa: PLR0913  # the options of a command line
             capture_report.show_summary(report, captured.directories)
     if not complete:
         raise typer.Exit(ExitCode.INCOMPLETE)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C inside the block: withdraw the request if the job has not begun the capture."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class _Terminal(Observer):

@@ -32,6 +32,7 @@ _MOST_ROWS = 16
 REMOVED = {
     "--actor": "Give the names of actors to the option of their cluster, such as --ray 'rollout_*'.",
     "--backend": "Use --set server.backend=NAME.",
+    "--load": "profdeck sends no requests to servers. Send your own before and during the capture.",
     "--policy": "Use --set server.targets.policy=POLICY.",
     "--quorum": "Use --set server.targets.quorum=N, with --set server.targets.policy=quorum.",
     "--ray-namespace": "Use --set server.targets.actor_namespace=NAME.",

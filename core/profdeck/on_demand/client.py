@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
@@ -40,7 +41,7 @@ _MOST_NAMED = 4
 class JobRequest:
     """Parameters of a capture request to a running job."""
 
-    run: Path
+    run: Path = attrs.field(converter=Path)
     """Run directory of the job."""
     steps: int = 1
     """Number of global steps to record."""
@@ -97,6 +98,7 @@ def capture_job(
         ConfigError: The job does not accept the request.
         CaptureError: Nothing was captured, or the job cannot be reached.
     """
+    _check(job)
     observer = observer or Observer()
     with contextlib.closing(open_store(job.run, job.store)) as store:
         about = {} if store.remote else read_about(job.run)
@@ -114,6 +116,14 @@ def capture_job(
                 f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
                 f"To list what was captured on this host: profdeck ls {short_path(job.run)}"
             ) from error
+
+
+def _check(job: JobRequest) -> None:
+    for name, value in (("steps", job.steps), ("in_steps", job.in_steps)):
+        if value is not None and not 1 <= value <= requests.MOST_STEPS:
+            raise ConfigError(f"{name} must be between 1 and {requests.MOST_STEPS:,}, got {value}.")
+    if not 0 < job.timeout_s < math.inf:
+        raise ConfigError(f"timeout_s must be a positive number of seconds, got {job.timeout_s}.")
 
 
 def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., RunReport]) -> JobCapture:

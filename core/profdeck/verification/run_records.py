@@ -141,8 +141,8 @@ def _captures(manifests: Mapping[Path, Manifest], checks: KnownChecks) -> tuple[
     runs: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
     run_above = functools.cache(_run_above)
     for file, manifest in manifests.items():
-        run = run_above(file.parent)
-        if run is None or is_in_place(file, manifest, run):
+        run = run_above(file.absolute().parent)
+        if run is None or is_in_place(file.absolute(), manifest, run):
             runs[run_of(file, manifest.replica)].append((file, manifest))
     states = [state for run, group in runs.items() for state in _states(str(run), group, checks)]
     return tuple(sorted(states, key=_order))

@@ -72,7 +72,7 @@ def _load(point: metadata.EntryPoint) -> Any:
         return point.load()
     except PluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         package = f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown distribution"
         raise BrokenPluginError(
             f"The {_kind(point.group)} '{point.name}' of {package} fails to import ({point.value}): "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,7 +102,15 @@ def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
 
 
 def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
-    """Warn about incomplete traces and about traces that have no counterpart in the other run."""
+    """Warn about incomplete captures and traces, and about traces that have no counterpart in the other run."""
+    for run, path in zip(runs, paths, strict=True):
+        states = [state for state in run.captures if state.status != "complete"]
+        if states:
+            counts = ", ".join(f"{number} {status}" for status, number in Counter(one.status for one in states).items())
+            terminal.warn(
+                f"{terminal.short_path(path)} has incomplete captures ({counts}). For details: "
+                f"profdeck ls {terminal.short_path(path)}"
+            )
     for run in runs:
         for rank in run.ranks:
             if rank.problem:

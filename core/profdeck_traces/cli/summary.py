@@ -69,7 +69,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         writer = csv.writer(sys.stdout)
         writer.writerow(table.columns)
         writer.writerows(table.rows())
-    else:
+    elif run.ranks or not problems:
         show(run, paths, top=top, full=full, full_names=full_names)
     tell(run, problems)
 

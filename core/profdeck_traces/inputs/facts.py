@@ -19,7 +19,8 @@ CLOCK_ANCHOR = "profdeck.clock_anchor"
 """Name of the marker event of a clock anchor. Statistics exclude this event."""
 
 RUN_RECORDS = "profdeck_traces.run_records"
-"""Entry-point group of the provider: at most one class, without arguments, that implements `RunRecords`."""
+"""Entry-point group of the provider, which is named ``profdeck``: a class that implements `RunRecords`."""
+_PROVIDER = "profdeck"
 
 
 @attrs.frozen(kw_only=True)
@@ -155,7 +156,7 @@ def run_records() -> RunRecords:
     Raises:
         BrokenPluginError: The provider cannot be imported.
     """
-    for name in entry_points.installed(RUN_RECORDS):
-        provider: RunRecords = entry_points.load(RUN_RECORDS, name)()
-        return provider
-    return NoRecords()
+    if _PROVIDER not in entry_points.installed(RUN_RECORDS):
+        return NoRecords()
+    provider: RunRecords = entry_points.load(RUN_RECORDS, _PROVIDER)()
+    return provider

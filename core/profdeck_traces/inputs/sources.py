@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -78,30 +78,67 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
         path = Path(os.path.abspath(given)) if given.name in {"", ".."} and kind_of(given) is not None else given  # noqa: PTH100
         told = {file: TraceSource(file, facts) for file, facts in run_records().facts(path).items()}
         if _is_one(path):
-            if path not in told and kind_of(path) is None and (reader := reader_of(path)) is not None:
-                raise TraceError(f"{path} is no Chrome trace, but {reader}.")
+            _reject_unreadable(path, is_known=path in told)
             found.setdefault(path, told.get(path, TraceSource(path)))
             continue
-        below = set(told)
-        for file in files_below(path, on_error=functools.partial(_tell_unreadable, on_left_out)):
-            if file in told:
-                continue
-            if _is_trace(file):
-                below.add(file)
-            elif on_left_out is not None and (why := _why_left_out(file)) is not None:
-                on_left_out(file, why)
-        # Where a plugin reads the files of a directory, a trace beside them is a part of what it reads.
-        of_plugins = {file.parent for file in below if kind_of(file) is not None}
-        below = {file for file in below if file.parent not in of_plugins or _is_named_so(file) or file in told}
-        sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
-        sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
-        if not sources:
-            raise TraceError(
-                f"{path}: there is no trace below this directory; their names end in {' or '.join(_endings())}."
-            )
-        for source in sources:
+        for source in _sources_below(path, told, on_left_out):
             found.setdefault(source.path, source)
     return list(found.values())
+
+
+def _reject_unreadable(path: Path, *, is_known: bool) -> None:
+    """Reject special files, and profiles that other tools read.
+
+    Args:
+        path: Path of a single trace.
+        is_known: True if a manifest lists it.
+    """
+    if kind_of(path) is not None or is_known:
+        return
+    if path.exists() and not path.is_file():
+        raise TraceError(f"{path} is not a regular file.")
+    if (reader := reader_of(path)) is not None:
+        raise TraceError(f"{path} is no Chrome trace, but {reader}.")
+
+
+def _sources_below(
+    path: Path, told: Mapping[Path, TraceSource], on_left_out: Callable[[Path, str], None] | None
+) -> list[TraceSource]:
+    """Return the traces in a directory.
+
+    Args:
+        path: The directory.
+        told: The traces in it that manifests list.
+        on_left_out: See `find_sources`.
+    """
+    below = set(told)
+    for file in files_below(path, on_error=functools.partial(_tell_unreadable, on_left_out)):
+        if file in told:
+            continue
+        if _is_special(file):
+            why: str | None = "is not a regular file"
+        elif _is_trace(file):
+            below.add(file)
+            continue
+        else:
+            why = _why_left_out(file)
+        if on_left_out is not None and why is not None:
+            on_left_out(file, why)
+    # A plugin reads all files of such a directory. The traces in it belong to the artifact.
+    of_plugins = {file.parent for file in below if kind_of(file) is not None}
+    below = {file for file in below if file.parent not in of_plugins or _is_named_so(file) or file in told}
+    sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
+    sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
+    if not sources:
+        raise TraceError(
+            f"{path}: there is no trace below this directory; their names end in {' or '.join(_endings())}."
+        )
+    return sources
+
+
+def _is_special(file: Path) -> bool:
+    """Return True for pipes, sockets and devices. To open a pipe would wait for a writer."""
+    return file.exists() and not file.is_file() and kind_of(file) is None
 
 
 def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:

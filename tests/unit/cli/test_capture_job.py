@@ -17,10 +17,11 @@ import pytest
 from typer.testing import Result
 
 from processes import ending, until
-from profdeck import Identity, Profiler
+from profdeck import Identity, JobRequest, Profiler, capture_job
 from profdeck.base.processes import ProcessId
 from profdeck.on_demand import requests, stores
 from profdeck.on_demand.requests import OnDemandRequest
+from profdeck_traces.base.errors import ConfigError
 
 Cli = Callable[..., Result]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -241,15 +242,31 @@ def test_a_job_that_is_killed_in_the_capture_leaves_it_incomplete(job: Start, as
     assert capture["status"] == "missing"
 
 
-def test_ctrl_c_withdraws_what_has_not_begun(job: Start, ask: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_withdraws_a_request_that_has_not_begun(
+    job: Start, ask: Start, tmp_path: Path, number: signal.Signals
+) -> None:
     job()
     command = ask("--in", 1_000_000)
     line_with("will be captured", command)
-    command.send_signal(signal.SIGINT)
+    command.send_signal(number)
     _, said = command.communicate()
     assert command.returncode == 130
     assert "The request is withdrawn, and nothing is captured." in said
     assert not (tmp_path / "run" / "demand.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps must be between 1 and 1,000,000, got 0."),
+        ({"in_steps": -1}, "in_steps must be between 1 and"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a positive number of seconds, got nan."),
+    ],
+)
+def test_invalid_requests_are_rejected(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        capture_job(JobRequest(run=tmp_path, **changes))
 
 
 def test_ctrl_c_leaves_what_has_begun(job: Start, ask: Start, tmp_path: Path) -> None:

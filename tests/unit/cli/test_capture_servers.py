@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -12,14 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import attrs
 import pytest
 from typer.testing import Result
 
+from profdeck import ServerRequest, capture_servers
 from profdeck.backends.api import TargetState
 from profdeck.cli import capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
+from profdeck_traces.base.errors import ConfigError
 from simulated_servers import (
     Act,
     RecordingEngine,
@@ -455,6 +459,13 @@ URL = "http://127.0.0.1:1"
         (["--config", "job.yaml", "--role", "trainer"], "The role 'trainer' has no servers under targets"),
         (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "Its roles are trainer."),
         ([], "No server is specified. Use --url, --router"),
+        (
+            ["--url", URL, "--set", "serve.targets.policy=all"],
+            "'serve' is not captured. Captured roles: server.",
+        ),
+        (["--url", URL, "--role", "rollout", "--set", "server.backend=vllm"], "Captured roles: rollout."),
+        (["--url", URL, "--set", "mode=discrete"], "--set mode: it has no effect on a capture of servers."),
+        (["--url", URL, "--set", "roles=3"], "roles: expected a mapping of role names, got 3"),
     ],
 )
 def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -473,7 +484,8 @@ def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], 
         (["job", "--run", "run"], "The run directory is an argument: profdeck capture job RUN."),
         (["job", "run", "--iterations=2"], "To capture servers without a job: profdeck capture servers"),
         (["--url", URL, "--skip", "2"], f"For servers: 'profdeck capture servers --url {URL} --skip 2'."),
-        (["--run", "run"], "For a running job: 'profdeck capture job RUN'."),
+        (["--run", "run"], "--run was replaced by an argument: 'profdeck capture job RUN'."),
+        (["--router", URL], "For a running job: 'profdeck capture job RUN'."),
         (["start", "--url", URL], "No such command 'capture start'. Use 'profdeck capture servers' without"),
         (["stop", "--run", "run"], "No such command 'capture stop'. Use 'profdeck capture servers' without"),
     ],
@@ -482,6 +494,38 @@ def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments
     result = cli("capture", *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert message in words(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"iterations": 0}, "iterations must be at least 1, got 0."),
+        ({"sample": 0}, "sample must be at least 1, got 0."),
+        ({"timeout_s": -1.0}, "timeout_s must be a positive number of seconds, got -1.0."),
+        ({"timeout_s": float("nan")}, "timeout_s must be a positive number"),
+        ({"urls": URL}, "urls: expected a tuple of texts, got"),
+        ({"urls": (b"x",)}, "urls: expected a tuple of texts, got"),
+    ],
+)
+def test_invalid_requests_are_rejected(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        capture_servers(ServerRequest(**({"urls": (URL,)} | changes)))
+
+
+def test_the_sync_function_rejects_a_running_event_loop() -> None:
+    async def host() -> None:
+        capture_servers(ServerRequest(urls=(URL,)))
+
+    with pytest.raises(ConfigError, match=r"Use: await acapture_servers\(\.\.\.\)"):
+        asyncio.run(host())
+
+
+def test_settings_override_the_servers_of_a_request(fleet: Fleet) -> None:
+    with fleet(2) as servers:
+        settings = {"server.targets.urls": [servers[1].url], "run": "run"}
+        captured = capture_servers(ServerRequest(urls=(servers[0].url,), iterations=5, settings=settings))
+        assert [server.url for server in captured.servers] == [servers[1].url]
+        assert ["start" in server.commands() for server in servers] == [False, True]
 
 
 # What goes wrong with some.

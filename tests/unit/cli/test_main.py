@@ -81,6 +81,7 @@ def test_help_lists_plugin_commands_and_those_that_fail(cli: Cli) -> None:
     assert "paper-cut Cut paper." in lines
     assert "paper-fold Fold paper." in lines
     assert any(line.startswith("paper-broken Unavailable: ") for line in lines)
+    assert any(line.startswith("paper-exit Unavailable: ") for line in lines)
     assert any(line.startswith("paper-number Unavailable: ") for line in lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,7 @@ def add_digests(run: Path) -> None:
             file.write_text(json.dumps(document))
 
 
-@pytest.mark.parametrize("damage", ["none", "other content", "cut", "gone", "empty", "manifest gone", "dead"])
+@pytest.mark.parametrize("damage", ["none", "other content", "zeros", "cut", "gone", "empty", "manifest gone", "dead"])
 def test_states_agree(cli: Cli, record: Record, damage: str) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
     trace = next(run.rglob("rank_0001*step3.trace.json*"))
@@ -50,6 +51,8 @@ def test_states_agree(cli: Cli, record: Record, damage: str) -> None:
     match damage:
         case "other content":
             change_content(trace)
+        case "zeros":
+            trace.write_bytes(bytes(trace.stat().st_size))
         case "cut":
             trace.write_bytes(trace.read_bytes()[:-20])
         case "gone":
@@ -92,7 +95,7 @@ def copy_to_other_rank(path: Path) -> None:
     shutil.copy(path, path.with_name(path.name.replace("rank_", "rank_9")))
 
 
-DAMAGES: list[Callable[[Path], None]] = [
+DAMAGES: list[Callable[[Path], object]] = [
     cut,
     change_content,
     remove_events,
@@ -100,6 +103,8 @@ DAMAGES: list[Callable[[Path], None]] = [
     copy_to_other_rank,
     Path.unlink,
     lambda path: path.write_bytes(b""),
+    lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    lambda path: (path.unlink(), os.mkfifo(path)),
     lambda path: path.write_bytes(b"{}"),
 ]
 
@@ -109,7 +114,7 @@ DAMAGES: list[Callable[[Path], None]] = [
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_states_agree_for_all_damages(
-    record: Record, tmp_path: Path, damages: list[tuple[int, Callable[[Path], None]]]
+    record: Record, tmp_path: Path, damages: list[tuple[int, Callable[[Path], object]]]
 ) -> None:
     recorded = tmp_path / "profiles" / "job"
     if not recorded.exists():
@@ -129,3 +134,40 @@ def test_states_agree_for_all_damages(
     except TraceError:  # no trace is left
         return
     assert {(one.capture, one.rank): one.status for one in summary.captures} == by_ls
+
+
+@pytest.mark.parametrize("directory", ["trainer", "."])
+def test_copied_manifests_do_not_count_in_relative_paths(
+    record: Record, monkeypatch: pytest.MonkeyPatch, directory: str
+) -> None:
+    role = record(3, ranks=(0, 1), world_size=2) / "step_000003" / "trainer"
+    shutil.copy(role / "rank_0000.step3.json", role / "rank_9000.step3.json")
+    monkeypatch.chdir(role if directory == "." else role.parent)
+    summary, _ = summarise([Path(directory)])
+    assert [(one.rank, one.status) for one in summary.captures] == [(0, "complete"), (1, "complete")]
+
+
+def test_diff_reports_incomplete_captures(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3, 5, ranks=(0, 1), world_size=2)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(run, damaged)
+    remove_events(next(damaged.rglob("rank_0001*step3.trace.json")))
+    result = cli("diff", run, damaged)
+    assert "damaged has incomplete captures (1 partial). For details: profdeck ls" in " ".join(result.stderr.split())
+    assert "incomplete captures" not in cli("diff", run, run).stderr
+
+
+def test_a_pipe_is_not_read(cli: Cli, record: Record) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    trace = next(run.rglob("rank_0001*step3.trace.json"))
+    trace.unlink()
+    os.mkfifo(trace)
+    assert "is not a regular file" in cli("summary", run).stderr
+    result = cli("summary", trace)
+    assert (result.exit_code, "is not a regular file." in result.stderr) == (4, True)
+
+
+def test_a_damaged_run_file_is_no_bug(cli: Cli, record: Record) -> None:
+    run = record(3)
+    (run / "run.json").write_text('{"roles": {"a": 1}, "config": [], "created_ns": "x"}')
+    assert json.loads(cli("ls", run, "--json").stdout)["captures"]

@@ -1,0 +1,3 @@
+"""Module that exits when it is imported."""
+
+raise SystemExit(3)
