@@ -9,7 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class RecordingStore(MemoryFileSystem):
-    """An in-memory file system that records transfers and can fail. Its URLs start with ``recording://``."""
+    """An in-memory file system that records transfers and can be made to fail. Its URLs start with ``recording://``."""
 
     protocol = ("recording",)
     store: ClassVar[dict[str, Any]] = {}

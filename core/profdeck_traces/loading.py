@@ -1,4 +1,4 @@
-"""Creates the complete summary of traces: the input of the terminal output, reports, tables and diffs."""
+"""Creates the complete summary of traces, on which terminal output, reports, tables and diffs are based."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: 
     assert await_over(tmp_path).state is FinishState.DONE
 
 
-# Finish commands that fail or hang.
+# Tests of finish commands that fail or hang.
 
 
 def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:

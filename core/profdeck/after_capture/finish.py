@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def finish_run(report: RunReport, template: FinishRecord | None, *, again: bool) -> Iterator[tuple[FinishReport, bool]]:
-    """Run the finish tasks of a run that have not run or were interrupted.
+    """Execute the finish tasks of a run that were never started or were interrupted.
 
     Args:
         report: the captures of the run.

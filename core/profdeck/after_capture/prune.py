@@ -122,7 +122,7 @@ def _inspect(directory: Path) -> StepOnDisk:
             reasons += filter(None, [finish_at_work(file)])
         else:
             reasons += filter(None, [artifact_at_work(file)])
-    # An artifact can have a name like a manifest's. Its contents are then not an invalid manifest.
+    # The name of an artifact may look like the name of a manifest. Do not report it as an invalid manifest.
     reasons += [error for file, error in errors.items() if file not in artifacts]
     reasons += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
     first_step = int(directory.name.rpartition("_")[2])

@@ -1,4 +1,4 @@
-"""Options that several commands with a config share."""
+"""Options shared by the commands that take a config."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ _VALUES: Mapping[Any, Callable[[Any], Any]] = {
 
 
 def _meant(word: str, cls: type[Enum]) -> str:
-    """Return a hint if a word is an alternative name of a member.
+    """Return a hint if a word is an alias of one of the allowed values.
 
     Classes such as `profdeck.config.options.Activity` define alternative names in the method ``meant``.
     """

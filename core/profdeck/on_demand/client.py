@@ -420,7 +420,7 @@ def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunRe
 
 
 def _origin(manifest: Manifest) -> tuple[str, int | None, str]:
-    """Return the role, the replica and the ID of a manifest's capture. Engine ranks have the ID of their request."""
+    """Return a manifest's role, replica and capture ID. For engine ranks, it is the ID of the request."""
     return manifest.role, manifest.replica, manifest.request or manifest.capture
 
 

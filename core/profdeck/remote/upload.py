@@ -89,7 +89,7 @@ def configured_url() -> str:
 
 
 def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: Progress | None = None) -> Upload:
-    """Upload the finished captures of a run to a directory below a URL. The directory has the run's name.
+    """Upload the finished captures of a run to a directory with the run's name under a URL.
 
     Besides manifests and their artifacts, HTML pages and the records of finish tasks are uploaded. Other files are not
     uploaded. Captures that are being recorded or analysed are left for a later upload.
@@ -193,7 +193,7 @@ def _find_finished(run: Path) -> _Finished:
                     found.documents.extend([file, *filter(Path.exists, [input_path(file)])])
             elif file.suffix == ".html":
                 found.documents.append(file)
-    # An artifact can have a name like a manifest's.
+    # The name of an artifact may look like the name of a manifest.
     found.manifests.extend(file for file in manifests if file not in found.artifacts)
     return found
 

@@ -148,7 +148,7 @@ def _below(file: Any, path: Path) -> str:
 
 
 def is_in_place(file: Path, manifest: Manifest, run: Path) -> bool:
-    """Return True if a manifest is at the path to which its process wrote it.
+    """Return True if a manifest is still where its process wrote it, and not a copy.
 
     A copy at another path would count as another rank.
     """

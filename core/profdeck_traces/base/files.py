@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# Error codes of os.link if no hard link can be created. FAT and some network file systems have no hard links.
+# Errno values of os.link on file systems without hard links, such as FAT and some network file systems.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _COPY_BYTES = 1 << 20
 

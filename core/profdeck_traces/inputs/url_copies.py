@@ -163,7 +163,7 @@ def _update(
     changed = [
         name
         for name, info in listed.items()
-        # An HTTP listing has no sizes and versions. Its files have the size None and are always copied.
+        # An HTTP listing gives no sizes or versions, so its files get size None and are always copied.
         if versions.get(name) != tokenize(info) or file_size(files / name) != info["size"]
     ]
     if not changed:
@@ -191,7 +191,7 @@ def _update(
 
 
 def _delete_missing(files: Path, listed: Container[str]) -> None:
-    """Delete local files that are not in the remote listing, and empty directories."""
+    """Delete empty directories, and local files that are not in the remote listing."""
     for path in sorted(files.rglob("*"), reverse=True):
         if path.is_dir():
             with suppress(OSError):  # the directory is not empty

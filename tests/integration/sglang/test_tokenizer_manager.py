@@ -1,4 +1,4 @@
-"""Tests of captures of a tokenizer manager while its event loop serves requests."""
+"""Tests for capturing a tokenizer manager while its event loop is serving requests."""
 
 from __future__ import annotations
 

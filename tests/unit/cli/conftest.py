@@ -48,7 +48,7 @@ def python() -> Program:
 
 @pytest.fixture
 def python_without(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Return a function that runs Python without the given modules, in child processes as well."""
+    """Return a function that runs Python in a process where the given modules cannot be imported."""
 
     def run(modules: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
         blocked = tmp_path_factory.mktemp("blocked")

@@ -33,7 +33,7 @@ def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[A
 
 
 def _merge(manifests: Sequence[Path], destination: Path) -> TraceCheck:
-    # Imported here, because the libraries of the extra `traces` may be missing in the environment of an engine.
+    # Imported here because an engine's environment may lack the dependencies of the `traces` extra.
     from profdeck_traces import MergeSource, merge_traces
 
     sources: list[MergeSource] = []
