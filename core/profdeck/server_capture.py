@@ -50,7 +50,7 @@ _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "r
 
 @attrs.frozen(kw_only=True)
 class ServerRequest:
-    """Parameters for a capture of servers.
+    """Parameters for capturing servers.
 
     If the request specifies no servers, the servers in the config are captured.
     """
@@ -62,13 +62,13 @@ class ServerRequest:
     targets_file: Path | None = None
     """YAML or TOML file that lists servers."""
     actors: tuple[str, ...] = ()
-    """Names of actors of the installed cluster plugin; ``*`` matches any text."""
+    """Names of actors of the installed cluster plugin; ``*`` matches any string."""
     role: str | None = None
     """Role of the servers in the job. Default: ``server``, or all roles with targets in the config."""
     sample: int | None = None
-    """Number of servers to capture, of each worker type. Default: all."""
+    """Number of servers to capture for each worker type. Default: all."""
     iterations: int | None = None
-    """Number of engine iterations to record. Default: that of the config, or until the time limit."""
+    """Number of engine iterations to record. Default: the number in the config, or until the time limit."""
     skip: int = 0
     """Number of iterations to skip before the recording."""
     batch_kinds: tuple[str, ...] = ()
@@ -76,10 +76,10 @@ class ServerRequest:
     ranks: str | None = None
     """Ranks of each engine that record, such as ``0,8`` or ``0..7``, or ``all``. Default: 0."""
     output: Path | None = None
-    """Directory of the runs. Default: the output directory of the servers."""
+    """Output directory for the run. Default: the output directory of the servers."""
     config: Path | None = None
     settings: Mapping[str, Any] = attrs.field(factory=dict)
-    """Settings of the config by dotted key. They override everything else."""
+    """Config settings by dotted key. They override everything else."""
     settings_source: str = "call"
     """Name of the source of these settings in error messages."""
     timeout_s: float = TIMEOUT_S
@@ -87,17 +87,17 @@ class ServerRequest:
 
     @property
     def specifies_servers(self) -> bool:
-        """True if the request itself specifies servers, independent of the config."""
+        """True if the request itself specifies which servers to capture."""
         return bool(self.urls or self.router or self.targets_file or self.actors)
 
     @property
     def specifies_one(self) -> bool:
-        """True if the request specifies a single server by its URL."""
+        """True if the request specifies exactly one server, by its URL."""
         return len(self.urls) == 1 and not (self.router or self.targets_file or self.actors or self.sample)
 
 
 class ServerObserver(Observer):
-    """Base class for objects that display the progress of a capture of servers. Its methods do nothing."""
+    """Base class for displaying the progress of a server capture. By default, its methods do nothing."""
 
     def servers_checked(self, servers: Sequence[CheckedServer]) -> None:
         """Called after the servers have been checked, if there is more than one server."""
@@ -111,15 +111,15 @@ class ServerObserver(Observer):
         """
 
     def recording_stopped(self) -> None:
-        """Called when the recording ends. After this, the servers write their files."""
+        """Called when the recording ends, before the servers write their files."""
 
     def files_collected(self) -> None:
-        """Called when the capture ends, if `recording_started` was called."""
+        """Called when the capture ends, even after an error, if `recording_started` was called."""
 
 
 @attrs.frozen(kw_only=True)
 class ServerCapture:
-    """Result of a capture of servers."""
+    """Result of capturing one or more servers."""
 
     run: Path
     """The run directory. It does not exist if nothing was recorded."""
@@ -141,12 +141,12 @@ class _Role:
 
     @property
     def target(self) -> str | None:
-        """URL of the only server; ``None`` if the role has targets."""
+        """URL of the single server; ``None`` if the servers are captured as targets."""
         return self.servers[0].url if self.alone else None
 
     @property
     def identity(self) -> Identity:
-        """Identity of this process in the role."""
+        """Role and replica of this process in the run."""
         return Identity(role=self.name, replica=self.servers[0].replica if self.alone else None)
 
 
@@ -163,7 +163,7 @@ def capture_servers(request: ServerRequest, observer: ServerObserver | None = No
         ConfigError: The request is invalid, or the servers cannot be captured together.
         CaptureError: No server can be captured.
         PluginError: No backend can be used for the servers.
-        KeyboardInterrupt: A second interrupt cancelled the collection of files.
+        KeyboardInterrupt: A second interrupt ended the wait for files.
     """
     with contextlib.suppress(RuntimeError):
         asyncio.get_running_loop()
@@ -215,7 +215,7 @@ def _check(request: ServerRequest) -> None:
 
 
 def _ranks(request: ServerRequest) -> str | list[int | str] | None:
-    """Return the requested ranks as config data. Ranges such as ``0..7`` remain strings."""
+    """Return the requested ranks in the format of the config, where ranges such as ``0..7`` are strings."""
     if request.ranks is None or request.ranks == "all":
         return request.ranks
     try:
@@ -226,7 +226,7 @@ def _ranks(request: ServerRequest) -> str | list[int | str] | None:
 
 @attrs.frozen
 class _Capturing:
-    """A capture of servers in progress."""
+    """A server capture in progress."""
 
     request: ServerRequest
     observer: ServerObserver
@@ -242,7 +242,7 @@ class _Capturing:
         names = self._names(draft)
         self._check_settings(draft, names)
         roles = [await self._role(draft, name) for name in names]
-        # Remove the other roles of the config, because they would be reported as missing in the run.
+        # Remove the config's other roles, because the run report would list them as missing.
         draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
         structure({**draft.data, "roles": {}}, Config, where="")  # report other errors before servers are contacted
         servers = [server for role in roles for server in role.servers]
@@ -271,7 +271,7 @@ class _Capturing:
     # Selection of servers.
 
     def _names(self, draft: ConfigDraft) -> list[str]:
-        """Return the names of the roles whose servers are captured."""
+        """Return the names of the roles to capture."""
         role = self.request.role
         if self.request.specifies_servers:
             return [role or _ROLE]
@@ -289,7 +289,7 @@ class _Capturing:
         return found if role is None else [role]
 
     async def _role(self, draft: ConfigDraft, name: str) -> _Role:
-        """Find the servers of a role. If they include actors, join the cluster of the actors.
+        """Find a role's servers. If the role has actors, join their cluster first.
 
         Raises:
             ConfigError: The request or the config is invalid.
@@ -352,7 +352,7 @@ class _Capturing:
         return {key: value for key, value in settings.items() if value}
 
     async def _where(self, draft: ConfigDraft, name: str) -> dict[str, Any]:
-        """Return the settings under ``targets`` for the servers that the request specifies."""
+        """Return ``targets`` settings that select the servers specified in the request."""
         request = self.request
         where: dict[str, Any] = {
             "urls": list(request.urls),
@@ -372,7 +372,7 @@ class _Capturing:
         return where
 
     async def _router(self, router: str | None) -> str | None:
-        """Return the URL of the requested router. If the request contains no URL, search for the router.
+        """Return the router's URL. If `router` is ``auto`` or a log file, search for the URL.
 
         Raises:
             CaptureError: No router is found, or several routers are.
@@ -384,9 +384,9 @@ class _Capturing:
         return url
 
     def _backend(self, draft: ConfigDraft, name: str) -> str | None:
-        """Return the configured backend of the servers; ``None`` if the backend must be detected.
+        """Return the configured backend of the servers, or ``None`` if it must be detected.
 
-        The backend in a config file applies to the targets in that file, and not to the servers of the request.
+        A backend in a config file applies only to the targets in that file, not to servers specified in the request.
         """
         backend = draft.get("roles", name, "backend")
         source = draft.sources.get(("roles", name, "backend"))
@@ -421,7 +421,7 @@ class _Capturing:
     # Recording.
 
     async def _record(self, profiler: Profiler, servers: list[CheckedServer]) -> dict[str, EngineCapture]:
-        """Start the recording, wait for its end and stop it. Started servers are always stopped.
+        """Start the recording, wait until it ends, and stop all servers that were started, even after an error.
 
         Raises:
             CaptureError: The start failed.
@@ -453,7 +453,7 @@ class _Capturing:
         return captures
 
     async def _wait(self, profiler: Profiler) -> None:
-        """Wait until all windows are complete, the time limit passes or the capture is stopped.
+        """Wait until all recording windows are complete, the time limit passes or a stop is requested.
 
         Raises:
             CaptureError: All servers have stopped responding.

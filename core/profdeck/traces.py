@@ -1,3 +1,3 @@
-"""Placeholder for a removed module. Its import raises an error that names the new package."""
+"""Placeholder for a removed module. Importing it raises an error that names the new package."""
 
 raise ImportError("profdeck.traces is now a separate package. Import profdeck_traces.")

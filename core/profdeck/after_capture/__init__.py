@@ -1,1 +1,1 @@
-"""Work after a capture: finish tasks, and the deletion of old steps."""
+"""Work after a capture: running finish tasks and deleting old steps."""

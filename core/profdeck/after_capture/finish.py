@@ -1,11 +1,11 @@
-"""Finish task: the work that profdeck does once after a capture.
+"""Runs the finish task of a capture.
 
-The task waits until all participants have ended the capture, and checks their files. Then it runs the finish command,
-which is ``finish.command`` in the config, and notifies the listeners.
+The task waits until all participating processes have ended the capture, and checks their files. Then it runs the finish
+command, which is ``finish.command`` in the config, and notifies the listeners.
 
-A process of the job starts the task in a child process: ``python -m profdeck.after_capture.finish RECORD``. The command
-`profdeck finish` runs the task in its own process. Each listener is notified in a separate process, ``... finish
-listener NAME RECORD``. This process has a time limit and cannot affect the other listeners.
+A process of the job starts the task as a child process: ``python -m profdeck.after_capture.finish RECORD``. The command
+`profdeck finish` runs it in its own process instead. Each listener is notified in a separate process, ``... finish
+listener NAME RECORD``, which has a time limit and cannot affect the other listeners.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def main() -> None:
 
 
 def finish_run(report: RunReport, template: FinishRecord | None, *, again: bool) -> Iterator[tuple[FinishReport, bool]]:
-    """Execute the finish tasks of a run that were never started or were interrupted.
+    """Run finish tasks that were never started or were interrupted.
 
     Args:
         report: the captures of the run.
         template: the command and listeners for tasks without a record; None if the config of the run has neither.
-        again: whether to repeat the tasks that have ended.
+        again: whether to repeat tasks that are done or failed.
 
     Yields:
         The state of each finish task, and whether this call ran it.
@@ -95,7 +95,10 @@ def finish_run(report: RunReport, template: FinishRecord | None, *, again: bool)
 
 
 def _claim(path: Path, new: FinishRecord | None, *, again: bool) -> bool:
-    """Claim a finish task for this process. Return False if the task has ended or another process is running it."""
+    """Claim a finish task for this process.
+
+    Return False if another process is running the task, or if the task is done or failed and `again` is False.
+    """
     with lock_directory(path.parent):  # another call of `profdeck finish` could claim it too
         try:
             record = read_record(path)
@@ -112,10 +115,10 @@ def _claim(path: Path, new: FinishRecord | None, *, again: bool) -> bool:
 
 
 def run_finish(path: Path) -> FinishRecord:
-    """Run a finish task, and write its progress and its result to its record.
+    """Run a finish task, and write its progress and result to its record file.
 
     Args:
-        path: the path of the record.
+        path: the path of the record file.
 
     Returns:
         The final record.
@@ -154,12 +157,12 @@ class _Finish:
     record: FinishRecord
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the record, and write the record to its file."""
+        """Update fields of the record, and write it to its file."""
         self.record = attrs.evolve(self.record, **changes)
         write_record(self.path, self.record)
 
     def run(self) -> None:
-        """Wait for the participants, check their files, run the finish command and notify the listeners."""
+        """Wait for the participating processes, check their files, run the finish command and notify the listeners."""
         record, directory = self.record, self.path.parent
         roles = tuple(read_about(directory.parent).get("roles", ()))
         participants = Participants(directory, record.capture, roles)
@@ -194,13 +197,13 @@ class _Finish:
 
 
 def document_of(name: str, directory: Path, report: RunReport, missing: Sequence[str]) -> dict[str, Any]:
-    """Return the input of the finish command and the listeners, as JSON data.
+    """Return the JSON data that the finish command and the listeners read from stdin.
 
     Args:
         name: the name of the finish task.
-        directory: the directory of the step.
+        directory: the step directory.
         report: the report on the captures of the task.
-        missing: participants that have not ended the captures.
+        missing: names of the participants that have not ended the captures.
     """
     reports: list[RankReport | TargetReport] = [rank for capture in report.captures for rank in capture.ranks]
     reports += report.targets
@@ -220,13 +223,13 @@ def document_of(name: str, directory: Path, report: RunReport, missing: Sequence
 def run_command(
     name: str, arguments: Sequence[str], stdin: Path, environment: Mapping[str, str], timeout_s: float
 ) -> CommandResult:
-    """Run a command in a new process group. If the command exceeds its time limit, terminate the group.
+    """Run a command in a new process group, which is terminated when the time limit passes.
 
     Args:
-        name: the name in the result.
+        name: the name to store in the result.
         arguments: the command line.
-        stdin: the file that the command reads as its stdin.
-        environment: the environment of the command.
+        stdin: the file to use as the command's stdin.
+        environment: the command's environment variables.
         timeout_s: the time limit in seconds.
 
     Raises:
@@ -257,9 +260,9 @@ def run_command(
 def _run(
     arguments: Sequence[str], timeout_s: float, stdin: int, output: int, environment: Mapping[str, str]
 ) -> tuple[int, bool]:
-    """Run a command. Return its exit code, and whether it exceeded its time limit."""
+    """Run a command. Return its exit code and whether it exceeded the time limit."""
     received = list[int]()
-    # An exception inside Popen would leave the new process running. SIGTERM is therefore deferred until Popen returns.
+    # Defer SIGTERM until Popen returns, because an exception inside Popen would leave the new process running.
     handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
         process = subprocess.Popen(
@@ -280,7 +283,7 @@ def _run(
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> int:
-    """Terminate the process group of a command, and kill it if necessary. Return the exit code of the command."""
+    """Terminate a command's process group, then kill its remaining processes. Return the command's exit code."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -297,11 +300,11 @@ def _problem(exit_code: int) -> str | None:
 
 
 def notify_listener(name: str, options: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
-    """Call the hook ``capture_finished`` of one listener.
+    """Call a listener's ``capture_finished`` hook.
 
     Raises:
         PluginError: the listener cannot be loaded.
-        Exception: the listener raised this exception.
+        Exception: the listener raised an exception.
     """
     manager = plugin_manager()
     manager.add_object(name, load_listener(name, options))

@@ -1,11 +1,11 @@
-"""Starts finish tasks from the processes of a job.
+"""Starts finish tasks from within a job's processes.
 
-When a capture ends in a process, this process tries to create the record of the finish task exclusively. If it
-succeeds, it starts the task, `profdeck.after_capture.finish`, as a child in a new session. The task therefore runs
-once, does not block the job, and continues if its parent or the launcher is killed.
+When a capture ends in a process, the process tries to create the record file of the finish task. Only one process
+succeeds. It starts the task, `profdeck.after_capture.finish`, as a child process in a new session. The task therefore
+runs once, does not block the job, and continues if its parent or the launcher is killed.
 
-All roles, replicas and stages of a global step share one finish task. If a job repeats the step, the new captures have
-another finish task, such as ``step2-take2``.
+All roles, replicas and stages of a global step share one finish task. If a job repeats the step, the new captures get
+a separate finish task, such as ``step2-take2``.
 """
 
 from __future__ import annotations
@@ -49,31 +49,31 @@ _children: dict[Path, _Child] = {}
 
 
 class Finishes:
-    """Starts the finish tasks for the captures of one profiler."""
+    """Starts the finish tasks for one profiler's captures."""
 
     def __init__(
         self, run: Path, config: FinishConfig, listeners: tuple[str, ...], options: Mapping[str, Mapping[str, Any]]
     ) -> None:
         """Args:
         run: the run directory.
-        config: the command and the time limits.
-        listeners: names of the listeners with the hook ``capture_finished``.
-        options: the options of each listener, by the name of the listener.
+        config: the finish command and its time limits.
+        listeners: names of the listeners that implement ``capture_finished``.
+        options: the options of each listener, by listener name.
         """
         self._run = run
         self._arguments = config, listeners, options
         self._ended: dict[Path, tuple[CaptureRecord, ManifestWriter]] = {}
 
     def add(self, capture: CaptureRecord, recorder: ManifestWriter) -> None:
-        """Register a capture that has ended in this process. Its manifest must have been written."""
+        """Register a capture after it has ended in this process and its manifest has been written."""
         name = finish_id(capture.first_step, capture.id)
         self._ended[record_path(self._run, capture.first_step, name)] = capture, recorder
         _pending.add(self)
 
     def begin(self) -> None:
-        """Start the finish tasks of all registered captures, except tasks that another process has started.
+        """Start the finish tasks of all registered captures, unless another process has already started them.
 
-        This method raises no exception. Errors are logged or written to the record.
+        Errors are logged or written to the record, but never raised.
         """
         ended, self._ended = self._ended, {}
         _pending.discard(self)
@@ -86,7 +86,7 @@ class Finishes:
 
 
 def await_own_finishes() -> None:
-    """Wait for the finish tasks that this process has started, for each at most its maximum duration."""
+    """Wait for the finish tasks that this process started, but no longer than each task's maximum duration."""
     started_s = time.monotonic()
     for child in list(_children.values()):
         child.wait(child.limit_s - (time.monotonic() - started_s))
@@ -94,17 +94,17 @@ def await_own_finishes() -> None:
 
 @attrs.frozen
 class _Child:
-    """The child process of a finish task."""
+    """A child process that runs a finish task."""
 
     path: Path
-    """The path of the task's record."""
+    """The path of the task's record file."""
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
     """File with the stderr of the process."""
     limit_s: float
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the process, and log the result of the finish task. Return False if the wait times out."""
+        """Wait for the process, and log the result of its finish task. Return False on timeout."""
         try:
             self.process.wait(max(timeout_s, 0.0))
         except subprocess.TimeoutExpired:
@@ -149,7 +149,7 @@ def _begin(path: Path, record: FinishRecord) -> None:
     command = [sys.executable, "-P", "-m", "profdeck.after_capture.finish", str(path)]
     errors = tempfile.TemporaryFile()  # noqa: SIM115  # not a pipe: the child may outlive this process
     try:
-        # A child in a new session does not receive the signals that are sent to the process group of the launcher.
+        # In a new session, the child does not receive signals sent to the launcher's process group.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
         )
@@ -169,9 +169,9 @@ def _warn(path: Path, record: FinishRecord, *, write: bool = False) -> None:
 
 
 def _at_exit() -> None:
-    """Start the registered finish tasks, and wait for all tasks that this process has started.
+    """Start the registered finish tasks, and wait for all tasks started by this process.
 
-    Without the wait, a container could stop with this process and kill the tasks.
+    Without the wait, a container might exit together with this process and kill the tasks.
     """
     for finishes in list(_pending):
         finishes.begin()
@@ -189,8 +189,8 @@ def _at_exit() -> None:
 
 
 # Exit handlers run in reverse order of registration. The handler that ends captures is registered later, when a capture
-# starts, and therefore runs before this one.
+# starts, so it runs first.
 atexit.register(_at_exit)
-# A forked child must not start or wait for the finish tasks of its parent.
+# A forked child must not start its parent's finish tasks or wait for them.
 os.register_at_fork(after_in_child=_pending.clear)
 os.register_at_fork(after_in_child=_children.clear)

@@ -1,4 +1,4 @@
-"""Record of a finish task: its command and listeners, its progress and its result.
+"""Record file of a finish task: what the task runs, its progress and its result.
 
 A finish task runs once after a capture has ended in all processes. See `profdeck.after_capture.finish`.
 """
@@ -46,7 +46,7 @@ class FinishState(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class CommandResult:
-    """Result of the finish command or of one listener."""
+    """Result of running the finish command or notifying one listener."""
 
     name: str
     """``command``, or ``listener NAME``."""
@@ -63,7 +63,7 @@ class CommandResult:
 
 @attrs.frozen(kw_only=True)
 class FinishRecord:
-    """Contents of the record file of a finish task."""
+    """Contents of a finish task's record file."""
 
     schema: int = SCHEMA
     capture: str
@@ -71,7 +71,7 @@ class FinishRecord:
     first_step: int
     command: str | None
     listeners: tuple[str, ...]
-    """The listeners with the hook ``capture_finished``."""
+    """Names of the listeners that implement ``capture_finished``."""
     timeout_s: float
     wait_s: float
     listener_options: Mapping[str, Mapping[str, Any]] | None = None
@@ -91,18 +91,18 @@ class FinishRecord:
 
     @property
     def over(self) -> bool:
-        """True if the state in the record is final."""
+        """True if the task has ended, according to its record."""
         return self.state not in {FinishState.WAITING, FinishState.RUNNING}
 
     @property
     def longest_s(self) -> float:
-        """Maximum duration of the task in seconds, if no participant is known to be recording."""
+        """Maximum duration of the task in seconds, counted from the participants' last progress."""
         parts = len(self.listeners) + (self.command is not None)
         return self.wait_s + parts * self.timeout_s + MARGIN_S
 
     @property
     def why(self) -> str | None:
-        """All problems on one line; None if there is no problem."""
+        """All problems, joined into one line; None if there are none."""
         problems = [self.problem] if self.problem else []
         for part in self.parts:
             if part.problem:
@@ -111,9 +111,9 @@ class FinishRecord:
         return "; ".join(problems) or None
 
     def is_lost(self, path: Path) -> bool:
-        """Return whether the process of the task exited before the task was over.
+        """Return whether the task's process exited before the task had finished.
 
-        A process on another host cannot be checked. It is assumed to have exited if the record has not changed for
+        A process on another host cannot be checked, so it is assumed to have exited if the record has not changed for
         `longest_s`.
 
         Args:
@@ -133,14 +133,14 @@ def new_record(
     listeners: tuple[str, ...],
     options: Mapping[str, Mapping[str, Any]],
 ) -> FinishRecord:
-    """Return the initial record of a finish task.
+    """Return the initial record for a new finish task.
 
     Args:
         first_step: the first global step of the captures.
         name: the name of the task, from `finish_id`.
-        config: the command and the time limits.
-        listeners: names of the listeners with the hook ``capture_finished``.
-        options: the options of each listener, by the name of the listener.
+        config: the finish command and its time limits.
+        listeners: names of the listeners that implement ``capture_finished``.
+        options: the options of each listener, by listener name.
     """
     return FinishRecord(
         capture=name,
@@ -154,21 +154,21 @@ def new_record(
 
 
 def finish_id(first_step: int, capture: str) -> str:
-    """Return the name of the finish task for a capture.
+    """Return the name of a capture's finish task.
 
-    All roles and stages of a step share one task. A repetition of the step has another task, such as ``step2-take2``.
+    All roles and stages of a step share one task. If the step is repeated, it gets a new task, such as ``step2-take2``.
     """
     take = _TAKE.search(capture)
     return f"step{first_step}-{take[1]}" if take else f"step{first_step}"
 
 
 def record_path(run: Path, first_step: int, name: str) -> Path:
-    """Return the path of a finish task's record."""
+    """Return the path of a finish task's record file."""
     return run / f"step_{first_step:06d}" / f"finish.{name}.json"
 
 
 def input_path(record: Path) -> Path:
-    """Return the path of the input file for the finish command and the listeners."""
+    """Return the path of the file that the finish command and the listeners read from stdin."""
     return record.with_suffix(".input.json")
 
 
@@ -176,7 +176,7 @@ _RECORD = JsonKind(FinishRecord)
 
 
 def read_record(path: Path) -> FinishRecord:
-    """Read the record of a finish task.
+    """Read a finish task's record.
 
     Raises:
         FileNotFoundError: the record does not exist.
@@ -194,7 +194,7 @@ def read_record(path: Path) -> FinishRecord:
 
 
 def write_record(path: Path, record: FinishRecord) -> None:
-    """Replace the record of a finish task.
+    """Write a finish task's record, replacing the existing file.
 
     Raises:
         OSError: the record cannot be written.
@@ -203,5 +203,5 @@ def write_record(path: Path, record: FinishRecord) -> None:
 
 
 def encode(record: FinishRecord) -> bytes:
-    """Return a record encoded as JSON."""
+    """Encode a record as JSON."""
     return msgspec.json.format(msgspec.json.encode(attrs.asdict(record)), indent=1)

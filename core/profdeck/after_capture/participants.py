@@ -1,4 +1,4 @@
-"""Waits until all participating processes of a job have ended a capture."""
+"""Waits until all participating processes have ended a capture."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ is unknown, or the participant has exceeded its time limit.
 
 
 class Participants:
-    """Processes that participate in the captures of a step. They are read from the manifests of the step."""
+    """Processes that participate in a step's captures, as listed in the step's manifests."""
 
     def __init__(self, directory: Path, name: str, roles: Sequence[str]) -> None:
         """Args:
-        directory: the directory of the step.
-        name: the name of the finish task.
-        roles: the roles of the job.
+        directory: the step directory.
+        name: the name of the finish task, from `finish_id`.
+        roles: the names of the job's roles.
         """
         self._directory = directory
         self._name = name
@@ -43,14 +43,14 @@ class Participants:
         """Manifests that will not change again."""
 
     def includes(self, manifest: Manifest) -> bool:
-        """Return whether a manifest belongs to a capture of the finish task."""
+        """Return whether a manifest describes a capture that this finish task covers."""
         return finish_id(manifest.first_step, manifest.request or manifest.capture) == self._name
 
     def missing(self) -> tuple[Missing, object]:
-        """Return the participants that have not ended, and a progress value.
+        """Return the participants that have not ended the capture, and a snapshot of their progress.
 
-        The progress value changes whenever a participant makes progress. Callers must poll this method, because file
-        systems that hosts share provide no change events.
+        Two snapshots differ if a participant has made progress in between. Callers must poll this method, because
+        shared file systems do not report changes.
         """
         manifests = sorted(self._read(), key=lambda manifest: manifest.started_ns)
         last = {_process(manifest): manifest for manifest in manifests}
@@ -84,8 +84,8 @@ class Participants:
                         yield work
 
     def _absent(self, manifests: Sequence[Manifest]) -> Iterator[str]:
-        """Yield the ranks and roles that have not begun the capture."""
-        # Engine ranks are not checked here, because they write their manifests before the stop of their target returns.
+        """Yield the names of ranks and roles that have not begun the capture."""
+        # Engine ranks need no check here, because they write their manifests before their target's stop() returns.
         own = [manifest for manifest in manifests if manifest.target is None and manifest.request is None]
         begun, expected = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
         for manifest in own:
@@ -102,7 +102,7 @@ def _process(manifest: Manifest) -> tuple[object, ...]:
 
 
 def _state(manifest: Manifest) -> tuple[str, bool | None]:
-    """Return the name and the state of a participant that has not ended, as an item of `Missing`."""
+    """Return the name and state of a participant that has not ended the capture, as in `Missing`."""
     part = f"({manifest.target})" if manifest.target else f"rank {manifest.rank}"
     name = f"{manifest.role_and_replica} {part} (process {manifest.pid} on {manifest.host})"
     if manifest.host != socket.gethostname():
@@ -116,13 +116,13 @@ def _state(manifest: Manifest) -> tuple[str, bool | None]:
 def wait(participants: Participants, wait_s: float, on_wait: Callable[[tuple[str, ...]], None]) -> tuple[str, ...]:
     """Wait until every participant has ended the capture or exited.
 
-    The wait times out if the participants make no progress. While a participant is known to be recording or analysing,
-    the wait does not time out.
+    The wait times out after `wait_s` without progress, but never while a participant is known to be recording or
+    analysing.
 
     Args:
         participants: the participants.
         wait_s: maximum time without progress, in seconds.
-        on_wait: called repeatedly with the names of the participants that may still end the capture.
+        on_wait: called repeatedly with the names of the participants that might still end the capture.
 
     Returns:
         The names of the participants that have not ended the capture.

@@ -1,6 +1,6 @@
-"""Deletes old captures of a run. All captures of a global step are deleted together.
+"""Deletes a run's oldest captures. All captures of a global step are deleted together.
 
-To delete a step, `prune` writes a record of the deletion and renames the directory, so that readers no longer see it.
+To delete a step, `prune` writes a record of the deletion and renames the step directory, which hides it from readers.
 Then it deletes the files. The next call completes an interrupted deletion.
 """
 
@@ -28,7 +28,7 @@ _NS_PER_DAY = 86_400_000_000_000
 
 @attrs.define(kw_only=True)
 class StepOnDisk:
-    """A captured global step in a run directory."""
+    """A global step that has captures in a run directory."""
 
     directory: Path
     pruned: PrunedStep
@@ -41,7 +41,7 @@ class StepOnDisk:
 
     @property
     def is_deleted(self) -> bool:
-        """True if the step exceeds a limit and has no reason to stay."""
+        """True if the step exceeds a limit and nothing prevents its deletion."""
         return self.exceeds and self.stays_because is None
 
 
@@ -53,14 +53,14 @@ def prune(
     age_days: float | None = None,
     is_trial: bool = False,
 ) -> list[StepOnDisk]:
-    """Delete the oldest steps until the remaining steps are within the limits. The newest step is always kept.
+    """Delete the oldest steps until the rest are within the limits. The newest step is always kept.
 
     Args:
         run: the run directory.
         steps: maximum number of captured global steps; None for no limit.
         size_bytes: maximum total size of all captures.
-        age_days: maximum age of a step in days. The age is the time since the last capture of the step ended. If this
-            capture has not ended, the age is the time since its start.
+        age_days: maximum age in days, counted from the end of a step's last capture. If a capture has no recorded end,
+            its start counts.
         is_trial: whether to return the steps without deleting any.
 
     Returns:
@@ -92,7 +92,7 @@ def _delete_hidden(run: Path) -> None:
 
 
 def _inspected(run: Path, limit: int | None, limit_bytes: float | None, limit_days: float | None) -> list[StepOnDisk]:
-    """Return all steps. The attribute `exceeds` is True for the steps that exceed a limit."""
+    """Return all steps, with `exceeds` set to True for steps that exceed a limit."""
     steps = [_inspect(directory) for directory in step_directories(run)]
     count, size_bytes = len(steps), sum(step.pruned.size_bytes for step in steps)
     for step in steps[:-1]:
@@ -122,7 +122,7 @@ def _inspect(directory: Path) -> StepOnDisk:
             reasons += filter(None, [finish_at_work(file)])
         else:
             reasons += filter(None, [artifact_at_work(file)])
-    # The name of an artifact may look like the name of a manifest. Do not report it as an invalid manifest.
+    # An artifact can be named like a manifest, so do not report artifacts as invalid manifests.
     reasons += [error for file, error in errors.items() if file not in artifacts]
     reasons += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
     first_step = int(directory.name.rpartition("_")[2])

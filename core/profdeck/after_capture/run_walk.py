@@ -1,4 +1,4 @@
-"""Work in progress in a run: recordings, analyses and finish tasks.
+"""Finds work in progress in a run: recordings, analyses and finish tasks.
 
 The commands `prune`, `upload`, `ls` and `finish` use this module.
 """
@@ -40,24 +40,24 @@ class FinishReport:
 
 
 def may_record(manifest: Manifest) -> bool:
-    """Return whether the process of a manifest may still be recording.
+    """Return whether the process that wrote a manifest might still be recording.
 
-    A process on another host cannot be checked. It is assumed to be running.
+    A process on another host cannot be checked, so it is assumed to be running.
     """
     is_elsewhere = manifest.host != socket.gethostname()
     return manifest.status is Status.RECORDING and (is_elsewhere or manifest.under_way)
 
 
 def is_record_of_finish(file: Path) -> bool:
-    """Return whether a file is the record of a finish task, based on its name."""
+    """Return whether a file's name is that of a finish task's record."""
     return file.name.startswith("finish.") and file.name.endswith(".json") and not file.name.endswith(".input.json")
 
 
 def finish_at_work(file: Path) -> str | None:
-    """Return the reason why a finish task may still use its files, or None if the task is over.
+    """Return why a finish task might still be using the captured files, or None if the task has ended.
 
     Args:
-        file: the path of the task's record. If it is unreadable, the task may be running.
+        file: the path of the task's record. If it is unreadable, the task is assumed to be running.
     """
     try:
         record = read_record(file)
@@ -68,9 +68,9 @@ def finish_at_work(file: Path) -> str | None:
 
 
 def artifact_at_work(file: Path) -> str | None:
-    """Return the reason why an artifact may be in use, or None if it is not in use.
+    """Return why an artifact might still be in use by an analysis, or None if it is not in use.
 
-    If the state of the artifact cannot be read, the artifact may be in use.
+    An artifact whose state cannot be read is assumed to be in use.
     """
     kind = kind_of(file)
     try:
@@ -81,17 +81,17 @@ def artifact_at_work(file: Path) -> str | None:
 
 
 def finish_ids(report: RunReport) -> list[tuple[int, str]]:
-    """Return the first step and the name of each finish task for the captures in a report, sorted by step."""
+    """Return the first step and name of each of a run's finish tasks, sorted by step."""
     return sorted({(first_step, finish_id(first_step, capture)) for first_step, capture, _ in _parts(report)})
 
 
 def recording_steps(report: RunReport) -> set[int]:
-    """Return the first step of each capture that is still being recorded."""
+    """Return the first steps of all captures that are still being recorded."""
     return {first_step for first_step, _, status in _parts(report) if status is Status.RECORDING}
 
 
 def read_finishes(report: RunReport) -> Iterator[FinishReport]:
-    """Yield the state of each finish task for the captures in a report, sorted by step.
+    """Yield the states of a run's finish tasks, sorted by step.
 
     Raises:
         ProfdeckError: the report's path is no longer a run directory.
@@ -111,7 +111,7 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
 
 
 def report_of(path: Path, record: FinishRecord) -> FinishReport:
-    """Return the state of a finish task. If its process exited early, the state is ``interrupted``.
+    """Return a finish task's state, which is ``interrupted`` if its process exited early.
 
     Raises:
         FileNotFoundError: the record has been deleted.
@@ -128,7 +128,7 @@ def report_of(path: Path, record: FinishRecord) -> FinishReport:
 
 
 def await_finishes(report: RunReport) -> None:
-    """Wait for the running finish tasks of the captures in a report, for each at most its maximum duration."""
+    """Wait for a run's finish tasks to end, but no longer than each task's maximum duration."""
     started_s = time.monotonic()
     for first_step, name in finish_ids(report):
         path = record_path(report.path, first_step, name)

@@ -1,1 +1,1 @@
-"""Helpers for processes, event loops and devices. This subpackage does not import other subpackages of profdeck."""
+"""Helpers for processes, event loops and devices. They import no other subpackage of profdeck."""

@@ -1,6 +1,6 @@
-"""Exceptions for captures and plugins.
+"""Exceptions raised by captures and plugins.
 
-Each message describes the problem and its location, the allowed values, and the solution.
+Each message states the problem and where it is, the allowed values, and how to fix it.
 """
 
 from __future__ import annotations

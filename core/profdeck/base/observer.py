@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class Observer:
-    """Base class for objects that display messages and progress. Its methods do nothing."""
+    """Base class for displaying messages and progress. By default, its methods do nothing."""
 
     def note(self, text: str) -> None:
         """Display a message."""
@@ -16,9 +16,9 @@ class Observer:
         """Display a warning."""
 
     def phase(self, text: str) -> AbstractContextManager[Callable[[int, int], None]]:  # noqa: ARG002
-        """Return a context manager for a phase of the operation.
+        """Return a context manager that displays one phase of the operation.
 
-        The context manager yields a progress callback, whose arguments are the completed amount and the total.
+        It yields a progress callback that takes the completed amount and the total.
 
         Args:
             text: Description of the phase, such as "Checking 3 servers".

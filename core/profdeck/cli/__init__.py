@@ -23,8 +23,8 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line, and exit with a code from `profdeck_traces.cli.terminal.ExitCode`."""
-    # A command keeps the data of all ranks until it ends. Repeated garbage collection took a quarter of its run time.
+    """Run the command-line interface. The exit code is one of `profdeck_traces.cli.terminal.ExitCode`."""
+    # Commands free little memory before they end, and frequent garbage collection took a quarter of their run time.
     gc.set_threshold(100_000)
     app(prog_name="profdeck")
 

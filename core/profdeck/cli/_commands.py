@@ -1,8 +1,8 @@
-"""Group of all `profdeck` commands. Each command is imported on first use.
+"""The group of all `profdeck` commands, which imports each command on first use.
 
-The commands are entry points of the group ``profdeck.commands``. An entry point is a function for
-`typer.Typer.command`, or a `typer.Typer` with subcommands. If a function has the attribute ``context_settings``, the
-attribute is passed to `typer.Typer.command`.
+The commands are entry points of the group ``profdeck.commands``. Each entry point is a function for
+`typer.Typer.command`, or a `typer.Typer` with subcommands. If a function has the attribute ``context_settings``, it is
+passed to `typer.Typer.command`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _REPLACED = {
 
 
 class Commands(TyperGroup):
-    """Finds commands by name, and exits with a code from `ExitCode`."""
+    """Command group that imports commands on demand and converts errors to exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # click's signature
-        """Return the names of all commands, in the order of their sections."""
+        """Return all command names, ordered by section."""
         return [name for names in _by_section().values() for name in names]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands with their descriptions.
+        """Write the commands and their descriptions, grouped by section.
 
         To save time, a command is imported only if its description cannot be read from its source.
         """
@@ -60,7 +60,7 @@ class Commands(TyperGroup):
                 formatter.write_dl(rows, col_max=max(map(len, points)))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # click's signature
-        """Import a command. If the import fails, return a command that raises the error."""
+        """Import and return a command. If the import fails, return a command that raises the error."""
         if cmd_name not in installed(COMMANDS):
             return None
         try:
@@ -69,7 +69,7 @@ class Commands(TyperGroup):
             return _unavailable(cmd_name, error)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command for the arguments. If there is none, fail and suggest the nearest match."""
+        """Find the command that the arguments name. If it does not exist, fail and suggest the nearest match."""
         for name in (args[0], " ".join(args[:2])):
             if name in _REPLACED:
                 ctx.fail(f"No such command '{name}'. {_REPLACED[name]}")
@@ -90,7 +90,7 @@ class Commands(TyperGroup):
 
 
 def is_built_in(point: metadata.EntryPoint) -> bool:
-    """Return True if an entry point is a command of profdeck and not of a plugin."""
+    """Return True if an entry point is a command that profdeck itself provides."""
     return point.group == COMMANDS and _package(point) in _SECTIONS
 
 
@@ -99,7 +99,7 @@ def _package(point: metadata.EntryPoint) -> str:
 
 
 def _by_section() -> dict[str, list[str]]:
-    """Return the command names by section heading."""
+    """Return the command names, grouped by section heading."""
     sections: dict[str, list[str]] = {heading: [] for heading in (*_SECTIONS.values(), "Plugins")}
     for name, point in installed(COMMANDS).items():
         sections[_SECTIONS.get(_package(point), "Plugins")].append(name)
@@ -107,7 +107,7 @@ def _by_section() -> dict[str, list[str]]:
 
 
 def _description(point: metadata.EntryPoint) -> str | None:
-    """Return the one-line description of a command from its source, or ``None`` if it is not found."""
+    """Parse a command's one-line description from its source. Return ``None`` if it is not found."""
     spec, path = None, None
     for name in itertools.accumulate(point.module.split("."), "{}.{}".format):
         spec = PathFinder.find_spec(name, path)
@@ -123,7 +123,10 @@ def _description(point: metadata.EntryPoint) -> str | None:
 
 
 def _help_of(node: ast.stmt, name: str) -> str | None:
-    """Return the help of a command if a statement defines the command as a function, a group or a group's callback."""
+    """Return the help of the command `name` if the statement defines the command; otherwise, ``None``.
+
+    The statement can be the command's function, the callback of a group, or the assignment that creates a group.
+    """
     match node:
         case ast.FunctionDef():
             is_callback = any(f"{name}.callback" in ast.unparse(one) for one in node.decorator_list)

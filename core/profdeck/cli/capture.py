@@ -15,7 +15,7 @@ class _Group(TyperGroup):
     """Command group that rejects options, because only the subcommands have options."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the subcommand, or fail if the arguments begin with an option."""
+        """Find the subcommand. Fail if the first argument is an option."""
         if args[0].startswith("--run"):
             ctx.fail(f"{args[0]} was replaced by an argument: 'profdeck capture job RUN'.")
         if args[0].startswith("-"):

@@ -1,6 +1,6 @@
 """`profdeck capture job`: captures a running job.
 
-The request is sent through the run directory or the store of the job.
+The request is sent through the job's run directory or store.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C inside the block: withdraw the request if the job has not begun the capture."""
+    """Handle SIGTERM like Ctrl-C inside the block, so that a pending request is withdrawn."""
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -120,7 +120,7 @@ class _Terminal(Observer):
 
 
 def _show_processes(captured: JobCapture) -> None:
-    """Print the problems that the report does not contain, and the locations of files on other hosts."""
+    """Print the problems that are not in the report, and the locations of files on other hosts."""
     console = terminal.stdout_console()
     elsewhere = [one for one in captured.processes if one.files_here is False]
     for one in captured.processes:

@@ -1,4 +1,4 @@
-"""Progress bar for a capture of servers, based on the states that the servers report."""
+"""Progress bar for capturing servers, based on the states that they report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ProgressDisplay:
 
     @classmethod
     def start(cls, states: Callable[[], States], count: int, wanted: int | None) -> Self | None:
-        """Show a progress bar if stderr is a terminal; otherwise, return ``None``. An event loop must be running."""
+        """Show a progress bar if stderr is a terminal; otherwise, return ``None``. Requires a running event loop."""
         return cls(states, count, wanted) if Console(stderr=True).is_terminal else None
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class ProgressDisplay:
 
 
 def say_windows(states: States, wanted: int | None, count: int) -> str:
-    """Return a description of the progress of the recording.
+    """Describe the progress of the recording.
 
     Args:
         states: States of the servers that report progress, by name.
@@ -77,7 +77,7 @@ def say_windows(states: States, wanted: int | None, count: int) -> str:
 
 
 def say_files(states: States) -> str:
-    """Return a description that names the servers that are still writing files."""
+    """Describe which servers are still writing files."""
     writing = [name for name, state in states.items() if state.writing]
     if not writing:
         return "Collecting the files"
@@ -86,7 +86,10 @@ def say_files(states: States) -> str:
 
 
 def amount(states: States, wanted: int | None, *, stopping: bool) -> tuple[int, int | None]:
-    """Return the completed amount and the total. The total is ``None`` if it is unknown."""
+    """Return the number of completed iterations and the total, which is ``None`` if unknown.
+
+    If `stopping`, count the servers that have written their files instead of iterations.
+    """
     if stopping:
         return sum(not state.writing for state in states.values()), len(states) or None
     if wanted is None or not states:

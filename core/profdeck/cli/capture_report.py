@@ -1,4 +1,4 @@
-"""Prints the summary of a capture when the capture has ended."""
+"""Prints the summary of a capture after it has ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KERNELS = 8
 
 
 def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
-    """Print the summary of a capture. Print nothing if the capture has no events.
+    """Print the summary of a capture, unless it has no events.
 
     Args:
         report: Report on the capture.
@@ -39,7 +39,7 @@ def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
 
 
 def _without_unreported(run: RunSummary, report: RunReport) -> RunSummary:
-    """Remove the captures of ranks that have no files on this host and are not in the report."""
+    """Remove ranks without files on this host, unless the report includes them."""
     from profdeck_traces import findings_of
 
     reported = {(one.role, one.replica, one.id, rank.rank) for one in report.captures for rank in one.ranks}

@@ -182,7 +182,7 @@ class _Terminal(ServerObserver):
 
 
 def _show_servers(servers: Sequence[CheckedServer]) -> None:
-    """Print a table of the servers to stderr. If there are many servers, omit the servers that are ready."""
+    """Print a table of the servers to stderr. If there are many, omit those that are ready."""
     folded = sys.stderr.isatty() or "COLUMNS" in os.environ
     console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
     shown = servers if len(servers) <= _MOST_ROWS else [server for server in servers if server.state != "ready"]

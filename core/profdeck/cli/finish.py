@@ -1,4 +1,4 @@
-"""`profdeck finish`: executes the finish tasks of a run that were never started or were interrupted."""
+"""`profdeck finish`: runs finish tasks that were never started or were interrupted."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _of_targets(report: RunReport) -> Iterator[str]:
 
 
 def describe_finish(finish: FinishReport) -> str | None:
-    """Return a line about a finish task, or None if the task is done and no participant was missing."""
+    """Describe a finish task in one line. Return None if it is done and every participant ended the capture."""
     others = ", ".join(finish.waits_for)
     match finish.state:
         case FinishState.DONE:

@@ -1,4 +1,4 @@
-"""`profdeck prune`: deletes old captures of a run."""
+"""`profdeck prune`: deletes a run's oldest captures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`profdeck upload`: uploads the finished captures of a run to a URL."""
+"""`profdeck upload`: uploads a run's finished captures to a URL."""
 
 from __future__ import annotations
 

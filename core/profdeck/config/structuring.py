@@ -1,7 +1,7 @@
-"""Converts plain data, such as a parsed config, to attrs classes and back.
+"""Converts plain data, such as a parsed config, to instances of attrs classes and back.
 
-Values are never coerced: ``"false"`` is not a bool, ``2.9`` is not an int and ``"cuda"`` is not a list. An error
-message contains the path of the key. All errors are reported together.
+Values are never coerced: ``"false"`` is not a bool, ``2.9`` is not an int and ``"cuda"`` is not a list. All errors
+are reported together, each with the path of its key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LONGEST_S = 365 * 86_400.0
 
 
 class _InvalidValueError(ValueError):
-    """A value is invalid. The message does not contain the path of the value."""
+    """A value is invalid. The caller adds the value's path to the message."""
 
 
 def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[str] = ()) -> T:
@@ -60,7 +60,7 @@ _PLAIN = frozenset({str, int, float, bool})
 
 
 def unstructure(value: Any) -> Any:
-    """Convert attrs classes, enums, paths and tuples to plain JSON data."""
+    """Convert attrs instances, enum members, paths and tuples to plain JSON data."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, Enum | Path):
@@ -81,16 +81,16 @@ def unstructure(value: Any) -> Any:
 
 
 def duration_validator(least: Any) -> Any:
-    """Return a validator for a duration in seconds. The maximum is one year.
+    """Return a validator for a duration in seconds, of at most one year.
 
     Args:
-        least: the validator that checks the minimum.
+        least: a validator that checks the minimum.
     """
     return attrs.validators.and_(least, attrs.validators.le(_LONGEST_S))
 
 
 class _Walk:
-    """Converts plain data recursively, and collects the errors of all values."""
+    """Converts plain data recursively, and collects all errors instead of stopping at the first one."""
 
     def __init__(self, unsupported: Collection[str]) -> None:
         self._unsupported = unsupported
@@ -173,7 +173,7 @@ class _Walk:
         if unknown := sorted(str(key) for key in data if key not in fields):
             allowed = [key for key in fields if key not in self._unsupported]
             self._add_error(path, " ".join(_unknown_key(key, allowed) for key in unknown))
-        # A validator may compare several fields, so validators run only if all fields are valid.
+        # A validator can compare several fields, so validators run only if all fields are valid.
         return cls(**arguments) if len(self.errors) == count else None
 
 
@@ -216,7 +216,7 @@ _TRUE = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false"
 
 
 def _quoted(value: Any, cls: type) -> str:
-    """Return a hint if a string represents a value of the expected type."""
+    """Return a hint if the value is a bool or an integer written as a string."""
     if not isinstance(value, str):
         return ""
     if cls is bool and value.lower() in _TRUE:
@@ -244,7 +244,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _is_from_list(cls: Any) -> bool:
-    """Return whether a class converts itself from and to a list, as `profdeck.config.schedule.Schedule` does."""
+    """Return whether a class defines ``from_list`` and ``to_list``, as `profdeck.config.schedule.Schedule` does."""
     return hasattr(cls, "from_list")
 
 
@@ -315,7 +315,7 @@ _RANGE = re.compile(r"\s*(\d{1,7})\s*\.\.\s*(\d{1,7})\s*", re.ASCII)
 
 
 def _without_ranges(value: Any) -> Any:
-    """Expand ranges such as ``0..7`` to integers. A range is a single value or an item of a list."""
+    """Expand ranges such as ``0..7``, alone or in a list, to integers."""
     found: list[Any] = []
     for item in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ():
         match = _RANGE.fullmatch(item) if isinstance(item, str) else None

@@ -1,4 +1,4 @@
-"""Captures of inference engines.
+"""Captures inference engines.
 
 The subpackage `control` requests captures, `server` adds routes to the engine's HTTP server, and `worker` records in
 the engine's workers. The subpackage `transport` transfers requests and files.

@@ -1,4 +1,4 @@
-"""Python API of `profdeck capture job`: requests a capture of a running job, and waits until the capture ends."""
+"""Python API of `profdeck capture job`: captures a running job, and waits until the capture ends."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from profdeck_traces.base.text import short_path
 TIMEOUT_S = 3600.0
 """Default time limit of a request."""
 
-# Polling interval. Shorter intervals have no benefit because steps take seconds, and the file system may be slow.
+# Polling interval. Polling more often has no benefit, because steps take seconds and file systems can be slow.
 _POLL_S = 0.2
-# Maximum time that a launcher may take to restart a killed process.
+# Maximum time for a launcher to restart a killed process.
 _RESTART_S = 60.0
-# Maximum time until a process sees a request.
+# Maximum time for processes to appear in a remote store, and for all of them to see a request.
 _JOIN_S = 10.0
-# Maximum time between two heartbeats of a process.
+# A process that sends no heartbeat for this time is treated as dead.
 _SILENT_S = 30.0
 _MOST_NAMED = 4
 
 
 @attrs.frozen(kw_only=True)
 class JobRequest:
-    """Parameters of a capture request to a running job."""
+    """Parameters for capturing a running job."""
 
     run: Path = attrs.field(converter=Path)
     """Run directory of the job."""
@@ -55,7 +55,7 @@ class JobRequest:
 
 @attrs.frozen(kw_only=True)
 class ProcessCapture:
-    """Result of the request in one process of a job."""
+    """What one process of a job captured for the request."""
 
     process: JobProcess
     captures: tuple[str, ...]
@@ -70,7 +70,7 @@ class ProcessCapture:
 
 @attrs.frozen(kw_only=True)
 class JobCapture:
-    """Result of a capture request to a job."""
+    """Result of capturing a running job."""
 
     run: Path
     first_step: int
@@ -87,7 +87,7 @@ class JobCapture:
 def capture_job(
     job: JobRequest, observer: Observer | None = None, read: Callable[..., RunReport] = read_run
 ) -> JobCapture:
-    """Request a capture of a running job, and wait until the capture has ended.
+    """Capture a running job, and wait until the capture has ended.
 
     Args:
         job: The parameters of the request.
@@ -173,7 +173,7 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
 def _processes(store: Store, observer: Observer) -> list[JobProcess]:
     """Return the processes that accept requests.
 
-    In a remote store, processes appear some seconds after the job starts. If there is none, wait for the first ones.
+    In a remote store, processes appear only some seconds after the job starts, so wait for the first one.
     """
     until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
     with observer.phase("Looking for the processes of the job") as on_progress:
@@ -217,7 +217,7 @@ def _in_steps(job: JobRequest, there: list[JobProcess]) -> int:
 
 @attrs.frozen
 class _Waiting:
-    """Waits while the processes of a job handle a request."""
+    """Waits for a job's processes to handle a request."""
 
     job: JobRequest
     observer: Observer
@@ -236,9 +236,9 @@ class _Waiting:
         return time.monotonic() + self.job.timeout_s
 
     def for_lookouts(self, there: list[JobProcess]) -> None:
-        """With a remote store, wait until all processes have seen the request, and then release the request.
+        """If the store is remote, wait until the processes have seen the request, and then release it.
 
-        The processes decide on the steps only after the release.
+        The processes choose the steps to capture only after the release.
         """
         if not self.store.remote:
             return
@@ -255,7 +255,7 @@ class _Waiting:
         requests.release(self.store, self.request)
 
     def for_plan(self) -> StepPlan | None:
-        """Wait until the steps are decided. Return ``None`` if the job ends or the time limit passes before that."""
+        """Wait until the steps are chosen. Return ``None`` if the job ends or the time limit passes first."""
         request = self.request
         self.observer.note(
             f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {short_path(self.job.run)}."
@@ -269,7 +269,7 @@ class _Waiting:
         return plan
 
     def for_processes(self, plan: StepPlan) -> list[JobProcess]:
-        """Wait until the capture has ended in all processes, or until the time limit passes. Return the processes."""
+        """Wait until all processes have ended the capture or the time limit passes. Return the processes."""
         steps = _steps(plan)
         self.observer.note(
             f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}."
@@ -284,18 +284,18 @@ class _Waiting:
                 time.sleep(_POLL_S)
 
     def processes(self) -> list[JobProcess]:
-        """Return the processes that may capture for the request.
+        """Return the processes that might carry out the request.
 
-        These are the processes to which the request was sent, those that saw the request, and all running processes.
+        These are the processes to which it was sent, those that have seen it, and all running processes.
         """
         token = self.request.token
         found = requests.read_processes(self.store)
         return [process for process in found if process.token == token or process.id in self.asked or not process.gone]
 
     def is_over(self, process: JobProcess) -> bool:
-        """Return True if a process has completed the request, or has ended and was not replaced.
+        """Return True if a process has completed the request, or has exited and was not restarted.
 
-        A launcher may restart a killed process, so a killed process counts only after `_RESTART_S`.
+        A launcher can restart a killed process, so wait for `_RESTART_S` before giving up on it.
         """
         if process.ended or (process.token == self.request.token and process.done):
             return True
@@ -305,7 +305,7 @@ class _Waiting:
         return now_s - self.dead_since_s.setdefault(process.id, now_s) >= _RESTART_S
 
     def abandon(self) -> str:
-        """Withdraw the request if its capture has not begun. Return a message for the user."""
+        """Withdraw the request unless its capture has begun. Return a message for the user."""
         try:
             if requests.abandon(self.store, self.request):
                 return "The request is withdrawn, and nothing is captured."
@@ -314,7 +314,7 @@ class _Waiting:
         return f"The capture has begun and continues. To see it: profdeck ls {short_path(self.job.run)}"
 
     def _is_silent(self, process: JobProcess) -> bool:
-        """Return True if the heartbeat of a process has stopped. In a remote store, only this reveals a lost host."""
+        """Return True if a process's heartbeat has stopped, which is the only sign of a lost host in a remote store."""
         if not self.store.remote:
             return False
         looks, now_s = self.store.read(f"alive.{process.id}"), time.monotonic()
@@ -329,7 +329,7 @@ class _Waiting:
 
 
 def _captured(process: JobProcess, request: OnDemandRequest) -> bool:
-    """Return True if a process has made a capture for the request. The capture may be incomplete."""
+    """Return True if a process has made a capture for the request, even an incomplete one."""
     return process.token == request.token and process.done and not process.problem
 
 
@@ -420,12 +420,12 @@ def _without_absent(report: RunReport, processes: Sequence[JobProcess]) -> RunRe
 
 
 def _origin(manifest: Manifest) -> tuple[str, int | None, str]:
-    """Return a manifest's role, replica and capture ID. For engine ranks, it is the ID of the request."""
+    """Return a manifest's role, replica and capture ID. For engine ranks, the ID is that of the request."""
     return manifest.role, manifest.replica, manifest.request or manifest.capture
 
 
 def _directories(run: Path, first_step: int, last_step: int) -> list[Path]:
-    """Return the existing directories of a range of steps."""
+    """Return the existing step directories from `first_step` to `last_step`."""
     numbers = {directory: directory.name.removeprefix("step_") for directory in run.glob("step_*")}
     steps = range(first_step, last_step + 1)
     return sorted(one for one, number in numbers.items() if number.isdecimal() and int(number) in steps)

@@ -1,4 +1,4 @@
-"""Records of deleted steps. The directory ``pruned`` of a run contains one file for each deleted global step."""
+"""Records of deleted steps: one file for each deleted global step, in the run's ``pruned`` directory."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _STEP = JsonKind(PrunedStep)
 def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
     """Return the records of deleted steps, sorted by step.
 
-    Unreadable records are skipped. A step is also skipped if its directory still exists, because its deletion was
+    Unreadable records are skipped, and so are steps whose directory still exists because their deletion was
     interrupted.
     """
     steps = []
@@ -51,7 +51,7 @@ def read_pruned(run: Path) -> tuple[PrunedStep, ...]:
 
 @contextlib.contextmanager
 def locked_records(run: Path) -> Generator[None, None, None]:
-    """Lock the records of a run inside the ``with`` block, so that only one process at a time deletes steps.
+    """Hold a lock inside the ``with`` block, so that only one process at a time deletes steps of the run.
 
     Raises:
         OSError: the directory ``pruned`` cannot be created or opened.
@@ -62,7 +62,7 @@ def locked_records(run: Path) -> Generator[None, None, None]:
 
 
 def write_pruned(run: Path, step: PrunedStep) -> None:
-    """Write the record of a step that is about to be deleted.
+    """Write a step's record before the step is deleted.
 
     Raises:
         OSError: the record cannot be written.

@@ -33,7 +33,7 @@ from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url
 
 URL_VARIABLE = "PROFDECK_UPLOAD"
 """Environment variable with the URL of a directory for runs."""
-# Part size of multipart uploads in s3fs. The ETag of an object that was uploaded in parts depends on this size.
+# Part size of s3fs's multipart uploads. The ETag of an object uploaded in this way depends on the part size.
 _PART_BYTES = 50 << 20
 _READ_BYTES = 1 << 20
 
@@ -60,11 +60,11 @@ class UploadListener:
 
     def __init__(self) -> None:
         """Raises:
-        ConfigError: ``PROFDECK_UPLOAD`` is not set, or is not a URL.
+        ConfigError: ``PROFDECK_UPLOAD`` is not set to a URL.
         MissingLibraryError: fsspec is not installed.
         """
         configured_url()
-        # Recording processes create listeners too, and must not import fsspec.
+        # Do not import fsspec here, because recording processes also create listeners and must not load it.
         if importlib.util.find_spec("fsspec") is None:
             raise MissingLibraryError.of("The listener 'upload' needs", "fsspec", "upload")
 
@@ -79,7 +79,7 @@ def configured_url() -> str:
     """Return the URL from the environment variable ``PROFDECK_UPLOAD``.
 
     Raises:
-        ConfigError: the variable is not set, or is not a URL.
+        ConfigError: the variable is not set to a URL.
     """
     url = os.environ.get(URL_VARIABLE, "")
     if not is_url(url):
@@ -89,15 +89,15 @@ def configured_url() -> str:
 
 
 def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: Progress | None = None) -> Upload:
-    """Upload the finished captures of a run to a directory with the run's name under a URL.
+    """Upload a run's finished captures to ``URL/NAME``, where ``NAME`` is the name of the run.
 
-    Besides manifests and their artifacts, HTML pages and the records of finish tasks are uploaded. Other files are not
-    uploaded. Captures that are being recorded or analysed are left for a later upload.
+    Manifests, their artifacts, HTML pages and the records of finish tasks are uploaded; other files are not. Captures
+    that are still being recorded or analysed are left for a later upload.
 
     Args:
         run: the run directory.
         url: URL of a directory, such as ``s3://bucket/profiles``.
-        compare_artifacts: whether to compare the digests of artifacts, which reads all artifacts. If False, or if the
+        compare_artifacts: whether to compare artifacts by digest, which requires reading them. If False, or if the
             store has no digests, only their sizes are compared.
         on_progress: called with the number of uploaded files and the number of files to upload.
 
@@ -148,7 +148,7 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
 
 
 def _list_stored(about: Mapping[str, Any], remote: RemotePath) -> dict[str, Mapping[str, Any]]:
-    """Return the store's information about the files of this run, by path.
+    """Return what the store reports about each file of this run, by path.
 
     Raises:
         RemoteError: the store has a different run of the same name, or does not reply.
@@ -193,16 +193,16 @@ def _find_finished(run: Path) -> _Finished:
                     found.documents.extend([file, *filter(Path.exists, [input_path(file)])])
             elif file.suffix == ".html":
                 found.documents.append(file)
-    # The name of an artifact may look like the name of a manifest.
+    # An artifact can be named like a manifest, so exclude artifacts here.
     found.manifests.extend(file for file in manifests if file not in found.artifacts)
     return found
 
 
 def _finished_manifest(file: Path, step: str, found: _Finished) -> list[Path]:
-    """Add a manifest's artifacts to `found`, or the reason why its capture is unfinished.
+    """Add a manifest's artifacts to `found`. If its capture is unfinished, add the reasons instead.
 
     Returns:
-        The manifest, if it can be uploaded.
+        A list with the manifest; empty if it cannot be uploaded yet.
     """
     try:
         manifest = read_manifest(file)
@@ -222,7 +222,7 @@ def _finished_manifest(file: Path, step: str, found: _Finished) -> list[Path]:
 
 
 def _digests(file: Path) -> set[str]:
-    """Return the digests that a store may report for a file.
+    """Return the digests that a store might report for a file.
 
     These are the MD5 digest as hex and base64, and the ETag of a multipart upload to S3.
     """
@@ -236,7 +236,7 @@ def _digests(file: Path) -> set[str]:
 
 
 def _has_content(remote: RemotePath, file: Path) -> bool:
-    """Return whether a remote file and a local file of the same size have the same contents.
+    """Return whether a remote file has the same contents as a local file of the same size.
 
     Digests are not sufficient, because the ETag of an encrypted object is not a digest of its contents.
     """

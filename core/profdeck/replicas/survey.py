@@ -348,7 +348,7 @@ async def common_output(servers: Sequence[CheckedServer]) -> Path | None:
 
 
 def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
-    """Return a warning for each profdeck version on the servers that may be incompatible with the local version."""
+    """Return one warning for each remote profdeck version that might be incompatible with the local version."""
     servers_by_version: dict[str, list[str]] = defaultdict(list)
     for server in servers:
         if server.about is not None and _release(server.about.profdeck) != _release(__version__):
@@ -361,7 +361,10 @@ def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
 
 
 def _release(version: str) -> tuple[int, ...] | str:
-    """Return the part of a version that compatible versions share: the major version, below 1.0 also the minor."""
+    """Return the part of a version that all compatible versions have in common.
+
+    This is the major version and, below 1.0, also the minor version.
+    """
     try:
         major, minor, *_ = (*Version(version).release, 0)
     except InvalidVersion:

@@ -1,4 +1,4 @@
-"""Checks the files of a run. Each file is read completely, unless the result of an earlier check is cached."""
+"""Checks a run's files by reading them completely. Traces with a cached result are not read again."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class TraceToCheck:
 
 @attrs.frozen
 class KnownChecks:
-    """Results of checks that the caller has made. Files without a result are not read."""
+    """Results of earlier checks, provided by the caller. No files are read."""
 
     by_path: Mapping[str, FileCheck]
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:  # noqa: ARG002  # as in FileChecker
-        """Return the report with the check result of the file, if there is one."""
+        """Return the report, updated with the file's check result if there is one."""
         check = self.by_path.get(str(report.path))
         if check is None:
             return report
@@ -46,13 +46,13 @@ class KnownChecks:
         return attrs.evolve(report, events=events, whole=check.whole, problem=check.problem)
 
     def is_original(self, path: Path, sha256: str) -> bool:
-        """Return False if the known SHA-256 of a file differs from `sha256`."""
+        """Return whether a file's SHA-256 is `sha256`. An unknown SHA-256 counts as equal."""
         check = self.by_path.get(str(path))
         return check is None or check.sha256 in {None, sha256}
 
 
 class FileChecker:
-    """Checks the files of a run by reading them completely.
+    """Checks files by reading them completely.
 
     Args:
         total_bytes: Total size of the files.
@@ -69,7 +69,7 @@ class FileChecker:
         self._checks: dict[Path, FileCheck] = {}
 
     def read_traces(self, traces: Sequence[TraceToCheck]) -> None:
-        """Check all traces. A trace is read if it has no cached result or has changed since its last check."""
+        """Check all traces, but do not read those that are unchanged since their cached check."""
         cached = KeptChecks(self._cache)
         left = []
         for trace in traces:
@@ -88,9 +88,9 @@ class FileChecker:
         cached.tidy_up()
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:
-        """Return the report with the check result of the file.
+        """Return the report, updated with the file's check result.
 
-        Artifacts of plugins are read by this method. Traces must have been read by `read_traces`.
+        This method reads artifacts of plugins itself. For traces, call `read_traces` first.
         """
         if kind is not None:
             found = self._of_kind(report, kind)
@@ -101,7 +101,7 @@ class FileChecker:
         return attrs.evolve(report, events=check.events, whole=check.whole, problem=check.problem, kept=check.kept)
 
     def is_original(self, path: Path, sha256: str) -> bool:
-        """Return True if the SHA-256 of a file is `sha256`."""
+        """Return whether a file's SHA-256 is `sha256`."""
         return sha256 == (self._checks[path].sha256 if path in self._checks else sha256_of(path))
 
     def _of_kind(self, report: ArtifactReport, kind: ArtifactKind) -> ArtifactReport:
@@ -116,7 +116,7 @@ class FileChecker:
         return attrs.evolve(
             report,
             events=found.events,
-            # The recorder may have found a problem that is not visible in the file.
+            # Keep the recorder's result, because some problems are not visible in the file.
             whole=report.whole and found.whole,
             problem=" ".join(filter(None, [report.problem, found.problem])) or None,
             notes=found.notes,

@@ -1,4 +1,4 @@
-"""Facts and states of captures, read from manifests for `profdeck_traces.inputs.facts`."""
+"""Reads facts about captures and their states from manifests, for `profdeck_traces.inputs.facts`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout, RunState
 
 
 class Records:
-    """Provides facts about profdeck runs. Implements `profdeck_traces.inputs.facts.RunRecords`."""
+    """Implements `profdeck_traces.inputs.facts.RunRecords` by reading manifests of profdeck runs."""
 
     def facts(self, path: Path) -> dict[Path, TraceFacts]:
-        """Return facts by trace path, for one trace or for all traces in a directory."""
+        """Return the facts about one trace, or about every trace in a directory, by trace path."""
         is_trace = not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112  # never raises
         manifests: list[tuple[Path, Manifest]] = []
         for file in filter(is_manifest, path.parent.glob("*.json") if is_trace else files_below(path)):
             with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it; the trace can be read without it
                 manifests.append((file, read_manifest(file)))
-        # For engines, the clock of a recording host is stored in the manifest of the target, not of the rank.
+        # For engines, a host's clock is stored in the target's manifest, not in the manifests of the ranks.
         clocks = {(one.request_token, one.clock.host): one.clock for _, one in manifests if one.clock is not None}
         facts = {}
         for file, manifest in manifests:
@@ -48,7 +48,7 @@ class Records:
         return facts
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
-        """Return the state of all captures in the directories.
+        """Return the state of all captures below the given directories.
 
         Args:
             paths: The directories.
@@ -63,11 +63,11 @@ class Records:
         )
 
     def newest_run(self, output: Path) -> Path | None:
-        """Return the newest run in an output directory, or ``None``."""
+        """Return the newest run in an output directory, or ``None`` if it contains no run."""
         return next(iter(runs_below(output)), None)
 
     def is_run(self, directory: Path) -> bool:
-        """Return True if a directory is a run."""
+        """Return True if a directory is a run directory."""
         return (directory / RUN_FILE).exists()
 
 
@@ -102,13 +102,13 @@ def _unit(manifest: Manifest) -> Unit:
 
 
 def _clock_offset_ns(anchors: Sequence[ClockAnchor], clock: HostClock | None) -> int | None:
-    """Return the median offset of the anchors, plus the clock offset of the host; ``None`` without anchors."""
+    """Return the median anchor offset plus the host's clock offset, or ``None`` if there are no anchors."""
     offsets = sorted(anchor.unix_ns - round(Decimal(anchor.trace_us) * 1000) for anchor in anchors)
     return offsets[len(offsets) // 2] + (clock.offset_ns if clock else 0) if offsets else None
 
 
 def _manifests_below(paths: Sequence[Path]) -> dict[Path, Manifest]:
-    """Return the manifests in all directories among the paths, by file.
+    """Return the manifests below all directories in `paths`, by file. Other paths are ignored.
 
     Unreadable manifests are skipped, because `profdeck ls` reports them.
     """
@@ -122,7 +122,7 @@ def _manifests_below(paths: Sequence[Path]) -> dict[Path, Manifest]:
 
 
 def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
-    """Return the distinct backends, versions and options that the roles were recorded with."""
+    """Return the distinct combinations of role, backend, versions and options in the manifests."""
     found = {
         RecordingAbout(
             role=manifest.role,
@@ -137,7 +137,7 @@ def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
 
 
 def _captures(manifests: Mapping[Path, Manifest], checks: KnownChecks) -> tuple[CaptureStatus, ...]:
-    """Return the states of all ranks of all captures, and of the targets that are not complete."""
+    """Return the state of every rank in every capture, and of each target that is not complete."""
     runs: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
     run_above = functools.cache(_run_above)
     for file, manifest in manifests.items():
@@ -149,7 +149,7 @@ def _captures(manifests: Mapping[Path, Manifest], checks: KnownChecks) -> tuple[
 
 
 def _run_above(directory: Path) -> Path | None:
-    """Return the run that contains a directory, or ``None``."""
+    """Return the run directory that contains `directory`, or ``None`` if there is none."""
     return next((parent for parent in (directory, *directory.parents) if (parent / RUN_FILE).exists()), None)
 
 
@@ -190,7 +190,7 @@ def _states(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownC
 
 
 def _silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> tuple[str, ...]:
-    """Return the roles that recorded nothing, although the ``run.json`` of a run lists them."""
+    """Return the roles that are listed in a ``run.json`` but recorded nothing."""
     roles: dict[str, None] = {}
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""State of each rank in each capture of a run, determined from the manifests and their files."""
+"""Determines the state of each rank in a run's captures from manifests and the files that they list."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
 def judge(
     manifests: Iterable[tuple[Path, Manifest]], checks: FileChecker | KnownChecks
 ) -> tuple[tuple[CaptureReport, ...], tuple[TargetReport, ...]]:
-    """Return the reports on all captures and all targets of a run.
+    """Return a report for each capture and each target of a run.
 
     Args:
         manifests: The manifests of the run and their paths.
@@ -148,7 +148,7 @@ def _below(file: Any, path: Path) -> str:
 
 
 def is_in_place(file: Path, manifest: Manifest, run: Path) -> bool:
-    """Return True if a manifest is still where its process wrote it, and not a copy.
+    """Return True if a manifest is at its original path.
 
     A copy at another path would count as another rank.
     """

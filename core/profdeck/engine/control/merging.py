@@ -13,7 +13,7 @@ from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 
 def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
-    """Merge the traces listed in manifests into one artifact. If the merge fails, the artifact contains the error."""
+    """Merge the traces listed in manifests into one artifact. If this fails, the returned artifact states the error."""
     destination = capture.artifact_path(".merged.json.gz")
     try:
         check = _merge(manifests, destination)
