@@ -296,7 +296,7 @@ def docstring(function: Callable[..., Any]) -> str:
 
 
 def request_functions() -> str:
-    """Describe the functions that request a capture, and the classes of their requests and results."""
+    """Document the functions that request a capture, with their request and result classes."""
     parts = []
     for function, *models in (
         (server_capture.capture_servers, server_capture.ServerRequest, server_capture.ServerCapture),

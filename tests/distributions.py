@@ -1,4 +1,4 @@
-"""Installs distributions without code: only their metadata, in a directory of the import path."""
+"""Installs distributions that consist only of metadata, in a directory on the import path."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def install(site: Path, name: str, entry_points: str = "", version: str = "1.0") -> None:
-    """Write the metadata of a distribution to a directory. Create the directory if necessary.
+    """Write a distribution's metadata to a directory, creating the directory if necessary.
 
     Args:
         site: the directory, which the caller adds to the import path.
         name: the name of the distribution.
-        entry_points: the text of its `entry_points.txt`.
+        entry_points: the content of its `entry_points.txt`.
         version: its version.
     """
     about = site / f"{name.replace('-', '_')}-{version}.dist-info"

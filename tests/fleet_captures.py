@@ -24,7 +24,7 @@ def outcomes(manifest: Manifest) -> list[Outcome | None]:
 
 
 def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], count: int) -> None:
-    """Run a check against simulated servers, then wait until all connections to them are closed."""
+    """Run `check` with `count` simulated servers, then wait until all their connections are closed."""
 
     async def main() -> None:
         async with simulated_servers(count) as servers:
@@ -38,7 +38,7 @@ def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], coun
 
 
 async def capture(profiler: Profiler, step: int = 1) -> None:
-    """Capture one step and ignore a `CaptureError`."""
+    """Capture one step, ignoring any `CaptureError`."""
     try:
         async with profiler.capture(step):
             pass

@@ -1,4 +1,4 @@
-"""Helpers for tests of captures that are still open or whose files are still being written."""
+"""Helpers for tests with captures that are still open or still writing their files."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from profdeck.records.request import Reply, RequestState
 
 
 def count_open() -> int:
-    """Return the number of open captures, which the exit handler would end."""
+    """Return the number of captures that are still open."""
     return len(shutdown._open)
 
 
 def end_process(reason: str) -> bool:
-    """End all open captures, like the exit handler. Return False if a capture is busy and will end later."""
+    """End all open captures as the exit handler does. Return False if a busy capture will end later."""
     return shutdown._finish_all(reason)
 
 
 def wait_for_files(recorder: EngineRecorder) -> Reply:
-    """Wait until a recorder has written its files. Return its reply."""
+    """Wait until a recorder has written its files, then return its reply."""
     until(lambda: recorder.reply().state is not RequestState.WRITING, every_s=0.001)
     return recorder.reply()
 
 
 def calls_of(profiler: Profiler) -> list[str]:
-    """Return the hook calls that a profiler's `tally` backend received. The profiler must have one role."""
+    """Return the hook calls received by the `tally` backend of a profiler with one role."""
     (role,) = profiler._roles
     return list(role.backend.calls)  # type: ignore[attr-defined]  # defined by `tally`

@@ -1,4 +1,4 @@
-"""An fsspec file system for tests of uploads and copies."""
+"""An fsspec file system for upload and copy tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class RecordingStore(MemoryFileSystem):
-    """An in-memory file system that records transfers and can be made to fail. Its URLs start with ``recording://``."""
+    """An in-memory file system that records transfers and can simulate failures. Its URLs start with ``recording://``."""
 
     protocol = ("recording",)
     store: ClassVar[dict[str, Any]] = {}
@@ -23,7 +23,7 @@ class RecordingStore(MemoryFileSystem):
 
     @classmethod
     def empty(cls) -> Self:
-        """Register the protocol, reset the class variables and delete all files."""
+        """Register the ``recording://`` protocol, reset the class variables and return a store without files."""
         fsspec.register_implementation("recording", cls, clobber=True)
         cls.store.clear()
         cls.pseudo_dirs[:] = [""]

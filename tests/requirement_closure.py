@@ -1,4 +1,4 @@
-"""Direct and indirect requirements of an installed distribution."""
+"""Finds an installed distribution's direct and indirect requirements."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from packaging.utils import canonicalize_name
 
 
 def required(name: str) -> set[str]:
-    """Return the names of all direct and indirect requirements of a distribution, without its extras.
+    """Return the names of a distribution's direct and indirect requirements, excluding its extras.
 
-    The requirements of distributions that are not installed are unknown and omitted.
+    If a requirement is not installed, its own requirements are unknown and omitted.
     """
     closure: set[str] = set()
     pending = [(name, "")]

@@ -164,7 +164,7 @@ class SimulatedEngine:
 
 
 class RecordingEngine:
-    """An engine whose ranks record their iterations, with a device backend that the test installs.
+    """An engine whose ranks record iterations using a device backend that the test installs.
 
     Args:
         device: the device type of the backend.

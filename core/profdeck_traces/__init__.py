@@ -1,4 +1,4 @@
-"""Read, check, compress and summarise Chrome traces in one pass and with bounded memory.
+"""Read, check, compress and summarise Chrome traces in one pass with bounded memory.
 
 Each name is imported on first use.
 """

@@ -1,4 +1,4 @@
-"""Creates the complete summary of traces, on which terminal output, reports, tables and diffs are based."""
+"""Summarises traces for terminal output, reports, tables and diffs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     on_progress: Progress | None = None,
     on_left_out: Callable[[Path, str], None] | None = None,
 ) -> tuple[RunSummary, list[TraceError]]:
-    """Summarise all traces in the given paths. The summary includes the captures and the findings.
+    """Summarise all traces in the given paths, including their captures and findings.
 
     `profdeck_traces.analysis.run_summary.summarise_run` describes the arguments that are not listed here.
 
@@ -72,7 +72,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
 def _checks(
     run: RunSummary, sources: Sequence[TraceSource], errors: Sequence[TraceError], cache: ResultCache | None
 ) -> dict[str, FileCheck]:
-    """Return the check results of the traces in runs, by path.
+    """Return the check results for traces that belong to a run, keyed by path.
 
     An intact trace has no result if only its devices were read, because the remaining events were not checked.
 

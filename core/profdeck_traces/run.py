@@ -34,7 +34,7 @@ _FRAME_PIXELS = 900
 
 @attrs.frozen
 class Run:
-    """Results of reading the traces in one or more paths. `profdeck_traces.load` returns this object."""
+    """Traces loaded from one or more paths. `profdeck_traces.load` returns this object."""
 
     summary: RunSummary = attrs.field(repr=False)
     """Content of ``profdeck summary --json``. The tables are created from it."""

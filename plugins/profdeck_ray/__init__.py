@@ -1,1 +1,1 @@
-"""Ray plugin. It captures engines in Ray actors and provides a store for on-demand requests."""
+"""Ray plugin, which captures engines in Ray actors and stores on-demand capture requests."""

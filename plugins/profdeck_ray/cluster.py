@@ -22,7 +22,7 @@ class RayCluster(Cluster):
 
     @property
     def command_options(self) -> Mapping[str, Callable[..., object]]:
-        """Functions that define additional options of `profdeck capture servers` and `profdeck collect`."""
+        """Functions that add Ray's options to `profdeck capture servers` and `profdeck collect`, keyed by command."""
         from profdeck_ray import command_options
 
         return {"capture servers": command_options.capture_servers, "collect": command_options.collect}

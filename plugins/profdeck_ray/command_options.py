@@ -24,7 +24,7 @@ def capture_servers(
         ),
     ] = None,
 ) -> Sequence[str] | None:
-    """Return the values of ``--ray``: names of actors to capture. Return ``None`` without the option."""
+    """Return the actor names given with ``--ray``, or ``None`` if the option is absent."""
     return ray
 
 

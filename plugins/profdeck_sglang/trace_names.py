@@ -1,4 +1,4 @@
-"""Pattern for the names of SGLang's forward passes in traces.
+"""Pattern for SGLang's forward-pass names in traces.
 
 :class:`profdeck_traces.analysis.step_names.StepNames` loads this pattern. The names are created by
 ``build_step_span_name`` in sglang/srt/utils/profile_utils.py (0.5.23). Versions before 0.5.11 wrote no names. Examples:

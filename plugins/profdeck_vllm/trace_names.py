@@ -1,4 +1,4 @@
-"""Pattern for the names of vLLM's iterations in traces.
+"""Pattern for vLLM's iteration names in traces.
 
 :class:`profdeck_traces.analysis.step_names.StepNames` loads this pattern. The names are created by
 ``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py (0.32.0):

@@ -1,4 +1,4 @@
-"""Tests of the vLLM-Omni interfaces that the plugin uses, in each release.
+"""Tests for the vLLM-Omni interfaces that profdeck's plugin uses, run against each release.
 
 docs/how-to/vllm.md lists the limitations of older releases.
 """

@@ -1,4 +1,4 @@
-"""Tests of the verl interfaces that the adapter wraps or reads, in each release.
+"""Tests for the verl interfaces that profdeck's adapter wraps or reads, run against each release.
 
 docs/how-to/frameworks.md lists the limitations of older releases.
 """

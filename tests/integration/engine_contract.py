@@ -80,7 +80,7 @@ def run_commands(page: Path, url: str, skipped: str, shell: Shell, server: Any) 
 
 
 class PageContract:
-    """Tests of the Python scripts in an engine's how-to guide. `ServerContract` tests the commands for servers."""
+    """Tests for the Python scripts in an engine's how-to guide. `ServerContract` tests the guide's server commands."""
 
     page: ClassVar[Path]
     plugins: ClassVar[dict[str, str]]

@@ -1,4 +1,4 @@
-"""Tests for servers of all engines: profdeck's routes, the command line and shutdown during a capture.
+"""Tests shared by all engines' servers: profdeck's routes, the command line and shutdown during a capture.
 
 The test module of each engine defines subclasses of `ServerContract` and `EndContract`, and the fixture ``server``.
 """
@@ -259,7 +259,7 @@ class ServerContract:
 
 
 class EndContract:
-    """Shutdown during a capture. Define the subclass at the end of its module, because the test stops the server."""
+    """Test for shutdown during a capture. Define the subclass last in its module, because the test stops the server."""
 
     engine: ClassVar[dict[str, Any]] = {}
     """Engine options in the capture request."""

@@ -61,7 +61,7 @@ def command_line(server: Any, *arguments: str, **environ: str) -> subprocess.Pop
 
 
 def command_line_of_many(*arguments: str, **environ: str) -> subprocess.Popen[str]:
-    """Start `profdeck capture servers` without the ``PROFDECK*`` environment variables of the test process."""
+    """Start `profdeck capture servers` without the test process's ``PROFDECK*`` environment variables."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
     command = [sys.executable, "-m", "profdeck", "capture", "servers", *arguments]
     return subprocess.Popen(

@@ -1,6 +1,6 @@
-"""Tests of finish tasks with real processes, including killed processes.
+"""Tests for finish tasks with real processes, some of which are killed.
 
-A finish task runs the finish command once, after all processes have ended their captures of a step.
+A finish task runs the finish command once, after all processes have finished capturing a step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ profiler = build()
 CAPTURE = BEGIN + "profiler.start(1); tell('recording'); profiler.stop()\n"
 # Appends a line each time.
 COUNT = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" >> finished'
-# Writes to the named pipe, and blocks until the test reads from it.
+# Writes to the named pipe ``news``, and blocks until the test reads the message.
 TELL = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" > news'
 
 
@@ -62,7 +62,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """Wait until a process exits with status 0. Return its stderr without the closing message."""
+    """Let a process continue and check that it exits with status 0. Return its stderr without the closing message."""
     output, errors = process.communicate("go on\n", timeout=60)
     assert process.returncode == 0, errors
     assert output == "", "stdout belongs to the job"
@@ -87,7 +87,7 @@ def handed_over(path: Path, step: int = 1) -> dict[str, Any]:
 
 
 def await_over(path: Path, step: int = 1) -> FinishRecord:
-    """Wait until a finish task is over. The job that started the task may have exited."""
+    """Wait until a finish task has finished, even if the job that started it has exited."""
     pause = threading.Event()
     while not (found := record(path, step)).over:
         assert found.by.alive is not False or not record(path, step).over
@@ -97,7 +97,7 @@ def await_over(path: Path, step: int = 1) -> FinishRecord:
 
 @pytest.fixture
 def news(tmp_path: Path) -> Callable[[], str]:
-    """Return a function that reads the next message from the named pipe ``news``. It blocks until a command writes."""
+    """Return a function that waits for the next message from the named pipe ``news`` and returns it."""
     os.mkfifo(tmp_path / "news")
     return (tmp_path / "news").read_text
 
@@ -243,7 +243,7 @@ def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: 
     assert await_over(tmp_path).state is FinishState.DONE
 
 
-# Tests of finish commands that fail or hang.
+# Tests for finish commands that fail or hang.
 
 
 def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:

@@ -795,7 +795,7 @@ def test_the_exits_are_watched_until_the_files_are_whole(tally: ModuleType, reco
 
 
 def test_the_next_start_forgets_the_last_one(recorder: EngineRecorder, ask: Ask) -> None:
-    """`EngineRecorder.reply` is not called between the captures."""
+    """Start new captures without calling `EngineRecorder.reply` after the previous ones."""
 
     def is_started(request: CaptureRequest) -> bool:
         with contextlib.suppress(TargetError):  # the files of the last capture may not be complete

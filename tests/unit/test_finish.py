@@ -1,6 +1,6 @@
-"""Tests of finish tasks and of `profdeck finish`.
+"""Tests for finish tasks and `profdeck finish`.
 
-A finish task runs the finish command and the listeners after the captures of a step.
+A finish task runs the finish command and the listeners after a step's captures.
 """
 
 from __future__ import annotations
@@ -526,11 +526,11 @@ def test_a_listener_receives_the_arguments_of_its_hook_or_is_rejected(build: Bui
         notify_listener("nobody", {}, {})
 
 
-# The record of a finish task, and its line in `profdeck ls`.
+# Tests for finish records and their lines in `profdeck ls`.
 
 
 def write(run: Path, step: int = 2, **values: Any) -> Path:
-    """Write the record of a finish task. Return the path of the record."""
+    """Write a finish task's record and return its path."""
     limits = {"command": "true", "listeners": (), "timeout_s": 1.0, "wait_s": 1.0}
     path = run / f"step_{step:06d}/finish.step{step}.json"
     write_record(path, FinishRecord(**{"capture": f"step{step}", "first_step": step, **limits, **values}))
@@ -653,7 +653,7 @@ def test_an_on_demand_capture_waits_for_its_finish(build: Build, run: Path) -> N
 def test_a_capture_of_servers_waits_for_its_finish(
     build: Build, tmp_path: Path, run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A configured role that is not captured is neither waited for nor reported as missing."""
+    """The finish task ignores configured roles that are not captured."""
     for path in offer(tmp_path_factory.mktemp("site")).split(os.pathsep):
         monkeypatch.syspath_prepend(path)
     with ServersInThread(2) as servers:
@@ -720,14 +720,14 @@ def test_defaults() -> None:
 
 
 def finish(run: Path, *options: str) -> tuple[int, list[str]]:
-    """Run `profdeck finish`. Return its exit code and the lines of its output."""
+    """Run `profdeck finish`. Return its exit code and output lines."""
     result = CliRunner().invoke(app, ["finish", str(run), *options])
     return result.exit_code, result.output.splitlines()
 
 
 @pytest.fixture
 def captured(build: Build, tmp_path: Path, run: Path) -> Path:
-    """A run with two captures whose finish tasks did not run, as if all processes had been killed."""
+    """A run with two captures whose finish tasks never ran, as if its processes had been killed."""
     profiler = build(steps=[2, 4])
     for step in (2, 4):
         with profiler.capture(step):

@@ -1,4 +1,4 @@
-"""Tests of the deletion of old steps. Only complete steps are deleted, and the status of the run does not change."""
+"""Tests for deleting old steps. Only complete steps are deleted, and the run's status does not change."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_the_option_role_was_removed(run: Path) -> None:
 
 
 def test_deletions_by_earlier_versions_are_listed(run: Path) -> None:
-    """An earlier version deleted the captures of one role. A directory ``.pruned.*`` is an interrupted deletion."""
+    """Earlier versions could delete one role's captures. If interrupted, they left a ``.pruned.*`` directory."""
     (run / "pruned").mkdir()
     step = {"first_step": 1, "last_step": 1, "captures": ["step1"], "size_bytes": 7, "pruned_ns": 1}
     (run / "pruned" / "step_000001.rollout.json").write_text(json.dumps(step | {"role": "rollout"}))
@@ -190,7 +190,7 @@ def test_a_capture_of_a_dead_process_is_deleted(run: Path) -> None:
 
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_an_interrupted_deletion_is_completed(run: Path, is_renamed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deletion is interrupted before or after the rename. After the rename, some files are already deleted."""
+    """Interrupt the deletion before or after the rename. In the second case, some files are already deleted."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Tests of uploads to fsspec file systems.
+"""Tests for uploads to fsspec file systems.
 
 tests/integration/trackers/test_upload.py uses local S3 and Google Cloud Storage servers.
 """
@@ -28,7 +28,7 @@ URL = "recording://profiles"
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with 13 files, from three captures of two ranks."""
+    """A run with 13 files, written by two ranks in three captures."""
     RecordingStore.empty()
     monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path / "cache"))
     run = write_run(tmp_path / "output" / "job", 3, lambda _: GpuJob(ranks=2))

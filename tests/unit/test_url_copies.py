@@ -1,4 +1,4 @@
-"""Tests of local copies of runs at URLs, including interrupted copies and malicious file names."""
+"""Tests for local copies of remote runs, including interrupted copies and malicious file names."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_old_copies_are_deleted(store: RecordingStore, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[str]:
-    """URL of the directory ``runs`` on an HTTP server. The directory contains one run."""
+    """URL of an HTTP server's ``runs`` directory, which contains one run."""
     directory = tmp_path / "web"
     (directory / "runs" / "jöb" / "step_000001").mkdir(parents=True)
     (directory / "runs" / "jöb" / "run.json").write_text('{"created_ns": 5}')

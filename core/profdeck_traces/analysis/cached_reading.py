@@ -50,9 +50,9 @@ def question(classifier: Classifier, step_names: StepNames, *, devices_only: boo
 
 
 def about(source: TraceSource) -> list[Any]:
-    """Return the facts of a trace that are part of its cache key.
+    """Return the part of the cache key that comes from a trace's facts.
 
-    The path of the run is excluded, so that a cached reading stays valid after the run is moved.
+    The run's path is excluded, so that a cached reading stays valid after the run is moved.
     """
     return [None if source.facts is None else repr(attrs.evolve(source.facts, run=""))]
 

@@ -80,7 +80,7 @@ _Found = tuple[int | None, int | None]
 
 
 def _by_anchors(source: TraceSource, *, is_compared: bool) -> _Found:
-    """Return the clock shift of a trace and its maximum error, from the clock anchors in the facts of its run.
+    """Return a trace's clock shift and its maximum error in nanoseconds, based on the recorder's clock anchors.
 
     Args:
         source: The trace.

@@ -1,4 +1,4 @@
-"""Data model of findings: performance problems detected in the traces of a run.
+"""Data model for findings, the performance problems detected in a run's traces.
 
 Times are in microseconds, as in `profdeck_traces.analysis.model`.
 """
@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Evidence:
-    """Time range in one trace that shows a finding."""
+    """Time range of one trace where the problem is visible."""
 
     path: str
     start_us: float

@@ -1,4 +1,4 @@
-"""Summary of one trace, computed in one pass: a :class:`~profdeck_traces.analysis.model.RankSummary`."""
+"""Summarises one trace in one pass, as a :class:`~profdeck_traces.analysis.model.RankSummary`."""
 
 from __future__ import annotations
 

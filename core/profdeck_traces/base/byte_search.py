@@ -1,4 +1,4 @@
-"""Import of stringzilla, which searches large buffers for substrings. The extra ``traces`` installs it."""
+"""Imports stringzilla, which searches large buffers for substrings. The extra ``traces`` installs it."""
 
 from __future__ import annotations
 

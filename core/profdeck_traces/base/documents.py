@@ -122,7 +122,7 @@ def _reason(error: Exception) -> str:
 
 
 def show(value: Any) -> str:
-    """Return the text and the type of an invalid value, for an error message."""
+    """Format an invalid value and its type for an error message."""
     names = {str: "text", bool: "a bool", int: "an integer", float: "a number", list: "a list", dict: "a mapping"}
     if value is None:
         return "nothing (null)"
@@ -134,5 +134,5 @@ def show(value: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """Truncate a text to `_SHOWN` characters. A truncated text ends with ``...``."""
+    """Truncate a string to at most `_SHOWN` characters, including the ``...`` at the end."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

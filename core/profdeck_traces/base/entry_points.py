@@ -16,9 +16,9 @@ TRACE_NAMES = "profdeck.trace_names"
 
 
 def installed(group: str) -> dict[str, metadata.EntryPoint]:
-    """Return the entry points of a group by name, without importing them.
+    """Return a group's entry points by name, without importing them.
 
-    If several distributions use the same name, the entry point of profdeck is returned.
+    If several distributions use the same name, profdeck's entry point takes precedence.
     """
 
     def order(point: metadata.EntryPoint) -> tuple[str, bool]:

@@ -1,6 +1,6 @@
-"""Base exceptions of ``profdeck`` and ``profdeck_traces``.
+"""Base exceptions for ``profdeck`` and ``profdeck_traces``.
 
-A message describes the problem, its location, the allowed values and the solution.
+Each message describes the problem, its location, the allowed values and a solution.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 
 
 class ProfdeckError(Exception):
-    """Base class of profdeck's exceptions. The command line prints their messages without a traceback."""
+    """Base class for profdeck's exceptions. The command line prints only the message, without a traceback."""
 
     exit_code: ClassVar[int] = 4
     """Exit code of the command line."""
@@ -24,7 +24,7 @@ class ConfigError(ProfdeckError):
 
 
 class PluginError(ProfdeckError):
-    """A plugin cannot be used. Subclasses identify the cause."""
+    """A plugin or a required library is missing or cannot be used."""
 
     exit_code = 3
 
@@ -34,11 +34,11 @@ class UnknownPluginError(PluginError):
 
 
 class MissingLibraryError(PluginError):
-    """A library that a plugin or a function requires is not installed."""
+    """A library required for the operation is not installed."""
 
     @classmethod
     def of(cls, who: str, library: str, extra: str | None = None) -> Self:
-        """Return an error whose message has the command that installs the library.
+        """Return an error whose message includes the ``pip install`` command for the library.
 
         Args:
             who: subject and verb of the message, such as ``URLs need``.
@@ -54,17 +54,17 @@ class BrokenPluginError(PluginError):
 
 
 class TraceError(ProfdeckError):
-    """A trace is missing, cannot be read or cannot be used for the requested operation."""
+    """A trace is missing, unreadable or unsuitable for the requested operation."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return ``" Did you mean 'x'?"`` with the most similar allowed word, or an empty string."""
+    """Return ``" Did you mean 'x'?"`` for the most similar allowed word, or an empty string if none is similar."""
     found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" Did you mean '{found[0]}'?" if found else ""
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the message of an error, with the exception type unless the error is a `ProfdeckError`."""
+    """Return an error's message, prefixed with the exception type unless it is a `ProfdeckError`."""
     if isinstance(error, ProfdeckError):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,4 +1,4 @@
-"""Atomic creation and replacement of files, file sizes and directory locks."""
+"""Creates and replaces files atomically, measures file sizes and locks directories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# Errno values of os.link on file systems without hard links, such as FAT and some network file systems.
+# Errors from os.link where hard links are unavailable, such as on FAT and some network file systems.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _COPY_BYTES = 1 << 20
 
@@ -119,7 +119,7 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
 
 @contextmanager
 def _written(path: Path, content: bytes, *, durable: bool) -> Generator[Path, None, None]:
-    """Write a temporary file to the directory of `path`. The block renames it; if the block raises, it is deleted."""
+    """Write a temporary file next to `path` for the ``with`` block to move there. Delete it if the block raises."""
     temporary = _temporary(path)
     try:
         _write(temporary, content, durable=durable)
@@ -130,7 +130,7 @@ def _written(path: Path, content: bytes, *, durable: bool) -> Generator[Path, No
 
 
 def _write(path: Path, content: bytes, *, durable: bool) -> None:
-    # Use few system calls, because other threads can run at each call. A fleet writes a thousand manifests at once.
+    # Use few system calls, because each one lets other threads run and a fleet writes a thousand manifests at once.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         rest = memoryview(content)
@@ -143,13 +143,13 @@ def _write(path: Path, content: bytes, *, durable: bool) -> None:
 
 
 def _temporary(path: Path) -> Path:
-    # Random, because processes on different hosts or in different containers can have the same pid.
-    # Shortened, because the name of `path` may already have the maximum length.
+    # The suffix is random, because processes on different hosts or in different containers can have the same pid.
+    # The file name is shortened, because it can already have the maximum length.
     return path.with_name(f".{path.name[:128]}.{secrets.token_hex(8)}.tmp")
 
 
 def directory_size(path: Path) -> int:
-    """Return the total size in bytes of the files in a directory tree. Symbolic links are not counted."""
+    """Return the total size of all files in a directory tree, in bytes. Symbolic links are not counted."""
     return sum(
         size
         for directory, _, names in os.walk(path)

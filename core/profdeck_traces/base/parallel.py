@@ -1,6 +1,6 @@
-"""Calls a function for many traces, in parallel processes on this host.
+"""Calls a function for many traces in parallel, using several processes on this host.
 
-Each process reads one item at a time, the largest items first. Results are in the order of the items. If a process
+Each process reads one item at a time, the largest items first. Results have the same order as the items. If a process
 dies, only its current item is lost.
 """
 

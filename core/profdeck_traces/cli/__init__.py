@@ -1,1 +1,1 @@
-"""Commands that read traces."""
+"""The `profdeck` commands that read traces."""

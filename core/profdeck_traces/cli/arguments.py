@@ -46,7 +46,7 @@ def cores(processes: int) -> int:
 
 
 def left_out(path: Path, why: str) -> None:
-    """Print a warning about a file that is skipped."""
+    """Warn that a file is skipped, and why."""
     terminal.warn(f"{terminal.short_path(path)} {why}.")
 
 

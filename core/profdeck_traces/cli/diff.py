@@ -102,7 +102,7 @@ def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
 
 
 def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
-    """Warn about incomplete captures and traces, and about traces that have no counterpart in the other run."""
+    """Warn about incomplete captures, damaged traces and traces without a counterpart in the other run."""
     for run, path in zip(runs, paths, strict=True):
         states = [state for state in run.captures if state.status != "complete"]
         if states:

@@ -1,4 +1,4 @@
-"""`profdeck trend`: changes of performance over the captures of one or more runs."""
+"""`profdeck trend`: performance changes across the captures in one or more runs."""
 
 from __future__ import annotations
 

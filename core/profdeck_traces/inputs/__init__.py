@@ -1,1 +1,1 @@
-"""Input files: traces and other artifacts, and the facts that a run contains about them."""
+"""Finds and checks traces and other artifacts, and reads what a run records about them."""

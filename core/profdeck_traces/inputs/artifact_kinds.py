@@ -34,7 +34,7 @@ ASIDE = ".pruned."
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of reading and checking a file or another artifact."""
+    """Result of checking an artifact, such as a trace file."""
 
     whole: bool
     problem: str | None
@@ -132,7 +132,7 @@ class ArtifactKind(ABC):
         return None
 
     def tables(self, path: Path) -> Any:
-        """Return the tables that the recorder computed, as `profdeck_traces.analysis.model.RecorderTables`, or None."""
+        """Return the recorder's tables as `profdeck_traces.analysis.model.RecorderTables`, or None if it wrote none."""
         del path
 
     def steps_on_devices(self, path: Path) -> list[StepOnDevice]:

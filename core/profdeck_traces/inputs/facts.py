@@ -1,6 +1,6 @@
-"""Facts about traces, from the files that the recorder wrote to the run.
+"""Facts about traces, read from the recorder's files in the run directory.
 
-The recorder's package contains a provider that reads these files.
+A provider in the recorder's package reads these files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROVIDER = "profdeck"
 
 @attrs.frozen(kw_only=True)
 class TraceFacts:
-    """Facts about one trace of a run."""
+    """Facts about one trace in a run."""
 
     run: str
     """Path of the run directory."""
@@ -60,13 +60,13 @@ class TraceFacts:
 
     @property
     def role_and_replica(self) -> str:
-        """Role and replica, such as ``rollout/2``."""
+        """Role and replica, such as ``rollout/2``, or only the role if it has no replicas."""
         return self.role if self.replica is None else f"{self.role}/{self.replica}"
 
 
 @attrs.frozen(kw_only=True)
 class CaptureStatus:
-    """Status of one rank in a capture, or of a target whose capture failed."""
+    """Capture status for one rank, or for a target whose capture failed."""
 
     run: str
     """Path of the run directory."""
@@ -86,7 +86,7 @@ class CaptureStatus:
 
 @attrs.frozen(kw_only=True)
 class RecordingAbout:
-    """Software versions and backend options with which a role was recorded."""
+    """Software versions and backend options used to record a role."""
 
     role: str
     backend: str
@@ -100,7 +100,7 @@ class RecordingAbout:
 
 @attrs.frozen(kw_only=True)
 class RunState:
-    """State of the captures in one or more directories."""
+    """Status of the captures in one or more directories, with the settings used to record them."""
 
     captures: tuple[CaptureStatus, ...] = ()
     recordings: tuple[RecordingAbout, ...] = ()
@@ -112,10 +112,10 @@ class RunRecords(Protocol):
     """Reads the files that a recorder writes next to its traces."""
 
     def facts(self, path: Path) -> Mapping[Path, TraceFacts]:
-        """Return the facts about a trace, or about all traces in a directory, by path."""
+        """Return the facts about one trace, or about all traces in a directory, keyed by trace path."""
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
-        """Return the state of all captures in the given directories.
+        """Return the status of all captures in the given directories.
 
         Args:
             paths: The directories.
@@ -123,14 +123,14 @@ class RunRecords(Protocol):
         """
 
     def newest_run(self, output: Path) -> Path | None:
-        """Return the newest run in an output directory."""
+        """Return the path of the newest run in an output directory, or None if there is no run."""
 
     def is_run(self, directory: Path) -> bool:
-        """Return True if a directory is a run."""
+        """Return True if the directory is a run directory."""
 
 
 class NoRecords:
-    """Provider without any facts. It is used if no recorder is installed."""
+    """Provider that returns no facts, used if no recorder is installed."""
 
     def facts(self, path: Path) -> Mapping[Path, TraceFacts]:  # noqa: ARG002
         """Return no facts."""
@@ -151,7 +151,7 @@ class NoRecords:
 
 @functools.cache
 def run_records() -> RunRecords:
-    """Return the installed provider, or `NoRecords` if no provider is installed.
+    """Return the installed provider, or `NoRecords` if there is none.
 
     Raises:
         BrokenPluginError: The provider cannot be imported.

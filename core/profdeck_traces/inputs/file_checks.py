@@ -1,4 +1,4 @@
-"""Cache of file checks, and checksums of files."""
+"""Caches the results of file checks, and computes checksums."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class KeptChecks:
         self._results = KeptResults(cache, "whole")
 
     def get(self, path: Path, *, with_sum: bool) -> FileCheck | None:
-        """Return the cached check of a trace if the file has not changed, or ``None``.
+        """Return a trace's cached check result, or ``None`` if there is none or the file has changed.
 
         Args:
             path: The trace.
-            with_sum: True if the check must include the SHA-256.
+            with_sum: True if the result must include the SHA-256.
         """
         content = self._results.get(path, with_sum)
         try:
@@ -38,11 +38,11 @@ class KeptChecks:
             return None
 
     def before(self, path: Path) -> FileIdentity | None:
-        """Return the identity of a trace file before it is read; ``None`` if its check cannot be cached."""
+        """Return a trace file's identity before it is read, or ``None`` if its check result cannot be cached."""
         return self._results.before(path)
 
     def put(self, before: FileIdentity | None, path: Path, check: FileCheck, *, with_sum: bool) -> None:
-        """Cache a check if the file still has the identity `before`."""
+        """Cache a check result if the file's identity is still `before`."""
         self._results.put(before, path, msgspec.json.encode(check), with_sum)
 
     def tidy_up(self) -> None:
@@ -51,7 +51,7 @@ class KeptChecks:
 
 
 def sha256_of(path: Path) -> str | None:
-    """Return the SHA-256 of a file in hexadecimal digits, or ``None`` if the file cannot be read."""
+    """Return a file's SHA-256 as a hexadecimal string, or ``None`` if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,7 +21,7 @@ _OF_RUNS = ("rank_", "target.", ".")
 
 @attrs.frozen
 class TraceSource:
-    """One trace of one rank: a file, or a directory that a plugin reads."""
+    """A rank's trace: a file, or a directory that a plugin reads."""
 
     path: Path
     facts: TraceFacts | None = None
@@ -29,18 +29,18 @@ class TraceSource:
 
     @property
     def size_bytes(self) -> int:
-        """The size of what is read of it, 0 if there is nothing."""
+        """Number of bytes to read for this trace, or 0 if there are none."""
         return size_to_read(self.path)
 
     @property
     def is_json(self) -> bool:
-        """Whether it is, or has, a Chrome trace."""
+        """True if this is a Chrome trace, or an artifact that contains one."""
         kind = kind_of(self.path)
         return kind is None or kind.has_chrome_trace(self.path)
 
     @property
     def rank(self) -> int | None:
-        """Rank from the facts of the run. Outside a run, the rank from the artifact, or ``None`` if unknown."""
+        """Rank from `facts`, or from the trace itself if it is outside a run. ``None`` if unknown."""
         if self.facts is not None:
             return self.facts.rank
         kind = kind_of(self.path)
@@ -48,7 +48,7 @@ class TraceSource:
 
     @property
     def label(self) -> str:
-        """Display name, such as "rollout/2 rank 1", or the file name."""
+        """Display name, such as "rollout/2 rank 1". It is the file name if role and rank are unknown."""
         if self.facts is None:
             return self.path.name if self.rank is None else f"rank {self.rank}"
         if self.facts.rank is None:
@@ -74,7 +74,7 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     """
     found: dict[Path, TraceSource] = {}
     for given in paths:
-        # The name of "." is that of the working directory, beside which the manifest lies.
+        # Make "." and ".." absolute, because manifests are in the parent directory and refer to the trace by name.
         path = Path(os.path.abspath(given)) if given.name in {"", ".."} and kind_of(given) is not None else given  # noqa: PTH100
         told = {file: TraceSource(file, facts) for file, facts in run_records().facts(path).items()}
         if _is_one(path):
@@ -87,7 +87,7 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
 
 
 def _reject_unreadable(path: Path, *, is_known: bool) -> None:
-    """Reject special files, and profiles that other tools read.
+    """Reject special files and profiles in other tools' formats.
 
     Args:
         path: Path of a single trace.
@@ -104,7 +104,7 @@ def _reject_unreadable(path: Path, *, is_known: bool) -> None:
 def _sources_below(
     path: Path, told: Mapping[Path, TraceSource], on_left_out: Callable[[Path, str], None] | None
 ) -> list[TraceSource]:
-    """Return the traces in a directory.
+    """Return the traces in a directory tree.
 
     Args:
         path: The directory.
@@ -124,7 +124,7 @@ def _sources_below(
             why = _why_left_out(file)
         if on_left_out is not None and why is not None:
             on_left_out(file, why)
-    # A plugin reads all files of such a directory. The traces in it belong to the artifact.
+    # JSON files next to a plugin's artifact belong to it, unless their names or manifests identify them as traces.
     of_plugins = {file.parent for file in below if kind_of(file) is not None}
     below = {file for file in below if file.parent not in of_plugins or _is_named_so(file) or file in told}
     sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
@@ -137,15 +137,15 @@ def _sources_below(
 
 
 def _is_special(file: Path) -> bool:
-    """Return True for pipes, sockets and devices. To open a pipe would wait for a writer."""
+    """Return True for pipes, sockets and devices. These are not opened, because opening a pipe can block."""
     return file.exists() and not file.is_file() and kind_of(file) is None
 
 
 def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
-    """Find the traces of ranks below some paths that manifests name, each once; others have no place in a run.
+    """Return each rank trace that a manifest in the given paths lists, without duplicates.
 
     Raises:
-        TraceError: There is none, or a path leads nowhere.
+        TraceError: There is no such trace, or a path does not exist.
     """
     for path in paths:
         if not os.path.lexists(path):
@@ -161,7 +161,7 @@ def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
 
 
 def _is_one(path: Path) -> bool:
-    """Tell whether a path means one trace, rather than those below it."""
+    """Return True if a path is itself a trace, and False if it is a directory to search."""
     return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112 - never raises
 
 

@@ -1,7 +1,7 @@
-"""Local copies of runs at URLs. A command that reads a run first updates the copy in the cache.
+"""Keeps local copies of remote runs. Commands update the cached copy before they read it.
 
-The server is not trusted, so a file name that points outside the copy is an error. `fsspec.generic.rsync` would write
-such files. fsspec's caching file systems provide no directory tree.
+Servers are not trusted, so a file name that points outside the copy is an error. `fsspec.generic.rsync` is not used,
+because it would write such files. fsspec's caching file systems are not used, because they provide no directory tree.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _RETRY = "Files copied so far are kept. Repeat the command to continue."
 
 
 def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
-    """Copy a run, a capture or a trace from a URL, and return the local path.
+    """Copy a run, capture or trace from a URL and return its local path.
 
     Unchanged files are not copied again, except from HTTP directories: their listings have no sizes or versions.
 
     Args:
         url: URL of a file or directory. The last component ``latest`` selects the newest run.
-        on_progress: called with the numbers of copied files and of files to copy.
+        on_progress: called with the number of copied files and the number of files to copy.
 
     Raises:
         ProfdeckError: the URL cannot be read, or the copy cannot be written.
@@ -61,7 +61,7 @@ def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
 
 
 def _name(remote: RemotePath) -> str:
-    """Return the last component of a remote path. For HTTP, the path is a complete URL."""
+    """Return a remote path's last component. Over HTTP, the path is a complete URL."""
     return (redact(remote.path) if is_url(remote.path) else remote.path).rpartition("/")[2]
 
 
@@ -77,7 +77,7 @@ def _newest_run(output: RemotePath) -> RemotePath:
 
 
 def _runs(output: RemotePath) -> list[str]:
-    """Return the sorted names of the runs in a directory."""
+    """Return the run names in a remote directory, sorted."""
     try:
         entries = output.read("ls", output.path, detail=True)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def _runs(output: RemotePath) -> list[str]:
 
 
 def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
-    """Return fsspec's information about each file to copy, by the path in the copy.
+    """Return fsspec's information about each remote file, keyed by the file's path in the copy.
 
     Raises:
         RemoteError: the URL does not exist, is a directory of runs, or contains an invalid file name.
@@ -116,10 +116,10 @@ def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
 
 
 def _copy_directory(url: str) -> Path:
-    """Create the directory of a copy in the cache.
+    """Return the cache directory for the copy of `url`, creating it if necessary.
 
-    If the cache is disabled or the directory cannot be created, create a temporary directory. It is deleted when this
-    process exits.
+    If the cache is disabled or the directory cannot be created, use a temporary directory that is deleted when
+    this process exits.
     """
     cache = ResultCache.of_user()
     if cache is not None:
@@ -136,7 +136,7 @@ def _copy_directory(url: str) -> Path:
 
 
 def _delete_old_copies(current: Path) -> None:
-    """Delete the least recently used copies while the total size exceeds `MAX_BYTES`."""
+    """Delete the least recently used copies beyond `MAX_BYTES`, except those used within the last day."""
     os.utime(current)
     total_bytes = 0
     for used_s, directory in sorted(((path.stat().st_mtime, path) for path in current.parent.iterdir()), reverse=True):
@@ -148,7 +148,7 @@ def _delete_old_copies(current: Path) -> None:
 def _update(
     directory: Path, remote: RemotePath, listed: Mapping[str, Mapping[str, Any]], on_progress: Progress | None
 ) -> None:
-    """Update the directory ``files`` of a copy from the remote files.
+    """Update a copy's ``files`` directory to match the remote files.
 
     ``index.json`` contains the versions of the files that were copied completely.
     """
@@ -163,7 +163,7 @@ def _update(
     changed = [
         name
         for name, info in listed.items()
-        # An HTTP listing gives no sizes or versions, so its files get size None and are always copied.
+        # HTTP listings contain no sizes, so info["size"] is None and the files are always copied.
         if versions.get(name) != tokenize(info) or file_size(files / name) != info["size"]
     ]
     if not changed:
@@ -173,7 +173,7 @@ def _update(
         callback.hooks["progress"] = lambda _, done, **__: on_progress(done, len(changed))
     for interrupted in directory.glob("partial-*"):
         shutil.rmtree(interrupted, ignore_errors=True)
-    # Use a unique directory name, because fsspec may continue to write other files after an error.
+    # Use a unique directory, because fsspec can still be writing other files after an error.
     with tempfile.TemporaryDirectory(prefix="partial-", dir=directory, ignore_cleanup_errors=True) as partial:
         for batch in batches(changed):
             temporary = [Path(partial, str(number)) for number in range(len(batch))]
@@ -191,7 +191,7 @@ def _update(
 
 
 def _delete_missing(files: Path, listed: Container[str]) -> None:
-    """Delete empty directories, and local files that are not in the remote listing."""
+    """Delete local files that are not in the remote listing, and empty directories."""
     for path in sorted(files.rglob("*"), reverse=True):
         if path.is_dir():
             with suppress(OSError):  # the directory is not empty

@@ -1,6 +1,6 @@
-"""Access to runs at URLs, such as ``s3://bucket/profiles/job``, with fsspec.
+"""Reads and writes runs at URLs such as ``s3://bucket/profiles/job``, using fsspec.
 
-Error messages do not contain the secrets in a URL.
+Error messages omit any secrets in the URL.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _Item = TypeVar("_Item")
 
 
 class RemoteError(ProfdeckError):
-    """A file or directory at a URL cannot be read or written."""
+    """A remote file or directory cannot be read or written."""
 
 
 @attrs.frozen
 class RemotePath:
-    """A file or directory at a URL."""
+    """A remote file or directory."""
 
     url: str
     files: AbstractFileSystem
@@ -38,7 +38,7 @@ class RemotePath:
 
     @classmethod
     def from_url(cls, url: str) -> RemotePath:
-        """Create the file system for a URL. Most file systems connect at the first request.
+        """Create a remote path from a URL. Most file systems do not connect before the first request.
 
         Raises:
             MissingLibraryError: fsspec, or its library for this protocol, is not installed.
@@ -49,7 +49,7 @@ class RemotePath:
             from fsspec.core import url_to_fs
         except ImportError:
             raise MissingLibraryError.of(f"{redact(url)}: URLs need", "fsspec", "upload") from None
-        # Only set for local files. Other file systems create parent directories automatically or do not have them.
+        # Only local files need this. Other file systems create parent directories automatically or have no directories.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         try:
             files, path = url_to_fs(url, **options)
@@ -70,7 +70,7 @@ class RemotePath:
         return redact(self.url)
 
     def error(self, problem: str, cause: BaseException, advice: str = "") -> RemoteError:
-        """Return the `RemoteError` for an exception that the file system raised.
+        """Return a `RemoteError` that describes an exception from the file system.
 
         Args:
             problem: the predicate of the message, such as ``cannot be read``. The subject is this URL.
@@ -81,7 +81,7 @@ class RemotePath:
         return RemoteError(f"{text.rstrip('.')}. {advice}" if advice else text)
 
     def read(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call a read-only method of the file system.
+        """Call one of the file system's read-only methods.
 
         Raises:
             FileNotFoundError: the file or directory does not exist.
@@ -96,25 +96,25 @@ class RemotePath:
 
 
 def is_url(text: str) -> bool:
-    """Return True if a text starts with a URL scheme. Otherwise the text is a local path."""
+    """Return True if a string starts with a URL scheme. Otherwise it is treated as a local path."""
     return _URL.match(text) is not None
 
 
 def redact(url: str) -> str:
-    """Remove the user, password, query and fragment from a URL."""
+    """Remove the user name, password, query and fragment from a URL."""
     return _SECRETS.sub("", url)
 
 
 def batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    """Split the items of a transfer into batches of `_BATCH`.
+    """Split the items to transfer into batches of `_BATCH` items.
 
-    Asynchronous file systems transfer all files of one call in parallel, so a batch limits the number of transfers.
+    Asynchronous file systems transfer all files of one call in parallel, so batches limit the parallelism.
     """
     return (items[start : start + _BATCH] for start in range(0, len(items), _BATCH))
 
 
 def _message(error: BaseException, url: str) -> str:
-    """Return the message of an error, with the secrets of a URL removed."""
+    """Return an error's message without the secrets in `url`."""
     text = describe_error(error).replace(url, redact(url))
     for secret in _SECRETS.findall(url):
         for part in re.split(r"[?#@&:=]", secret):

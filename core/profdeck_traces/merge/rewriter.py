@@ -124,7 +124,7 @@ class Rewriter(CountingHandler):
         """Those in the new trace."""
 
     def batch(self, text: memoryview) -> int | None:
-        """Process a batch of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         data = bytes(text)
         if not self._layout_known and (layout := _LAYOUT.search(data)):
             self._layout_known = True

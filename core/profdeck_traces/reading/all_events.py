@@ -57,7 +57,7 @@ class AllEvents:
         self.collector.finish(self.stated.process_names)
 
     def batch(self, text: memoryview) -> int | None:
-        """Process a batch of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         self.flush()
         events = self._take_kineto(text)
         if events is None:

@@ -52,7 +52,7 @@ def read_chrome(  # noqa: PLR0913 - the arguments of `read_trace`, and how to re
     max_json_bytes: int,
     slice_events: int = SLICE_EVENTS,
 ) -> Trace:
-    """Read a Chrome trace with a handler of the class `kind`. If `categories` is None, read all categories.
+    """Read a Chrome trace with the handler class `kind`. Read all categories if `categories` is None.
 
     `profdeck_traces.reading.reader.read_trace` describes the other arguments.
     """

@@ -44,7 +44,7 @@ class DeviceEvents(AllEvents):
         self._dense = KinetoForm(self.collector, Complete, DEVICE_CATEGORIES | MARKS)
 
     def batch(self, text: memoryview) -> int | None:
-        """Process the device and annotation events of a batch.
+        """Process the device and annotation events in a JSON array.
 
         See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`.
         """

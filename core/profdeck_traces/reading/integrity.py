@@ -62,7 +62,7 @@ class CountingHandler:
     keys: frozenset[str] = frozenset()
 
     def batch(self, text: memoryview) -> int | None:
-        """Count the events of a batch. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Count the events in a JSON array. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         try:
             return len(_decode(text))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

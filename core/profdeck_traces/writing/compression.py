@@ -61,7 +61,7 @@ class _AnchorHandler(CountingHandler):
 
     def batch(self, text: memoryview) -> int | None:
         count = super().batch(text)
-        # Search a copy with `in`, because the recording process may not have stringzilla from the extra `traces`.
+        # Search a copy with `in`, because stringzilla might not be installed in the recording process.
         if count is not None and self._needle in (array := bytes(text)):
             self._take(array)
         return count

@@ -143,7 +143,7 @@ class _Trimmer:
             self._write(b"{")
 
     def batch(self, text: memoryview) -> int | None:
-        """Process a batch of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         picked = self._selection.pick(text)
         if picked is None:
             return None

@@ -242,7 +242,7 @@ class _MarkHandler(CountingHandler):
         self.marks: list[_Mark] = []
 
     def batch(self, text: memoryview) -> int | None:
-        """Process a batch of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         if not any(stringzilla.find(text, needle) >= 0 for needle in _MARK_NEEDLES):
             return super().batch(text)
         try:
@@ -331,7 +331,7 @@ class _ExtentHandler(CountingHandler):
         self.categories: set[str] = set()
 
     def batch(self, text: memoryview) -> int | None:
-        """Process a batch of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         batch = EventBatch.of(text)
         if batch is None:
             return None

@@ -229,7 +229,7 @@ class _StepHandler(CountingHandler):
         self.steps: set[int] = set()
 
     def batch(self, text: memoryview) -> int | None:
-        """Process a batch of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
+        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         count = super().batch(text)
         if count is not None:
             self._find(text)

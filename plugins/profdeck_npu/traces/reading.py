@@ -34,13 +34,13 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
     max_json_bytes: int,
     slice_events: int,
 ) -> Trace:
-    """Read a trace directory of torch_npu.
+    """Read a trace directory written by torch_npu.
 
     `profdeck_traces.reading.reader.read_trace` describes the arguments.
 
-    Kernels are read from ``kernel_details.csv``, and all other events from ``trace_view.json``. The lanes of its
-    process ``Ascend Hardware`` are skipped, because they contain the same kernels, with waits and mstx ranges. If one
-    of the two files is missing, only the other file is read.
+    Kernels are read from ``kernel_details.csv``, and all other events from ``trace_view.json``. In the latter, the
+    lanes of process ``Ascend Hardware`` are skipped, because they contain the same kernels, plus waits and mstx ranges.
+    If one of the two files is missing, only the other file is read.
 
     Raises:
         TraceError: the directory cannot be read or has not been analysed.

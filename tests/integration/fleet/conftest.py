@@ -28,8 +28,7 @@ from profdeck import Profiler
 
 HERE = Path(__file__).parent
 SGLANG = "PROFDECK_TEST_SGLANG_PYTHON"
-# Prefixes of a command that runs on a simulated second host. The host has its own name, its own shared memory and a
-# separate mount of the directory of the runs.
+# Command prefixes that simulate a second host, with its own hostname, shared memory and mount of the runs directory.
 OTHER_HOST = ["unshare", "--uts", "--mount"]
 MOUNT = ["sh", "-c", 'hostname other && mount -t tmpfs shm /dev/shm && mount --bind "$0" "$0" && exec "$@"']
 
@@ -128,7 +127,7 @@ def engines(begin: Begin, root: Path) -> Engines:
 
 @pytest.fixture(scope="session")
 def workers(engines: Engines) -> tuple[Server, Server]:
-    """Two vLLM servers, on two simulated hosts if this machine allows namespaces."""
+    """Two vLLM servers, on separate simulated hosts if this machine allows Linux namespaces."""
     first, second = map(up, engines.workers)
     return first, second
 

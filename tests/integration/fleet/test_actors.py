@@ -1,4 +1,4 @@
-"""Tests of captures of simulated engines in actors of a real Ray cluster, including failures of the actors.
+"""Tests for capturing simulated engines in actors on a real Ray cluster, including actor failures.
 
 The driver `jobs/actors.py` runs the captures, and the tests check its results. `test_agent_loop` tests vLLM engines in
 actors.
@@ -71,7 +71,7 @@ def cluster(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def ours(cluster: Cluster, environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Driven:
-    """Results of the driver, which runs once for all tests of this module."""
+    """Results from the driver, which runs once for all tests in this module."""
     directory = tmp_path_factory.mktemp("ours")
     results = directory / "results.json"
     command = [sys.executable, HERE / "jobs" / "actors.py", directory / "profiles", results, cluster.address]
@@ -270,7 +270,7 @@ def ray_jobs(cluster: Cluster, environ: dict[str, str]) -> Iterator[tuple[RayJob
 def captured_from_outside(
     cluster: Cluster, environ: dict[str, str], directory: Path, *options: str, names: str = "*"
 ) -> tuple[int, dict[str, Any], str]:
-    """Run `profdeck capture servers --ray NAMES`. Return its exit code, its JSON output and its stderr."""
+    """Run `profdeck capture servers --ray NAMES`. Return its exit code, JSON output and stderr."""
     given = ["--ray", names, "--iterations", "3", "--output", str(directory / "profiles")]
     given += ["--set", "server.options.device_options.thread_bound=false", "--json"]
     done = subprocess.run(

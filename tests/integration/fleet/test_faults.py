@@ -201,7 +201,7 @@ def test_captures_of_a_killed_driver_are_ended_by_the_next_one(
 
 @pytest.fixture
 def remount(engines: Any, workers: tuple[Server, Server], root: Path) -> Iterator[Remount]:
-    """Return a function that remounts the directory of the runs on the second host, as ``ro`` or ``rw``."""
+    """Return a function that remounts the runs directory on the second host as ``ro`` or ``rw``."""
     if not engines.on_two_hosts:
         pytest.skip("there is no other host: unshare is not allowed to make namespaces here")
 

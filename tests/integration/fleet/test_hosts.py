@@ -198,13 +198,13 @@ def test_one_capture_of_all_hosts(cluster: Cluster, job: list[subprocess.Popen[s
     until(all_took_part, every_s=1)  # ranks that are not there yet are named, and the next capture has them
     assert found["complete"]
 
-    # The manifest has the clock offset of the server, measured during the requests of the capture.
+    # The manifests record the server's clock offset, measured during the capture requests.
     clocks = [one.clock for one in cluster.manifests("live") if one.clock]
     assert {(clock.host, clock.reference) for clock in clocks} == {("host-2", "host-0")}
     assert all(abs(clock.offset_ns + AHEAD_NS) <= clock.error_ns <= MOST_ERROR_NS for clock in clocks)
 
-    # In the merged trace, the server's events are within the trainer's time range. Without alignment, they are outside
-    # of it, because the server's clock is ahead.
+    # In the merged trace, the server's events are within the trainer's time range. Without alignment, they would be
+    # outside it, because the clocks differ.
     merged = json.loads(cluster.done("merge", run, "-o", tmp_path / "merged.json", "--rank", "0", "--json"))
     assert merged["align"] == "anchors"
     assert 0 < merged["clock_error_us"] <= MOST_ERROR_NS / 1e3

@@ -1,4 +1,4 @@
-"""Tests of captures of an SGLang `Engine` with two ranks, without an event loop. All tests share one engine."""
+"""Tests for capturing an SGLang `Engine` with two ranks and no event loop. All tests share one engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RANKS = ("rank_0000_tp0", "rank_0001_tp1")
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """Config of a job with five global steps and two replicas, and the expected captures."""
+    """Config for a job with five global steps and two replicas, with the captures that the job should produce."""
 
     start: int = 0
     end: int = 0
@@ -59,7 +59,7 @@ class Row:
 
     @property
     def expected(self) -> dict[str, list[str]]:
-        """Names of the spans that each rank records in each captured step, by the suffix in the file name."""
+        """Span names that each rank should record in each captured step, keyed by file-name suffix."""
         of_step = ["EXTEND", "DECODE", "DECODE", "DECODE"] * 2
         window = slice(self.start, self.end) if self.end > self.start else slice(None)
         if not self.by_stage:
@@ -68,12 +68,12 @@ class Row:
         return {suffix: [span for span in of_step if span == kind][window] for suffix, kind in kinds.items()}
 
     def folders(self, run: Path) -> list[Path]:
-        """Return the directories of the captured steps and replicas."""
+        """Return one directory for each captured step and replica."""
         steps = [1, 2] if self.discrete else [1, 3]
         return [run / f"step_{step:06d}" / "rollout" / f"replica_{replica:03d}" for step in steps for replica in (0, 1)]
 
 
-# The fields correspond to verl's parameters for rollout captures.
+# The fields of `Row` correspond to verl's parameters for rollout captures.
 TABLE = {
     "whole": Row(),
     "across-prompts": Row(start=3, end=6),
@@ -242,7 +242,7 @@ def test_ls_reads_it_back(job: Any) -> None:
     assert report.problems == ()
 
 
-# Jobs with global steps and two replicas.
+# Tests for jobs with global steps and two replicas.
 
 
 @pytest.mark.parametrize(("name", "row"), TABLE.items(), ids=[*TABLE])
@@ -261,7 +261,8 @@ def test_a_window_contains_the_selected_batches_and_ends_by_itself(job: Any, nam
         step += "-generate_sequences" if row.discrete else ""
         for rank in RANKS:
             for suffix, expected in row.expected.items():
-                # Each series of batches of the same kind is a separate capture, with the suffix -2, -3 and so on.
+                # Consecutive batches of the same kind form one capture. Later captures
+                # of that kind get the suffix -2, -3 and so on.
                 parts = sorted(directory.glob(f"{rank}.{step}{suffix}.trace.json.gz"))
                 parts += sorted(directory.glob(f"{rank}.{step}{suffix}-[0-9]*.trace.json.gz"))
                 assert [span for part in parts for span in spans(part)] == expected

@@ -1,4 +1,4 @@
-"""Run the scripts in docs/how-to/sglang.md with a tiny model."""
+"""Tests for the scripts in docs/how-to/sglang.md, run with a tiny model."""
 
 from __future__ import annotations
 

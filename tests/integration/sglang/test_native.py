@@ -1,4 +1,4 @@
-"""Tests of captures with SGLang's own profiler, in engines without profdeck.
+"""Tests for capturing with SGLang's own profiler in engines that do not load profdeck.
 
 `test_native_server` tests the captures that profdeck refuses.
 """

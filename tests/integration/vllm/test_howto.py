@@ -1,4 +1,4 @@
-"""Run the scripts in docs/how-to/vllm.md with a tiny model."""
+"""Tests for the scripts in docs/how-to/vllm.md, run with a tiny model."""
 
 from __future__ import annotations
 

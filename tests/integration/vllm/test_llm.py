@@ -1,4 +1,4 @@
-"""Tests of captures of a vLLM `LLM` with two ranks. Its workers load profdeck. All tests share one engine."""
+"""Tests for capturing a vLLM `LLM` whose two workers load profdeck. All tests share one engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of captures with vLLM's own profiler, in engines without profdeck.
+"""Tests for capturing with vLLM's own profiler in engines that do not load profdeck.
 
 `test_server` tests the captures that profdeck refuses.
 """

@@ -43,7 +43,7 @@ class TestServer(ServerContract):
         batches = [(int(batch[1]), int(batch[2])) for batch in found if batch]
         return ["mixed" if all(batch) else "prefill" if batch[0] else "decode" for batch in batches]
 
-    # The tests below do not depend on the engine, so running them with one engine is enough.
+    # The tests below do not depend on the engine, so they run with only one.
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_signal_stops_recording_on_the_server(self, server: Any, root: Path, number: signal.Signals) -> None:

@@ -48,7 +48,7 @@ def python() -> Program:
 
 @pytest.fixture
 def python_without(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    """Return a function that runs Python in a process where the given modules cannot be imported."""
+    """Return a function that runs Python in a process that cannot import the given modules."""
 
     def run(modules: tuple[str, ...], *arguments: object) -> subprocess.CompletedProcess[str]:
         blocked = tmp_path_factory.mktemp("blocked")

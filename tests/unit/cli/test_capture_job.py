@@ -1,4 +1,4 @@
-"""Tests of `profdeck capture job`. Each job runs in a separate process and executes steps continuously."""
+"""Tests for `profdeck capture job`. Each job runs steps continuously in a separate process."""
 
 from __future__ import annotations
 

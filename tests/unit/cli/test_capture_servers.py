@@ -1,4 +1,4 @@
-"""Tests of `profdeck capture servers`: several servers, the checks before a capture, and the output."""
+"""Tests for `profdeck capture servers`: several servers, checks before a capture, and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`profdeck ls` and the commands that read traces report the same status for every rank of a capture."""
+"""Tests for consistent rank statuses in `profdeck ls` and the commands that read traces."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def cut(path: Path) -> None:
 
 
 def change_content(path: Path) -> None:
-    """Rename events. The file remains a valid trace, but its checksum changes."""
+    """Rename events, so that the checksum changes but the trace remains valid."""
     packed = path.read_bytes().startswith(b"\x1f\x8b")
     text = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
     text = text.replace(b"paper::fold", b"paper::tear")

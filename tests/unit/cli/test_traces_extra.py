@@ -1,4 +1,4 @@
-"""Tests of commands in an environment without the extra `traces`."""
+"""Tests for commands in an environment without the extra `traces`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(done.check.whole, len(done.anchors))
 
 
 def run_without(python: Program, modules: tuple[str, ...], *commands: tuple[object, ...]) -> list[tuple[int, str, str]]:
-    """Run commands in one process without the given modules. Return the exit code, stdout and stderr of each."""
+    """Run commands in one process that cannot import `modules`. Return each command's exit code, stdout and stderr."""
     done = python(modules, "-c", COMMANDS, json.dumps([[*map(str, command)] for command in commands]))
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""Functions that create trace summaries from invented times."""
+"""Helpers that create trace summaries from invented times."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def trace(
     capture: str | None = "step10",
     **members: Any,
 ) -> RankSummary:
-    """Create the summary of one trace. All times are in microseconds.
+    """Create a trace summary. All times are in microseconds.
 
     Args:
         kernels: The times in each step, by kernel name.

@@ -1,4 +1,4 @@
-"""Finds real GPU and NPU traces. The environment variable PROFDECK_TEST_DATA contains their directory."""
+"""Finds real GPU and NPU traces in the directory PROFDECK_TEST_DATA, by default shared/data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().par
 
 
 def each(*patterns: str) -> pytest.MarkDecorator:
-    """Parametrize `path` with the traces that match the patterns. Skip the test if no trace matches."""
+    """Parametrize `path` with the traces that match the patterns, or skip the test if there are none."""
     paths = sorted(path for pattern in patterns for path in DATA.glob(pattern))
     skip = pytest.mark.skip(reason=f"no traces in {DATA}; set PROFDECK_TEST_DATA")
     return pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def each(*patterns: str) -> pytest.MarkDecorator:
 
 
 def named(name: str) -> Path:
-    """Return the path of a real trace. Skip the test if the trace does not exist."""
+    """Return a real trace's path, or skip the test if the trace does not exist."""
     if not (DATA / name).exists():
         pytest.skip(f"no {name} in {DATA}; set PROFDECK_TEST_DATA")
     return DATA / name

@@ -223,7 +223,7 @@ class Broken:
 
 
 def late() -> None:
-    """Block an actor after the profiler has connected to it and before the profiler starts the recording."""
+    """Block an actor after the profiler has connected to it but before recording starts."""
     actor = make(held_engines.SyncActor)
     fifo = OUTPUT.parent / "fifo"
     os.mkfifo(fifo)

@@ -1,6 +1,6 @@
 """Job that captures an SGLang `Engine` with two ranks.
 
-The job uses the engine without an event loop. The schedulers load profdeck.
+The job has no event loop. The engine's scheduler processes load profdeck.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def second_start(host: Host, name: str, step: int, *, frontends: bool) -> None:
 
 
 def train(host: Host, name: str, config: dict[str, Any]) -> bool:
-    """Run five global steps, with one engine in place of two replicas. Return True if all tokens are as expected."""
+    """Run five global steps in which one engine acts as both replicas. Return True if all tokens are as expected."""
     values = settings(*config["steps"], **config["role"]) | {"run": name, **config["top"]}
     profilers = [
         Profiler.from_config(settings=values, identity=Identity(role="rollout", replica=replica), target=host.engine)

@@ -1,4 +1,4 @@
-"""Job that captures a tokenizer manager while its event loop serves requests, as in RL frameworks.
+"""Job that captures a tokenizer manager while its event loop serves requests, as RL frameworks do.
 
 The job creates the engine inside the event loop. Requests and responses contain only tokens.
 """
@@ -126,7 +126,7 @@ async def main(target: Any, generate: Generate) -> dict[str, Any]:
 
 
 async def captured() -> dict[str, Any]:
-    """Run all captures. The engine is shut down during the last capture."""
+    """Run all captures, and shut down the engine during the last one."""
     engine = sglang.Engine(**ENGINE, skip_tokenizer_init=True)
     generate = through_manager(engine.tokenizer_manager)
     results = await main(engine.tokenizer_manager, generate)

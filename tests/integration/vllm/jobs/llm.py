@@ -76,14 +76,14 @@ if __name__ == "__main__":
     results["limited"] = about(running)
     capture("after_all", 23, ranks="all")
 
-    # Kill a worker between two iterations.
+    # Kill one worker between two iterations.
     killed = settings(0, ranks="all") | {"run": "killed"}
     profiler = Profiler.from_config(settings=killed, role="rollout", target=llm)
     running = profiler.start(0)
     generate()
     (manifest,) = OUTPUT.rglob("killed/**/rank_0001_tp1.step0.json")
     os.kill(json.loads(manifest.read_text())["pid"], signal.SIGKILL)
-    # vLLM then stops the other worker. Poll its manifest, because only the parent process can wait for the worker.
+    # vLLM then stops the other worker. Poll that worker's manifest, because only its parent process can wait for it.
     (other,) = OUTPUT.rglob("killed/**/rank_0000_tp0.step0.json")
     deadline = time.monotonic() + 30
     while json.loads(other.read_text())["status"] == "recording" and time.monotonic() < deadline:

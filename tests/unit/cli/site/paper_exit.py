@@ -1,3 +1,3 @@
-"""Module that exits when it is imported."""
+"""A module that exits the process when it is imported."""
 
 raise SystemExit(3)

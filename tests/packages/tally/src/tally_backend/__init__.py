@@ -122,7 +122,7 @@ class TallyBackend(Backend):
         self.perform(name, call)
 
     def perform(self, name: str, call: str) -> None:
-        """Record a hook call, and raise an error in the hook ``fail_at``. Some tests replace this method."""
+        """Record a hook call, and raise an error if the hook is ``fail_at``. Some tests replace this method."""
         self.calls.append(call)
         if self.options.fail_at == name:
             raise RuntimeError(f"{name} does not work")
