@@ -270,7 +270,7 @@ def test_sigterm_to_the_process_of_a_finish_ends_its_command(
     job, pid = hanging(start, tmp_path, news)
     os.kill(record(tmp_path).by.pid, signal.SIGTERM)
     assert "Finish task for step1: interrupted: its process was ended by SIGTERM" in ended(job)
-    assert process_stat(pid)[:1] in ([], ["Z"])
+    until(lambda: process_stat(pid)[:1] in ([], ["Z"]))
 
 
 def test_a_finish_that_is_killed_is_run_again_by_the_command(
@@ -288,7 +288,7 @@ def test_a_finish_that_is_killed_is_run_again_by_the_command(
     call.communicate(timeout=60)
     assert call.returncode == 130
     assert record(tmp_path).why == "its process was ended by SIGINT"
-    assert process_stat(pid)[:1] in ([], ["Z"])
+    until(lambda: process_stat(pid)[:1] in ([], ["Z"]))
 
 
 def test_ctrl_c_ends_the_wait_and_not_the_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
