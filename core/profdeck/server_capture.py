@@ -296,10 +296,11 @@ class _Capturing:
             CaptureError: A router does not respond, or no server was found.
         """
         request = self.request
+        alone = request.specifies_one and draft.get("roles", name, "targets") is None
         _set(draft, {f"roles.{name}.{key}": value for key, value in self._settings_of_role().items()})
         if request.sample:
             draft.set(f"roles.{name}.targets.sample", request.sample, _REQUEST)
-        if request.specifies_servers and not request.specifies_one:
+        if request.specifies_servers and not alone:
             where = await self._where(draft, name)
             _set(draft, {f"roles.{name}.targets.{key}": value for key, value in where.items()})
         for key, value in request.settings.items():  # override everything else
@@ -308,12 +309,9 @@ class _Capturing:
         if name not in roles and any(str(role).lower() == name.lower() for role in roles):
             raise ConfigError(f"The config has no role '{name}'. Its roles are {', '.join(roles)}.")
         backend = self._backend(draft, name)
-        if request.specifies_one:
-            if draft.get("roles", name, "targets") is None:
-                server = CheckedServer(role=name, url=request.urls[0], replica=None, backend=backend)
-                return _Role(name=name, alone=True, servers=[server])
-            if draft.sources.get(("roles", name, "targets", "urls")) != request.settings_source:
-                draft.set(f"roles.{name}.targets.urls", list(request.urls), _REQUEST)
+        if alone:
+            server = CheckedServer(role=name, url=request.urls[0], replica=None, backend=backend)
+            return _Role(name=name, alone=True, servers=[server])
         targets = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
         if targets.actors:
             the_cluster(_ACTORS).join(self.until_stopped)
@@ -352,12 +350,13 @@ class _Capturing:
         return {key: value for key, value in settings.items() if value}
 
     async def _where(self, draft: ConfigDraft, name: str) -> dict[str, Any]:
-        """Return ``targets`` settings that select the servers specified in the request."""
+        """Return ``targets`` settings that select the servers specified in the request, and no others."""
         request = self.request
         where: dict[str, Any] = {
             "urls": list(request.urls),
             "router": await self._router(request.router),
             "file": request.targets_file and str(request.targets_file),
+            "actors": list(request.actors),
         }
         if request.actors:
             cluster = the_cluster(_ACTORS)
@@ -368,7 +367,7 @@ class _Capturing:
                 namespace, warnings = await cluster.find_namespace(request.actors, ask)
                 for warning in warnings:
                     self.observer.warn(warning)
-            where |= {"actors": list(request.actors), "actor_namespace": namespace}
+            where["actor_namespace"] = namespace
         return where
 
     async def _router(self, router: str | None) -> str | None:

@@ -520,6 +520,19 @@ def test_the_sync_function_rejects_a_running_event_loop() -> None:
         asyncio.run(host())
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_servers_of_a_request_replace_those_of_the_config(fleet: Fleet, tmp_path: Path, count: int) -> None:
+    listed, config = tmp_path / "servers.yaml", tmp_path / "profdeck.yaml"
+    with fleet(count + 1) as servers:
+        wanted = [server.url for server in servers[:count]]
+        listed.write_text(json.dumps([servers[-1].url]))
+        targets = {"file": str(listed), "actors": ["rollout_*"]}
+        config.write_text(json.dumps({"run": "run", "roles": {"server": {"targets": targets}}}))
+        captured = capture_servers(ServerRequest(urls=tuple(wanted), iterations=5, config=config, output=tmp_path))
+        assert [server.url for server in captured.servers] == wanted
+        assert ["start" in server.commands() for server in servers] == [True] * count + [False]
+
+
 def test_settings_override_the_servers_of_a_request(fleet: Fleet) -> None:
     with fleet(2) as servers:
         settings = {"server.targets.urls": [servers[1].url], "run": "run"}
