@@ -17,6 +17,7 @@ from profdeck.base.ctrl_c import StopSignal
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.observer import Observer
+from profdeck.base.operations import running_loop
 from profdeck.base.processes import allow_files
 from profdeck.config.model import Config
 from profdeck.config.sources import ConfigDraft, load_draft
@@ -165,8 +166,7 @@ def capture_servers(request: ServerRequest, observer: ServerObserver | None = No
         PluginError: No backend can be used for the servers.
         KeyboardInterrupt: A second interrupt ended the wait for files.
     """
-    with contextlib.suppress(RuntimeError):
-        asyncio.get_running_loop()
+    if running_loop() is not None:
         raise ConfigError(
             "capture_servers cannot run in a thread with a running event loop. Use: await acapture_servers(...)"
         )
@@ -194,7 +194,7 @@ async def acapture_servers(
 def _check(request: ServerRequest) -> None:
     urls: Any = request.urls
     if not isinstance(urls, tuple | list) or not all(isinstance(url, str) for url in urls):
-        raise ConfigError(f"urls: expected a tuple of texts, got {show(urls)}.")
+        raise ConfigError(f"urls: expected a tuple of strings, got {show(urls)}.")
     for name in ("iterations", "sample"):
         value = getattr(request, name)
         if value is not None and value < 1:

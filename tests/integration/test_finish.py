@@ -62,7 +62,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    """Let a process continue and check that it exits with status 0. Return its stderr without the closing message."""
+    """Let a process continue until it exits with status 0, and return its stderr without the closing message."""
     output, errors = process.communicate("go on\n", timeout=60)
     assert process.returncode == 0, errors
     assert output == "", "stdout belongs to the job"

@@ -17,7 +17,7 @@ from profdeck.after_capture.finish_record import FinishRecord, FinishState, fini
 from profdeck.records.manifest import Manifest
 from profdeck.records.status import Status
 from profdeck.verification.report_model import RunReport
-from profdeck.verification.run_report import read_about
+from profdeck.verification.run_report import read_about, recorded_config
 from profdeck_traces.base.errors import ProfdeckError, TraceError, describe_error
 from profdeck_traces.inputs.artifact_kinds import kind_of
 
@@ -97,8 +97,7 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
         ProfdeckError: the report's path is no longer a run directory.
     """
     recording = recording_steps(report)
-    run_config = read_about(report.path).get("config")
-    config = (run_config.get("finish") if isinstance(run_config, dict) else None) or {}
+    config = recorded_config(read_about(report.path)).get("finish") or {}
     for first_step, name in finish_ids(report):
         path = record_path(report.path, first_step, name)
         try:

@@ -6,17 +6,17 @@ The request is sent through the job's run directory or store.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from profdeck.after_capture.run_walk import await_finishes
-from profdeck.base.observer import Observer
 from profdeck.base.text import sentence
 from profdeck.cli import capture_report, ls
+from profdeck.cli.terminal_observer import TerminalObserver
 from profdeck.on_demand.client import TIMEOUT_S, JobCapture, JobRequest, ProcessCapture, capture_job
 from profdeck.on_demand.requests import MOST_STEPS
 from profdeck.records.status import Status
@@ -67,7 +67,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     """Capture a running job; exit with 1 if the capture of a process is missing or incomplete."""
     request = JobRequest(run=run, steps=steps, in_steps=in_steps, store=store, timeout_s=timeout)
     with _sigterm_as_interrupt():
-        captured = capture_job(request, _Terminal(), ls.read)
+        captured = capture_job(request, TerminalObserver(), ls.read)
     report = captured.report
     if report is not None and captured.is_over:
         with terminal.show_progress("Waiting for the finish task"):
@@ -104,19 +104,6 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-class _Terminal(Observer):
-    """Displays messages and progress on stderr."""
-
-    def note(self, text: str) -> None:
-        terminal.print_stderr(text)
-
-    def warn(self, text: str) -> None:
-        terminal.warn(text)
-
-    def phase(self, text: str) -> AbstractContextManager[Callable[[int, int], None]]:
-        return terminal.show_progress(text)
 
 
 def _show_processes(captured: JobCapture) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ from profdeck.cli import capture_report, ls
 from profdeck.cli._cluster_options import ClusterOptions
 from profdeck.cli.capture_progress import ProgressDisplay
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
+from profdeck.cli.terminal_observer import TerminalObserver
 from profdeck.config.sources import parse_setting
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
@@ -146,7 +146,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     _report(capture_servers(request, _Terminal(iterations)), json=json)
 
 
-class _Terminal(ServerObserver):
+class _Terminal(TerminalObserver, ServerObserver):
     """Displays messages and progress on stderr.
 
     Args:
@@ -156,15 +156,6 @@ class _Terminal(ServerObserver):
     def __init__(self, iterations: int | None) -> None:
         self._iterations = iterations
         self._display: ProgressDisplay | None = None
-
-    def note(self, text: str) -> None:
-        terminal.print_stderr(text)
-
-    def warn(self, text: str) -> None:
-        terminal.warn(text)
-
-    def phase(self, text: str) -> AbstractContextManager[Callable[[int, int], None]]:
-        return terminal.show_progress(text)
 
     def servers_checked(self, servers: Sequence[CheckedServer]) -> None:
         _show_servers(servers)
@@ -182,7 +173,7 @@ class _Terminal(ServerObserver):
 
 
 def _show_servers(servers: Sequence[CheckedServer]) -> None:
-    """Print a table of the servers to stderr. If there are many, omit those that are ready."""
+    """Print a table of the servers to stderr. A long table omits servers that are ready."""
     folded = sys.stderr.isatty() or "COLUMNS" in os.environ
     console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
     shown = servers if len(servers) <= _MOST_ROWS else [server for server in servers if server.state != "ready"]

@@ -19,7 +19,7 @@ from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StepPlan
 from profdeck.on_demand.stores import Store, open_store
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.report_model import RunReport
-from profdeck.verification.run_report import read_about, read_run
+from profdeck.verification.run_report import read_about, read_run, recorded_config
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
 from profdeck_traces.base.text import short_path
 
@@ -55,7 +55,7 @@ class JobRequest:
 
 @attrs.frozen(kw_only=True)
 class ProcessCapture:
-    """What one process of a job captured for the request."""
+    """Captures that one process of a job made for a request."""
 
     process: JobProcess
     captures: tuple[str, ...]
@@ -186,7 +186,7 @@ def _processes(store: Store, observer: Observer) -> list[JobProcess]:
 
 
 def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:
-    if not store.remote and not about.get("config", {}).get("on_demand", False):
+    if not store.remote and not recorded_config(about).get("on_demand", False):
         return ConfigError(
             f"{run}: this job takes no requests: its config says on_demand: false, or it was started by an earlier "
             "version of profdeck."
@@ -284,10 +284,7 @@ class _Waiting:
                 time.sleep(_POLL_S)
 
     def processes(self) -> list[JobProcess]:
-        """Return the processes that might carry out the request.
-
-        These are the processes to which it was sent, those that have seen it, and all running processes.
-        """
+        """Return the processes that received the request, and all others that might still carry it out."""
         token = self.request.token
         found = requests.read_processes(self.store)
         return [process for process in found if process.token == token or process.id in self.asked or not process.gone]

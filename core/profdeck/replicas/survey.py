@@ -31,13 +31,13 @@ logger = logging.getLogger("profdeck")
 
 _ANSWER_S = 30.0
 _CHECK_S = 60.0
-"""For all questions to a server together."""
+"""Time limit for all requests to one server."""
 _GONE = {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
 
 
 @attrs.define(kw_only=True)
 class CheckedServer:
-    """One server that is to record."""
+    """A server or actor, and the results of its checks."""
 
     role: str
     url: str
@@ -48,23 +48,23 @@ class CheckedServer:
     actor: Actor | None = None
     """The actor; None if the target is a server."""
     name: str = attrs.field(init=False)
-    """What manifests call it."""
+    """Name in manifests."""
     engine: HttpEngine | None = attrs.field(default=None, init=False)
-    """Asks its routes; None if it has another protocol."""
+    """HTTP client of the server; ``None`` for an actor, or if the URL is invalid."""
     backend: str | None = None
     about: About | None = None
-    """What its routes of profdeck say; None if it has none, or does not answer."""
+    """Response of its profdeck routes; ``None`` if it has none or does not respond."""
     healthy: bool | None = None
-    """Whether it says that it is; None if it says nothing, or is not asked."""
+    """Result of its health check; ``None`` if the health is unknown."""
     health: str = "/health"
-    """The route by which it says that; see `EngineBackend`."""
+    """Route of the health check; see `EngineBackend`."""
     is_router: bool = False
-    """Whether it lists workers, to one of which it would pass on whatever it is asked."""
+    """True for a router, which would forward requests to one of its workers."""
     problem: TargetError | None = None
-    """Why it cannot be asked."""
+    """Error of its check."""
 
     def __attrs_post_init__(self) -> None:
-        """Look at its URL."""
+        """Derive the name and the HTTP client from the URL."""
         self.name = self.url
         if not self.is_server or self.problem is not None:
             return
@@ -90,12 +90,12 @@ class CheckedServer:
 
     @property
     def is_server(self) -> bool:
-        """Whether it has a URL."""
+        """True for a server, false for an actor."""
         return self.actor is None
 
     @property
     def state(self) -> str:
-        """What it is fit for, in a word or two."""
+        """State in one to three words, such as ``ready`` or ``not writable``."""
         if not self.listed_healthy or self.healthy is False:
             return "unhealthy"
         if self.problem is not None:
@@ -110,7 +110,7 @@ class CheckedServer:
 
     @property
     def reason(self) -> str:
-        """Why it may not record; empty where nothing is wrong."""
+        """Problem of the server in a sentence, or an empty string."""
         if not self.listed_healthy:
             return "Its router says that it is not healthy, so it is left out."
         if self.problem is not None:
@@ -128,7 +128,7 @@ class CheckedServer:
 
     @property
     def complaint(self) -> str:
-        """The same as a line that says which one it is."""
+        """The problem, preceded by the name of the server."""
         return self.reason if self.reason.startswith(self.name) else f"{self.name}: {self.reason}"
 
     @property
@@ -146,10 +146,10 @@ class CheckedServer:
         }
 
     async def check(self, backends: Mapping[str, type[EngineBackend]]) -> None:
-        """Find out all that can be known of it.
+        """Detect the backend, and query the health and profdeck's routes.
 
         Args:
-            backends: those that may recognise it, by name; none if its backend is known.
+            backends: Candidate backends by name. Empty if the backend is known.
         """
         if self.actor is not None:
             self.backend = await backend_of(self.actor, backends or engine_backends(self.backend))
@@ -174,7 +174,7 @@ class CheckedServer:
             await self.engine.close()
 
     async def output(self) -> Path | None:
-        """Return the directory that it writes below, if it is on this host and has one of its own."""
+        """Return the output directory of a server on this host, or ``None`` if there is none."""
         if self.about is not None:
             return Path(self.about.output) if self.engine is not None and await self.engine.is_here() else None
         if self.backend is None or self.engine is None or self.problem is not None:

@@ -69,7 +69,7 @@ class FileChecker:
         self._checks: dict[Path, FileCheck] = {}
 
     def read_traces(self, traces: Sequence[TraceToCheck]) -> None:
-        """Check all traces, but do not read those that are unchanged since their cached check."""
+        """Check all traces. Files that have not changed since a cached check are not read again."""
         cached = KeptChecks(self._cache)
         left = []
         for trace in traces:

@@ -166,9 +166,8 @@ def _skipped(
     pruned: Iterable[PrunedStep],
 ) -> Iterator[str]:
     """Yield the selected steps between others that were captured of which nothing is there, and was not deleted."""
-    config = about.get("config")
+    config = recorded_config(about)
     try:
-        config = config if isinstance(config, dict) else {}
         schedule = Schedule.from_list(_list(config.get("steps")))
     except (ValueError, TypeError):
         return
@@ -208,6 +207,12 @@ def read_about(path: Path) -> dict[str, Any]:
         raise ProfdeckError(f"{path} {what} {RUN_FILE}: it is not the directory of a run.") from None
     except (OSError, ValueError) as error:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
+
+
+def recorded_config(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config in the contents of a ``run.json``, or an empty dict if it is damaged."""
+    config = about.get("config")
+    return config if isinstance(config, dict) else {}
 
 
 def _capture(

@@ -421,6 +421,10 @@ def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "this job takes no requests: its config says on_demand: false" in result.stderr
 
+    (tmp_path / "run/run.json").write_text('{"config": []}')
+    damaged = cli("capture", "job", tmp_path / "run")
+    assert (damaged.exit_code, damaged.stderr) == (result.exit_code, result.stderr)
+
 
 def test_a_directory_that_is_no_run(cli: Cli, tmp_path: Path) -> None:
     result = cli("capture", "job", tmp_path / "absent")

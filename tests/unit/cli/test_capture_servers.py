@@ -503,8 +503,8 @@ def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments
         ({"sample": 0}, "sample must be at least 1, got 0."),
         ({"timeout_s": -1.0}, "timeout_s must be a positive number of seconds, got -1.0."),
         ({"timeout_s": float("nan")}, "timeout_s must be a positive number"),
-        ({"urls": URL}, "urls: expected a tuple of texts, got"),
-        ({"urls": (b"x",)}, "urls: expected a tuple of texts, got"),
+        ({"urls": URL}, "urls: expected a tuple of strings, got"),
+        ({"urls": (b"x",)}, "urls: expected a tuple of strings, got"),
     ],
 )
 def test_invalid_requests_are_rejected(changes: dict[str, Any], message: str) -> None:
