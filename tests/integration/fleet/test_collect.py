@@ -124,7 +124,7 @@ def collect(run: Path) -> None:
     command = [sys.executable, "-m", "profdeck", "collect", str(run)]
     done = subprocess.run(command, env=os.environ | TOKEN, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 of 1 complete." in done.stdout
+    assert "1 of 1 engine captures are complete." in done.stdout
 
 
 # Two hosts.

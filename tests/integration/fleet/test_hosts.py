@@ -257,7 +257,7 @@ def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> Non
     host.link("up")
     assert process.returncode == 1, out + error
     assert "cannot be reached" in out + error
-    assert "1 of 1 complete" in cluster.done("collect", cluster.output / "cut")
+    assert "1 of 1 engine captures are complete." in cluster.done("collect", cluster.output / "cut")
     found = json.loads(cluster.done("ls", cluster.output / "cut", "--json"))
     assert [(rank["host"], rank["status"]) for capture in found["captures"] for rank in capture["ranks"]] == [
         ("host-2", "complete")

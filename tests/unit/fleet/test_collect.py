@@ -993,7 +993,7 @@ def test_the_command_says_what_came_and_what_is_left(left: Callable[..., None], 
         done = await asyncio.to_thread(CliRunner().invoke, app, ["collect", str(run.run)])
         assert done.exit_code == 1
         first, *_, last = done.stdout.splitlines()
-        assert first.startswith("rollout/0 step1: Fetched 1 artifacts (")
+        assert first.startswith("rollout/0 step1: Fetched 1 artifact (")
         assert last.startswith("1 of 2 engine captures are complete. Next: profdeck ls ")
         assert "error: Files of rank 0 (rank_0000.step1.trace.json) are on host0" in done.stderr
         shutil.copytree(tmp_path / "host1/run/step_000001/rollout/replica_001", tmp_path / "other")

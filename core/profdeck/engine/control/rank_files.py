@@ -31,6 +31,7 @@ from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply
 from profdeck.records.run_directory import RunDirectory
 from profdeck.records.status import Status
 from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.base.text import plural
 
 if TYPE_CHECKING:
     from profdeck.engine.engine import Engine
@@ -207,7 +208,7 @@ class RankFiles:
         found = await asyncio.gather(*(self._bring(fetcher, one, place) for one, place in places.items()))
         sizes = [size for brought in found if brought is not None for size in brought.sizes_bytes]
         if sizes:
-            what = f"{len(sizes)} artifacts ({sum(sizes):,} bytes)"
+            what = f"{plural(len(sizes), 'artifact')} ({sum(sizes):,} bytes)"
             took_s = time.monotonic() - began
             self.capture.notes.append(f"Fetched {what} from {source.host} in {took_s:.1f} seconds.")
         why = (
