@@ -65,7 +65,9 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     def unreadable(error: OSError) -> None:
         problems.append(f"{_below(error.filename, path)} cannot be read: {error.strerror}.")
 
-    files = sorted(file for step in path.glob(within) for file in files_below(step, on_error=unreadable))
+    steps = sorted(path.glob(within))
+    problems += [f"{step.name} is a symbolic link. Its files are not read." for step in steps if step.is_symlink()]
+    files = sorted(file for step in steps if not step.is_symlink() for file in files_below(step, on_error=unreadable))
     for file in filter(is_manifest, files):
         try:
             manifest = read_manifest(file)
