@@ -107,7 +107,7 @@ def test_the_holder_is_killed(trainer: Process, engine: Process, tmp_path: Path)
     trainer.end()
     found = manifests(tmp_path)["trainer"]
     assert (found.status, found.problems) == (Status.PARTIAL, ("The profiler was closed in mid-capture.",))
-    assert f"s for {held}, and began in step 1." in found.notes[0]
+    assert f"s for {held}, and started in step 1." in found.notes[0]
     assert {one.role: one.status for one in read_run(tmp_path / "run").captures} == {
         "trainer": Status.PARTIAL,
         "rollout": Status.MISSING,
@@ -152,7 +152,7 @@ def test_who_waits_is_ended(
     else:
         why = "SIGTERM in mid-capture." if number is signal.SIGTERM else "The process ended in mid-capture."
         assert (found.status, found.problems[0]) == (Status.MISSING, why)
-        assert found.problems[1].startswith("Its turn never came: it waited ")
+        assert found.problems[1].startswith("The device was never available: the capture waited ")
 
 
 # With the recorder of torch.

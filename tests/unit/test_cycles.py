@@ -159,7 +159,7 @@ def test_a_stop_in_the_warm_up_leaves_nothing_and_says_so() -> None:
     found.cycles.step()
     found.cycles.stop()
     assert ([cycle.ended for cycle in found.made], found.outputs) == (["discarded"], [])
-    assert found.capture.problems == ["The capture ended before anything was to be recorded."]
+    assert found.capture.problems == ["The capture ended before recording started."]
 
 
 @given(window=windows, count=st.integers(0, 30), passed_over=st.integers(1, 50))

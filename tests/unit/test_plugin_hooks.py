@@ -149,7 +149,7 @@ def test_a_wrapper_can_replace_the_artifacts(build: Build, tmp_path: Path) -> No
 
     with build(listeners=[Drop()]) as profiler, profiler.capture(1):
         pass
-    assert manifest(tmp_path)["problems"] == ["The backend left no file."]
+    assert manifest(tmp_path)["problems"] == ["The backend wrote no file."]
 
 
 def test_a_plugin_can_implement_and_wrap_the_same_hook(build: Build) -> None:

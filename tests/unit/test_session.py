@@ -197,7 +197,7 @@ def test_what_fails_after_another_import_names_that_one_too() -> None:
     with pytest.raises(MissingLibraryError) as error:
         building.run_preflight(backend("pen"))
     first = f"The backend 'ink' cannot be used in this process: {CAUSE}."
-    assert str(error.value) == f"The pen is empty. Before that failed in this process: {first}"
+    assert str(error.value) == f"The pen is empty. An earlier import in this process also failed: {first}"
 
 
 def test_what_fails_without_an_import_may_work_later(ink: ModuleType) -> None:

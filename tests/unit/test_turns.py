@@ -127,7 +127,7 @@ def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecord
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
     assert manifest.waited_s is not None
     assert 0 < manifest.waited_s < 60
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {HELD}, and began in step 1.",)
+    assert manifest.notes == (f"The capture waited {manifest.waited_s:.2f} s for {HELD}, and started in step 1.",)
     wait_for_files(engine)
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
@@ -165,8 +165,8 @@ def test_steps_that_went_by_are_missed(build: Build, elsewhere: Any, tmp_path: P
     assert calls_of(trainer) == ["start step1", "step step1 global_step 3", "stop step1"]
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.first_step, manifest.last_step) == (Status.PARTIAL, 1, 4)
-    assert manifest.problems == ("Steps 1 to 2 were not recorded, as its turn came later.",)
-    assert "and began in step 3." in manifest.notes[0]
+    assert manifest.problems == ("Steps 1 to 2 were not recorded, because the capture was waiting for a device.",)
+    assert "and started in step 3." in manifest.notes[0]
 
 
 def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_p
     assert calls_of(trainer) == ["start step5", "step step5 global_step 4", "stop step5"]
     manifest = manifests(tmp_path)["step5"]
     assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
-    assert "and began in step 4." in manifest.notes[0]
+    assert "and started in step 4." in manifest.notes[0]
 
 
 def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,10 +191,11 @@ def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, ca
     assert (manifest.status, manifest.waits_for) == (Status.MISSING, HELD)
     (problem,) = manifest.problems
     assert problem == (
-        f"Its turn never came: it waited {manifest.waited_s:.2f} s for {HELD}. Let that recording end sooner (an "
-        "engine's by a count of iterations, a trainer's by stages), or capture these roles at different steps."
+        f"The device was never available: the capture waited {manifest.waited_s:.2f} s for {HELD}. Shorten the other "
+        "recording (limit the iterations of an engine, or select stages of a trainer), or capture these roles at "
+        "different steps."
     )
-    assert "Capture step1 is missing: Its turn never came" in caplog.text
+    assert "Capture step1 is missing: The device was never available" in caplog.text
     assert trainer.active is None
     assert read_run(tmp_path / "run").captures[0].status is Status.MISSING
 
@@ -204,7 +205,7 @@ def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, e
     trainer = build(on_error="raise")
     trainer.start(1)
     trainer.step(0, "mini_batch")
-    with pytest.raises(CaptureError, match="Capture step1 is missing: Its turn never came"):
+    with pytest.raises(CaptureError, match="Capture step1 is missing: The device was never available"):
         trainer.stop()
 
 
@@ -225,7 +226,7 @@ def test_an_end_while_it_waits(
     end(trainer)
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
-    assert manifest.problems[1].startswith("Its turn never came: it waited ")
+    assert manifest.problems[1].startswith("The device was never available: the capture waited ")
     assert count_open() == 0
     held.release()
     with build(run="next").capture(1):
@@ -389,7 +390,7 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     trainer.stop()
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
-    assert "s for recorder, held by this process (ref, step1), and began in step 1." in manifest.notes[0]
+    assert "s for recorder, held by this process (ref, step1), and started in step 1." in manifest.notes[0]
 
 
 # The engine comes second.
@@ -415,7 +416,7 @@ def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorde
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
     assert manifest.artifacts[0].iterations == (4, 5)
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {held}, and began at iteration 4.",)
+    assert manifest.notes == (f"The capture waited {manifest.waited_s:.2f} s for {held}, and started at iteration 4.",)
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
@@ -521,7 +522,7 @@ def test_the_turn_of_an_engine_that_never_came(
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (recorded.status, manifest.status) == (Status.MISSING, Status.MISSING)
     assert recorded.problems == manifest.problems
-    said = [*(["The engine shut down."] if reason else []), "Its turn never came: it waited "]
+    said = [*(["The engine shut down."] if reason else []), "The device was never available: the capture waited "]
     assert len(manifest.problems) == len(said)
     assert all(problem.startswith(begin) for problem, begin in zip(manifest.problems, said, strict=True))
     assert "s for gpu-1, held by this process (trainer, step1). Let that recording end sooner" in manifest.problems[-1]
@@ -538,7 +539,7 @@ def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewher
     engine.stop()
     reply = wait_for_files(engine)
     assert (reply.state, reply.iterations) == (RequestState.ENDED, 2)
-    assert reply.problems[0].startswith("Its turn never came: it waited ")
+    assert reply.problems[0].startswith("The device was never available: the capture waited ")
     assert reply.problems[1:] == (
         "Only 1 of 2 prefill iterations ran before the stop.",
         "Only 1 of 2 decode iterations ran before the stop.",
@@ -557,7 +558,8 @@ def test_a_turn_that_came_and_a_window_that_did_not(
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.waits_for) == (Status.FAILED, None)
     assert manifest.problems == ("It ended after 2 iterations, before its window began.",)
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1).",)
+    wait = f"{manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1)"
+    assert manifest.notes == (f"The capture waited {wait}.",)
 
 
 def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import attrs
 
 from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
-from profdeck.backends.recording import Recording, abandon, expired, reserve
+from profdeck.backends.recording import Recording, abandon, describe_timeout, reserve
 from profdeck.base import shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -405,7 +405,7 @@ class Role:
         """Schedule the end of a capture that has exceeded its time limit. Runs in the timer thread."""
         if self.recording is not recording:
             return
-        reason = expired(limit_s)
+        reason = describe_timeout(limit_s)
         self.machine.pending = PendingEnd(reason)  # the capture ends at the next boundary at the latest
         if isinstance(self.backend, EngineBackend):
             return  # engine processes have their own timers, and calls to a busy engine must not be interrupted

@@ -37,7 +37,7 @@ SCHEMA = 1
 
 @attrs.frozen(kw_only=True)
 class ArtifactRecord:
-    """An artifact in a manifest. `Artifact` describes the other fields."""
+    """An artifact in a manifest. The fields except ``name`` are those of `profdeck.Artifact`."""
 
     name: str
     """Path relative to the manifest's directory."""
@@ -75,8 +75,8 @@ class Manifest:
     window: dict[str, int] | None
     """The mini-batch window, as in the config."""
     target: str | None = None
-    """The engine or server that this manifest describes; None for a rank. The ranks of a target have their own manifests.
-    """
+    """The engine or server that this manifest describes, or None for a rank. The ranks of a target have their own
+    manifests."""
     request: str | None = None
     """ID of the capture request, which is also the ID of the target's capture."""
     request_token: str | None = None
@@ -86,7 +86,7 @@ class Manifest:
     needed: int | None = None
     """For a fleet, the number of targets that had to start; None while the number of targets is unknown."""
     start_skew_ms: float | None = None
-    """For a fleet, the time between the first and the last start request in milliseconds. None if fewer than two were
+    """For a fleet, the time between the first and the last start request in milliseconds; None if fewer than two were
     sent."""
     targets: tuple[TargetRecord, ...] = ()
     """For a fleet, the result of each target, sorted by replica."""
@@ -104,20 +104,19 @@ class Manifest:
     expected_ranks: tuple[int, ...]
     """The selected ranks of this role and replica."""
     more_follow: bool = False
-    """True if this process may capture more stages of the same step. Set only in discrete mode, if a finish task waits for
-    the stages."""
+    """True if this process may capture more stages of the same step. Set only in discrete mode with a finish task."""
     status: Status
     started_ns: int
     ended_ns: int | None
     stall_s: float | None = None
-    """Time in seconds for which start and stop blocked an engine process; None if it was not measured. The overhead of the
-    recording itself is not included."""
+    """Time in seconds for which start and stop blocked an engine process; None if it was not measured. Excludes the
+    overhead during the recording."""
     waits_for: str | None = None
     """The device that the capture is waiting for, or never received, and the current holder of the device."""
     waited_s: float | None = None
-    """Time spent waiting for the device in seconds. None if the capture did not wait or is still waiting."""
+    """Time spent waiting for the device in seconds; None if the capture did not wait or is still waiting."""
     clock: HostClock | None = None
-    """For a target on another host, the clock offset between that host and `host`."""
+    """For a target on another host, the offset of its clock relative to the requesting process."""
     collected_from: str | None = None
     """For a downloaded copy, ``HOST:PATH`` of the original. See `profdeck.engine.control.rank_files`."""
     problems: tuple[str, ...] = ()
@@ -150,7 +149,8 @@ class ManifestWriter:
     expected_ranks: tuple[int, ...]
     more_follow: bool = False
     write: Callable[[Path, bytes], None] = lambda path, content: replace_file(path, content, durable=True)
-    """Writes a manifest to a path, replacing the previous one. A fleet writes the manifests of its targets in batches."""
+    """Function that writes a manifest, replacing any existing one. Fleets write the manifests of their targets in batches.
+    """
 
 
 def write_manifest(capture: CaptureRecord, recorder: ManifestWriter) -> None:

@@ -93,7 +93,7 @@ class Recorded:
     events: int
     problems: tuple[str, ...]
     duration_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
-    """Time from the start until the files were complete, in seconds. Omitted if None, because older readers reject it."""
+    """Time in seconds until the files were complete. Omitted if None, because older readers reject unknown keys."""
     stall_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
     """Time in seconds for which start and stop blocked the process. Omitted if None, as above."""
 
@@ -120,12 +120,11 @@ class Reply:
     error: str | None = None
     """Reason why the command was refused. A refused command has no effect."""
     refusal: Outcome | None = attrs.field(default=None, metadata=LEFT_OUT)
-    """Code of the refusal, if there is one. Omitted if None, because older readers reject it."""
+    """Code of the refusal, if there is one. Omitted if None, because older readers reject unknown keys."""
     owner: ProcessId | None = attrs.field(default=None, metadata=LEFT_OUT)
     """The process that sent the last request, if known. Omitted if None, as above."""
     waits_for: str | None = attrs.field(default=None, metadata=LEFT_OUT)
-    """The device that the process waits for before it can record, and the current holder of the device. Omitted if None,
-    as above."""
+    """The device that the process waits for, and the current holder of the device. Omitted if None, as above."""
 
 
 @attrs.frozen(kw_only=True)
@@ -138,7 +137,7 @@ class Answer:
     """Replies of recording processes that are not workers, by name."""
     recording: tuple[int, ...] | None = attrs.field(default=None, metadata=LEFT_OUT)
     """The recording ranks, if the engine selected them. `CaptureRequest.ranks` then applies to each part of the engine,
-    such as a pipeline stage. Omitted if None, because older readers reject it."""
+    such as a pipeline stage. Omitted if None, because older readers reject unknown keys."""
 
     def request(self, request: CaptureRequest) -> CaptureRequest:
         """Return an accepted request, with its ranks replaced by the recording ranks if the engine selected them."""

@@ -17,12 +17,11 @@ class TargetRecord:
     ``Actor(Rollout, rollout_0)``. Each actor in a placement group has its own record."""
     replica: int
     worker_type: WorkerType | None = None
-    """Role of the server behind its router; None if unknown."""
+    """Worker type in its router; None if unknown."""
     capture: str | None = None
-    """ID of the target's own capture, whose manifest is in the replica's directory. None if there is no such capture.
-    """
+    """ID of the target's own capture; None if there is none. Its manifest is in the replica's directory."""
     outcome: Outcome | None = None
-    """Outcome of the stop, or of the start if the target did not participate. None if no start was requested."""
+    """Outcome of the stop, or of the start if the target did not participate; None if no start was requested."""
     reason: str | None = None
     """Reason why the target did not participate, or why its data is incomplete."""
     fix: str | None = None

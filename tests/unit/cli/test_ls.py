@@ -153,7 +153,7 @@ def test_a_manifest_that_names_what_no_file_is_called_costs_no_other(cli: Cli, r
     manifest.write_text(manifest.read_text().replace("rank_0000.step3.trace.json", "x" * 300))
     result = cli("ls", run)
     assert result.exit_code == 1
-    assert "which no file can be called" in result.stdout
+    assert "the name is too long or has a null character" in result.stdout
 
 
 def test_a_pipe_gets_whole_lines(python: Program, record: Record) -> None:
