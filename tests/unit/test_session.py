@@ -129,7 +129,7 @@ def about(tmp_path: Path) -> Path:
 def ink(about: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Install the distribution `ink` in a process in which nothing has failed yet."""
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(building, "_unusable", {})
+    monkeypatch.setattr(building, "_failed_imports", {})
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)

@@ -525,7 +525,7 @@ def test_the_turn_of_an_engine_that_never_came(
     said = [*(["The engine shut down."] if reason else []), "The device was never available: the capture waited "]
     assert len(manifest.problems) == len(said)
     assert all(problem.startswith(begin) for problem, begin in zip(manifest.problems, said, strict=True))
-    assert "s for gpu-1, held by this process (trainer, step1). Let that recording end sooner" in manifest.problems[-1]
+    assert "s for gpu-1, held by this process (trainer, step1). Shorten the other recording" in manifest.problems[-1]
     assert reply.problems == (("The engine shut down.",) if reason else ())
 
 
@@ -624,7 +624,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     assert (reply.state, reply.iterations, reply.captures[0].status) == (RequestState.ENDED, 2, Status.COMPLETE)
     (manifest,) = manifests(tmp_path, "rollout").values()
     assert manifest.artifacts[0].iterations == (2, 3)
-    assert "and began at iteration 2." in manifest.notes[0]
+    assert "and started at iteration 2." in manifest.notes[0]
 
 
 # Any order.

@@ -149,8 +149,7 @@ class ManifestWriter:
     expected_ranks: tuple[int, ...]
     more_follow: bool = False
     write: Callable[[Path, bytes], None] = lambda path, content: replace_file(path, content, durable=True)
-    """Function that writes a manifest, replacing any existing one. Fleets write the manifests of their targets in batches.
-    """
+    """Function that writes a manifest, replacing any existing one. Fleets write their targets' manifests in batches."""
 
 
 def write_manifest(capture: CaptureRecord, recorder: ManifestWriter) -> None:
