@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -86,6 +86,13 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     return list(found.values())
 
 
+def _nested_runs(path: Path, facts: Iterable[TraceFacts]) -> set[str]:
+    """Return the runs in subdirectories of a run. For other directories, return an empty set."""
+    runs = {trace.run for trace in facts} - {str(path)}
+    records = run_records()
+    return {run for run in runs if records.is_run(Path(run))} if runs and records.is_run(path) else set()
+
+
 def _reject_unreadable(path: Path, *, is_known: bool) -> None:
     """Reject special files and profiles in other tools' formats.
 
@@ -129,6 +136,11 @@ def _sources_below(
     below = {file for file in below if file.parent not in of_plugins or _is_named_so(file) or file in told}
     sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
     sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
+    nested = _nested_runs(path, (source.facts for source in sources if source.facts is not None))
+    if on_left_out is not None:
+        for run in sorted(nested):
+            on_left_out(Path(run), f"is a different run than {path}. To read it, pass its path")
+    sources = [source for source in sources if source.facts is None or source.facts.run not in nested]
     if not sources:
         raise TraceError(
             f"{path}: there is no trace below this directory; their names end in {' or '.join(_endings())}."
@@ -150,14 +162,18 @@ def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
     for path in paths:
         if not os.path.lexists(path):
             raise TraceError(f"{path}: there is no such file or directory.")
-    told = {file: facts for path in paths for file, facts in run_records().facts(path).items()}
-    found = [TraceSource(file, facts) for file, facts in told.items() if facts.rank is not None]
-    if not found:
+    traces: dict[Path, TraceFacts] = {}
+    for path in paths:
+        by_file = run_records().facts(path)
+        nested = _nested_runs(path, by_file.values())
+        traces |= {file: facts for file, facts in by_file.items() if facts.run not in nested}
+    sources = [TraceSource(file, facts) for file, facts in traces.items() if facts.rank is not None]
+    if not sources:
         raise TraceError(
             f"{', '.join(map(str, paths))}: there is no trace with a manifest that says which capture it is of. Give "
             "runs that profdeck has recorded."
         )
-    return found
+    return sources
 
 
 def _is_one(path: Path) -> bool:
