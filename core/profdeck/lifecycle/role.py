@@ -362,7 +362,7 @@ class Role:
             return
         self.finishes.add(capture, self._writer_of(capture))
         if capture.stage is None:
-            self.finishes.begin()
+            self.finishes.start()
 
     def _remove_capture(self, capture: CaptureRecord, error: CaptureError) -> None:
         """Remove the manifest of a capture whose warm-up could not start."""
@@ -381,7 +381,7 @@ class Role:
 
     def _end_step(self) -> None:
         if self.finishes is not None:
-            self.finishes.begin()
+            self.finishes.start()
         if self.watch is not None:
             self.watch.answer_stages()
 
