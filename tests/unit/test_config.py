@@ -8,7 +8,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.backends.building import build_backend
+from profdeck.backends.backend_setup import build_backend
 from profdeck.config.model import TOP_LEVEL_KEYS, Config, Mode, OnError
 from profdeck.config.options import CommonOptions
 from profdeck.config.sources import load_config, parse_setting

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from distributions import install
 from profdeck import Backend, Profiler
-from profdeck.backends import building, plugins
+from profdeck.backends import backend_setup, plugins
 from profdeck.cli import app
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError, PluginError
 
@@ -129,7 +129,7 @@ def about(tmp_path: Path) -> Path:
 def ink(about: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """Install the distribution `ink` in a process in which nothing has failed yet."""
     monkeypatch.syspath_prepend(tmp_path / "site")
-    monkeypatch.setattr(building, "_failed_imports", {})
+    monkeypatch.setattr(backend_setup, "_failed_imports", {})
     monkeypatch.chdir(tmp_path)
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
@@ -152,7 +152,7 @@ def backend(name: str) -> Backend:
 
 def test_an_error_of_a_library_names_the_backend_and_all_causes() -> None:
     with pytest.raises(PluginError) as error:
-        building.run_preflight(backend("ink"))
+        backend_setup.run_preflight(backend("ink"))
     assert str(error.value) == f"The backend 'ink' cannot be used in this process: {CAUSE}."
     assert str(error.value.__cause__) == "Failed to load the extension: ink."
 
@@ -160,7 +160,7 @@ def test_an_error_of_a_library_names_the_backend_and_all_causes() -> None:
 @pytest.mark.usefixtures("blotter")
 def test_another_backend_may_know_what_is_wrong() -> None:
     with pytest.raises(PluginError) as error:
-        building.run_preflight(backend("ink"))
+        backend_setup.run_preflight(backend("ink"))
     assert str(error.value) == f"The backend 'ink' cannot be used in this process: {REMEDY}"
 
 
@@ -178,24 +178,24 @@ def test_a_host_learns_it_before_it_trains(
 def test_a_library_that_has_failed_is_not_loaded_again(ink: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(PluginError, match=r"libink\.so"):
-            building.run_preflight(backend("ink"))
+            backend_setup.run_preflight(backend("ink"))
     with pytest.raises(PluginError, match=r"libink\.so"):
-        building.resolve_identity("trainer", backend("ink"))
+        backend_setup.resolve_identity("trainer", backend("ink"))
     assert ink.IMPORTS == ["ink_library"]
 
 
 def test_nor_that_of_a_backend_which_explains_itself(ink: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(MissingLibraryError, match=r"^The pen is empty\.$"):
-            building.run_preflight(backend("pen"))
+            backend_setup.run_preflight(backend("pen"))
     assert ink.IMPORTS == ["ink_library"]
 
 
 def test_what_fails_after_another_import_names_that_one_too() -> None:
     with pytest.raises(PluginError):
-        building.run_preflight(backend("ink"))
+        backend_setup.run_preflight(backend("ink"))
     with pytest.raises(MissingLibraryError) as error:
-        building.run_preflight(backend("pen"))
+        backend_setup.run_preflight(backend("pen"))
     first = f"The backend 'ink' cannot be used in this process: {CAUSE}."
     assert str(error.value) == f"The pen is empty. An earlier import in this process also failed: {first}"
 
@@ -203,15 +203,15 @@ def test_what_fails_after_another_import_names_that_one_too() -> None:
 def test_what_fails_without_an_import_may_work_later(ink: ModuleType) -> None:
     ink.FAILURES.append(OSError("the device is busy"))
     with pytest.raises(PluginError, match=r"'quill' cannot be used in this process: OSError: the device is busy\."):
-        building.run_preflight(backend("quill"))
-    building.run_preflight(backend("quill"))
+        backend_setup.run_preflight(backend("quill"))
+    backend_setup.run_preflight(backend("quill"))
 
 
 def test_what_a_backend_says_itself_is_left_as_it_is(ink: ModuleType) -> None:
     ink.FAILURES += [ConfigError("Sharpen it."), PluginError("It is a feather.")]
     for text in ("It is a feather.", "Sharpen it."):
         with pytest.raises((ConfigError, PluginError)) as error:
-            building.run_preflight(backend("quill"))
+            backend_setup.run_preflight(backend("quill"))
         assert str(error.value) == text
 
 

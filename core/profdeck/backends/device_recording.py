@@ -65,7 +65,7 @@ class OneAtATime:
         self._active: Capture | None = None
         self._mutex = threading.Lock()
 
-    def take(self, capture: Capture) -> None:
+    def acquire(self, capture: Capture) -> None:
         """Acquire the lock for a capture.
 
         Raises:
