@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Iterator[Build]:
-    """Build a profiler of one rank; whatever it has had finished is over at the end."""
+    """Create a profiler of one rank. At the end of the test, wait for its finish tasks."""
 
     def make(rank: int = 0, world_size: int = 1, role: str = "trainer", **given: Any) -> Profiler:
         return Profiler.from_config(
@@ -111,7 +111,7 @@ def missing(path: Path, *roles: str, name: str = "step2") -> dict[str, bool | No
         ("mine", "step2"),
     ],
 )
-def test_all_captures_of_a_step_have_one_finish_and_those_of_its_repetition_another(capture: str, name: str) -> None:
+def test_captures_of_a_step_share_a_finish_and_repetitions_have_their_own(capture: str, name: str) -> None:
     assert finish_id(2, capture) == name
 
 
@@ -187,7 +187,7 @@ def test_a_capture_that_fails_or_ends_early_is_finished_as_well(build: Build, tm
     assert finished(tmp_path) == ["step2 partial", "step2 partial"]
 
 
-def test_what_cannot_be_claimed_is_not_finished(
+def test_a_finish_that_cannot_be_claimed_is_not_run(
     build: Build, tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profiler = build(**{"finish.command": "true"})
@@ -232,7 +232,7 @@ def test_the_config_is_checked(build: Build) -> None:
 # Participants.
 
 
-def test_ranks_that_have_not_begun_are_missing(build: Build, run: Path) -> None:
+def test_ranks_that_have_not_started_are_missing(build: Build, run: Path) -> None:
     with build(0, 3).capture(2):
         pass
     assert missing(run) == {f"trainer rank {rank}, which has not started": None for rank in (1, 2)}
@@ -425,7 +425,10 @@ def test_the_process_group_is_ended_at_the_time_limit(given: Path, tmp_path: Pat
     assert part.problem == "exceeded timeout_s=0.3 seconds and was terminated"
     assert part.exit_code == -signal.SIGTERM
     child, pause = int((tmp_path / "pid").read_text()), threading.Event()
-    while process_stat(child)[:1] not in ([], ["Z"]):  # it has got its signal, and ends when it is scheduled
+    while process_stat(child)[:1] not in (
+        [],
+        ["Z"],
+    ):  # the process has received the signal, but may not have exited yet
         pause.wait(0.01)
 
 
@@ -767,7 +770,7 @@ def test_a_running_finish_is_not_run_again(captured: Path, tmp_path: Path) -> No
         assert (code, lines[0].partition(". See")[0]) == (1, f"Finish task for step2 ({by}): running")
         assert lines[-1] == "1 of 2 run now; 1 done, 1 running"
     assert finished(tmp_path).count("step2 complete") == 1
-    os.utime(record, (0, 0))  # without a sign for longer than the finish may take
+    os.utime(record, (0, 0))  # no update for longer than the maximum duration
     assert finish(captured)[0] == 0
     assert finished(tmp_path).count("step2 complete") == 2
 
