@@ -106,7 +106,7 @@ def test_a_level_that_comes_and_goes_over_runs(tmp_path: Path, slower: Path) -> 
 
 def test_ranks_that_are_no_captures_have_no_order(tmp_path: Path) -> None:
     GpuJob().write(tmp_path)
-    with pytest.raises(TraceError, match="there is no trace with a manifest"):
+    with pytest.raises(TraceError, match="No trace with a manifest found"):
         read(tmp_path)
 
 
