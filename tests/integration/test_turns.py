@@ -152,7 +152,7 @@ def test_who_waits_is_ended(
     else:
         why = "SIGTERM in mid-capture." if number is signal.SIGTERM else "The process ended in mid-capture."
         assert (found.status, found.problems[0]) == (Status.MISSING, why)
-        assert found.problems[1].startswith("The device was never available: the capture waited ")
+        assert found.problems[1].startswith("The device did not become available: the capture waited ")
 
 
 # With the recorder of torch.

@@ -193,11 +193,11 @@ def test_a_capture_is_missing_if_the_device_stays_busy(
     assert (manifest.status, manifest.waits_for) == (Status.MISSING, HELD)
     (problem,) = manifest.problems
     assert problem == (
-        f"The device was never available: the capture waited {manifest.waited_s:.2f} s for {HELD}. Shorten the other "
-        "recording (limit the iterations of an engine, or select stages of a trainer), or capture these roles at "
+        f"The device did not become available: the capture waited {manifest.waited_s:.2f} s for {HELD}. Shorten the "
+        "other recording (limit the iterations of an engine, or select stages of a trainer), or capture these roles at "
         "different steps."
     )
-    assert "Capture step1 is missing: The device was never available" in caplog.text
+    assert "Capture step1 is missing: The device did not become available" in caplog.text
     assert trainer.active is None
     assert read_run(tmp_path / "run").captures[0].status is Status.MISSING
 
@@ -207,7 +207,7 @@ def test_on_error_raise_raises_an_error_if_the_device_stays_busy(build: Build, h
     trainer = build(on_error="raise")
     trainer.start(1)
     trainer.step(0, "mini_batch")
-    with pytest.raises(CaptureError, match="Capture step1 is missing: The device was never available"):
+    with pytest.raises(CaptureError, match="Capture step1 is missing: The device did not become available"):
         trainer.stop()
 
 
@@ -228,7 +228,7 @@ def test_an_early_end_during_the_wait(
     end(trainer)
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
-    assert manifest.problems[1].startswith("The device was never available: the capture waited ")
+    assert manifest.problems[1].startswith("The device did not become available: the capture waited ")
     assert count_open() == 0
     held.release()
     with build(run="next").capture(1):
@@ -520,7 +520,10 @@ def test_a_capture_of_an_engine_is_missing_if_the_device_stays_busy(
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (recorded.status, manifest.status) == (Status.MISSING, Status.MISSING)
     assert recorded.problems == manifest.problems
-    expected = [*(["The engine shut down."] if reason else []), "The device was never available: the capture waited "]
+    expected = [
+        *(["The engine shut down."] if reason else []),
+        "The device did not become available: the capture waited ",
+    ]
     assert len(manifest.problems) == len(expected)
     assert all(problem.startswith(start) for problem, start in zip(manifest.problems, expected, strict=True))
     assert "s for gpu-1, held by this process (trainer, step1). Shorten the other recording" in manifest.problems[-1]
@@ -537,7 +540,7 @@ def test_the_device_stays_busy_for_a_later_batch_kind(engine: EngineRecorder, as
     engine.stop()
     reply = wait_for_files(engine)
     assert (reply.state, reply.iterations) == (RequestState.ENDED, 2)
-    assert reply.problems[0].startswith("The device was never available: the capture waited ")
+    assert reply.problems[0].startswith("The device did not become available: the capture waited ")
     assert reply.problems[1:] == (
         "Only 1 of 2 prefill iterations ran before the stop.",
         "Only 1 of 2 decode iterations ran before the stop.",

@@ -156,8 +156,8 @@ def finish(run: Path) -> None:
     ("does", "why"),
     [
         (pin, "it is pinned"),
-        (record, "rank 0 of trainer is recording, or its host is unreachable"),
-        (lambda run: record(run, host="elsewhere"), "rank 0 of trainer is recording, or its host is unreachable"),
+        (record, "rank 0 of trainer may still be recording"),
+        (lambda run: record(run, host="elsewhere"), "rank 0 of trainer may still be recording"),
         (lambda run: manifest(run, 1).write_text("{"), "not a readable manifest"),
         (finish, "finish.step1.json"),
     ],

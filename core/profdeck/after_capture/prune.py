@@ -130,7 +130,7 @@ def _inspect(directory: Path) -> StepOnDisk:
     # An artifact can be named like a manifest, so do not report artifacts as invalid manifests.
     reasons += [error for file, error in errors.items() if file not in artifacts]
     reasons += [
-        f"rank {manifest.rank} of {manifest.role} is recording, or its host is unreachable"
+        f"rank {manifest.rank} of {manifest.role} may still be recording"
         for manifest in manifests
         if may_record(manifest)
     ]

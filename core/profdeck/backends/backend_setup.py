@@ -21,7 +21,7 @@ from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import ConfigError, PluginError, ProfdeckError, describe_error
 
 _failed_imports: dict[str, tuple[type[ProfdeckError], str]] = {}
-"""Type and message of the import error, by backend.
+"""Type and message of the import error, by name of the backend.
 
 Failed imports are not repeated. After a failed import, torch 2.13 is partially initialized: the second attempt raises a
 different error, and the third crashes the process.

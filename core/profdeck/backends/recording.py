@@ -478,10 +478,10 @@ def describe_timeout(limit_s: float) -> str:
 
 
 def describe_failed_wait(wait: leases.Wait) -> str:
-    """Return the problem of a capture that waited for a device until its end, and the solution."""
+    """Return the problem message of a capture that waited for a device until its end."""
     return (
-        f"The device was never available: the capture waited {_format_wait(wait)}. Shorten the other recording (limit "
-        "the iterations of an engine, or select stages of a trainer), or capture these roles at different steps."
+        f"The device did not become available: the capture waited {_format_wait(wait)}. Shorten the other recording "
+        "(limit the iterations of an engine, or select stages of a trainer), or capture these roles at different steps."
     )
 
 

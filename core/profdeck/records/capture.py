@@ -211,7 +211,7 @@ class CaptureRecord(EngineCapture):
         if not recorded:
             if not self.problems:
                 self.problems.append("The backend wrote no file.")
-            self.status = Status.FAILED if self.waits_for is None else Status.MISSING  # the device was never available
+            self.status = Status.FAILED if self.waits_for is None else Status.MISSING  # the device stayed busy
         elif self.problems or not all(item.whole for item in artifacts):
             self.status = Status.PARTIAL
         else:

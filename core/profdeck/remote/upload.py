@@ -215,7 +215,7 @@ def _add_manifest(file: Path, step: str, plan: _UploadPlan) -> list[Path]:
     artifacts = [file.parent / record.name for record in manifest.artifacts]
     reasons = [reason for path in artifacts if (reason := describe_running_analysis(path))]
     if may_record(manifest):
-        reasons = [f"rank {manifest.rank} of {manifest.role} is recording, or its host is unreachable"]
+        reasons = [f"rank {manifest.rank} of {manifest.role} may still be recording"]
     if reasons:
         plan.unfinished.extend(f"{step}: {reason}" for reason in reasons)
         return []

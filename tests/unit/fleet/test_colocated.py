@@ -89,4 +89,4 @@ def test_a_job_in_either_order(
         assert f"s for {HELD}." in ranks["rollout"].problems[0]
         (note,) = manifest().notes
         assert note.endswith(f"waited for {HELD}.")
-        assert any("The device was never available" in problem for problem in manifest(replica=0).problems)
+        assert any("The device did not become available" in problem for problem in manifest(replica=0).problems)
