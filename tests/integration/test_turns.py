@@ -123,7 +123,7 @@ def test_the_holder_is_killed_and_the_engine_waits(trainer: Process, engine: Pro
     engine.end()
     found = manifests(tmp_path)["rollout"]
     assert (found.status, found.problems, found.artifacts[0].iterations) == (Status.COMPLETE, (), (3, 4))
-    assert f"s for gpu-3, held by process {trainer.pid} (trainer, step1), and began at iteration 3." in found.notes[0]
+    assert f"s for gpu-3, held by process {trainer.pid} (trainer, step1), and started at iteration 3." in found.notes[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
