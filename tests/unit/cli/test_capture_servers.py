@@ -23,6 +23,7 @@ from profdeck import ServerRequest, capture_servers
 from profdeck.backends.api import TargetState
 from profdeck.cli import capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
+from profdeck.server_capture import ServerObserver
 from profdeck_traces.base.errors import ConfigError
 from simulated_servers import (
     Act,
@@ -601,6 +602,22 @@ def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[
     assert json.loads(result.stdout)["complete"] is False
     assert manifest().problems[0].startswith("None of the 2 targets responded. http://")
     assert [record.outcome for record in manifest().targets] == ["refused"] * 2
+
+
+@pytest.mark.parametrize("method", ["recording_started", "recording_stopped"])
+def test_error_of_an_observer_is_recorded(
+    fleet: Fleet, manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the terminal is closed")
+
+    monkeypatch.setattr(ServerObserver, method, fail)
+    with fleet(2) as servers:
+        request = ServerRequest(urls=tuple(server.url for server in servers), iterations=5, settings={"run": "run"})
+        with pytest.raises(RuntimeError, match="the terminal is closed"):
+            capture_servers(request, ServerObserver())
+        assert all("stop" in server.commands() for server in servers)
+    assert manifest().problems == ("RuntimeError: the terminal is closed.",)
 
 
 # Progress.
