@@ -1,4 +1,4 @@
-"""Imports stringzilla, which searches large buffers for substrings. The extra ``traces`` installs it."""
+"""Imports stringzilla, a library for fast substring search, or raises an error with install instructions."""
 
 from __future__ import annotations
 

@@ -97,10 +97,10 @@ class KeptResults:
         if self._cache is not None and before is not None and identity_of(path) == before:
             self._cache.put(self._key(before, about), content)
 
-    def tidy_up(self) -> None:
+    def evict(self) -> None:
         """Keep the cache within its bounds."""
         if self._cache is not None:
-            self._cache.tidy_up()
+            self._cache.evict()
 
     def _key(self, identity: FileIdentity, about: tuple[Any, ...]) -> str:
         # As Python writes it, which takes any text and number.
