@@ -35,7 +35,7 @@ def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
     run = _without_unreported(run, report)
     terminal.stdout_console().print()
     summary.show(run, paths, top=_KERNELS)
-    summary.tell(run, problems)
+    summary.report_problems(run, problems)
 
 
 def _without_unreported(run: RunSummary, report: RunReport) -> RunSummary:

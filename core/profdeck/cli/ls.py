@@ -80,7 +80,7 @@ def read(
     """
     try:
         with terminal.show_progress("Reading the traces") as on_progress:
-            cores = arguments.cores(processes)
+            cores = arguments.process_count(processes)
             return read_run(run, only=only, cache=cache, processes=cores, on_progress=on_progress)
     except OSError as error:
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error

@@ -262,10 +262,10 @@ def forks() -> bool:
 
 
 def _start_method() -> str:
-    # A forked worker inherits the imported modules. A spawned worker imports them in 0.12 s, a fifth of the time to read
-    # a trace. However, a fork copies locks that other threads hold, and nothing releases them in the child. The threads
-    # of numpy's OpenBLAS need no check, because OpenBLAS stops them before a fork. On other systems than Linux, system
-    # libraries do not support a fork.
+    # A forked worker inherits the imported modules. A spawned worker imports them in 0.12 s, a fifth of the time for
+    # reading a trace. However, a fork copies locks that other threads hold, and nothing releases them in the child.
+    # The threads of numpy's OpenBLAS do not count, because OpenBLAS stops them before a fork. On systems other than
+    # Linux, system libraries do not support a fork.
     return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
 
 

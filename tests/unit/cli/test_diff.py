@@ -152,10 +152,10 @@ def test_fail_over(cli: Cli, document: Document, limit: str, after: RankSummary,
     ("limit", "told"),
     [
         ("0.05", "Write 5% or 0.05%."),
-        ("five", "'five' is no percentage. Write 5% or 2.5%."),
-        ("5%%", "is no percentage"),
-        ("nan", "is no percentage"),
-        ("1e3%", "is no percentage"),
+        ("five", "'five' is not a percentage, such as 5% or 2.5%."),
+        ("5%%", "is not a percentage"),
+        ("nan", "is not a percentage"),
+        ("1e3%", "is not a percentage"),
     ],
 )
 def test_what_is_no_percentage(cli: Cli, document: Document, limit: str, told: str) -> None:
@@ -171,7 +171,10 @@ def test_a_role_without_anything_to_judge_by_does_not_pass(cli: Cli, document: D
     assert cli("diff", path, path).exit_code == 0
     result = cli("diff", path, path, "--fail-over", "5%")
     assert result.exit_code == 4
-    assert result.stderr == "error: rollout: there are no steps, kernels or operators on both sides to judge by.\n"
+    assert (
+        result.stderr
+        == "error: rollout: cannot be compared, because one of the runs has no steps, kernels or operators.\n"
+    )
 
 
 def test_what_makes_a_comparison_weaker_is_told(cli: Cli, document: Document) -> None:
@@ -267,4 +270,7 @@ def test_stages_cannot_fail_where_there_are_none(cli: Cli, document: Document) -
     path = document("a.json", rank())
     result = cli("diff", path, path, "--fail-over", "5%", "--fail-on", "stages")
     assert result.exit_code == 4
-    assert result.stderr == "error: trainer: there are no stages or other marks on both sides to judge by.\n"
+    assert (
+        result.stderr
+        == "error: trainer: cannot be compared, because one of the runs has no stages or other annotations.\n"
+    )

@@ -117,7 +117,7 @@ def test_tables_of_kernels_are_in_slim_traces_only(cli: Cli, record: Record, tmp
 
     alone = cli("merge", table, "-o", tmp_path / "alone.json")
     assert alone.exit_code == 4
-    assert "no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others" in alone.stderr
+    assert "There are no JSON traces. To merge these traces, use a slim trace: -o OUT.pftrace" in alone.stderr
     assert not (tmp_path / "alone.json").exists()
 
     result = cli("merge", run, table, "-o", tmp_path / "all.pftrace")
@@ -194,11 +194,15 @@ def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_pat
     ("arguments", "code", "message"),
     [
         (["-o", "all.txt"], 2, "the file name must end in .json, .json.gz, .pftrace, .pftrace.gz"),
-        (["-o", "all.json", "--align", "guess"], 2, "it is one of none, anchors, collectives"),
-        (["-o", "no/such/all.json"], 2, "is not a directory: create it"),
-        (["-o", "there.json"], 2, "exists, and is left as it is"),
-        (["-o", "all.json", "--steps", "x"], 2, "'x' is no range"),
-        (["-o", "all.json", "--steps", "3", "--time", "1s..2s"], 2, "--steps and --time are given: give one of them."),
+        (["-o", "all.json", "--align", "guess"], 2, "expected one of none, anchors, collectives"),
+        (["-o", "no/such/all.json"], 2, "is not a directory. Create it"),
+        (["-o", "there.json"], 2, "already exists. Choose another --output."),
+        (["-o", "all.json", "--steps", "x"], 2, "'x' is not a valid range"),
+        (
+            ["-o", "all.json", "--steps", "3", "--time", "1s..2s"],
+            2,
+            "--steps and --time cannot be combined. Use only one of them.",
+        ),
         ([], 2, "Missing option '--output'"),
     ],
 )

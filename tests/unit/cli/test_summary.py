@@ -195,7 +195,7 @@ def test_rows_of_csv(cli: Cli, tmp_path: Path, rows: str, expected: dict[str, st
 def test_rows_are_of_csv_only(cli: Cli, record: Record) -> None:
     result = cli("summary", record(3), "--rows", "links")
     assert result.exit_code == 2
-    assert "give --csv as well" in result.stderr
+    assert "Specify --csv as well" in result.stderr
 
 
 def test_damaged_table_of_an_npu_is_told(cli: Cli, tmp_path: Path) -> None:

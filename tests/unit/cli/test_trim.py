@@ -128,18 +128,18 @@ def test_a_run_gets_no_strays(cli: Cli, record: Record, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "Nothing says what to keep: give --steps, --iterations, --time or --category."),
-        (("--steps", "1", "--time", "1s.."), 2, "--steps and --time are given: give one of them."),
-        (("--steps", "4..3"), 2, "'4..3' is no range. Write 3, or 3..4"),
-        (("--steps", "every 2"), 2, "'every 2' is no range."),
-        (("--iterations", "-1"), 2, "'-1' is no range."),
-        (("--time", "1..2"), 2, "'1..2' is no range of time. Write 1.5s..2s, 800ms.. or ..2s"),
-        (("--time", ".."), 2, "'..' is no range of time."),
-        (("--time", "2s..1500ms"), 2, "'2s..1500ms' is empty"),
+        ((), 2, "No part is specified. Use --steps, --iterations, --time or --category."),
+        (("--steps", "1", "--time", "1s.."), 2, "--steps and --time cannot be combined. Use only one of them."),
+        (("--steps", "4..3"), 2, "'4..3' is not a valid range."),
+        (("--steps", "every 2"), 2, "'every 2' is not a valid range."),
+        (("--iterations", "-1"), 2, "'-1' is not a valid range."),
+        (("--time", "1..2"), 2, "'1..2' is not a time range, such as 1.5s..2s, 800ms.. or ..2s. Units: s, ms, us, ns."),
+        (("--time", ".."), 2, "'..' is not a time range"),
+        (("--time", "2s..1500ms"), 2, "'2s..1500ms' is an empty range"),
         (("--time", "9s..10s"), 4, "is selected. It lasts 3 s from its first complete event to its last"),
         (("--steps", "2..5"), 4, "does not have the steps 2..5: it has 0..2."),
-        (("--steps", "1", "-o", "taken"), 2, "taken exists, and is left as it is: choose another --output."),
-        (("--steps", "1", "-o", "none/out"), 2, "none is not a directory: create it, or choose another --output."),
+        (("--steps", "1", "-o", "taken"), 2, "taken already exists. Choose another --output."),
+        (("--steps", "1", "-o", "none/out"), 2, "none is not a directory. Create it, or choose another --output."),
     ],
 )
 def test_errors_say_what_to_do(cli: Cli, trace: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
@@ -157,7 +157,7 @@ def test_errors_say_what_to_do(cli: Cli, trace: Path, arguments: tuple[str, ...]
 def test_files_that_are_no_traces(cli: Cli, trace: Path, tmp_path: Path) -> None:
     (tmp_path / "no.txt").write_text("not a trace")
     for file, message in (
-        (tmp_path, f"is a directory, and one trace is trimmed at a time: name it, such as {trace}."),
+        (tmp_path, f"is a directory. Specify one trace, such as {trace}."),
         (tmp_path / "absent", "Cannot read"),
         (tmp_path / "no.txt", "The JSON is broken at offset 0"),
     ):
