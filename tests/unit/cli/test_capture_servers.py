@@ -479,7 +479,7 @@ def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["servers", "--url", URL, "--stage", "decode"], "--stage was removed. It was renamed to --batch-kind."),
+        (["servers", "--url", URL, "--stage", "decode"], "--stage was removed. Use --batch-kind."),
         (["servers", "--policy=all"], "--policy was removed. Use --set server.targets.policy=POLICY."),
         (["servers", "--run", "run"], "To capture a running job, use 'profdeck capture job RUN'."),
         (["job", "--run", "run"], "The run directory is an argument: profdeck capture job RUN."),
@@ -630,23 +630,22 @@ def test_how_far_they_are() -> None:
         "http://writing": TargetState(ended=True, iterations=2, writing=True),
         "http://ended": TargetState(ended=True, iterations=3),
     }
-    say_windows, say_files, amount = (
-        getattr(capture_progress, name) for name in ("say_windows", "say_files", "amount")
-    )
-    assert say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
-    assert say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"
-    assert say_windows({"http://armed": far["http://armed"]}, 1, 1) == "Recording 1 iteration"
-    assert say_windows({}, None, 1) == "Recording"
+    describe_recording, describe_files = capture_progress.describe_recording, capture_progress.describe_files
+    completed_and_total = capture_progress.completed_and_total
+    assert describe_recording(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
+    assert describe_recording(far, None, 5) == "2 of 5 targets have recorded their windows"
+    assert describe_recording({"http://armed": far["http://armed"]}, 1, 1) == "Recording 1 iteration"
+    assert describe_recording({}, None, 1) == "Recording"
     waiting = {"http://armed": attrs.evolve(far["http://armed"], waits_for="trainer, step3")}
-    assert say_windows(waiting, 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
-    assert say_files(far) == "Waiting for the files of http://writing"
+    assert describe_recording(waiting, 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
+    assert describe_files(far) == "Waiting for the files of http://writing"
     many = {f"http://{number}": far["http://writing"] for number in range(4)}
-    assert say_files(many) == "Waiting for the files of http://0, http://1 and 2 more"
-    assert say_files({"http://ended": far["http://ended"]}) == "Collecting the files"
-    assert amount(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
-    assert amount(far, None, stopping=False) == (0, None)
-    assert amount({}, 3, stopping=False) == (0, None)
-    assert amount(far, 3, stopping=True) == (3, 4)
+    assert describe_files(many) == "Waiting for the files of http://0, http://1 and 2 more"
+    assert describe_files({"http://ended": far["http://ended"]}) == "Collecting the files"
+    assert completed_and_total(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
+    assert completed_and_total(far, None, stopping=False) == (0, None)
+    assert completed_and_total({}, 3, stopping=False) == (0, None)
+    assert completed_and_total(far, 3, stopping=True) == (3, 4)
 
 
 def test_check_asks_the_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
@@ -657,14 +656,14 @@ def test_check_asks_the_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
         config.write_text(json.dumps({"roles": {"rollout": {"backend": "simulated", "targets": {"urls": urls}}}}))
         result = cli("check", config, "--connect")
         assert result.exit_code == 0, result.output
-        assert "2 of 2 answer" in result.output
+        assert "2 of 2 respond" in result.output
         assert not [arrival for server in servers for arrival in server.arrivals if arrival.command == "start"]
 
         urls.append(f"http://127.0.0.1:{closed.getsockname()[1]}")
         rollout = {"backend": "simulated", "targets": {"urls": urls}, "options": {"auth": "none"}}
         config.write_text(json.dumps({"roles": {"rollout": rollout}}))
         result = cli("check", config)
-        assert (result.exit_code, "auth counts for servers that load this config" in words(result.output)) == (0, True)
+        assert (result.exit_code, "auth applies to servers that load this config" in words(result.output)) == (0, True)
         result = cli("check", config, "--connect", "--json")
     assert result.exit_code == 1
     (problem,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]

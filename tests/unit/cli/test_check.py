@@ -51,7 +51,7 @@ def test_leaves_nothing_behind(cli: Cli, config: Path, tmp_path: Path) -> None:
 def test_table_fits_80_columns(cli: Cli, config: Path) -> None:
     result = cli("check", config)
     assert "paper, with paper 1.5" in result.stdout
-    assert result.stdout.endswith("10 checked, nothing is wrong.\n")
+    assert result.stdout.endswith("10 checked, no problems.\n")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
@@ -74,7 +74,7 @@ def test_all_problems_at_once(cli: Cli, config: Path, tmp_path: Path) -> None:
     found = problems(result)
     assert result.exit_code == 2
     assert "expected key=value" in found["--set"]
-    assert found["steps"].startswith("Nothing is selected")
+    assert found["steps"].startswith("No step is selected")
     assert "file is not a directory" in found["output"]
     assert "profile_stop has no argument 'paper'" in found["listeners.paper-wrong"]
     assert "Did you mean 'paper-log'?" in found["listeners.papr-log"]
@@ -130,7 +130,7 @@ def test_one_role(cli: Cli, config: Path) -> None:
 def test_role_that_is_not_there(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--role", "trainr")
     assert result.exit_code == 2
-    assert "Did you mean 'trainer'? It has: trainer, rollout." in problems(result)["roles.trainr"]
+    assert "Did you mean 'trainer'? Its roles: trainer, rollout." in problems(result)["roles.trainr"]
 
 
 def test_output_that_cannot_be_written(cli: Cli, config: Path) -> None:
@@ -157,7 +157,7 @@ def test_here_asks_the_launcher(cli: Cli, config: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("WORLD_SIZE", "4")
     result = cli("check", config, "--json", "--here", "--set", "trainer.ranks=[4]")
     assert problems(result) == {
-        "roles.trainer on this machine": "None of its ranks is in this job, whose ranks are 0 to 3."
+        "roles.trainer on this machine": "None of the selected ranks is in this job, which has the ranks 0 to 3."
     }
 
 
@@ -168,10 +168,10 @@ def test_a_config_of_engines_needs_no_steps(cli: Cli, tmp_path: Path) -> None:
     result = cli("check", config, "--json")
     assert result.exit_code == 0, result.stdout
     config.write_text("on_demand: false\nroles: {chat: {backend: tally-engine}, trainer: {backend: tally}}\n")
-    assert "Nothing is selected" in problems(cli("check", config, "--json"))["steps"]
+    assert "No step is selected" in problems(cli("check", config, "--json"))["steps"]
 
 
 def test_captures_on_demand_need_no_steps(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--set", "steps=[]")
     assert result.exit_code == 0
-    assert "none: captures are asked for while the job runs" in " ".join(result.stdout.split())
+    assert "none: captures are started on demand while the job runs" in " ".join(result.stdout.split())

@@ -74,7 +74,7 @@ def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--actor", "rollout_*"], "--actor was removed. Give the names of actors to the option of their cluster"),
+        (["--actor", "rollout_*"], "--actor was removed. Specify actor names with the option of their cluster"),
         (["--ray-namespace", "jobs"], "--ray-namespace was removed. Use --set server.targets.actor_namespace=NAME."),
         ([], "Use --url, --router, --targets, --ray or --config."),
     ],

@@ -46,7 +46,7 @@ def test_options_without_their_backend_are_shown_as_given(cli: Cli, config: Path
     result = cli(*arguments, "--json")
     assert rows(result)["roles.ref.options.ink"] == ("red", "--set")
     (note,) = json.loads(result.stdout)["notes"]
-    assert note.startswith("roles.ref.options are shown as they were given: There is no backend 'papper'.")
+    assert note.startswith("roles.ref.options are shown without defaults: There is no backend 'papper'.")
     assert result.stderr == ""
     assert cli(*arguments).stderr == f"warning: {note}\n"
 

@@ -227,7 +227,7 @@ def test_ls_reads_what_it_has_not_proved(cli: Cli, record: Record, readings: lis
     again = cli("ls", run, "--processes", 1)
     assert again.exit_code == 0
     assert len(readings) == 4
-    assert "4 files were proved before and did not change since" in again.stdout
+    assert "4 unchanged files were not read again" in again.stdout
     report = json.loads(cli("ls", run, "--processes", 1, "--json").stdout)
     assert report["totals"]["not_read_again"] == 4
     trace = next(run.rglob("rank_0001*step3.trace.json*"))

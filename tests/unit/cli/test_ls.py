@@ -116,7 +116,7 @@ def test_runs_are_listed_and_the_latest_is_found(
     result = cli("ls")
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[0] == "begun run captures size status"
+    assert lines[0] == "started run captures size status"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d profiles/newer 1 [\d.]+ k?B partial", lines[1])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d profiles/job 1 [\d.]+ k?B complete", lines[2])
     assert lines[-1].endswith("profdeck ls profiles/newer")

@@ -139,7 +139,7 @@ def test_options_of_one(cli: Cli) -> None:
     assert "backend paper: Writes traces of invented operators." in result.stdout
     assert "Hooks: profile_start, profile_stop." in result.stdout
     assert "Supports paper >=1,<2: paper 1.5." in result.stdout
-    own, common = result.stdout.split("Common options that it supports")
+    own, common = result.stdout.split("Supported common options")
     assert "sheets: int (>= 1) = 3" in own
     assert "Default: 3. More give larger `.trace.json` files." in own
     assert "max_capture_s: float (> 0.0, <= 31536000.0) = 1800.0" in common
