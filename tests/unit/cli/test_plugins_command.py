@@ -61,7 +61,7 @@ class Fails(Base):
 
 @pytest.fixture
 def odd_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config with the listeners above, which are installed under the names of their classes."""
+    """Install the listeners above under their class names, and return a config that uses them."""
     names = [line.split()[1].split("(")[0].rstrip(":") for line in LISTENERS.splitlines() if line.startswith("class ")]
     names = [name for name in names if name not in {"Base", "Options"}]
     (tmp_path / "odd_listeners.py").write_text(LISTENERS)
@@ -127,13 +127,13 @@ def test_none_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(cli("plugins", "--json").stdout) == {"plugins": []}
 
 
-def test_the_former_command_names_its_replacement(cli: Cli) -> None:
+def test_removed_command_names_its_replacement(cli: Cli) -> None:
     result = cli("backends")
     assert result.exit_code == 2
     assert "No such command 'backends'. Use 'profdeck plugins'." in result.stderr
 
 
-def test_options_of_one(cli: Cli) -> None:
+def test_options_of_a_backend(cli: Cli) -> None:
     result = cli("plugins", "paper")
     assert result.exit_code == 0
     assert "backend paper: Writes traces of invented operators." in result.stdout
@@ -154,7 +154,7 @@ def test_options_of_a_listener(cli: Cli) -> None:
     assert "unit: Literal['s', 'ms'] = s" in result.stdout
 
 
-def test_the_json_schema_of_options(cli: Cli) -> None:
+def test_json_schema_of_options(cli: Cli) -> None:
     (plugin,) = json.loads(cli("plugins", "paper", "--json").stdout)["plugins"]
     schema = plugin["options_schema"]
     assert schema["properties"]["sheets"] == {
@@ -169,7 +169,7 @@ def test_the_json_schema_of_options(cli: Cli) -> None:
     assert timer["options_schema"]["properties"]["unit"]["enum"] == ["s", "ms"]
 
 
-def test_options_of_one_that_cannot_be_used(cli: Cli) -> None:
+def test_options_of_an_unusable_backend(cli: Cli) -> None:
     result = cli("plugins", "paper-absent")
     assert result.exit_code == 3
     assert "Supports papyrus >=3: not installed." in result.stdout
@@ -177,7 +177,7 @@ def test_options_of_one_that_cannot_be_used(cli: Cli) -> None:
     assert result.stderr.startswith("warning: The backend 'paper-absent' needs papyrus")
 
 
-def test_a_plugin_that_cannot_be_loaded_has_its_reason(cli: Cli) -> None:
+def test_plugin_that_cannot_be_loaded(cli: Cli) -> None:
     (broken, _) = json.loads(cli("plugins", "paper-broken", "--json").stdout)["plugins"]
     assert "fails to import" in broken["problem"]
     result = cli("plugins", "papr", "--json")
@@ -197,7 +197,7 @@ PROBLEMS = {
 }
 
 
-def test_a_listener_is_usable_if_check_accepts_it(cli: Cli, odd_listeners: Path) -> None:
+def test_usable_listeners_match_check(cli: Cli, odd_listeners: Path) -> None:
     plugins = {plugin["name"]: plugin for plugin in json.loads(cli("plugins", "--json").stdout)["plugins"]}
     listed = json.loads(cli("check", odd_listeners, "--json").stdout)["checks"]
     checks = {check["what"].removeprefix("listeners."): check for check in listed}
@@ -209,7 +209,7 @@ def test_a_listener_is_usable_if_check_accepts_it(cli: Cli, odd_listeners: Path)
     assert plugins["NoLibrary"]["hooks"] == [{"name": "profile_stop", "wrapper": False, "order": "tryfirst"}]
 
 
-def test_a_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Path) -> None:
+def test_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Path) -> None:
     (plugin,) = json.loads(cli("plugins", "Fine", "--json").stdout)["plugins"]
     assert (plugin["usable"], plugin["problem"]) == (True, None)
     properties = plugin["options_schema"]["properties"]
