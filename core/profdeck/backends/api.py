@@ -47,7 +47,7 @@ class Library:
         """
         found = self.installed()
         if found is None:
-            raise MissingLibraryError.of(f"The backend '{backend}' needs", self.names[0], backend)
+            raise MissingLibraryError.for_library(f"The backend '{backend}' needs", self.names[0], backend)
         name, version = found
         if not SpecifierSet(self.versions).contains(version, prereleases=True):
             raise IncompatibleLibraryError(

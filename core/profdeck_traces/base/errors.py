@@ -37,7 +37,7 @@ class MissingLibraryError(PluginError):
     """A library required for the operation is not installed."""
 
     @classmethod
-    def of(cls, feature: str, library: str, extra: str | None = None) -> Self:
+    def for_library(cls, feature: str, library: str, extra: str | None = None) -> Self:
         """Return an error whose message includes the ``pip install`` command for the library.
 
         Args:

@@ -49,7 +49,7 @@ class NeedsOptions(Base):
     def __init__(self, options): pass
 
 class NoLibrary(Base):
-    def __init__(self): raise MissingLibraryError.of("It needs", "papyrus")
+    def __init__(self): raise MissingLibraryError.for_library("It needs", "papyrus")
 
 class NoInstance(Base):
     def __new__(cls): raise OSError("full")
