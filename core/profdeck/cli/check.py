@@ -222,7 +222,7 @@ def _here(config: Config, name: str) -> str:
 
 
 def _targets(config: Config, name: str) -> str:
-    """Connect to the targets like a capture, and return a description with the number of targets."""
+    """Connect to the targets in the same way as a capture, and describe how many respond."""
     from profdeck.replicas.reachability import reach_all
 
     backend, targets = build_backend(config, name), config.roles[name].targets

@@ -54,16 +54,16 @@ CLASSES: dict[str, type] = {"cluster": Cluster, "launcher": Launcher}
 
 @attrs.frozen
 class InstalledPlugin:
-    """One entry point, loaded and checked."""
+    """An installed plugin, with the results of loading and checking it."""
 
     kind: str
     name: str
     provider: str
     value: object = None
-    """The loaded object; None if it cannot be loaded."""
+    """The loaded object; ``None`` if it cannot be loaded."""
     hooks: tuple[Implementation, ...] = ()
     problem: str | None = None
-    """Why the plugin cannot be used."""
+    """Reason why the plugin cannot be used; ``None`` if it is usable."""
 
     @classmethod
     def load(cls, kind: str, point: EntryPoint) -> InstalledPlugin:

@@ -156,7 +156,7 @@ def directory_size(path: Path) -> int:
         size
         for directory, _, names in os.walk(path)
         for name in names
-        if (size := _regular_file_size(os.path.join(directory, name)))  # noqa: PTH118 - faster for the thousands of files of raw data
+        if (size := _regular_file_size(os.path.join(directory, name)))  # noqa: PTH118 - faster for thousands of files
     )
 
 

@@ -105,7 +105,7 @@ class TraceJob(Generic[T, R]):
 
     @property
     def done(self) -> bool:
-        """Whether every item has a result."""
+        """True if every item has a result."""
         return len(self._results) == len(self.items)
 
     def results(self) -> list[R | TraceError]:

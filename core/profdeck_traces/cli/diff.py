@@ -42,7 +42,9 @@ def command(  # noqa: PLR0913 - the options of the command line
     ],
     after: Annotated[
         Path,
-        typer.Argument(metavar="B", parser=terminal.source_path, help="The other side, of any of these kinds."),
+        typer.Argument(
+            metavar="B", parser=terminal.source_path, help="The run to compare with A, of any of these kinds."
+        ),
     ],
     *,
     fail_over: regression_limit.FailOver = None,

@@ -42,9 +42,9 @@ FailOver = Annotated[
     typer.Option(
         metavar="PERCENT",
         parser=percent,
-        help="Exit with 5 if a role became slower by more than this percentage and by more than its noise. Compared "
-        "is the median time of its global steps, or of its iterations of each stage. If there are none, the total "
-        "kernel time is compared, or else the self time of operators. Unknown noise is ignored.",
+        help="Exit with 5 if a role became slower by more than this percentage and by more than its noise. The "
+        "comparison uses the median time of its global steps, or of its iterations of each stage. Without them, it "
+        "uses the total kernel time, or else the self time of operators. Unknown noise is ignored.",
     ),
 ]
 FailOn = Annotated[
