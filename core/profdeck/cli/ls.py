@@ -104,9 +104,9 @@ def _list(runs: list[Path], *, as_json: bool) -> None:
     table = terminal.make_table("started", "run", "captures", "size", "status", numbers=("captures", "size"))
     for row in rows:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created_ns"] / 1e9))
-        status = Text(row["status"], style=_STYLES[row["status"]])
+        status_text = Text(row["status"], style=_STYLES[row["status"]])
         path, size = terminal.short_path(Path(row["path"])), terminal.size(row["size_bytes"])
-        table.add_row(started, path, str(row["captures"]), size, status)
+        table.add_row(started, path, str(row["captures"]), size, status_text)
     console = terminal.stdout_console()
     console.print(table)
     console.print()

@@ -183,7 +183,7 @@ def _document(plugin: InstalledPlugin, *, explain: bool) -> dict[str, Any]:
 def _list(plugins: list[InstalledPlugin]) -> None:
     console = terminal.stdout_console()
     if not plugins:
-        console.print("No plugins are installed, not even those of profdeck. Reinstall profdeck.")
+        console.print("No plugins are installed. Reinstall profdeck, which includes plugins.")
         return
     table = terminal.make_table("kind", "name", "provided by", "hooks", "usable")
     for plugin in plugins:

@@ -96,7 +96,10 @@ def test_plugin_command_with_a_failing_import(cli: Cli, arguments: tuple[str, ..
 def test_plugin_command_is_not_a_function(cli: Cli) -> None:
     result = cli("paper-number")
     assert result.exit_code == 3
-    assert "error: The command 'paper-number' is 3" in result.stderr
+    assert (
+        "The entry point 'paper-number' in profdeck.commands must be a function or a typer.Typer, got 3"
+        in result.stderr
+    )
 
 
 def test_plugin_cannot_replace_a_command(cli: Cli) -> None:
