@@ -67,7 +67,7 @@ def test_role_and_rank_options(cli: Cli, record: Record, tmp_path: Path) -> None
 
     result = cli("merge", run, "-o", tmp_path / "none.json", "--role", "critic")
     assert result.exit_code == 4
-    assert "There are: ref rank 0, trainer rank 0, trainer rank 1, trainer rank 2." in result.stderr
+    assert "Available: ref rank 0, trainer rank 0, trainer rank 1, trainer rank 2." in result.stderr
     assert not (tmp_path / "none.json").exists()
 
 
@@ -258,7 +258,7 @@ def test_directories_of_torch_npu_are_labelled_by_rank(cli: Cli, tmp_path: Path)
 
     result = cli("merge", tmp_path, "-o", tmp_path / "none.json", "--rank", "7")
     assert result.exit_code == 4
-    assert "There are: rank 1, rank 2, rank 3." in " ".join(result.stderr.split())
+    assert "Available: rank 1, rank 2, rank 3." in " ".join(result.stderr.split())
 
 
 def test_directory_without_analysis(cli: Cli, tmp_path: Path) -> None:
