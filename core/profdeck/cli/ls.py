@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profdeck.after_capture.finish_record import FinishState
-from profdeck.after_capture.run_walk import FinishReport, read_finishes
+from profdeck.after_capture.work_in_progress import FinishReport, read_finishes
 from profdeck.records.manifest import Manifest
 from profdeck.records.run_directory import RUN_FILE, created_ns, runs_below
 from profdeck.records.status import Status
@@ -220,7 +220,7 @@ def describe_finish(finish: FinishReport) -> str | None:
         case FinishState.NOT_RUN:
             state = "not run: no process of the job ended the capture"
         case _:
-            state = f"{finish.state}: {finish.problem or 'its process was ended'}"
+            state = f"{finish.state}: {finish.problem or 'its process was terminated'}"
             state += f"; without {missing}" if missing else ""
     if state is None:
         return None
