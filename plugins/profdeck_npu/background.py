@@ -57,13 +57,13 @@ def _start(directories: Sequence[Path], timeout_s: float) -> None:
     reading, writing = os.pipe()
     with (
         os.fdopen(reading, "rb") as stdin,
-        os.fdopen(writing, "wb", buffering=0) as go,
+        os.fdopen(writing, "wb", buffering=0) as start_signal,
         open_log(directories[0]) as log,
     ):
         pid = start_detached(__name__, str(timeout_s), *map(str, directories), stdin=stdin, stderr=log)
         for directory in directories:
             write_state(directory, new_state(directory, "pending", pid, expected(directory)))
-        go.write(b"\n")  # sent after the states are written, because the process replaces them
+        start_signal.write(b"\n")  # sent after the states are written, because the process replaces them
 
 
 def main() -> None:
