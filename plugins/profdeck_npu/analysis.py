@@ -58,7 +58,7 @@ _NO_MSPROF = (
 _log = logging.getLogger(__name__)
 
 
-class AnalysisUnderWayError(CaptureError):
+class AnalysisInProgressError(CaptureError):
     """Another process is analysing the directory."""
 
 
@@ -72,14 +72,14 @@ def remedy(directory: Path) -> str:
     return f"profdeck npu analyse {shlex.quote(str(directory))}"
 
 
-def expected(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
+def expected_files(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
     """Return patterns of the files that an analysis must write, relative to `OUTPUT`.
 
     Args:
         directory: a directory that torch_npu wrote.
         export: formats to write. If empty, write the formats that the recording was configured for.
     """
-    info = _info(directory)
+    info = _read_info(directory)
     exports = export or info.exports or (Export.TEXT,)
     has_device = any(directory.glob("PROF_*/device_*")) if info.activities is None else NPU in info.activities
     patterns = []
@@ -96,8 +96,8 @@ def is_analysed(directory: Path, export: Sequence[str] = ()) -> bool:
     """Return whether the expected files exist. If profdeck has not checked the files before, also read them."""
     state = _readable_state(directory)
     if state is None:
-        return (directory / OUTPUT).is_dir() and _damage(directory, expected(directory, export)) is None
-    patterns = expected(directory, export) if export else state.expected
+        return (directory / OUTPUT).is_dir() and _output_problem(directory, expected_files(directory, export)) is None
+    patterns = expected_files(directory, export) if export else state.expected
     return state.state == "done" and all(any((directory / OUTPUT).glob(pattern)) for pattern in patterns)
 
 
@@ -123,10 +123,10 @@ def analyse(
         The state ``done``, or ``failed`` with the problem.
 
     Raises:
-        AnalysisUnderWayError: another process is analysing the directory.
+        AnalysisInProgressError: another process is analysing the directory.
     """
     directory = directory.absolute()
-    state = new_state(directory, "running", os.getpid(), expected(directory, export))
+    state = new_state(directory, "running", os.getpid(), expected_files(directory, export))
     command = [sys.executable, "-P", "-m", "profdeck_npu.analyser", str(directory), ",".join(export)]
     run = partial(_run, command, timeout_s=timeout_s, cancelled=cancelled or threading.Event())
     try:
@@ -225,13 +225,13 @@ def _result_problem(directory: Path, patterns: Sequence[str], returncode: int) -
         lines = output.decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), f"it exited with {returncode}")
     if _COMPLETED in output or (directory / OUTPUT / _COMPLETED_FILE).exists():
-        problem = _damage(directory, patterns)
+        problem = _output_problem(directory, patterns)
     else:
         problem = "torch_npu's process died before it finished (often: out of memory)"
     return problem and f"{problem.rstrip('.')} (see {LOG})"
 
 
-def _damage(directory: Path, patterns: Sequence[str]) -> str | None:
+def _output_problem(directory: Path, patterns: Sequence[str]) -> str | None:
     """Return a message about expected files that are missing or corrupt, or ``None``."""
     from profdeck_npu.traces.check import check_output  # not needed in the job, which only requests analyses
 
@@ -256,14 +256,14 @@ def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
     last process has ended.
 
     Raises:
-        AnalysisUnderWayError: another process holds the lock.
+        AnalysisInProgressError: another process holds the lock.
         OSError: the directory cannot be written to.
     """
     with open_log(directory) as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AnalysisUnderWayError(under_way(_readable_state(directory))) from None
+            raise AnalysisInProgressError(in_progress_message(_readable_state(directory))) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -271,7 +271,7 @@ def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
         yield log
 
 
-def under_way(state: AnalysisState | None) -> str:
+def in_progress_message(state: AnalysisState | None) -> str:
     """Return the error message for a directory that another process is analysing or has queued."""
     process = f"process {state.pid} on {state.host}" if state else "another process"
     return f"it is being analysed by {process}: wait until it has finished, or stop it"
@@ -299,7 +299,7 @@ def new_state(
     )
 
 
-def _info(directory: Path) -> Info:
+def _read_info(directory: Path) -> Info:
     """Return torch_npu's information about the recording, or an empty object if it cannot be read."""
     try:
         return read_info(AscendDirectory(directory).info)

@@ -74,10 +74,10 @@ class AscendDirectoryKind(ArtifactKind):
 
     def steps_on_devices(self, path: Path) -> list[StepOnDevice]:
         """Return the time span of each step's kernels from ``kernel_details.csv``, or nothing if it is unreadable."""
-        from profdeck_npu.traces.reading import steps_of_kernels
+        from profdeck_npu.traces.reading import kernel_step_spans
 
         try:
-            return steps_of_kernels(path)
+            return kernel_step_spans(path)
         except TraceError:  # callers then use the steps in trace_view.json
             return []
 
@@ -90,7 +90,7 @@ class AscendDirectoryKind(ArtifactKind):
             return None
         description = f"the analysis of {path.name} (process {state.pid} on {state.host})"
         is_local = state.host == socket.gethostname()
-        return PendingWork(what=description, alive=state.under_way if is_local else None, pid=state.pid)
+        return PendingWork(what=description, alive=state.is_active if is_local else None, pid=state.pid)
 
 
 class KernelTableKind(ArtifactKind):
@@ -118,4 +118,4 @@ class KernelTableKind(ArtifactKind):
         from profdeck_npu.traces.reading import Kernels
 
         del devices_only  # the table only has device events
-        return Kernels(path, how["is_step"], how["on_progress"], how["slice_events"]).alone()
+        return Kernels(path, how["is_step"], how["on_progress"], how["slice_events"]).without_host()

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from profdeck.plugin import describe_error, start_detached
 from profdeck_npu.analysis import (
-    AnalysisUnderWayError,
+    AnalysisInProgressError,
     analyse,
     default_processes,
-    expected,
+    expected_files,
     fail,
     is_analysed,
     new_state,
@@ -62,7 +62,7 @@ def _start(directories: Sequence[Path], timeout_s: float) -> None:
     ):
         pid = start_detached(__name__, str(timeout_s), *map(str, directories), stdin=stdin, stderr=log)
         for directory in directories:
-            write_state(directory, new_state(directory, "pending", pid, expected(directory)))
+            write_state(directory, new_state(directory, "pending", pid, expected_files(directory)))
         start_signal.write(b"\n")  # sent after the states are written, because the process replaces them
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     with suppress(OSError):
         _acquire_slot()
     for directory in map(Path, directories):
-        with suppress(AnalysisUnderWayError):
+        with suppress(AnalysisInProgressError):
             if not is_analysed(directory):  # another host may have analysed the directory in the meantime
                 analyse(directory, timeout_s=float(timeout_s))
 

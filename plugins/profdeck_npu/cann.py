@@ -40,9 +40,7 @@ def load() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         # torch_npu sets this variable during its import. Child processes would inherit it.
         os.environ.pop(_AUTOLOAD, None) if autoload is None else os.environ.update({_AUTOLOAD: autoload})
-        reason = (
-            diagnose(error) or f"{_first_line(error)}. Check that the versions of torch, torch_npu and CANN match."
-        )
+        reason = diagnose(error) or f"{_first_line(error)}. Check that the versions of torch, torch_npu and CANN match."
         raise MissingLibraryError(f"The backend 'npu' cannot be used in this process: {reason}") from error
     return torch_npu
 

@@ -166,8 +166,8 @@ def _analysis_problem(directory: Path, *, force: bool) -> str | None:
         return None
     if state is None or state.state not in {"pending", "running"}:
         return None
-    if state.under_way:
-        return analysis.under_way(state)
+    if state.is_active:
+        return analysis.in_progress_message(state)
     if state.host != socket.gethostname() and not force:
         return (
             f"process {state.pid} on {state.host} has not finished its analysis. If that process is no longer running, "
@@ -199,7 +199,7 @@ def _analyse_directory(
     started_s = time.monotonic()
     try:
         state = analysis.analyse(directory, export=export, timeout_s=timeout_s, cancelled=cancelled)
-    except analysis.AnalysisUnderWayError as error:
+    except analysis.AnalysisInProgressError as error:
         return _Result(directory, AnalysisOutcome.BUSY, (str(error),))
     outcome = AnalysisOutcome.DONE if state.state == "done" else AnalysisOutcome.FAILED
     return _Result(directory, outcome, state.problems, time.monotonic() - started_s)

@@ -84,9 +84,7 @@ def _option_name(argument: str) -> str:
 
 
 def _unsupported(option: str, version: str) -> str:
-    return (
-        f"options.{option}: not supported by torch_npu {version}. Remove it, or install a release that supports it."
-    )
+    return f"options.{option}: not supported by torch_npu {version}. Remove it, or install a release that supports it."
 
 
 def _comparable(value: Any) -> Any:

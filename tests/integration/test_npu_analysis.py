@@ -31,10 +31,10 @@ from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck_npu.analysis import (
     LOG,
     TIMEOUT_S,
-    AnalysisUnderWayError,
+    AnalysisInProgressError,
     analyse,
     default_processes,
-    expected,
+    expected_files,
     is_analysed,
 )
 from profdeck_npu.background import request
@@ -176,7 +176,7 @@ def assert_raw_data_are_intact(directory: Path) -> None:
     ],
 )
 def test_what_is_expected_is_what_was_recorded(raw: Make, config, export, patterns) -> None:
-    assert {*expected(raw(**config), export)} == patterns
+    assert {*expected_files(raw(**config), export)} == patterns
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"config": 3}', "\udcff"])
@@ -185,11 +185,11 @@ def test_without_notes_of_torch_npu_the_raw_data_tell(raw: Make, content: str | 
     (directory / "profiler_info.json").unlink()
     if content is not None:
         (directory / "profiler_info_3.json").write_bytes(content.encode(errors="surrogateescape"))
-    assert expected(directory) == ("trace_view.json", "kernel_details.csv")
+    assert expected_files(directory) == ("trace_view.json", "kernel_details.csv")
     for file in (directory / "PROF_000001_1_A" / "device_0").rglob("*"):
         file.rename(directory / "PROF_000001_1_A" / file.name)
     (directory / "PROF_000001_1_A" / "device_0").rmdir()
-    assert expected(directory) == ("trace_view.json",)
+    assert expected_files(directory) == ("trace_view.json",)
 
 
 # --- One analysis
@@ -365,7 +365,7 @@ def test_two_at_once_are_refused(raw: Make, monkeypatch: pytest.MonkeyPatch, pid
     caller = start(ANALYSE, directory)
     found = hanging(pids)
     running = known(directory)
-    with pytest.raises(AnalysisUnderWayError, match=rf"is being analysed by process {caller.pid} on "):
+    with pytest.raises(AnalysisInProgressError, match=rf"is being analysed by process {caller.pid} on "):
         analyse(directory)
     assert known(directory) == running
     result = cli("npu", "analyse", "--json", "--force", directory)
@@ -426,7 +426,7 @@ def test_detached_process_analyses_all_directories_of_a_rank(raw: Make) -> None:
 def test_detached_process_waits_for_a_slot(raw: Make, slots: Callable[[], None]) -> None:
     directory = raw()
     pid = start_analysis(directory)
-    assert (known(directory).state, known(directory).under_way) == ("pending", True)
+    assert (known(directory).state, known(directory).is_active) == ("pending", True)
     assert "under way" in (check_directory(directory).problem or "")
     busy = cli("npu", "analyse", directory)
     assert busy.exit_code == ExitCode.INCOMPLETE
@@ -458,7 +458,7 @@ def test_analysis_can_be_rerun_if_its_process_was_killed(
     for process in (pid, *found):
         await_end(process)
     states = [known(directory) for directory in directories]
-    assert [(state.state, state.under_way) for state in states] == [("running", False), ("pending", False)]
+    assert [(state.state, state.is_active) for state in states] == [("running", False), ("pending", False)]
     for directory in directories:
         assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
     monkeypatch.setenv("STUB_ANALYSIS", "")
@@ -486,7 +486,7 @@ def test_analysis_is_not_in_progress_if_its_process_exits_immediately(
     directory = raw()
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     request([directory], TIMEOUT_S)
-    until(lambda: not known(directory).under_way)  # the shell that starts it needs a moment to exit
+    until(lambda: not known(directory).is_active)  # the shell that starts it needs a moment to exit
     assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
 
 

@@ -481,7 +481,7 @@ def test_captures_are_analysed_and_read_back_as_complete(job: Any) -> None:
     for directory in left:
         state = read_state(directory)
         assert state is not None
-        if state.under_way:
+        if state.is_active:
             process = os.pidfd_open(state.pid)
             try:
                 assert select.select([process], [], [], 120)[0]

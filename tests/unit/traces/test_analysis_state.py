@@ -58,16 +58,16 @@ def test_a_state_that_cannot_be_written_is_the_old_one(tmp_path: Path) -> None:
 
 
 def test_it_is_under_way_while_its_process_runs() -> None:
-    assert STATE.under_way
-    assert attrs.evolve(STATE, state="pending").under_way
-    assert not attrs.evolve(STATE, state="done").under_way
-    assert not attrs.evolve(STATE, state="failed").under_way
-    assert not attrs.evolve(STATE, host="another-host").under_way
-    assert not attrs.evolve(STATE, process_started="1").under_way  # an earlier process with that id
+    assert STATE.is_active
+    assert attrs.evolve(STATE, state="pending").is_active
+    assert not attrs.evolve(STATE, state="done").is_active
+    assert not attrs.evolve(STATE, state="failed").is_active
+    assert not attrs.evolve(STATE, host="another-host").is_active
+    assert not attrs.evolve(STATE, process_started="1").is_active  # an earlier process with that id
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         other = attrs.evolve(STATE, pid=process.pid, process_started=process_started(process.pid))
-        assert other.under_way
+        assert other.is_active
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not been told
-        assert not other.under_way
-    assert not other.under_way
+        assert not other.is_active
+    assert not other.is_active
