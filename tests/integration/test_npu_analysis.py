@@ -307,7 +307,7 @@ def test_a_directory_that_cannot_be_written_to(raw: Make) -> None:
     finally:
         directory.chmod(0o755)
     assert done.stdout.startswith("it cannot be analysed: PermissionError: [Errno 13] Permission denied:")
-    assert done.stdout.endswith("; copy it to where you may write, and analyse the copy\n")
+    assert done.stdout.endswith("; copy it to a writable location, and analyse the copy\n")
     assert "cannot be written" in done.stderr
     assert not (directory / STATE_FILE).exists()
     assert analyse(directory).state == "done"
@@ -526,7 +526,7 @@ def test_a_failure_is_told_with_what_to_do(raw: Make, monkeypatch: pytest.Monkey
     assert "kernel_details.csv is missing" in result.stdout
     assert f"(see {LOG})" in result.stdout
     assert "it says why" in (directory / LOG).read_text()
-    assert "The raw data are unchanged" in result.stdout
+    assert "The raw data is unchanged" in result.stdout
     result = cli("npu", "analyse", "--json", directory)
     (entry,) = json.loads(result.stdout)["directories"]
     assert entry["remedy"] == f"profdeck npu analyse {directory}"
@@ -601,7 +601,7 @@ def test_a_damaged_state_is_replaced(raw: Make) -> None:
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [(".", "nothing below it ends in _ascend_pt"), ("gone", "does not exist"), ("file", "is no directory")],
+    [(".", "No torch_npu recording found in"), ("gone", "does not exist"), ("file", "is not a directory")],
 )
 def test_where_there_is_nothing_to_analyse(tmp_path: Path, path: str, words: str) -> None:
     (tmp_path / "file").touch()

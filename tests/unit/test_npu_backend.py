@@ -32,9 +32,9 @@ def test_an_ordinary_environment_is_fine() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("PROFILING_MODE", "dynamic", "msprof profiles this process, and torch_npu's profiler records nothing then"),
+        ("PROFILING_MODE", "dynamic", "msprof profiles this process, so torch_npu's profiler would record nothing"),
         ("PROFILER_SAMPLECONFIG", "{}", "Start the job without msprof and unset PROFILER_SAMPLECONFIG"),
-        ("PROF_CONFIG_PATH", "/x", "torch_npu's dynamic profiling, which starts captures of its own"),
+        ("PROF_CONFIG_PATH", "/x", "torch_npu's dynamic profiling, which starts its own captures"),
         ("MSMONITOR_USE_DAEMON", "1", "lets the msMonitor daemon start captures in this process"),
         ("MSMONITOR_USE_DAEMON", " 01", "Unset MSMONITOR_USE_DAEMON"),
         ("KINETO_USE_DAEMON", "1", "Unset KINETO_USE_DAEMON"),
@@ -59,7 +59,7 @@ def test_without_msprof_there_is_no_analysis(monkeypatch: pytest.MonkeyPatch, tm
         ConfigError, match=r"msprof, which is not on the PATH\. Either source CANN's set_env\.sh"
     ) as caught:
         cann.check_msprof()
-    assert "set options.analyse to false and run `profdeck npu analyse` where msprof is" in str(caught.value)
+    assert "set options.analyse to false and run `profdeck npu analyse` on a host with msprof" in str(caught.value)
     program = tmp_path / "msprof"
     program.touch(0o755)
     cann.check_msprof()
@@ -89,7 +89,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_missing_cann_is_recognised() -> None:
     told = NpuBackend.diagnose(as_torch_raises_it())
     assert told is not None
-    assert told.startswith("torch_npu 2.13.0 is installed, and CANN's libhccl.so, which it needs, cannot be loaded.")
+    assert told.startswith("torch_npu 2.13.0 is installed, but its dependency libhccl.so of CANN cannot be loaded.")
     assert "source CANN's set_env.sh (often /usr/local/Ascend/ascend-toolkit/set_env.sh)" in told
     assert "set TORCH_DEVICE_BACKEND_AUTOLOAD=0 or uninstall torch_npu" in told
 
@@ -273,18 +273,21 @@ def test_an_older_release_gets_what_it_knows() -> None:
     [
         (
             NpuOptions(sys_io=True),
-            "options.sys_io: torch_npu 2.6.0 does not have it. Remove it, or install a release that does.",
+            "options.sys_io: not supported by torch_npu 2.6.0. Remove it, or install a release that supports it.",
         ),
-        (NpuOptions(mstx=True, mstx_domain_include=("a",)), "options.mstx_domain_include: torch_npu 2.6.0 does not"),
-        (NpuOptions(host_sys=(HostSystem.NUMA,)), "options.host_sys: NUMA: torch_npu 2.6.0 does not have it."),
-        (NpuOptions(host_sys=(HostSystem.CPU,)), "options.host_sys: torch_npu 2.6.0 does not have it."),
+        (
+            NpuOptions(mstx=True, mstx_domain_include=("a",)),
+            "options.mstx_domain_include: not supported by torch_npu 2.6.0.",
+        ),
+        (NpuOptions(host_sys=(HostSystem.NUMA,)), "options.host_sys: NUMA: not supported by torch_npu 2.6.0."),
+        (NpuOptions(host_sys=(HostSystem.CPU,)), "options.host_sys: not supported by torch_npu 2.6.0."),
         (
             NpuOptions(aic_metrics=AicMetrics.L2_CACHE),
-            "options.aic_metrics: L2Cache: torch_npu 2.6.0 does not have it.",
+            "options.aic_metrics: L2Cache: not supported by torch_npu 2.6.0.",
         ),
         (
             NpuOptions(aic_metrics=AicMetrics.NONE),
-            "options.aic_metrics: torch_npu 2.6.0 takes 'ACL_AICORE_PIPE_UTILIZATION' instead of 'ACL_AICORE_NONE'. ",
+            "options.aic_metrics: torch_npu 2.6.0 uses 'ACL_AICORE_PIPE_UTILIZATION' instead of 'ACL_AICORE_NONE'. ",
         ),
     ],
 )
@@ -305,5 +308,5 @@ class ForcesMstx(Release):
 
 
 def test_what_a_release_adds_is_refused_as_well() -> None:
-    with pytest.raises(ConfigError, match=r"options\.mstx: torch_npu 2\.13\.0 takes True instead of False"):
+    with pytest.raises(ConfigError, match=r"options\.mstx: torch_npu 2\.13\.0 uses True instead of False"):
         experimental_config(NpuOptions(), module(ForcesMstx), "2.13.0")

@@ -98,30 +98,39 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"activities": ["cpu", "cuda"]}, "activities: the backend npu does not record cuda; allowed: cpu, npu"),
     (
         {"level": "level0", "aic_metrics": "Memory"},
-        "aic_metrics: the device reads Memory at level1 and level2 only, and the level is level0; raise it, or remove",
+        "aic_metrics: Memory requires level1 or level2, but the level is level0; increase the level, or remove",
     ),
-    ({"level": "level_none", "mstx": True, "aic_metrics": "L2Cache"}, "and the level is level_none; raise it"),
-    ({"level": "level_none"}, "level: level_none records mstx ranges only, and mstx is off; turn it on, or choose"),
-    ({"mstx_domain_include": ["a", "b"]}, "mstx_domain_include: a, b are domains of mstx, which is off; turn mstx on"),
-    ({"mstx_domain_exclude": ["c"]}, "mstx_domain_exclude: c are domains of mstx, which is off; turn mstx on"),
+    (
+        {"level": "level_none", "mstx": True, "aic_metrics": "L2Cache"},
+        "but the level is level_none; increase the level",
+    ),
+    ({"level": "level_none"}, "level: level_none only records mstx ranges, but mstx is off; turn on mstx, or use"),
+    (
+        {"mstx_domain_include": ["a", "b"]},
+        "mstx_domain_include: requires mstx, which is off; turn on mstx, or remove mstx_domain_include",
+    ),
+    (
+        {"mstx_domain_exclude": ["c"]},
+        "mstx_domain_exclude: requires mstx, which is off; turn on mstx, or remove mstx_domain_exclude",
+    ),
     (
         {"mstx": True, "mstx_domain_include": ["a"], "mstx_domain_exclude": ["b"]},
-        "mstx_domain_exclude: give it or mstx_domain_include; torch_npu reads only one of them",
+        "mstx_domain_exclude: torch_npu does not support it together with mstx_domain_include; remove one",
     ),
-    ({"mstx": True, "mstx_domain_include": [""]}, "mstx_domain_include: the name of a domain is empty; expected"),
-    ({"op_attr": True}, "op_attr: attributes are only written to a database; add db to export, or turn op_attr off"),
+    ({"mstx": True, "mstx_domain_include": [""]}, "mstx_domain_include: a domain name is empty; expected"),
+    ({"op_attr": True}, "op_attr: attributes are only written to the database; add db to export, or turn off op_attr"),
     ({"export": []}, "export: the list is empty, so the analysis would write nothing; remove the key"),
     (
         {"activities": ["npu"], "gc_detect_threshold_ms": 1},
-        "gc_detect_threshold_ms: garbage is collected on the host; add cpu to activities, or remove it",
+        "gc_detect_threshold_ms: requires the activity cpu; add cpu to activities, or remove gc_detect",
     ),
     (
         {"activities": ["cpu"], "level": "level2", "mstx": True},
-        "level: it has no effect without the device; add npu to activities, or remove level, mstx",
+        "level: requires the activity npu; add npu to activities, or remove level, mstx",
     ),
-    ({"activities": ["cpu"], "host_sys": ["cpu"]}, "host_sys: it has no effect without the device; add npu"),
-    ({"activities": ["cpu"], "aic_metrics": "Memory"}, "aic_metrics: it has no effect without the device; add npu"),
-    ({"with_flops": True}, "with_flops: torch_npu's analysis does not read FLOPs, so nothing would show; turn it off"),
+    ({"activities": ["cpu"], "host_sys": ["cpu"]}, "host_sys: requires the activity npu; add npu"),
+    ({"activities": ["cpu"], "aic_metrics": "Memory"}, "aic_metrics: requires the activity npu; add npu"),
+    ({"with_flops": True}, "with_flops: torch_npu's analysis does not support FLOPs; turn off with_flops"),
 ]
 
 
@@ -146,7 +155,7 @@ def test_options_of_the_device_are_all_checked_against_its_absence() -> None:
     }
     assert own == {*values, "analyse", "analyse_timeout_s"}
     for name, value in values.items():
-        with pytest.raises(ConfigError, match=f"{name}: it has no effect without the device"):
+        with pytest.raises(ConfigError, match=f"{name}: requires the activity npu"):
             options(activities=["cpu"], **{name: value})
 
 

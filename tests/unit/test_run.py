@@ -228,7 +228,7 @@ def test_what_the_recorder_saw_stays_a_problem(of_torch_npu) -> None:
     (artifact,) = rank_0(directory)[1].artifacts
     assert not artifact.whole
     assert artifact.problem == (
-        "nothing of the device profiler_info.json is missing: the recording did not come to its end."
+        "nothing of the device profiler_info.json is missing: the recording did not finish."
     )
 
 

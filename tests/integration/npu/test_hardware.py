@@ -29,7 +29,7 @@ try:
     torch_npu = cann.load()
     import torch
     if not torch.npu.is_available():
-        raise RuntimeError(f"torch_npu {torch_npu.__version__} sees no NPU")
+        raise RuntimeError(f"torch_npu {torch_npu.__version__} finds no NPU")
     from torch_npu.utils.collect_env import get_cann_version
     print("found", json.dumps([torch.npu.get_device_name(0), get_cann_version(), torch_npu.__version__]))
 except Exception as error:

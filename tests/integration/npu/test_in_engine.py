@@ -162,7 +162,7 @@ def test_everything_was_done_by_the_engines_thread(engine: Engine) -> None:
 
 
 def test_what_would_make_it_record_nothing_is_refused(engine: Engine) -> None:
-    assert engine.said["no-op"].startswith("PROFILING_MODE=dynamic says that msprof profiles this process")
+    assert engine.said["no-op"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
     assert not (engine.jobs.directory / "profiles" / "no-op").exists()
 
 

@@ -48,8 +48,8 @@ for number in range(8):
 capture("after")
 tell(went_on=True)
 """
-BEGAN = "Another profiler of {0} began in this process (thread {1}), which ends a recording."
-ACTIVE = "A profiler of torch or torch_npu that is not profdeck's is already active in this process"
+BEGAN = "Another {0} profiler started in this process (thread {1}) and stopped this recording."
+ACTIVE = "Another torch or torch_npu profiler is already active in this process"
 
 
 @pytest.mark.parametrize(

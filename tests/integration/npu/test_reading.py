@@ -173,7 +173,7 @@ def test_without_the_host_there_are_kernels_and_no_steps(directory: Path) -> Non
 @pytest.mark.parametrize("directory", ["lost"], indirect=True)
 def test_device_data_lost_at_the_head_of_the_window_are_told(directory: Path) -> None:
     assert check_directory(directory).problem == (
-        "There is no kernel of step 1: device data at the head of the window are lost."
+        "No kernels in step 1: device data at the start of the window is lost."
     )
 
 
@@ -183,6 +183,6 @@ def test_an_analysis_that_failed_is_told(directory: Path) -> None:
     assert problem is not None
     # It had written what the host did, and left the array open for what the device did.
     assert problem.startswith(
-        "kernel_details.csv is missing, though the device was recorded. trace_view.json: The JSON is not closed"
+        "kernel_details.csv is missing, but the device was recorded. trace_view.json: The JSON is not closed"
     )
     assert summarise_trace(directory).operators

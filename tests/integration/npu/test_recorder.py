@@ -166,7 +166,7 @@ def test_a_driver_that_gave_nothing_is_noticed(shared: tuple[Any, Path], run: st
     found = manifest(directory / run)
     assert (found.status, found.artifacts[0].whole) == (Status.PARTIAL, False)
     (problem,) = found.problems
-    assert "torch_npu left no PROF_*/device_* (the data of the device); CANN's logs may say why" in problem
+    assert "torch_npu did not write PROF_*/device_* (device data); check CANN's logs" in problem
     complete(directory / "good")
 
 
@@ -246,7 +246,7 @@ def test_other_profilers_of_the_process_are_found_and_left_alone(job: Any) -> No
     for run in ("beside_recording", "beside_warm_up", "beside_torch"):
         found = manifest(job.directory / run)
         assert (found.status, found.artifacts) == (Status.FAILED, ())
-        assert "A profiler of torch or torch_npu that is not profdeck's is already active" in found.problems[0]
+        assert "Another torch or torch_npu profiler is already active" in found.problems[0]
     for theirs in ("recording", "warming"):
         (left,) = (job.directory / theirs).iterdir()
         assert b"aten::add" in operators(left)
@@ -256,14 +256,17 @@ def test_other_profilers_of_the_process_are_found_and_left_alone(job: Any) -> No
     for run, status in (("late", Status.PARTIAL), ("still", Status.FAILED)):
         found = manifest(job.directory / run)
         assert found.status is status
-        assert "npu at global_step 2: A torch profiler that is not profdeck's became active while" in found.problems[0]
+        assert (
+            "npu at global_step 2: Cannot start recording: another torch profiler started during the warm-up."
+            in found.problems[0]
+        )
         assert "aten::add" in told(done)[run]
     (left,) = directories(job.directory / "late")
     assert steps(left) == [4]
     complete(job.directory / "after_late")
     # What warms up can only be ended by recording.
     after = manifest(job.directory / "after_still")
-    assert "An earlier recording of this process could not be ended" in after.problems[0]
+    assert "an earlier recording of this process could not be stopped" in after.problems[0]
 
 
 BAD_PLACES = """
@@ -299,14 +302,14 @@ def test_places_that_torch_npu_cannot_write_to_are_refused_and_leave_no_trace(jo
     strange = manifest(job.directory / "out@put" / "strange")
     assert strange.status is Status.FAILED
     assert (
-        "has '@' in it, which torch_npu does not take. It takes letters, digits, spaces and . _ - ~ only"
+        "contains '@', which torch_npu does not support. Change output, run or role. Allowed characters: "
         in strange.problems[0]
     )
     long = manifest(job.directory / "long")
     assert long.status is Status.FAILED
-    assert "characters, and torch_npu has room for" in long.problems[0]
+    assert "characters, but torch_npu supports at most" in long.problems[0]
     assert told(done)["unwritable"].startswith(
-        "The profiler of torch_npu did not start: RuntimeError: Failed to make directory: /proc/"
+        "torch_npu's profiler did not start: RuntimeError: Failed to make directory: /proc/"
     )
     assert list(job.directory.glob("profiler_info*")) == []
     complete(job.directory / "good")
@@ -341,13 +344,13 @@ except ProfdeckError as error:
 def test_what_would_record_nothing_is_refused_at_start_up(job: Any) -> None:
     done = job(PREAMBLE + STARTS)
     found = told(done)
-    assert found["mode"].startswith("PROFILING_MODE=dynamic says that msprof profiles this process")
+    assert found["mode"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
     assert found["daemon"].startswith("MSMONITOR_USE_DAEMON=1 lets the msMonitor daemon")
     assert "CANN's program msprof, which is not on the PATH" in found["msprof"]
     code = PREAMBLE.replace('x = torch.ones(4).to("npu")\n', "") + "try:\n    build('none')\n"
     code += "except ProfdeckError as error:\n    tell(device=str(error))"
     done = job(code, env={"STUB_DRIVER_DEVICES": "0"})
-    assert told(done)["device"].startswith("torch_npu 2.13.0 sees no NPU, and its profiler needs one.")
+    assert told(done)["device"].startswith("torch_npu 2.13.0 finds no NPU, but its profiler requires one.")
     assert done.calls == []
 
 
@@ -426,7 +429,7 @@ capture("next")
     assert "the recording could not be stopped: RuntimeError: " in found.problems[0]
     after = manifest(job.directory / "next")
     assert after.status is Status.FAILED
-    assert "An earlier recording of this process could not be ended" in after.problems[0]
+    assert "an earlier recording of this process could not be stopped" in after.problems[0]
     assert "Restart the process to capture again." in after.problems[0]
 
 
@@ -444,7 +447,7 @@ def test_ranges_that_cannot_be_recorded_are_said(job: Any, old_cann: str) -> Non
     job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
     found = manifest(job.directory / "lost")
     assert found.status is Status.PARTIAL
-    assert "No mstx range is recorded: CANN's library of mstx (libms_tools_ext.so) cannot be used" in found.problems[0]
+    assert "No mstx ranges are recorded: CANN's mstx library (libms_tools_ext.so) cannot be used" in found.problems[0]
     for run in ("plain", "not_asked", "next"):
         complete(job.directory / run)
 
@@ -454,13 +457,13 @@ def test_a_start_that_fails_half_way_is_said_and_closes_the_process_to_others(jo
     done = job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
     found = manifest(job.directory / "lost")
     assert (found.status, len(found.problems)) == (Status.FAILED, 1)
-    assert found.problems[0].startswith("The profiler of torch_npu did not start: RuntimeError: ")
+    assert found.problems[0].startswith("torch_npu's profiler did not start: RuntimeError: ")
     assert "libascend_dump.so" in found.problems[0]
     (recording,) = by_run(done.calls)["lost"]
     assert names(recording) == START + STOP[:2], "the driver was stopped as far as torch_npu can"
     assert directories(job.directory / "lost") == []
     after = manifest(job.directory / "next")
-    assert "An earlier recording of this process could not be ended" in after.problems[0]
+    assert "an earlier recording of this process could not be stopped" in after.problems[0]
 
 
 ANALYSED = """

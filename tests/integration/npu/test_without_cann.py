@@ -68,7 +68,7 @@ def python(tmp_path: Path) -> Program:
 def told(text: str, backend: str) -> bool:
     """Whether a text says whose import failed, why, and what to do."""
     installed = f"torch_npu {metadata.version('torch-npu')} is installed"
-    why = f"{installed}, and CANN's libhccl.so, which it needs, cannot be loaded."
+    why = f"{installed}, but its dependency libhccl.so of CANN cannot be loaded."
     return f"The backend '{backend}' cannot be used in this process: {why}" in text and all(
         remedy in text for remedy in REMEDIES
     )

@@ -264,5 +264,5 @@ def test_a_directory_that_nobody_analysed_says_what_to_do(cli: Cli, tmp_path: Pa
     for name in ("all.json", "all.pftrace"):
         result = cli("merge", tmp_path, "-o", tmp_path / name)
         assert result.exit_code == 4
-        assert "has raw data only. Let torch_npu make its text files" in " ".join(result.stderr.split())
+        assert "has no timeline, only raw data. Generate text files with torch_npu" in " ".join(result.stderr.split())
         assert not (tmp_path / name).exists()

@@ -113,7 +113,7 @@ def test_a_trace_to_read_is_one_of_the_directory(directory: Path) -> None:
     assert size_to_read(trace) == trace.stat().st_size
     assert size_to_read(directory) == trace.stat().st_size + (directory / OUTPUT / "kernel_details.csv").stat().st_size
     trace.unlink()
-    with pytest.raises(TraceError, match=r"has no trace_view\.json: it is a table of kernels only\."):
+    with pytest.raises(TraceError, match=r"has no Chrome trace \(trace_view\.json\), only a kernel table\."):
         chrome_trace(directory)
 
 
@@ -142,9 +142,9 @@ def test_raw_data_are_whole_and_noted(tmp_path: Path, activities: tuple[str, ...
 @pytest.mark.parametrize(
     ("remove", "problem"),
     [
-        ("profiler_info_3.json", "profiler_info.json is missing: the recording did not come to its end."),
-        ("FRAMEWORK", "FRAMEWORK is missing, though the host was recorded."),
-        ("PROF_000001_20260102030405678_ABCDEF", "PROF_*/device_* is missing, though the device was recorded."),
+        ("profiler_info_3.json", "profiler_info.json is missing: the recording did not finish."),
+        ("FRAMEWORK", "FRAMEWORK is missing, but the host was recorded."),
+        ("PROF_000001_20260102030405678_ABCDEF", "PROF_*/device_* is missing, but the device was recorded."),
     ],
 )
 def test_raw_data_that_are_missing_are_told(tmp_path: Path, remove: str, problem: str) -> None:
@@ -191,7 +191,7 @@ def test_an_analysis_without_msprof_leaves_no_kernels(directory: Path) -> None:
 
     check = check_directory(directory)
 
-    assert (check.events, check.problem) == (35, "kernel_details.csv is missing, though the device was recorded.")
+    assert (check.events, check.problem) == (35, "kernel_details.csv is missing, but the device was recorded.")
 
 
 @pytest.mark.parametrize(("activities", "level"), [((CPU,), "Level1"), ((CPU, NPU), "Level_none")])
@@ -213,10 +213,10 @@ def test_a_database_is_checked_and_noted(tmp_path: Path) -> None:
     check = check_directory(directory)
 
     assert (check.whole, check.events) == (True, None)
-    assert check.notes == ("a database only, which profdeck does not read",)
+    assert check.notes == ("only a database, which profdeck does not read",)
     assert [file.name for file in output.iterdir()] == ["ascend_pytorch_profiler_3.db"]  # SQLite left nothing beside it
     with pytest.raises(
-        TraceError, match=r"has a database only \(ascend_pytorch_profiler_3\.db\), which is not read\. Let"
+        TraceError, match=r"has no timeline, only an unsupported database \(ascend_pytorch_profiler_3\.db\)\. Generate"
     ):
         read_trace(directory)
 
@@ -225,11 +225,11 @@ def test_a_database_is_checked_and_noted(tmp_path: Path) -> None:
     ("content", "problem"),
     [
         (lambda _: b"", "The file is empty."),
-        (lambda data: data[:20], "is no whole database of SQLite: file is not a database."),
-        (lambda data: data[: len(data) // 2], "is no whole database of SQLite: "),
-        (lambda data: data[:-4096], "is no whole database of SQLite: "),
-        (lambda data: data[:4096] + b"\xff" * 100 + data[4196:], "is no whole database of SQLite: "),
-        (lambda _: b"x" * 10_000, "is no whole database of SQLite: file is not a database."),
+        (lambda data: data[:20], "is not an intact SQLite database: file is not a database."),
+        (lambda data: data[: len(data) // 2], "is not an intact SQLite database: "),
+        (lambda data: data[:-4096], "is not an intact SQLite database: "),
+        (lambda data: data[:4096] + b"\xff" * 100 + data[4196:], "is not an intact SQLite database: "),
+        (lambda _: b"x" * 10_000, "is not an intact SQLite database: file is not a database."),
     ],
 )
 def test_a_damaged_database_is_told(tmp_path: Path, content: Any, problem: str) -> None:
@@ -290,7 +290,7 @@ def test_device_data_that_were_lost_at_the_head_of_the_window_are_told(tmp_path:
     analysed(directory, kernels=kernel_rows(ascend_files.KERNELS[4:], ascend_files.LEVEL_1))
 
     assert check_directory(directory).problem == (
-        "There is no kernel of step 10: device data at the head of the window are lost."
+        "No kernels in step 10: device data at the start of the window is lost."
     )
     assert check_output(directory, ["*.csv", "trace_view.json"]) is None  # the analysis did what it could
 
@@ -301,7 +301,7 @@ def test_several_lost_steps_are_told(tmp_path: Path) -> None:
     analysed(directory, kernels=kernel_rows(kernels, ascend_files.LEVEL_1))
 
     assert check_directory(directory).problem == (
-        "There is no kernel of the steps 10 to 11: device data at the head of the window are lost."
+        "No kernels in steps 10 to 11: device data at the start of the window is lost."
     )
 
 
@@ -329,12 +329,12 @@ def test_finished_analysis_requires_all_output_files(directory: Path) -> None:
 
     (directory / OUTPUT / "kernel_details.csv").unlink()
     assert check_directory(directory).problem == (
-        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, though the analysis is done."
+        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, but the analysis has finished."
     )
     shutil.rmtree(directory / OUTPUT)
     assert check_directory(directory).problem == (
-        "ASCEND_PROFILER_OUTPUT/trace_view.json is missing, though the analysis is done. "
-        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, though the analysis is done."
+        "ASCEND_PROFILER_OUTPUT/trace_view.json is missing, but the analysis has finished. "
+        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, but the analysis has finished."
     )
 
 
@@ -354,8 +354,8 @@ def test_an_analysis_under_way_is_waited_for(directory: Path, name: str) -> None
     check = check_directory(directory)
 
     assert (check.whole, check.events) == (False, None)
-    assert check.problem == f"its analysis is under way (process {os.getpid()})"
-    with pytest.raises(TraceError, match=f"is being analysed by process {os.getpid()}: wait until that has ended"):
+    assert check.problem == f"its analysis is in progress (process {os.getpid()})"
+    with pytest.raises(TraceError, match=f"is being analysed by process {os.getpid()}. Wait until it has finished"):
         read_trace(directory)
 
 
@@ -366,9 +366,7 @@ def test_an_analysis_that_died_says_what_to_run(tmp_path: Path, name: str, chang
     write_state(directory, state(name, **changes))
 
     assert check_directory(directory).problem == ("its analysis ended without a result; run: profdeck npu analyse DIR")
-    with pytest.raises(
-        TraceError, match="has no timeline to be read: its analysis ended without a result; run: profdeck"
-    ):
+    with pytest.raises(TraceError, match="has no timeline: its analysis ended without a result; run: profdeck"):
         read_trace(directory)
 
 
@@ -391,11 +389,11 @@ def test_a_state_that_cannot_be_read_is_told_and_keeps_nobody_from_the_trace(dir
 
     problem = check_directory(directory).problem
     assert problem is not None
-    assert "cannot be read as the state of an analysis" in problem
+    assert "Cannot read the analysis state in" in problem
     assert read_trace(directory).check.whole
 
     shutil.rmtree(directory / OUTPUT)
-    with pytest.raises(TraceError, match="cannot be read as the state of an analysis"):
+    with pytest.raises(TraceError, match="Cannot read the analysis state in"):
         read_trace(directory)
 
 
@@ -406,7 +404,7 @@ def test_raw_data_cannot_be_read_and_say_what_to_do(tmp_path: Path) -> None:
         read_trace(directory)
 
     assert str(caught.value) == (
-        f"{directory} has raw data only. Let torch_npu make its text files, on a host with CANN: "
+        f"{directory} has no timeline, only raw data. Generate text files with torch_npu on a host with CANN: "
         f"torch_npu.profiler.profiler.analyse('{directory}', max_process_number=1, export_type='text')."
     )
 
@@ -414,7 +412,7 @@ def test_raw_data_cannot_be_read_and_say_what_to_do(tmp_path: Path) -> None:
 def test_files_that_were_expected_are_checked(directory: Path) -> None:
     expected = ["trace_view.json", "kernel_details.csv", "ascend_pytorch_profiler*.db"]
     assert check_output(directory, expected) == (
-        "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler*.db is missing, though the analysis is done."
+        "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler*.db is missing, but the analysis has finished."
     )
     database(directory / OUTPUT / "ascend_pytorch_profiler_3.db")
     (directory / OUTPUT / "communication.json").write_text("{")  # nobody asked for it
@@ -457,6 +455,6 @@ def test_marks_in_other_layouts_are_found(tmp_path: Path) -> None:
         kernels=kernel_rows(ascend_files.KERNELS[4:], ascend_files.LEVEL_1),
     )
 
-    assert "no kernel of step 10" in (check_directory(directory).problem or "")
+    assert "No kernels in step 10" in (check_directory(directory).problem or "")
     assert read_state(directory) is None
     assert trace_view([{"a": 1}], [{"b": 2}]) == '[{"a": 1},{"b": 2}]'

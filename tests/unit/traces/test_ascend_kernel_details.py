@@ -195,7 +195,7 @@ def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
     path = kernel_details(tmp_path, "Name,Duration(us)", "Add,1")
 
     with pytest.raises(
-        TraceError, match=r"is not Ascend's kernel_details.csv: it has no column Type, Start Time\(us\)\."
+        TraceError, match=r"is not Ascend's kernel_details.csv: missing columns Type, Start Time\(us\)\."
     ):
         read_trace(path)
 
@@ -220,7 +220,7 @@ def test_what_comes_before_an_endless_line_is_read(tmp_path: Path) -> None:
     details, _ = read(kernel_details(tmp_path, OLD, good, "x" * 2_000_000))
 
     assert (details.check.events, details.check.whole) == (1, False)
-    assert details.check.problem == "It cannot be read behind line 2: a line has more than 1,048,576 characters."
+    assert details.check.problem == "The file cannot be read after line 2: a line has more than 1,048,576 characters."
 
 
 @given(st.data())

@@ -212,7 +212,7 @@ def test_files_inside_may_be_read_by_themselves(directory: Path) -> None:
     ("content", "problem"),
     [
         (b"", "is not Ascend's kernel_details.csv"),
-        (b"Name,Type,Start Time(us),Duration(us)\r\n", "kernel_details.csv: There are no rows."),
+        (b"Name,Type,Start Time(us),Duration(us)\r\n", "kernel_details.csv: The file has no rows."),
         (b"\0\xff", "is not Ascend's kernel_details.csv"),
     ],
 )
@@ -370,7 +370,7 @@ def test_ranks_are_merged(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "all.json").read_text())
     assert check.problem is not None
     assert check.problem.startswith("rank 2: ")
-    assert "has raw data only" in check.problem
+    assert "has no timeline, only raw data" in check.problem
     found = {
         event["args"]["name"]
         for event in document["traceEvents"]

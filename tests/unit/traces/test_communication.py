@@ -125,7 +125,7 @@ def test_a_call_that_is_odd_is_told_and_costs_no_other(tmp_path: Path, wrong: An
 
     assert found.operations[0].count == 2
     assert found.problem is not None
-    assert found.problem.startswith("communication.json: odd is not as torch_npu writes it: ")
+    assert found.problem.startswith("communication.json: Invalid call odd: ")
     assert message in found.problem
 
 
@@ -133,12 +133,12 @@ def test_a_call_that_is_odd_is_told_and_costs_no_other(tmp_path: Path, wrong: An
     ("document", "problem"),
     [
         ("", "The file is empty."),
-        ("[]", "There is no JSON of steps, kinds and calls between the offsets 0 and 2."),
-        ('{"step": {"p2p": []}}', "There is no JSON of steps, kinds and calls between the offsets 0 and 21."),
-        ('{"step": 7}', "There is no JSON of steps, kinds and calls between the offsets 0 and 11."),
-        ("{}}", "The JSON is not closed: it ends at offset 3."),
-        ("{} {}", "There is no JSON of steps, kinds and calls between the offsets 0 and 5."),
-        ('{"step": {"p2p": {"a": {"x": "', "The JSON is not closed: it ends at offset 30."),
+        ("[]", "The text between offsets 0 and 2 is not JSON with steps, kinds and calls."),
+        ('{"step": {"p2p": []}}', "The text between offsets 0 and 21 is not JSON with steps, kinds and calls."),
+        ('{"step": 7}', "The text between offsets 0 and 11 is not JSON with steps, kinds and calls."),
+        ("{}}", "The JSON is truncated at offset 3."),
+        ("{} {}", "The text between offsets 0 and 5 is not JSON with steps, kinds and calls."),
+        ('{"step": {"p2p": {"a": {"x": "', "The JSON is truncated at offset 30."),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, document: str, problem: str) -> None:
@@ -184,7 +184,7 @@ def test_what_has_no_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     found = written(tmp_path, '{"step": {"p2p": {"' + "a" * 1_000_000)
 
-    assert found.problem == "communication.json: No call ends in the 5,000 bytes from offset 0 on."
+    assert found.problem == "communication.json: No call ends within 5,000 bytes after offset 0."
 
 
 @pytest.mark.slow

@@ -82,9 +82,9 @@ def test_a_row_that_is_broken_is_told_and_costs_no_other_before_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ((), "It is no table of step times: it has no column Step and no column Computing."),
-        (("Step,Free", "1,2"), "It is no table of step times: it has no column Computing."),
-        (("Step,Computing",), "There are no rows."),
+        ((), "The file is not a table of step times: missing columns Step, Computing."),
+        (("Step,Free", "1,2"), "The file is not a table of step times: missing columns Computing."),
+        (("Step,Computing",), "The file has no rows."),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, lines: tuple[str, ...], problem: str) -> None:
@@ -102,7 +102,7 @@ def test_only_so_many_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = read(tmp_path, "Step,Computing", *["1,2"] * 3)
 
     assert len(found.steps) == 2
-    assert found.problem == "step_trace_time.csv: It has more than 2 rows: the others were not read."
+    assert found.problem == "step_trace_time.csv: The file has more than 2 rows; the remaining rows were not read."
 
 
 def test_an_endless_line_is_no_row(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_an_endless_line_is_no_row(tmp_path: Path) -> None:
 
     assert [step.step for step in found.steps] == [1]
     assert found.problem is not None
-    assert found.problem.endswith(" is not a row of such a table: field larger than field limit (131072).")
+    assert found.problem.endswith(" is not a row of step times: field larger than field limit (131072).")
 
 
 CELLS = st.none() | st.integers(-(10**12), 10**15).map(lambda time_ns: time_ns / 1000)
