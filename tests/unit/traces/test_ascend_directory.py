@@ -165,7 +165,7 @@ def test_notes_of_torch_npu_that_cannot_be_read_are_told(tmp_path: Path, info: s
     problem = check_directory(directory).problem
 
     assert problem is not None
-    assert problem.startswith("profiler_info_3.json cannot be read: ")
+    assert problem.startswith("Cannot read profiler_info_3.json: ")
 
 
 @pytest.mark.parametrize("info", ["{}", '{"config": {"common_config": {}, "experimental_config": null}}'])
