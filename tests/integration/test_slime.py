@@ -97,11 +97,11 @@ def test_the_number_of_a_rollout_is_what_the_host_says(run: Run, tmp_path: Path)
 def test_a_hook_that_is_missing_is_said_and_costs_nothing(run: Run, tmp_path: Path) -> None:
     done = run(hooks=False)
     assert done.returncode == 0, done.stderr
-    assert "rollout 4 ends, and no hook has said that it begins: give --custom-megatron-before-train" in done.stderr
+    assert "no hook has reported the start of rollout 4. Set --custom-megatron-before-train" in done.stderr
     assert not (tmp_path / "profiles").exists()
 
 
 def test_slimes_own_profiler_beside_it_is_refused(run: Run) -> None:
     done = run(use_pytorch_profiler=True)
     assert done.returncode == 1
-    assert "ConfigError: --use-pytorch-profiler: profdeck is to record in the same process" in done.stderr
+    assert "ConfigError: --use-pytorch-profiler: torch supports only one recording per process" in done.stderr

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profdeck_slime.rollouts import VARIABLE, generate_rollout, own_function, router_of
+from profdeck_slime.rollouts import VARIABLE, find_rollout_function, generate_rollout, router_url
 from profdeck_traces.base.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ from profdeck_traces.base.errors import ConfigError
     ],
 )
 def test_the_router_is_that_of_the_manager(args: dict[str, object], url: str) -> None:
-    assert router_of(SimpleNamespace(**args)) == url
+    assert router_url(SimpleNamespace(**args)) == url
 
 
 def test_a_function_of_the_users_own_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,9 @@ def test_a_function_of_the_users_own_is_called(tmp_path: Path, monkeypatch: pyte
 def test_a_function_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "no_such_package.generate")
     with pytest.raises(ConfigError, match=r"tried no_such_package.generate \(ModuleNotFoundError: No module named"):
-        own_function()
+        find_rollout_function()
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(ConfigError, match=f"tried slime and vime. Name it by {VARIABLE}, such as package.module"):
-        own_function()
+    with pytest.raises(
+        ConfigError, match=f"tried slime and vime. Set {VARIABLE} to its import path, such as package.module"
+    ):
+        find_rollout_function()

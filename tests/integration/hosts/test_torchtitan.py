@@ -38,5 +38,5 @@ def test_steps_are_those_that_torchtitan_logs(profiler: Any, tmp_path: Path) -> 
 
 
 def test_torchtitans_own_recording_beside_it_is_refused(profiler: Any) -> None:
-    with pytest.raises(ConfigError, match="enable_profiling: profdeck is to record in the same process"):
+    with pytest.raises(ConfigError, match="enable_profiling: torch supports only one recording per process"):
         profiler.Config(enable_profiling=True).build(global_step=0)
