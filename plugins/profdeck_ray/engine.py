@@ -196,7 +196,7 @@ class RayEngine(Engine):
         except TimeoutError:
             if not limit.expired():
                 raise
-            text = f"{self.name} did not respond within rpc_timeout_s={self._timeout_s:g} seconds."
+            text = f"{self.name} did not answer within rpc_timeout_s={self._timeout_s:g} seconds."
             fix = f"{_BUSY} If the actor is only slow, increase rpc_timeout_s."
             raise TargetError(text, Outcome.TIMED_OUT, fix) from None
 
