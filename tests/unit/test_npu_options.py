@@ -1,4 +1,4 @@
-"""The options of the NPU backend: what is refused, and in which words. torch_npu resets most of it and goes on."""
+"""Tests of the NPU backend's options and their error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options(**given: Any) -> NpuOptions:
     return structure(given, NpuOptions, where=WHERE)
 
 
-def test_by_default_the_device_is_recorded() -> None:
+def test_defaults_record_host_and_device() -> None:
     plain = options()
     assert plain == NpuOptions()
     assert plain.activities == (Activity.CPU, Activity.NPU)
@@ -32,7 +32,7 @@ def test_by_default_the_device_is_recorded() -> None:
     assert on == {"analyse", "data_simplification"}
 
 
-def test_everything_at_once() -> None:
+def test_all_options_can_be_set() -> None:
     given: dict[str, Any] = {
         "activities": ["npu", "cpu"],
         "record_shapes": True,
@@ -73,7 +73,7 @@ def test_everything_at_once() -> None:
         ({"activities": ["cpu"]}, "AiCoreNone"),
     ],
 )
-def test_manifests_say_which_counters_were_read(given: dict[str, Any], metrics: str) -> None:
+def test_counters_are_resolved_for_manifests(given: dict[str, Any], metrics: str) -> None:
     assert unstructure(options(**given))["aic_metrics"] == metrics
 
 
@@ -93,7 +93,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"analyse_timeout_s": 0}, "analyse_timeout_s"),
     ({"msprof_tx": True}, "unknown key 'msprof_tx'."),
     ({"l2cache": True}, "unknown key 'l2cache'. Did you mean 'l2_cache'?"),
-    # Against each other.
+    # Combinations of options.
     ({"activities": []}, "activities: the list is empty, so nothing would be recorded; remove the key"),
     ({"activities": ["cpu", "cuda"]}, "activities: the backend npu does not record cuda; allowed: cpu, npu"),
     (
@@ -135,7 +135,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
-def test_what_torch_npu_would_reset_is_refused(given: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         options(**given)
     text = str(caught.value)
@@ -143,7 +143,7 @@ def test_what_torch_npu_would_reset_is_refused(given: dict[str, Any], message: s
     assert message in text
 
 
-def test_options_of_the_device_are_all_checked_against_its_absence() -> None:
+def test_every_device_option_requires_the_activity_npu() -> None:
     on_host = {"activities", "gc_detect_threshold_ms", "data_simplification", "export"}
     others = {"mstx_domain_include", "mstx_domain_exclude"}  # need mstx
     own = set(inspect.get_annotations(NpuOptions)) - on_host - others
@@ -159,14 +159,14 @@ def test_options_of_the_device_are_all_checked_against_its_absence() -> None:
             options(activities=["cpu"], **{name: value})
 
 
-def test_words_are_those_of_torch_npu() -> None:
-    """Whoever looks them up finds them in its documentation; tests/contract reads the wheels."""
+def test_values_are_those_of_torch_npu() -> None:
+    """Users can look up the values in torch_npu's documentation. tests/contract compares them with the wheels."""
     assert [*HostSystem] == ["cpu", "mem", "disk", "network", "osrt", "numa"]
     assert len(AicMetrics) == 9
     assert [*Level] == ["level_none", "level0", "level1", "level2"]
 
 
-def test_every_option_is_described() -> None:
+def test_every_option_documents_its_default() -> None:
     for option in describe(NpuBackend.Options):
         assert "default" in option.text.lower(), option.name
     assert {option.name: option.default for option in describe(NpuOptions)}.items() >= {

@@ -227,9 +227,7 @@ def test_what_the_recorder_saw_stays_a_problem(of_torch_npu) -> None:
     (directory / "profiler_info_0.json").unlink()
     (artifact,) = rank_0(directory)[1].artifacts
     assert not artifact.whole
-    assert artifact.problem == (
-        "nothing of the device profiler_info.json is missing: the recording did not finish."
-    )
+    assert artifact.problem == ("nothing of the device profiler_info.json is missing: the recording did not finish.")
 
 
 def test_a_directory_of_torch_npu_that_is_gone_is_missing(of_torch_npu) -> None:
