@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
         return 0
     match os.environ.get("STUB_MSPROF"):
         case "fail":
-            sys.stderr.write("The stand-in for msprof fails, as STUB_MSPROF asks.\n")
+            sys.stderr.write("The msprof stub fails because of STUB_MSPROF.\n")
             return 1
         case "hang":
             while True:
