@@ -102,7 +102,7 @@ def check_msprof() -> None:
     """
     if shutil.which("msprof") is None:
         raise ConfigError(
-            "options.analyse is on, but CANN's program msprof, which the analysis requires, is not on the PATH. Either "
+            "options.analyse is on, but the analysis requires CANN's program msprof, which is not on the PATH. Either "
             f"{_SOURCE}, or set options.analyse to false and run `profdeck npu analyse` on a host with msprof."
         )
 

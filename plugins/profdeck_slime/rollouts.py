@@ -1,6 +1,6 @@
 """Rollout function for slime and vime, set with ``--rollout-function-path``.
 
-It captures the engines behind the router that the host has started.
+It captures the engines of the router that the host has started.
 """
 
 from __future__ import annotations
