@@ -103,7 +103,7 @@ class NpuRecorder:
         Raises:
             CaptureError: another profiler is active in this process, or torch_npu did not start.
         """
-        _process_lock.take(self._capture)
+        _process_lock.acquire(self._capture)
         try:
             _require_no_profiler()
             self._thread_id = threading.get_ident()

@@ -237,7 +237,7 @@ def test_unreachable_server_is_recorded_without_stopping_the_job(environment: di
     assert record["state"] == "failed"
     parts = {part["name"]: part["problem"] for part in record["parts"]}
     assert parts["listener tensorboard"] is None
-    assert "ended with exit status 1" in str(parts["listener mlflow"])
+    assert "failed with exit status 1" in str(parts["listener mlflow"])
     listed = subprocess.run(
         [sys.executable, "-m", "profdeck", "ls", str(run), "--json"], capture_output=True, check=False
     )
