@@ -431,7 +431,7 @@ def test_detached_process_waits_for_a_slot(raw: Make, slots: Callable[[], None])
     directory = raw()
     pid = start_analysis(directory)
     assert (known(directory).state, known(directory).is_active) == ("pending", True)
-    assert "under way" in (check_directory(directory).problem or "")
+    assert "in progress" in (check_directory(directory).problem or "")
     busy = cli("npu", "analyse", directory)
     assert busy.exit_code == ExitCode.INCOMPLETE
     assert f"it is being analysed by process {pid}" in busy.stdout
