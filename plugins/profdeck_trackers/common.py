@@ -27,7 +27,7 @@ def require_library(name: str) -> None:
         MissingLibraryError: the library is not installed.
     """
     if importlib.util.find_spec(name) is None:
-        raise MissingLibraryError.of(f"The listener '{name}' needs", name)
+        raise MissingLibraryError.for_library(f"The listener '{name}' needs", name)
 
 
 def run_directory(capture: Capture) -> Path:
