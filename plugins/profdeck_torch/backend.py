@@ -56,9 +56,9 @@ class TorchBackend(Backend[TorchOptions]):
         if Activity.CUDA in (self.options.activities or ()):
             if not torch.cuda.is_available():
                 raise ConfigError(
-                    f"options.activities includes cuda, but torch {torch.__version__} sees no CUDA device, so the trace "
-                    "would be empty. Remove cuda, or make a device visible (CUDA_VISIBLE_DEVICES, driver, CUDA build "
-                    "of torch)."
+                    f"options.activities includes cuda, but torch {torch.__version__} sees no CUDA device, so the "
+                    "trace would be empty. Remove cuda, or make a device visible (CUDA_VISIBLE_DEVICES, driver, CUDA "
+                    "build of torch)."
                 )
             if torch.profiler.ProfilerActivity.CUDA not in supported_activities():
                 raise ConfigError(

@@ -41,6 +41,6 @@ def test_who_is_refused_is_told_to_load_profdeck(native: SglangCapture, monkeypa
     async def told(_: SglangServer) -> dict[str, Any]:
         return {"device": "npu", "version": "0.5.23"}
 
-    monkeypatch.setattr(SglangServer, "launched_with", told)
+    monkeypatch.setattr(SglangServer, "read_launch_arguments", told)
     with pytest.raises(CaptureError, match=r"the device npu, .* With profdeck in the engine's processes"):
         asyncio.run(native.start())
