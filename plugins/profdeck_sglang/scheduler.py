@@ -162,7 +162,7 @@ class SchedulerAgent:
         vars(self._scheduler).pop("run_batch", None)
         set_detailed_annotations, self._set_detailed_annotations = self._set_detailed_annotations, None
         if set_detailed_annotations is not None:
-            set_detailed_annotations(False)  # SGLang's signature
+            set_detailed_annotations(False)
 
     def _enable_record_function(self, *, enabled: bool) -> None:
         """Turn the recording of operators on this thread on or off. Does nothing without pipeline parallelism."""

@@ -375,9 +375,7 @@ def test_servers_of_vllm_have_codes() -> None:
                 await engine.start_profile()
             assert caught.value.outcome is Outcome.ALREADY_ACTIVE
             server.acts["version"] = [Act(content=b'{"version": "0.20.0"}')]
-            with pytest.raises(
-                TargetError, match="older than 0.32.0, whose /start_profile ignores max_it"
-            ) as caught:
+            with pytest.raises(TargetError, match="older than 0.32.0, whose /start_profile ignores max_it") as caught:
                 await engine.start_profile(max_iterations=3)
             assert (caught.value.outcome, "PROFDECK_CONFIG" in caught.value.fix) == (Outcome.REFUSED, True)
             await engine.close()
@@ -401,7 +399,9 @@ def test_servers_of_sglang_have_codes() -> None:
                     await engine.read_launch_arguments()
                 assert caught.value.outcome is Outcome.NOT_ENABLED
             await engine.start_profile(num_steps=1)
-            with pytest.raises(TargetError, match="SGLang's /start_profile failed; the reason is only in the") as caught:
+            with pytest.raises(
+                TargetError, match="SGLang's /start_profile failed; the reason is only in the"
+            ) as caught:
                 await engine.start_profile()
             assert caught.value.outcome is Outcome.REFUSED
             assert await engine.is_local()

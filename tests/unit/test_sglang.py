@@ -41,7 +41,7 @@ URL = "http://127.0.0.1:1"
     ("options", "text"),
     [
         ({"start_step": 0}, "start_step"),
-        ({"start_step": 5, "profile_by_stage": True}, "profile_by_stage counts prefill and decode apart"),
+        ({"start_step": 5, "profile_by_stage": True}, "profile_by_stage counts prefill and decode separately"),
         ({"stage_min_batch_size": -1}, "stage_min_batch_size"),
         ({"detailed_annotations": "yes"}, "detailed_annotations"),
         ({"activities": []}, "the list is empty"),
@@ -111,7 +111,7 @@ def native(tmp_path: Path, **launched: Any) -> SglangCapture:
     capture = CaptureRecord(id="target", directory=tmp_path, identity=identity, first_step=1, current_step=1)
     request = CaptureRequest(id="step1", output=tmp_path, run="run", role="rollout", token="0123")  # noqa: S106
     made = SglangCapture(SglangServer(URL, timeout_s=1), SglangOptions(), capture, request)
-    made._launched = launched
+    made._launch_arguments = launched
     return made
 
 
@@ -244,7 +244,7 @@ def test_a_reply_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.L
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
         protocol.write_reply(tmp_path / "file", "rank_1", reply())
-    assert "The reply of rank_1 cannot be written" in caplog.text
+    assert "Could not write the reply of rank_1" in caplog.text
 
 
 # What SGLang loads.

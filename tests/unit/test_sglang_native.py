@@ -28,13 +28,17 @@ def native(tmp_path: Path) -> SglangCapture:
 
 @pytest.mark.parametrize(("value", "refused"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
 def test_the_second_profiler_of_sglang_is_not_trusted(native: SglangCapture, value: str, refused: bool) -> None:
-    assert any("SGLANG_PROFILE_V2" in text for text in native._refusals({"SGLANG_PROFILE_V2": value})) is refused
+    assert (
+        any("SGLANG_PROFILE_V2" in text for text in native._find_unsupported({"SGLANG_PROFILE_V2": value})) is refused
+    )
 
 
 @pytest.mark.parametrize(("device", "refused"), [("npu", True), ("npu:1", True), ("cuda", False), ("cpu", False)])
 def test_its_profiler_is_not_trusted_on_an_npu(native: SglangCapture, device: str, refused: bool) -> None:
-    native._launched = {"device": device}
-    assert [text.startswith("the device npu, where it fails") for text in native._refusals({})] == [True] * refused
+    native._launch_arguments = {"device": device}
+    assert [text.startswith("the device npu, where the stop fails") for text in native._find_unsupported({})] == [
+        True
+    ] * refused
 
 
 def test_who_is_refused_is_told_to_load_profdeck(native: SglangCapture, monkeypatch: pytest.MonkeyPatch) -> None:
