@@ -39,7 +39,7 @@ def trend_section(trend: Trend) -> dict[str, Any]:
             {"text": sentence(series, change, runs), "with": explanation(change), "is_worse": change.is_worse}
             for series, change in headings(trend)
         ],
-        "no_change": "Nothing changed that is not chance." if has_trend(trend) else TOO_FEW,
+        "no_change": "No significant change." if has_trend(trend) else TOO_FEW,
         "told": [_plot(series, runs) for series in told],
         "others": [_plot(series, runs) for series in shown if series not in told],
     }
