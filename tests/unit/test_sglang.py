@@ -265,7 +265,7 @@ def test_a_reply_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.L
     ],
 )
 def test_what_arms_an_engine(environ: dict[str, str], armed: bool) -> None:
-    assert autoload.armed(environ) is armed
+    assert autoload.is_enabled(environ) is armed
 
 
 REGISTRY = '''
@@ -403,7 +403,7 @@ def asked(with_modules: Callable[[dict[str, str]], None], tmp_path: Path) -> Cal
 
 
 def test_schedulers_that_do_not_answer_are_late(asked: Callable[..., Answer]) -> None:
-    with pytest.raises(TargetError, match=r"did not answer within rpc_timeout_s=0.1 seconds") as caught:
+    with pytest.raises(TargetError, match=r"did not reply within rpc_timeout_s=0.1 seconds") as caught:
         asked(Manager(), "start")
     assert caught.value.outcome is Outcome.TIMED_OUT
 
@@ -412,6 +412,6 @@ def test_a_rank_that_does_not_answer_is_late(asked: Callable[..., Answer]) -> No
     there, late = asked(Manager(reply()), "start").ranks
     assert (there.rank, there.error) == (0, None)
     assert (late.rank, late.refusal) == (1, Outcome.TIMED_OUT)
-    assert late.error == "It did not answer within 0.1 seconds."
+    assert late.error == "No reply within 0.1 seconds."
     there, late = asked(Manager(reply()), "start", "stop").ranks
-    assert (late.error, late.refusal, late.problems) == (None, None, ("It did not answer within 0.1 seconds.",))
+    assert (late.error, late.refusal, late.problems) == (None, None, ("No reply within 0.1 seconds.",))
