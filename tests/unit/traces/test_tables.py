@@ -131,7 +131,7 @@ def test_events_of_a_rank(directory: Path, run: Run) -> None:
         run.events()
     with pytest.raises(TraceError, match="{'rank': 7} matches 0 traces"):
         run.events(7)
-    with pytest.raises(TraceError, match="no table 'kernel'. There are ranks, kernels"):
+    with pytest.raises(TraceError, match="no table 'kernel'. The tables are ranks, kernels"):
         run.table("kernel")
 
 
