@@ -55,7 +55,7 @@ class SglangOptions(EngineOptions):
 
     @property
     def merges_ranks(self) -> bool:
-        """Whether the traces of all ranks are merged."""
+        """True if the capture merges the traces of all ranks."""
         return self.merge_profiles
 
     def for_processes(self) -> Mapping[str, Any]:

@@ -42,7 +42,7 @@ class VllmOptions(EngineOptions):
 
     @property
     def merges_ranks(self) -> bool:
-        """Whether the traces of all ranks are merged."""
+        """True if the capture merges the traces of all ranks."""
         return self.merge_profiles
 
     def for_processes(self) -> Mapping[str, Any]:
