@@ -70,7 +70,7 @@ class TorchRecorder:
             CaptureError: another profiler is active in this process.
             LeaseError: this process is already recording another capture.
         """
-        _recording_lock.take(self._capture)
+        _recording_lock.acquire(self._capture)
         try:
             self._thread = threading.get_ident()
             self._capture.annotate = _annotate
