@@ -93,21 +93,21 @@ class Profiler:
         """
         listeners = tuple(listeners)
 
-        def open_group() -> RoleGroup:
+        def build_group() -> RoleGroup:
             from profdeck.lifecycle.role_group import RoleGroup
 
             if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
                 return RoleGroup()  # no overhead for jobs that do not use profiling
             from profdeck.config.sources import load_config
-            from profdeck.lifecycle import opening
+            from profdeck.lifecycle import role_factory
 
             loaded = load_config(config, settings=settings).config
-            return opening.open_group(
+            return role_factory.build_group(
                 loaded, role=role, identity=identity, target=target, targets=targets, listeners=listeners
             )
 
         if not shared:
-            return cls(open_group())
+            return cls(build_group())
         arguments: dict[str, object] = {
             "config": None if config is None else os.fspath(config),
             "settings": dict(settings) if settings else None,
@@ -116,7 +116,7 @@ class Profiler:
             "targets": targets,
             "listeners": listeners or None,
         }
-        return cls._join(identity.role if identity else role, arguments, open_group)
+        return cls._join(identity.role if identity else role, arguments, build_group)
 
     @classmethod
     def of(  # noqa: PLR0913 - as above
@@ -131,17 +131,17 @@ class Profiler:
         shared: bool = False,
     ) -> Self:
         """Build the profiler of this process from a loaded config; see `from_config`."""
-        from profdeck.lifecycle import opening
+        from profdeck.lifecycle import role_factory
 
         listeners = tuple(listeners)
 
-        def open_group() -> RoleGroup:
-            return opening.open_group(
+        def build_group() -> RoleGroup:
+            return role_factory.build_group(
                 config, role=role, identity=identity, target=target, targets=targets, listeners=listeners
             )
 
         if not shared:
-            return cls(open_group())
+            return cls(build_group())
         arguments: dict[str, object] = {
             "config": config,
             "identity": identity,
@@ -149,13 +149,13 @@ class Profiler:
             "targets": targets,
             "listeners": listeners or None,
         }
-        return cls._join(identity.role if identity else role, arguments, open_group)
+        return cls._join(identity.role if identity else role, arguments, build_group)
 
     @classmethod
-    def _join(cls, role: str | None, arguments: Mapping[str, object], open_group: Callable[[], RoleGroup]) -> Self:
+    def _join(cls, role: str | None, arguments: Mapping[str, object], build_group: Callable[[], RoleGroup]) -> Self:
         from profdeck.lifecycle.sharing import join
 
-        steps = join(role, arguments, open_group)
+        steps = join(role, arguments, build_group)
         return cls(steps.group, steps)
 
     @staticmethod

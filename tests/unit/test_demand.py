@@ -27,7 +27,7 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps, Schedule
-from profdeck.on_demand import requests, standing, stores, watch as watches
+from profdeck.on_demand import requests, stores, timed_captures, watch as watches
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest, StartDecision, StepPlan
 from profdeck.on_demand.stores import FileStore
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
@@ -124,7 +124,7 @@ def look_at(profiler: Profiler, path: str | Path) -> None:
     found, place = watch(profiler), Path(path)
     sees = place.name == requests.REQUEST
     found._store = FileStore(Path(found._store.address)) if sees else _Blind(found)
-    found._is_asked = lambda: os.access(place, os.F_OK)
+    found._has_request = lambda: os.access(place, os.F_OK)
 
 
 # The agreement.
@@ -133,7 +133,7 @@ def look_at(profiler: Profiler, path: str | Path) -> None:
 def test_all_ranks_begin_at_the_step_that_the_first_one_decided(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0, 1)
-    request = requests.ask(running.store, 2, 3)
+    request = requests.create_request(running.store, 2, 3)
     assert requests.read_plan(running.store, request) is None
     running.step(2)
     plan = requests.read_plan(running.store, request)
@@ -158,7 +158,7 @@ def test_the_default_is_enough_for_ranks_that_differ_by_a_step(job: Callable[...
     running = job()
     running.step(0)
     running.step(1, ranks=[1])  # which saw nothing yet
-    request = requests.ask(running.store, requests.DEFAULT_IN_STEPS, 1)
+    request = requests.create_request(running.store, requests.DEFAULT_IN_STEPS, 1)
     running.step(1, ranks=[0])
     for step in (2, 3):
         running.step(step, ranks=[1])
@@ -186,7 +186,7 @@ def test_steps_that_are_too_short_to_look_at_each_lose_no_rank(
         asked_at = int(asked * len(lengths_s))
         for number, (step, rank) in enumerate((step, rank) for step in range(len(lengths_s)) for rank in (0, 1)):
             if number == asked_at:
-                request = requests.ask(running.store, requests.DEFAULT_IN_STEPS + warmup_steps, 2)
+                request = requests.create_request(running.store, requests.DEFAULT_IN_STEPS + warmup_steps, 2)
             running.step(step, ranks=[rank])
             now_s += lengths_s[step] * (1 - lag if rank else lag)
         plan = requests.read_plan(running.store, request)
@@ -202,7 +202,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     running = job()
     running.step(0)
     running.step(1, 2, 3, ranks=[1])
-    request = requests.ask(running.store, 1, 2)
+    request = requests.create_request(running.store, 1, 2)
     running.step(1, 2, ranks=[0])
     running.step(4, ranks=[1])
     running.step(3, ranks=[0])
@@ -217,7 +217,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     # And so it would have been.
     running.step(5, 6, ranks=[1])
     requests.remove_request(running.store, request)
-    request = requests.ask(running.store, 3, 2)
+    request = requests.create_request(running.store, 3, 2)
     running.step(4, 5, 6, ranks=[0])
     running.step(7, 8, ranks=[1])
     running.step(7, 8, ranks=[0])
@@ -227,7 +227,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
 def test_a_process_that_joins_late_takes_part_or_says_so(job: Callable[..., Job]) -> None:
     running = job(3)
     running.step(0)
-    request = requests.ask(running.store, 2, 1)
+    request = requests.create_request(running.store, 2, 1)
     running.step(1, ranks=[0])
     running.ranks[1:] = [running.join(1), running.join(2)]
     running.step(2, ranks=[0, 1])
@@ -246,7 +246,7 @@ def test_a_rank_with_a_stale_view_of_the_directory_is_in_time_or_says_so(
     running.step(0)
     for late in running.ranks[1:]:
         look_at(late, tmp_path / "not yet there")
-    request = requests.ask(running.store, 3, 1)
+    request = requests.create_request(running.store, 3, 1)
     running.step(1, 2)
     look_at(running.ranks[1], running.run / "demand.json")
     running.step(3, 4)
@@ -260,7 +260,7 @@ def test_a_rank_with_a_stale_view_of_the_directory_is_in_time_or_says_so(
 def test_a_host_that_passes_over_the_first_step_says_so(job: Callable[..., Job]) -> None:
     running = job(1)
     running.step(0)
-    request = requests.ask(running.store, 2, 3)
+    request = requests.create_request(running.store, 2, 3)
     running.step(1, 4, 5)
     assert running.answers(request) == [(True, ("step3",), "the host went from step 1 to step 4")]
     assert [manifest.status for manifest in running.manifests().values()] == [Status.FAILED]
@@ -269,7 +269,7 @@ def test_a_host_that_passes_over_the_first_step_says_so(job: Callable[..., Job])
 def test_a_rank_that_never_steps_keeps_no_other(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     running.step(1, 2, 3, ranks=[0])
     assert running.answers(request) == [(True, ("step2",), None)]
     assert [process.token for process in requests.read_processes(running.store)] == [request.token, None]
@@ -359,11 +359,11 @@ class World:
 
     def ask(self, in_steps: int, steps: int) -> None:
         if self.pending is None:
-            self.pending = requests.ask(self.job.store, in_steps + self.warmup_steps, steps)
+            self.pending = requests.create_request(self.job.store, in_steps + self.warmup_steps, steps)
             self.requests.append(self.pending)
 
     def withdraw(self, *_: int) -> None:
-        if self.pending is not None and requests.abandon(self.job.store, self.pending):
+        if self.pending is not None and requests.withdraw(self.job.store, self.pending):
             self.withdrawn.add(self.pending.token)
             self.pending = None
 
@@ -480,7 +480,7 @@ def test_what_is_asked_for_is_a_capture_of_its_own_whoever_knew_of_it_when(
     for step in range(10):
         profiler.start(step)
         if step == 3 - in_steps:
-            request = requests.ask(running.store, in_steps, 2)
+            request = requests.create_request(running.store, in_steps, 2)
         if explicit:
             profiler.step(step)
         profiler.stop()
@@ -499,7 +499,7 @@ def test_a_rank_that_is_late_for_what_the_config_selects_anyway_has_it(
     running = job(steps=["4..6"])
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = requests.ask(running.store, 3, 3)
+    request = requests.create_request(running.store, 3, 3)
     for step in range(1, 9):
         if step == late_at:
             look_at(running.ranks[1], running.run / "demand.json")
@@ -515,7 +515,7 @@ def test_a_rank_that_is_late_for_what_the_config_selects_anyway_has_it(
 def test_a_process_that_was_not_there_for_what_the_config_selects_says_so(job: Callable[..., Job]) -> None:
     running = job(1, steps=["4..5"])
     running.step(0)
-    request = requests.ask(running.store, 3, 2)
+    request = requests.create_request(running.store, 3, 2)
     running.step(1, 2)
     running.ranks = [running.join(0)]
     running.step(6)
@@ -529,12 +529,12 @@ def test_a_process_that_was_not_there_for_what_the_config_selects_says_so(job: C
 
 def test_a_second_request_waits_for_the_first(job: Callable[..., Job]) -> None:
     running = job()
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     with pytest.raises(CaptureError, match=rf"asked for by {ProcessId()} and is not over yet.*remove .*demand.json"):
-        requests.ask(running.store, 1, 1)
+        requests.create_request(running.store, 1, 1)
     running.step(0, 1)
     requests.remove_request(running.store, request)
-    second = requests.ask(running.store, 1, 2)
+    second = requests.create_request(running.store, 1, 2)
     running.step(2, 3, 4)
     assert running.answers(second) == [(True, ("step3",), None)] * 2
     assert running.steps() == {"step1": (1, 1), "step3": (3, 4)}
@@ -547,7 +547,7 @@ def test_a_request_that_nobody_waits_for_gives_way(job: Callable[..., Job], agre
     write_new(running.run / "demand.json", requests.encode(abandoned))
     if agreed:
         running.step(0)
-    request = requests.ask(running.store, 2, 1)
+    request = requests.create_request(running.store, 2, 1)
     running.step(1, 2, 3, 4)
     assert running.answers(request) == [(True, ("step3",), None)]
     assert running.steps() == {"step3": (3, 3)}
@@ -558,7 +558,7 @@ def test_a_request_of_another_host_does_not_give_way(job: Callable[..., Job]) ->
     running = job(1)
     write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
     with pytest.raises(CaptureError, match="asked for by process .* on another-host"):
-        requests.ask(running.store, 2, 1)
+        requests.create_request(running.store, 2, 1)
 
 
 def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Callable[..., Job]) -> None:
@@ -566,7 +566,7 @@ def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Cal
     abandoned = OnDemandRequest(in_steps=1, steps=9, by=GONE)
     write_new(running.run / "demand.json", requests.encode(abandoned))
     running.step(0, 1, 2)
-    request = requests.ask(running.store, 2, 2)
+    request = requests.create_request(running.store, 2, 2)
     running.step(3, 4, 5, 6, 7)
     assert running.steps() == {"step1": (1, 4), "step5": (5, 6)}
     assert running.answers(request) == [(True, ("step5",), None)]
@@ -576,7 +576,7 @@ def test_a_capture_that_nobody_waits_for_goes_on_and_is_cut_by_the_next(job: Cal
 
 def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
     running = job(1)
-    other = requests.ask(running.store, 1, 1)
+    other = requests.create_request(running.store, 1, 1)
     requests.remove_request(running.store, OnDemandRequest(in_steps=1, steps=1))
     assert json.loads((running.run / "demand.json").read_text())["token"] == other.token
     assert not list(running.run.glob(".*"))
@@ -588,8 +588,8 @@ def test_to_forget_takes_nothing_from_others(job: Callable[..., Job]) -> None:
 def test_what_nobody_has_seen_is_withdrawn(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.store, 1, 1)
-    assert requests.abandon(running.store, request)
+    request = requests.create_request(running.store, 1, 1)
+    assert requests.withdraw(running.store, request)
     running.step(1, 2, 3)
     assert (running.steps(), running.answers(request)) == ({}, [])
     assert not (running.run / "demand.json").exists()
@@ -598,9 +598,9 @@ def test_what_nobody_has_seen_is_withdrawn(job: Callable[..., Job]) -> None:
 def test_what_was_seen_just_before_is_withdrawn_too(job: Callable[..., Job]) -> None:
     """A process that has read the request may decide on it only after it was withdrawn."""
     running = job(1)
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     text = (running.run / "demand.json").read_bytes()
-    assert requests.abandon(running.store, request)
+    assert requests.withdraw(running.store, request)
     (running.run / "demand.json").write_bytes(text)
     running.step(0, 1, 2)
     assert running.steps() == {}
@@ -610,9 +610,9 @@ def test_what_was_seen_just_before_is_withdrawn_too(job: Callable[..., Job]) -> 
 def test_what_was_agreed_on_is_withdrawn_until_it_begins(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.store, 3, 1)
+    request = requests.create_request(running.store, 3, 1)
     running.step(1, 2, 3)
-    assert requests.abandon(running.store, request)
+    assert requests.withdraw(running.store, request)
     running.step(4, 5)
     assert running.steps() == {}
     assert running.answers(request) == [(True, (), f"it was withdrawn by {ProcessId()}")] * 2
@@ -621,10 +621,10 @@ def test_what_was_agreed_on_is_withdrawn_until_it_begins(job: Callable[..., Job]
 def test_who_is_too_late_for_what_was_withdrawn_has_missed_nothing(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.store, 2, 1)
+    request = requests.create_request(running.store, 2, 1)
     text = (running.run / "demand.json").read_bytes()
     running.step(1, ranks=[0])
-    assert requests.abandon(running.store, request)
+    assert requests.withdraw(running.store, request)
     (running.run / "demand.json").write_bytes(text)  # as a client of NFS may still see it
     running.step(7, ranks=[1])
     assert running.manifests() == {}
@@ -634,10 +634,10 @@ def test_who_is_too_late_for_what_was_withdrawn_has_missed_nothing(job: Callable
 def test_what_has_begun_anywhere_is_captured_everywhere(job: Callable[..., Job]) -> None:
     running = job()
     running.step(0)
-    request = requests.ask(running.store, 2, 2)
+    request = requests.create_request(running.store, 2, 2)
     running.step(1, 2)
     running.step(3, ranks=[0])
-    assert not requests.abandon(running.store, request)
+    assert not requests.withdraw(running.store, request)
     running.step(4, ranks=[0])
     running.step(3, 4, ranks=[1])
     assert running.answers(request) == [(True, ("step3",), None)] * 2
@@ -646,10 +646,10 @@ def test_what_has_begun_anywhere_is_captured_everywhere(job: Callable[..., Job])
 def test_to_warm_up_is_to_begin(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.warmup_steps": 2})
     running.step(0)
-    request = requests.ask(running.store, 3, 1)
+    request = requests.create_request(running.store, 3, 1)
     running.step(1)
     running.step(2)
-    assert not requests.abandon(running.store, request)
+    assert not requests.withdraw(running.store, request)
 
 
 # Modes, windows, warm-up, the end of the job.
@@ -660,7 +660,7 @@ def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
     (profiler,) = running.ranks
     for step in range(6):
         if step == 2:
-            request = requests.ask(running.store, 1, 2)
+            request = requests.create_request(running.store, 1, 2)
         with profiler.capture(step):
             for stage in ("generate", "update"):
                 with profiler.stage(stage):
@@ -676,7 +676,7 @@ def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
 
 def test_a_step_without_stages_is_over_with_the_next_one_in_discrete_mode(job: Callable[..., Job]) -> None:
     running = job(1, mode="discrete")
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     (profiler,) = running.ranks
     for step in range(2):
         profiler.start(step)
@@ -687,7 +687,7 @@ def test_a_step_without_stages_is_over_with_the_next_one_in_discrete_mode(job: C
 
 def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.warmup_steps": 2})
-    request = requests.ask(running.store, 4, 2)
+    request = requests.create_request(running.store, 4, 2)
     running.step(*range(8))
     assert calls_of(running.ranks[0]) == [
         "start step4", "step step4 global_step 2", "step step4 global_step 3", "step step4 global_step 4", "stop step4",
@@ -706,7 +706,7 @@ def test_the_default_warm_up_delays_no_capture_on_demand(
     running.step(0)
     if seen_late:
         running.step(1, 2, ranks=[1])
-    request = requests.ask(running.store, 2, 1)
+    request = requests.create_request(running.store, 2, 1)
     running.step(1, 2, ranks=[0])
     if not seen_late:
         running.step(1, 2, ranks=[1])
@@ -721,7 +721,7 @@ def test_a_rank_that_learns_of_it_during_the_warm_up_warms_up_for_less(job: Call
     running = job(2, **{"trainer.warmup_steps": 2})
     running.step(0)
     running.step(1, 2, 3, ranks=[1])
-    request = requests.ask(running.store, 4, 1)
+    request = requests.create_request(running.store, 4, 1)
     running.step(1, 2, 3, ranks=[0])
     running.step(4, 5)
     assert running.answers(request) == [(True, ("step5",), None)] * 2
@@ -734,7 +734,7 @@ def test_a_capture_that_warms_up_for_the_very_step_is_the_one(job: Callable[...,
     running = job(2, steps=[5], **{"trainer.warmup_steps": 3})
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = requests.ask(running.store, 4, 2)
+    request = requests.create_request(running.store, 4, 2)
     for step in range(1, 8):
         if step == seen_at:
             look_at(running.ranks[1], running.run / "demand.json")
@@ -748,7 +748,7 @@ def test_a_capture_that_warms_up_for_a_later_step_gives_way(job: Callable[..., J
     running = job(2, steps=[6], **{"trainer.warmup_steps": 3})
     running.step(0)
     look_at(running.ranks[1], "/nonexistent")
-    request = requests.ask(running.store, 4, 1)
+    request = requests.create_request(running.store, 4, 1)
     running.step(1, 2, 3)
     look_at(running.ranks[1], running.run / "demand.json")
     running.step(4, 5, 6, 7)
@@ -761,7 +761,7 @@ def test_a_capture_that_warms_up_for_a_later_step_gives_way(job: Callable[..., J
 def test_mini_batches_are_counted_as_in_other_captures(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.window": {"active": 1}})
     (profiler,) = running.ranks
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     for step in range(3):
         with profiler.capture(step):
             profiler.step(0, "mini_batch")
@@ -774,7 +774,7 @@ def test_mini_batches_are_counted_as_in_other_captures(job: Callable[..., Job]) 
 
 def test_the_end_of_the_job_cuts_the_capture(job: Callable[..., Job]) -> None:
     running = job(1, final_step=3)
-    request = requests.ask(running.store, 2, 5)
+    request = requests.create_request(running.store, 2, 5)
     running.step(0, 1, 2, 3)
     plan = requests.read_plan(running.store, request)
     assert plan is not None
@@ -786,7 +786,7 @@ def test_the_end_of_the_job_cuts_the_capture(job: Callable[..., Job]) -> None:
 def test_nothing_is_captured_beyond_the_end_of_the_job(job: Callable[..., Job]) -> None:
     running = job(final_step=3)
     running.step(0, 1)
-    request = requests.ask(running.store, 2, 1)
+    request = requests.create_request(running.store, 2, 1)
     running.step(2, 3)
     why = "the capture would begin at step 4, and the job ends with step 3"
     assert running.answers(request) == [(True, (), why)] * 2
@@ -802,7 +802,7 @@ def test_engines_are_asked_at_the_same_step(job: Callable[..., Job], tally: Modu
         Profiler.from_config(identity=Identity(role="rollout", replica=number), settings=running.config, target=engine)
         for number, engine in enumerate(engines)
     ]
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     for step in range(3):
         for replica, engine in zip(replicas, engines, strict=True):
             with replica.capture(step):
@@ -826,7 +826,7 @@ def test_an_engine_that_is_too_late_says_so(job: Callable[..., Job], tally: Modu
     replica = Profiler.from_config(
         identity=Identity(role="rollout", replica=2), settings=running.config, target=tally.ToyEngine(blocking=True)
     )
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     running.step(0, 1)
     with replica.capture(2):
         pass
@@ -839,7 +839,7 @@ def test_an_engine_that_is_too_late_says_so(job: Callable[..., Job], tally: Modu
 
 def test_an_async_host_takes_requests(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.options.wait_s": 0.001})
-    request = requests.ask(running.store, 2, 2)
+    request = requests.create_request(running.store, 2, 2)
 
     async def host() -> None:
         for step in range(5):
@@ -857,7 +857,7 @@ def test_an_async_host_takes_requests(job: Callable[..., Job]) -> None:
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
 def test_a_capture_that_fails_is_answered(job: Callable[..., Job], hook: str) -> None:
     running = job(1, **{"trainer.options.fail_at": hook})
-    request = requests.ask(running.store, 1, 2)
+    request = requests.create_request(running.store, 1, 2)
     running.step(*range(5))
     ((done, captures, problem),) = running.answers(request)
     assert (done, captures) == (True, ("step1",))
@@ -868,7 +868,7 @@ def test_a_capture_that_fails_is_answered(job: Callable[..., Job], hook: str) ->
 
 def test_an_exception_of_the_host_ends_it_early_and_answers(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.store, 1, 3)
+    request = requests.create_request(running.store, 1, 3)
     running.step(0, 1)
     with pytest.raises(ZeroDivisionError), running.ranks[0].capture(2):
         _ = 1 / 0
@@ -881,7 +881,7 @@ def test_an_exception_of_the_host_ends_it_early_and_answers(job: Callable[..., J
 def test_a_device_in_use_is_answered(job: Callable[..., Job]) -> None:
     running = job(1, **{"trainer.options.device": "gpu-3"})
     settings = running.config | {"run": "other", "steps": [1], "on_demand": False}
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     with Profiler.from_config(settings=settings).capture(1):
         running.step(0, 1, 2)
     ((done, captures, problem),) = running.answers(request)
@@ -936,7 +936,7 @@ def test_what_cannot_be_answered_is_said_once(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = job(1)
-    requests.ask(running.store, 2, 1)
+    requests.create_request(running.store, 2, 1)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -986,7 +986,7 @@ def test_a_request_that_is_being_written_is_read_at_the_next_step(job: Callable[
 @pytest.mark.parametrize("file", ["plan", "start"])
 def test_a_decision_that_is_being_written_is_read_at_the_next_step(job: Callable[..., Job], file: str) -> None:
     running = job(1, **{"trainer.warmup_steps": 1})
-    request = requests.ask(running.store, 3, 1)
+    request = requests.create_request(running.store, 3, 1)
     path = running.run / f"demand.{request.token}.{file}.json"
     if file == "start":
         running.step(0, 1)
@@ -1003,7 +1003,7 @@ def test_a_decision_that_is_being_written_is_read_at_the_next_step(job: Callable
 
 def test_a_decision_that_cannot_be_read_in_time_is_a_miss(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.store, 2, 1)
+    request = requests.create_request(running.store, 2, 1)
     running.step(0)
     (running.run / f"demand.{request.token}.start.json").touch()
     running.step(1, 2, 3)
@@ -1016,18 +1016,18 @@ def test_a_decision_that_cannot_be_read_in_time_is_a_miss(job: Callable[..., Job
 def test_processes_say_where_they_are_and_when_they_leave(job: Callable[..., Job]) -> None:
     running = job()
     there = requests.read_processes(running.store)
-    assert [(process.name, process.gone, process.at) for process in there] == [
+    assert [(process.name, process.is_gone, process.at) for process in there] == [
         ("trainer rank 0", False, ProcessId()),
         ("trainer rank 1", False, ProcessId()),
     ]
     with running.ranks[0]:
         running.step(0)
-    assert [process.gone for process in requests.read_processes(running.store)] == [True, False]
+    assert [process.is_gone for process in requests.read_processes(running.store)] == [True, False]
     running.step(1)  # a host that goes on after all
-    assert [process.gone for process in requests.read_processes(running.store)] == [False, False]
+    assert [process.is_gone for process in requests.read_processes(running.store)] == [False, False]
     running.ranks.pop()
     gc.collect()
-    assert [process.gone for process in requests.read_processes(running.store)] == [False, True]
+    assert [process.is_gone for process in requests.read_processes(running.store)] == [False, True]
 
 
 def test_a_profiler_that_took_the_place_of_another_speaks(job: Callable[..., Job]) -> None:
@@ -1037,7 +1037,7 @@ def test_a_profiler_that_took_the_place_of_another_speaks(job: Callable[..., Job
     with first:
         pass
     (process,) = requests.read_processes(running.store)
-    assert not process.gone
+    assert not process.is_gone
 
 
 def test_a_forked_child_says_nothing_for_its_parent(job: Callable[..., Job]) -> None:
@@ -1047,12 +1047,12 @@ def test_a_forked_child_says_nothing_for_its_parent(job: Callable[..., Job]) -> 
         watch(running.ranks[0]).pause()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
-    assert not requests.read_processes(running.store)[0].gone
+    assert not requests.read_processes(running.store)[0].is_gone
 
 
 def test_a_process_that_is_started_again_does_not_answer_twice(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.store, 1, 1)
+    request = requests.create_request(running.store, 1, 1)
     running.step(0, 1)
     running.ranks = [running.join(0)]
     running.step(0, 1, 2)  # from a checkpoint before the capture
@@ -1062,7 +1062,7 @@ def test_a_process_that_is_started_again_does_not_answer_twice(job: Callable[...
 
 def test_a_process_that_is_started_again_makes_the_capture_that_it_owes(job: Callable[..., Job]) -> None:
     running = job(1)
-    request = requests.ask(running.store, 3, 1)
+    request = requests.create_request(running.store, 3, 1)
     running.step(0, 1)
     running.ranks = [running.join(0)]
     running.step(1, 2, 3)
@@ -1073,7 +1073,7 @@ def test_ranks_that_a_smaller_job_left_behind_are_not_there(tmp_path: Path) -> N
     (tmp_path / "run" / "processes").mkdir(parents=True)
 
     def enter(rank: int, world_size: int, at_ns: int, role: str = "trainer") -> None:
-        process = JobProcess.of(Identity(role=role, rank=rank, world_size=world_size), None, 0)
+        process = JobProcess.from_identity(Identity(role=role, rank=rank, world_size=world_size), None, 0)
         path = tmp_path / "run" / "processes" / f"{role}.rank_{rank:04d}.json"
         path.write_bytes(requests.encode(attrs.evolve(process, joined_ns=at_ns)))
 
@@ -1184,14 +1184,14 @@ def test_who_asks_meanwhile_is_told_of_the_standing_capture(job: Callable[..., J
         assert time.monotonic() < deadline_s
         awaited.wait(0.01)
     with pytest.raises(CaptureError, match="A standing capture of this run is under way"):
-        requests.ask(running.store, 2, 1)
+        requests.create_request(running.store, 2, 1)
 
 
 def test_a_process_that_is_gone_ends_no_captures_by_the_clock(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On another host, of which nobody can tell whether it lives."""
-    monkeypatch.setattr(standing, "_MOST_S", 1.0)
+    monkeypatch.setattr(timed_captures, "_MIN_TIMEOUT_S", 1.0)
     running = job(1, steps=["every 1 s"])
     gone = JobProcess(role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=ELSEWHERE)
     running.store.put(f"{requests.PROCESSES}rollout.replica_000.rank_0000.json", requests.encode(gone))

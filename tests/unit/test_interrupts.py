@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from profdeck.base import ctrl_c
+from profdeck.base import interrupts
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def forever() -> None:
 
 
 def test_a_result_is_returned(runner: asyncio.Runner) -> None:
-    assert ctrl_c.run(runner, asyncio.sleep(0, 7)) == 7
+    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7
 
 
 def test_the_first_one_cancels_and_waits_for_the_end(runner: asyncio.Runner) -> None:
@@ -44,7 +44,7 @@ def test_the_first_one_cancels_and_waits_for_the_end(runner: asyncio.Runner) -> 
             done.append("taken back")
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
     assert done == ["taken back"]
 
 
@@ -58,8 +58,8 @@ def test_the_second_one_gives_the_end_up(runner: asyncio.Runner) -> None:
             await forever()
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
-    assert ctrl_c.run(runner, asyncio.sleep(0, 7)) == 7  # the loop is as it was
+        interrupts.run(runner, work())
+    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7  # the loop is as it was
 
 
 def test_the_third_one_ends_what_blocks(runner: asyncio.Runner) -> None:
@@ -68,7 +68,7 @@ def test_the_third_one_ends_what_blocks(runner: asyncio.Runner) -> None:
         pytest.fail("it went on")
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
 
 
 def test_no_callback_is_lost(runner: asyncio.Runner) -> None:
@@ -86,7 +86,7 @@ def test_no_callback_is_lost(runner: asyncio.Runner) -> None:
             await done.wait()
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
 
 
 def test_one_before_the_work_begins_counts(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_one_before_the_work_begins_counts(runner: asyncio.Runner, monkeypatch: 
 
     monkeypatch.setattr(runner, "run", pressed)
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, forever())
+        interrupts.run(runner, forever())
 
 
 def test_one_that_the_work_survives_is_not_lost(runner: asyncio.Runner) -> None:
@@ -106,7 +106,7 @@ def test_one_that_the_work_survives_is_not_lost(runner: asyncio.Runner) -> None:
         press()
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
 
 
 def test_an_error_that_follows_is_its_cause(runner: asyncio.Runner) -> None:
@@ -118,7 +118,7 @@ def test_an_error_that_follows_is_its_cause(runner: asyncio.Runner) -> None:
             raise ValueError("in the end")
 
     with pytest.raises(KeyboardInterrupt) as raised:
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
     assert isinstance(raised.value.__cause__, ValueError)
 
 
@@ -130,14 +130,14 @@ def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
         raise ValueError
 
     with pytest.raises(asyncio.CancelledError):
-        ctrl_c.run(runner, cancelled())
+        interrupts.run(runner, cancelled())
     with pytest.raises(ValueError):  # noqa: PT011  # it has no text
-        ctrl_c.run(runner, failed())
+        interrupts.run(runner, failed())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runner, number: signal.Signals) -> None:
-    stop = ctrl_c.StopSignal()
+    stop = interrupts.StopSignal()
 
     async def early() -> None:
         signal.raise_signal(number)
@@ -151,13 +151,13 @@ def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runne
             await stop.wait()
         return 7
 
-    assert ctrl_c.run(runner, work(again=False), stop) == 7
-    stop = ctrl_c.StopSignal()
+    assert interrupts.run(runner, work(again=False), stop) == 7
+    stop = interrupts.StopSignal()
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work(again=True), stop)
-    stop = ctrl_c.StopSignal()
+        interrupts.run(runner, work(again=True), stop)
+    stop = interrupts.StopSignal()
     with pytest.raises(KeyboardInterrupt):  # the signal arrives before the wait
-        ctrl_c.run(runner, early(), stop)
+        interrupts.run(runner, early(), stop)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -172,7 +172,7 @@ def test_a_handler_of_the_host_stays() -> None:
             return 7
 
         with asyncio.Runner() as runner:
-            assert ctrl_c.run(runner, work()) == 7
+            assert interrupts.run(runner, work()) == 7
         assert seen == ["host"] * 3
         assert signal.getsignal(signal.SIGINT) is own
     finally:
@@ -184,7 +184,7 @@ def test_other_threads_have_no_handlers() -> None:
 
     def drive() -> None:
         with asyncio.Runner() as runner:
-            found.append(ctrl_c.run(runner, asyncio.sleep(0, 7)))
+            found.append(interrupts.run(runner, asyncio.sleep(0, 7)))
 
     thread = threading.Thread(target=drive)
     thread.start()

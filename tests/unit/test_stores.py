@@ -15,7 +15,7 @@ from processes import until
 from profdeck import Profiler
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
-from profdeck.on_demand import lookout, requests, stores
+from profdeck.on_demand import request_poller, requests, stores
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest
 from profdeck.on_demand.stores import FileStore, Store
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError, UnknownPluginError
@@ -64,7 +64,7 @@ class MemoryStore(Store):
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     found = MemoryStore()
     monkeypatch.setattr(stores, "_connect", lambda _: lambda *_: found)
-    monkeypatch.setattr(lookout, "_POLL_S", 0.01)
+    monkeypatch.setattr(request_poller, "_POLL_S", 0.01)
     return found
 
 
@@ -108,9 +108,9 @@ def step(ranks: list[Profiler], *steps: int) -> None:
 
 def asked(store: Store, in_steps: int, steps: int, ranks: int) -> OnDemandRequest:
     """Ask as the command does: let them decide when all look."""
-    request = requests.ask(store, in_steps, steps)
+    request = requests.create_request(store, in_steps, steps)
     until(lambda: [one.looks_for for one in requests.read_processes(store)] == [request.token] * ranks)
-    requests.release(store, request)
+    requests.mark_ready(store, request)
     return request
 
 
@@ -128,18 +128,18 @@ def test_ranks_that_share_nothing_begin_at_one_step(start: Start, store: MemoryS
 
 def test_processes_are_in_one_order_whoever_came_first(store: MemoryStore) -> None:
     for rank in (2, 0, 1):
-        process = JobProcess.of(Identity(rank=rank, world_size=3), None, 0)
+        process = JobProcess.from_identity(Identity(rank=rank, world_size=3), None, 0)
         store.put(f"processes/trainer.rank_{rank:04d}.json", requests.encode(process))
     assert [process.rank for process in requests.read_processes(store)] == [0, 1, 2]
 
 
 def test_nothing_is_decided_before_all_look(start: Start, store: MemoryStore) -> None:
     ranks = start()
-    request = requests.ask(store, 1, 1)
+    request = requests.create_request(store, 1, 1)
     until(lambda: all(one.looks_for == request.token for one in requests.read_processes(store)))
     step(ranks, 0, 1, 2)
     assert requests.read_plan(store, request) is None
-    requests.release(store, request)
+    requests.mark_ready(store, request)
     step(ranks, 3, 4, 5)
     assert answers(store) == [(True, ("step4",), None)] * 2
 
@@ -155,13 +155,13 @@ def test_a_step_asks_no_store_while_nobody_asks_for_a_capture(start: Start, stor
 def test_a_request_that_nobody_waits_for_any_more_is_taken_back(
     start: Start, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOST_S", 0.05)
+    monkeypatch.setattr(request_poller, "LOST_S", 0.05)
     ranks = start()
-    requests.ask(store, 1, 1)
+    requests.create_request(store, 1, 1)
     until(lambda: store.read(requests.REQUEST) is None)
     step(ranks, 0, 1, 2)
     assert answers(store) == [(False, (), None)] * 2
-    asked_again = requests.ask(store, 1, 1)
+    asked_again = requests.create_request(store, 1, 1)
     assert asked_again.ready is False
 
 
@@ -235,7 +235,7 @@ def test_what_is_neither_a_switch_nor_a_name_is_said(value: object, tmp_path: Pa
 
 
 def test_a_rank_of_another_host_is_gone_when_it_says_so(store: MemoryStore) -> None:
-    process = JobProcess.of(Identity(), None, 0)
+    process = JobProcess.from_identity(Identity(), None, 0)
     away = attrs.evolve(process, at=ProcessId(host="another-host"))
-    assert not away.gone
-    assert attrs.evolve(away, ended=True).gone
+    assert not away.is_gone
+    assert attrs.evolve(away, ended=True).is_gone

@@ -47,7 +47,7 @@ class Recording:
         backend: Backend,
         hooks: RoleHooks,
         recorder: manifest.ManifestWriter,
-        turn: leases.Turn | None = None,
+        turn: leases.LeaseRequest | None = None,
     ) -> None:
         """Args:
         capture: the capture. Its file names must already be reserved.
@@ -60,7 +60,7 @@ class Recording:
         self._backend = backend
         self._hooks = hooks
         self._recorder = recorder
-        self._turn = turn or leases.Turn(backend.devices, f"{capture.identity.role}, {capture.id}")
+        self._lease_request = turn or leases.LeaseRequest(backend.devices, f"{capture.identity.role}, {capture.id}")
         self._started: set[RegisteredPlugin] = set()
         self._start_failure: str | None = None
         """The reason if a wrapper around the start of the backend failed."""
@@ -135,11 +135,11 @@ class Recording:
 
     def wait(self) -> None:
         """Set the capture's ``waits_for`` to the recording that holds its device, or to None."""
-        self.capture.waits_for = self._turn.waits_for
+        self.capture.waits_for = self._lease_request.blocked_by
 
     def _acquire_devices(self) -> bool:
         """Try to lease the devices. Return True if all devices are leased."""
-        acquired = self._turn.take()
+        acquired = self._lease_request.try_acquire()
         if acquired and self.capture.waits_for is not None:
             self.wait()
             self.publish()
@@ -149,7 +149,7 @@ class Recording:
         """Return True if the backend could not start because its recorder is in use. The capture then waits."""
         if invocation.completed or not (invocation.call.is_backend and isinstance(error, LeaseError)):
             return False
-        self._turn.wait_for(error)
+        self._lease_request.record_wait(error)
         return True
 
     def _add_start_failure(self, invocation: Invocation, error: BaseException) -> None:
@@ -255,7 +255,7 @@ class Recording:
         logger.debug("Capture %s: %s", self.capture.id, text, exc_info=error)
 
     def _tell_wait(self) -> None:
-        capture, wait = self.capture, self._turn.waited()
+        capture, wait = self.capture, self._lease_request.pop_wait()
         if wait is None:
             return
         capture.waited_s = wait.duration_s
@@ -276,13 +276,13 @@ class Recording:
         capture, reasons = self.capture, [reason] if reason else []
         self.cancel_timer()
         self.wait()
-        if (wait := self._turn.waited()) is not None:
+        if (wait := self._lease_request.pop_wait()) is not None:
             capture.waited_s = wait.duration_s
             if capture.waits_for is None:
                 capture.notes.append(f"It waited {_words(wait)}.")
             else:
                 reasons.append(in_vain(wait))
-        self._turn.release()
+        self._lease_request.release()
         abandon(capture, self._recorder, *reasons)
 
     def publish(self) -> None:
@@ -326,7 +326,7 @@ class Recording:
     def _remove(self) -> None:
         """Remove the manifest of a capture that has recorded nothing."""
         self.cancel_timer()
-        self._turn.release()
+        self._lease_request.release()
         self.capture.move_to(CaptureState.ENDED)
         try:
             run_directory.remove_capture(self.capture)
@@ -358,7 +358,7 @@ class Recording:
             self._write()
             raise
         finally:
-            self._turn.release()
+            self._lease_request.release()
         if self._interruption is not None:
             capture.problems.append(f"The stop was interrupted: {describe_error(self._interruption)}")
             yield from self.write()
@@ -473,7 +473,7 @@ def expired(limit_s: float) -> str:
     return f"it was not stopped within max_capture_s={limit_s:g} seconds"
 
 
-def in_vain(wait: leases.Wait) -> str:
+def in_vain(wait: leases.LeaseWait) -> str:
     """Say that a turn never came, and what to do."""
     return (
         f"Its turn never came: it waited {_words(wait)}. Let that recording end sooner (an engine's by a count of "
@@ -481,5 +481,5 @@ def in_vain(wait: leases.Wait) -> str:
     )
 
 
-def _words(wait: leases.Wait) -> str:
+def _words(wait: leases.LeaseWait) -> str:
     return f"{wait.duration_s:.2f} s for {', then for '.join(wait.held)}"

@@ -34,7 +34,7 @@ class JsonKind(Generic[T]):
             OSError: it cannot be read, or is no regular file.
             ValueError: it is too large, or not of this kind.
         """
-        return self.decode(read_whole(path))
+        return self.decode(read_regular_file(path))
 
     def decode(self, content: bytes) -> T:
         """Decode it.
@@ -53,7 +53,7 @@ class JsonKind(Generic[T]):
 JSON_OBJECT = JsonKind(dict[str, Any])
 
 
-def read_whole(path: Path) -> bytes:
+def read_regular_file(path: Path) -> bytes:
     """Read a small file. Only regular files are opened: a pipe would wait for a writer, a device has no end.
 
     Raises:
@@ -63,10 +63,10 @@ def read_whole(path: Path) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
-        return read_bounded(file.fileno())
+        return read_descriptor(file.fileno())
 
 
-def read_bounded(descriptor: int) -> bytes:
+def read_descriptor(descriptor: int) -> bytes:
     """Read an open file whole.
 
     Raises:

@@ -40,7 +40,7 @@ class Outcome(StrEnum):
         return _FIXES.get(self, "")
 
     @classmethod
-    def of_refusals(cls, codes: Iterable[object]) -> Outcome:
+    def from_refusals(cls, codes: Iterable[object]) -> Outcome:
         """Return how an operation came out that processes of one target have refused, by the codes that they gave."""
         told = list(codes)
         return next((code for code in (cls.ALREADY_ACTIVE, cls.TIMED_OUT) if code in told), cls.REFUSED)

@@ -96,7 +96,7 @@ def process_stat(pid: int) -> list[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def own_start(own_pid: int) -> str | None:
+def cached_process_started(own_pid: int) -> str | None:
     """Say when this process started, which does not change; a fleet has a manifest per target."""
     return process_started(own_pid)
 
@@ -134,7 +134,7 @@ def start_detached(
     return int(shell.stdout)
 
 
-def allow_files(wanted: int) -> None:
+def raise_open_file_limit(wanted: int) -> None:
     """Raise the soft limit of open files to so many, as far as that is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < wanted:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from profdeck.base import ctrl_c
+from profdeck.base import interrupts
 
 Finish = Callable[[str], bool]
 """Ends a capture for the reason given. Returns False when the capture is busy and will end a little later."""
@@ -68,7 +68,7 @@ def _install() -> None:
     handler = signal.getsignal(signal.SIGTERM)
     if handler in (None, signal.SIG_IGN, _on_signal):
         return  # set by C code; or the host wants to survive SIGTERM; or left by a capture of another thread
-    if ctrl_c.cancels(handler):
+    if interrupts.cancels_coroutine(handler):
         return  # the coroutine is cancelled and ends its captures
     _previous = handler
     signal.signal(signal.SIGTERM, _on_signal)

@@ -53,8 +53,8 @@ class Scope(Generic[T_co]):
         """
         if self._stage is None:
             raise TypeError("A global step is not a decorator. Use 'with profiler.capture(step):' in the loop.")
-        new = functools.partial(Scope, self._profiler, self._group, None, self._stage)
-        return _decorated(function, self._stage, new if self._profiler.enabled else None)
+        create_scope = functools.partial(Scope, self._profiler, self._group, None, self._stage)
+        return _decorate(function, self._stage, create_scope if self._profiler.enabled else None)
 
     def __enter__(self) -> T_co:
         if self._step is None:
@@ -138,29 +138,29 @@ class _Steps(Protocol):
     async def aclose(self, reason: str | None = ...) -> None: ...
 
 
-class _Both(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
-    """A context manager, sync and async."""
+class _SyncAsyncContext(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
+    """Context manager for ``with`` and ``async with``."""
 
 
 def check_stage(name: str) -> None:
     """Check the name of a stage.
 
     Raises:
-        ConfigError: it cannot be used in file names.
+        ConfigError: the name cannot be used in file names.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', as files are named so."
+            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-'. Files are named after the stage."
         )
 
 
-def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
+def _decorate(function: F, name: str, create_scope: Callable[[], _SyncAsyncContext] | None) -> F:
     """Wrap a function or coroutine function so that each call runs inside a stage.
 
     Args:
         function: the function.
         name: the name of the stage.
-        new: function that creates the scope for one call; None if the profiler is disabled.
+        create_scope: function that creates the scope for one call; None if the profiler is disabled.
 
     Raises:
         ConfigError: the function is a generator.
@@ -168,22 +168,22 @@ def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
             f"stage {name!r} cannot decorate the generator {function.__qualname__}: its body runs after the call. "
-            "Use 'with profiler.stage(...)' inside of it."
+            "Use 'with profiler.stage(...)' inside the generator."
         )
-    if new is None:
+    if create_scope is None:
         return function
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            async with new():
+            async with create_scope():
                 return await function(*args, **kwargs)
 
         return cast("F", arun)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with new():
+        with create_scope():
             return function(*args, **kwargs)
 
     return cast("F", run)

@@ -280,7 +280,7 @@ def test_a_repeated_step_keeps_what_the_first_one_left(build: Build, manifest: R
 def test_a_capture_that_is_asked_for_while_the_job_runs(build: Build, manifest: Read, tmp_path: Path) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         profiler = build(urls(servers), {"steps": [], "on_demand": True})
-        request = requests.ask(FileStore(tmp_path / "run"), 2, 2)
+        request = requests.create_request(FileStore(tmp_path / "run"), 2, 2)
         for step in range(6):
             async with profiler.capture(step):
                 pass

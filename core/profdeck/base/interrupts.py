@@ -77,7 +77,7 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal |
     return result
 
 
-def cancels(handler: object) -> bool:
+def cancels_coroutine(handler: object) -> bool:
     """Return whether `run` installed a handler. Such a handler cancels the coroutine, which then ends its captures."""
     return isinstance(getattr(handler, "__self__", None), _Presses)
 
