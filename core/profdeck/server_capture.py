@@ -13,9 +13,9 @@ import attrs
 
 from profdeck.backends.api import TargetState
 from profdeck.base import interrupts
-from profdeck.base.interrupts import StopSignal
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
+from profdeck.base.interrupts import StopSignal
 from profdeck.base.observer import Observer
 from profdeck.base.operations import running_loop
 from profdeck.base.processes import raise_open_file_limit

@@ -206,9 +206,7 @@ def test_a_rank_that_is_too_late_says_so(job: Callable[..., Job], caplog: pytest
     running.step(1, 2, ranks=[0])
     running.step(4, ranks=[1])
     running.step(3, ranks=[0])
-    missed = (
-        "the request was seen here at step 4, after step 2 had begun; asked for with --in 3 it would have been in time"
-    )
+    missed = "the request was seen here at step 4, after step 2 had begun; --in 3 would have been early enough"
     assert running.answers(request) == [(True, ("step2",), None), (True, ("step2",), missed)]
     (capture,) = read_run(running.run).captures
     assert [rank.status for rank in capture.ranks] == [Status.COMPLETE, Status.FAILED]
@@ -254,7 +252,7 @@ def test_a_rank_with_a_stale_view_of_the_directory_is_in_time_or_says_so(
     running.step(5)
     (first, second, third) = running.answers(request)
     assert first == second == (True, ("step4",), None)
-    assert "seen here at step 5, after step 4 had begun; asked for with --in 4" in (third[2] or "")
+    assert "seen here at step 5, after step 4 had begun; --in 4 would have been" in (third[2] or "")
 
 
 def test_a_host_that_passes_over_the_first_step_says_so(job: Callable[..., Job]) -> None:
@@ -530,7 +528,7 @@ def test_a_process_that_was_not_there_for_what_the_config_selects_says_so(job: C
 def test_a_second_request_waits_for_the_first(job: Callable[..., Job]) -> None:
     running = job()
     request = requests.create_request(running.store, 1, 1)
-    with pytest.raises(CaptureError, match=rf"asked for by {ProcessId()} and is not over yet.*remove .*demand.json"):
+    with pytest.raises(CaptureError, match=rf"requested by {ProcessId()}, is pending.*remove .*demand.json"):
         requests.create_request(running.store, 1, 1)
     running.step(0, 1)
     requests.remove_request(running.store, request)
@@ -557,7 +555,7 @@ def test_a_request_that_nobody_waits_for_gives_way(job: Callable[..., Job], agre
 def test_a_request_of_another_host_does_not_give_way(job: Callable[..., Job]) -> None:
     running = job(1)
     write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
-    with pytest.raises(CaptureError, match="asked for by process .* on another-host"):
+    with pytest.raises(CaptureError, match="requested by process .* on another-host"):
         requests.create_request(running.store, 2, 1)
 
 
@@ -969,7 +967,7 @@ def test_what_is_no_request_is_passed_over(
     (running.run / "demand.json").write_text(text)
     running.step(0, 1, 2, 3)
     assert (running.steps(), len(list(running.run.iterdir()))) == ({}, 3)
-    assert caplog.text.count("demand.json is no request that this version of profdeck understands") == 1
+    assert caplog.text.count("demand.json is not a capture request that this version of profdeck can read") == 1
 
 
 def test_a_request_that_is_being_written_is_read_at_the_next_step(job: Callable[..., Job]) -> None:
@@ -1183,7 +1181,7 @@ def test_who_asks_meanwhile_is_told_of_the_standing_capture(job: Callable[..., J
     while running.store.read(requests.REQUEST) is None:  # nobody steps, so it stays
         assert time.monotonic() < deadline_s
         awaited.wait(0.01)
-    with pytest.raises(CaptureError, match="A standing capture of this run is under way"):
+    with pytest.raises(CaptureError, match="A scheduled capture of this run is in progress"):
         requests.create_request(running.store, 2, 1)
 
 

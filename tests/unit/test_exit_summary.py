@@ -1,4 +1,4 @@
-"""What a job says when it ends: once, whatever number of ranks and roles it has."""
+"""Tests of the message that one process of a job prints at exit."""
 
 from __future__ import annotations
 
@@ -32,52 +32,52 @@ for profiler in profilers:
 """
 
 
-Said = Callable[..., str]
+RunJob = Callable[..., str]
 
 
 @pytest.fixture
-def said(tally_path: str, tmp_path: Path) -> Said:
-    """Run a job and return what it says on stderr."""
-    return functools.partial(_said, tally_path, tmp_path)
+def run_job(tally_path: str, tmp_path: Path) -> RunJob:
+    """Function that runs a job in a subprocess and returns its stderr."""
+    return functools.partial(_run_job, tally_path, tmp_path)
 
 
-def _said(
-    tally: str, directory: Path, *who: tuple[str, int], before: str = "", after: str = "", **settings: object
+def _run_job(
+    tally: str, directory: Path, *ranks: tuple[str, int], before: str = "", after: str = "", **settings: object
 ) -> str:
-    roles = {f"{role}.backend": "tally" for role, _ in who} | {f"{role}.ranks": "all" for role, _ in who}
+    roles = {f"{role}.backend": "tally" for role, _ in ranks} | {f"{role}.ranks": "all" for role, _ in ranks}
     program = PROGRAM.format(before=before, after=after)
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(roles | settings), json.dumps(who)],
+    completed = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(roles | settings), json.dumps(ranks)],
         check=False,
         capture_output=True,
         text=True,
         cwd=directory,
         env=os.environ | {"PYTHONPATH": python_path(tally)},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    assert completed.returncode == 0, completed.stderr
+    return completed.stderr
 
 
-WORD = "profdeck: 2 captures in profiles/job. Next: profdeck summary profiles/job\n"
+MESSAGE = "profdeck: 2 captures in profiles/job. Next: profdeck summary profiles/job\n"
 
 
-def test_the_first_rank_says_it_once(said: Said) -> None:
-    assert said(("trainer", 0)) == WORD
-    assert said(("trainer", 1)) == ""
+def test_only_the_first_rank_prints_the_message(run_job: RunJob) -> None:
+    assert run_job(("trainer", 0)) == MESSAGE
+    assert run_job(("trainer", 1)) == ""
 
 
-def test_one_role_speaks_for_all(said: Said) -> None:
-    assert said(("rollout", 0), ("trainer", 0)) == WORD
+def test_one_role_prints_the_message_for_all_roles(run_job: RunJob) -> None:
+    assert run_job(("rollout", 0), ("trainer", 0)) == MESSAGE
 
 
-def test_without_a_trainer_the_first_role_speaks(said: Said) -> None:
-    assert said(("critic", 0), ("rollout", 0)) == WORD
+def test_first_role_prints_the_message_if_there_is_no_trainer(run_job: RunJob) -> None:
+    assert run_job(("critic", 0), ("rollout", 0)) == MESSAGE
 
 
-def test_what_is_not_complete_is_counted(said: Said) -> None:
-    words = said(("trainer", 0), steps=[1, "3..9"], after="for one in profilers: one.close()")
-    assert words.endswith(
-        "profdeck: 2 captures in profiles/job, 1 not complete: profdeck ls profiles/job says why. "
+def test_message_counts_incomplete_captures(run_job: RunJob) -> None:
+    stderr = run_job(("trainer", 0), steps=[1, "3..9"], after="for profiler in profilers: profiler.close()")
+    assert stderr.endswith(
+        "profdeck: 2 captures in profiles/job, 1 not complete (for the reasons, run profdeck ls profiles/job). "
         "Next: profdeck summary profiles/job\n"
     )
 
@@ -94,8 +94,8 @@ FAILING = {"trainer.options": {"fail_at": "stop"}, "steps": [1]}
     ],
     ids=["other kind", "failed"],
 )
-def test_without_a_trace_the_next_command_is_ls(said: Said, before: str, settings: dict, message: str) -> None:
-    assert said(("trainer", 0), before=before, **settings).endswith(message)
+def test_message_suggests_ls_if_there_is_no_trace(run_job: RunJob, before: str, settings: dict, message: str) -> None:
+    assert run_job(("trainer", 0), before=before, **settings).endswith(message)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +107,9 @@ def test_without_a_trace_the_next_command_is_ls(said: Said, before: str, setting
     ],
     ids=["logger", "closed", "forked"],
 )
-def test_where_it_is_not_wanted_nothing_is_said(said: Said, before: str, after: str) -> None:
-    assert said(("trainer", 0), before=before, after=after) == ""
+def test_message_is_suppressed(run_job: RunJob, before: str, after: str) -> None:
+    assert run_job(("trainer", 0), before=before, after=after) == ""
 
 
-def test_nothing_captured_nothing_said(said: Said) -> None:
-    assert said(("trainer", 0), steps=[77]) == ""
+def test_no_message_without_captures(run_job: RunJob) -> None:
+    assert run_job(("trainer", 0), steps=[77]) == ""

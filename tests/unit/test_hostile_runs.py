@@ -102,7 +102,7 @@ def test_a_manifest_that_cannot_be_read_is_one_rank(run: Path, damage: Callable[
 def test_a_trace_that_is_no_regular_file_is_not_opened(run: Path, damage: Callable[[Path], object]) -> None:
     replace_by(damage)(trace_of(run))
     code, output = ls(run)
-    assert (code, "is no regular file" in output) == (1, True), output
+    assert (code, "is not a regular file" in output) == (1, True), output
 
 
 @pytest.mark.parametrize("damage", [os.mkfifo, Path.mkdir, lambda file: file.symlink_to("/dev/zero")])

@@ -42,7 +42,7 @@ def test_without_a_launcher_nothing_is_known() -> None:
 def test_what_is_no_rank_is_refused() -> None:
     with pytest.raises(ConfigError, match="RANK='x' is not a number"):
         launcher_identity("trainer", {"RANK": "x", "WORLD_SIZE": "2"})
-    with pytest.raises(ValueError, match="rank 2 is not below the world size 2"):
+    with pytest.raises(ValueError, match="rank 2 must be less than the world size 2"):
         launcher_identity("trainer", {"RANK": "2", "WORLD_SIZE": "2"})
     with pytest.raises(ValueError, match="parallel coordinate"):
         Identity(parallel={"../x": 0})

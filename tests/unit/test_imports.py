@@ -62,7 +62,7 @@ def test_what_it_raises_costs_no_import(write: Write, caplog: pytest.LogCaptureF
     after_import(name, seen.append)
     with caplog.at_level(logging.ERROR, "profdeck"):
         assert importlib.import_module(name).there
-    assert f"profdeck cannot be put in place in {name}, so nothing of it is captured." in caplog.text
+    assert f"profdeck could not patch {name}, so this module is not captured." in caplog.text
     assert len(seen) == 1
 
 

@@ -90,7 +90,7 @@ def test_a_whole_run_is_complete(record) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:-3]), Status.PARTIAL, "", False),
         (lambda path: path.write_text('{"traceEvents": []}'), Status.PARTIAL, "no event", False),
         (lambda path: path.write_bytes(path.read_bytes() + b" "), Status.PARTIAL, "bytes where", True),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "no regular file", False),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "not a regular file", False),
     ],
 )
 def test_files_are_read_not_trusted(record, damage: Any, status: Status, problem: str, *, is_there: bool) -> None:

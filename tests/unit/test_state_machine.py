@@ -15,10 +15,10 @@ from profdeck.lifecycle.state_machine import (
     Actions,
     Begin,
     CaptureMachine,
+    CheckRequests,
     End,
     EndStep,
     Forget,
-    CheckRequests,
     Note,
     Pass,
 )
@@ -116,7 +116,7 @@ def test_problem_during_warmup(reports_step: bool, default_warmup: bool) -> None
     captures.capture.problems.append("Another profiler began.")
     passed = Step(Unit.GLOBAL_STEP, 4)
     actions = perform(captures, captures.step(passed) if reports_step else captures.start(5))
-    restarted: list[Action] = [End("it starts again without warm-up", remove_empty=True), Begin(5, 5)]
+    restarted: list[Action] = [End("it was restarted without warm-up", remove_empty=True), Begin(5, 5)]
     looked: list[Action] = [CheckRequests(5)] if reports_step else []
     assert actions == looked + (restarted if default_warmup else [Pass(passed)])
     if reports_step:

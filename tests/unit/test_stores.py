@@ -63,7 +63,7 @@ class MemoryStore(Store):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     found = MemoryStore()
-    monkeypatch.setattr(stores, "_connect", lambda _: lambda *_: found)
+    monkeypatch.setattr(stores, "_load_connect", lambda _: lambda *_: found)
     monkeypatch.setattr(request_poller, "_POLL_S", 0.01)
     return found
 

@@ -47,20 +47,22 @@ class Recording:
         backend: Backend,
         hooks: RoleHooks,
         recorder: manifest.ManifestWriter,
-        turn: leases.LeaseRequest | None = None,
+        lease_request: leases.LeaseRequest | None = None,
     ) -> None:
         """Args:
         capture: the capture. Its file names must already be reserved.
         backend: the backend that records the capture.
         hooks: the hook calls of the role.
         recorder: the manifest fields that are the same for all captures of this process.
-        turn: leases the devices that the capture needs. By default, these are the backend's devices.
+        lease_request: leases the devices that the capture needs. By default, these are the backend's devices.
         """
         self.capture = capture
         self._backend = backend
         self._hooks = hooks
         self._recorder = recorder
-        self._lease_request = turn or leases.LeaseRequest(backend.devices, f"{capture.identity.role}, {capture.id}")
+        self._lease_request = lease_request or leases.LeaseRequest(
+            backend.devices, f"{capture.identity.role}, {capture.id}"
+        )
         self._started: set[RegisteredPlugin] = set()
         self._start_failure: str | None = None
         """The reason if a wrapper around the start of the backend failed."""

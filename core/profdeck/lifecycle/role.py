@@ -30,10 +30,10 @@ from profdeck.lifecycle.state_machine import (
     Actions,
     Begin,
     CaptureMachine,
+    CheckRequests,
     End,
     EndStep,
     Forget,
-    CheckRequests,
     Note,
     Pass,
     PendingEnd,
@@ -54,7 +54,7 @@ logger = logging.getLogger("profdeck")
 
 _POLL_S = 0.5
 _REPORTING_ROLE = "trainer"
-"""The role that prints the job's final message. If it is not configured, the config's first role prints it."""
+"""The role that prints the job's message at exit. If it is not configured, the config's first role prints it."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -82,7 +82,7 @@ class Role:
     watch: RequestWatch | None = attrs.field(default=None, init=False)
     """Checks for capture requests before each global step; None if the job accepts no requests."""
 
-    def enters(self, step: int) -> bool:
+    def must_start(self, step: int) -> bool:
         """Check for capture requests before a global step. Return whether `start` must be called for the step."""
         machine = self.machine
         if self.watch is not None:
@@ -127,11 +127,11 @@ class Role:
         return False
 
     @property
-    def reports(self) -> bool:
-        """True if this process prints the job's final message."""
-        first = _REPORTING_ROLE if _REPORTING_ROLE in self.config.roles else next(iter(self.config.roles))
-        lowest = min(self.writer.expected_ranks, default=0)
-        return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (first, lowest, 0)
+    def is_reporter(self) -> bool:
+        """True if this process prints the job's message at exit."""
+        reporting_role = _REPORTING_ROLE if _REPORTING_ROLE in self.config.roles else next(iter(self.config.roles))
+        lowest_rank = min(self.writer.expected_ranks, default=0)
+        return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (reporting_role, lowest_rank, 0)
 
     def accept_requests(self) -> None:
         """Start checking for capture requests. If the store cannot be reached, log a warning."""
@@ -152,7 +152,7 @@ class Role:
         except (OSError, CaptureError) as error:
             logger.warning("Captures cannot be requested while the job runs: %s", describe_error(error))
             return
-        if self.config.steps.timed and self.reports:
+        if self.config.steps.timed and self.is_reporter:
             from profdeck.on_demand.timed_captures import TimedCaptures  # imported only if needed
 
             for schedule in self.config.steps.timed:
@@ -345,7 +345,7 @@ class Role:
 
     def _report_ended(self, capture: CaptureRecord, problem: str | None) -> None:
         """Process an ended capture. Complete its request, except in discrete mode, where more stages can follow."""
-        if self.reports and capture.state is CaptureState.ENDED:
+        if self.is_reporter and capture.state is CaptureState.ENDED:
             exit_summary.count_capture(self.run.path, capture)
         self._add_to_finish(capture)
         for demand in self.machine.steps.demands:

@@ -18,9 +18,9 @@ from profdeck.config.structuring import unstructure
 from profdeck.config.targets import TargetsConfig
 from profdeck.lifecycle import exit_summary
 from profdeck.lifecycle.listeners import is_notified_at_the_finish, role_hooks
-from profdeck.lifecycle.state_machine import CaptureMachine
 from profdeck.lifecycle.role import Role
 from profdeck.lifecycle.role_group import RoleGroup
+from profdeck.lifecycle.state_machine import CaptureMachine
 from profdeck.records import manifest, run_directory
 from profdeck_traces.base.errors import ConfigError, did_you_mean
 
@@ -144,7 +144,7 @@ def _build_role(  # noqa: PLR0913  # the arguments of `build_roles`, for one rol
         ),
         writer=attrs.evolve(writer, expected_ranks=expected),
     )
-    if role.reports:
+    if role.is_reporter:
         exit_summary.register()
     notified = tuple(filter(is_notified_at_the_finish, config.listeners))
     if config.finish.command is not None or notified:

@@ -60,7 +60,7 @@ class Scope(Generic[T_co]):
         if self._step is None:
             entered: list[Any] = []
             for roles in self._group.phases(self._group.busy_roles) if self._group.busy else ():
-                entered += self._group.finish_start(begin(self._entering(roles)))
+                entered += self._group.finish_start(begin(self._enter_operations(roles)))
             self._push(entered)
             return cast("T_co", None)
         if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # internal API
@@ -70,7 +70,7 @@ class Scope(Generic[T_co]):
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._step is None:
-            if operations := self._leaving(error):
+            if operations := self._exit_operations(error):
                 self._group.finish_end(operations)
         elif self._nested:
             self._nested -= 1
@@ -83,7 +83,7 @@ class Scope(Generic[T_co]):
         if self._step is None:
             entered: list[Any] = []
             for roles in self._group.phases(self._group.busy_roles) if self._group.busy else ():
-                entered += await self._group.afinish_start(begin(self._entering(roles)))
+                entered += await self._group.afinish_start(begin(self._enter_operations(roles)))
             self._push(entered)
             return cast("T_co", None)
         if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # as above
@@ -92,7 +92,7 @@ class Scope(Generic[T_co]):
 
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._step is None:
-            if operations := self._leaving(error):
+            if operations := self._exit_operations(error):
                 await finish(begin(operations.values()))
         elif self._nested:
             self._nested -= 1
@@ -101,7 +101,7 @@ class Scope(Generic[T_co]):
         else:
             await self._profiler.aclose(reason_of(error))
 
-    def _entering(self, roles: list[Role]) -> list[Operation[Any]]:
+    def _enter_operations(self, roles: list[Role]) -> list[Operation[Any]]:
         return [role.enter_stage(cast("str", self._stage)) for role in roles]
 
     def _push(self, entered: Collection[Any]) -> None:
@@ -110,7 +110,7 @@ class Scope(Generic[T_co]):
                 annotation.__enter__()
         self._entered = (*self._entered, tuple(entered))
 
-    def _leaving(self, error: BaseException | None) -> dict[Role, Operation[None]]:
+    def _exit_operations(self, error: BaseException | None) -> dict[Role, Operation[None]]:
         """Exit the annotations of the stage and return the operations that end its captures."""
         *outer, entered = self._entered
         self._entered = tuple(outer)
@@ -150,7 +150,8 @@ def check_stage(name: str) -> None:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-'. Files are named after the stage."
+            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', because "
+            "file names contain the stage."
         )
 
 

@@ -8,9 +8,9 @@ a store that the job already runs. In a run directory, the notes are files::
     demand.<token>.start.json          the start decision: begun, or withdrawn; the first writer decides
     processes/trainer.rank_0000.json   the status of one process: whether it accepts requests, its last request
 
-`decide` creates plans and start decisions atomically: one writer succeeds, and all other processes read its note. Stores
-guarantee this on network file systems too. Therefore, all processes use the same steps, and a capture cannot be
-withdrawn after it has begun. A process that reads the request too late for the planned steps reports a missed capture.
+`decide` creates plans and start decisions atomically: one writer succeeds, and all other processes read its note. This
+also works on network file systems. Therefore, all processes use the same steps, and a capture cannot be withdrawn after
+it has begun. A process that reads the request too late for the planned steps reports a missed capture.
 
 With a run directory, every step boundary checks for a request. With other stores, a background thread
 (`profdeck.on_demand.request_poller`) polls the store. When the thread has found a request, the process announces that
@@ -41,13 +41,13 @@ from profdeck.on_demand.requests import (
     OnDemandRequest,
     StartDecision,
     StepPlan,
-    withdrawal_reason,
     decide,
     decode,
     encode,
     plan_name,
     read_note,
     start_name,
+    withdrawal_reason,
 )
 from profdeck.on_demand.stores import Store
 from profdeck.records.capture import CaptureRecord

@@ -15,7 +15,7 @@ import attrs
 import msgspec
 
 from profdeck.base.json_files import JsonKind
-from profdeck.base.processes import is_running, cached_process_started
+from profdeck.base.processes import cached_process_started, is_running
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import CaptureRecord

@@ -340,7 +340,7 @@ def _artifact(directory: Path, record: ArtifactRecord, checks: FileChecker | Kno
     if not os.path.lexists(path):
         report = attrs.evolve(report, events=None, whole=False, problem=record.problem or "the file is gone")
     elif (not path.is_file() and not (kind and path.is_dir())) or path.is_symlink():
-        report = attrs.evolve(report, events=None, whole=False, problem="is no regular file")
+        report = attrs.evolve(report, events=None, whole=False, problem="is not a regular file")
     else:
         report = checks.read(report, kind)
     if report.whole and size_bytes != record.size_bytes and not (kind and kind.grows):

@@ -397,7 +397,7 @@ def test_one_refused_start_among_eight(
     lines = [line for line in ls._of_targets(read_run(tmp_path / "run")) if "rollout/5" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"Step 1, rollout/5, {refused.name}: refused: {refused.reason}")
-    assert lines[0].endswith("Correct what the reason names; nothing has changed in the target.")
+    assert lines[0].endswith("Fix the problem described in the reason. The target was not changed.")
     assert ("goes on without 1 of 8 targets. Replica 5 (http" in caplog.text) is goes_on
 
 
