@@ -15,18 +15,18 @@ logger = logging.getLogger("profdeck")
 Callback = Callable[[ModuleType], None]
 
 
-def after_import(name: str, callback: Callback) -> None:
-    """Call ``callback`` with a module after its import, or immediately if the module is already imported.
+def after_import(name: str, done: Callback) -> None:
+    """Call ``done`` with a module after its import, or immediately if the module is already imported.
 
-    Exceptions that ``callback`` raises are logged, because they must not break an import of the host.
+    Exceptions that ``done`` raises are logged, because they must not break an import of the host.
     """
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
-        _call(callback, module)
+        _call(done, module)
         return
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    _callbacks.setdefault(name, []).append(callback)
+    _callbacks.setdefault(name, []).append(done)
 
 
 _callbacks: dict[str, list[Callback]] = {}
