@@ -28,12 +28,12 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_a_result_is_returned(runner: asyncio.Runner) -> None:
+def test_run_returns_the_result(runner: asyncio.Runner) -> None:
     assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7
 
 
-def test_the_first_one_cancels_and_waits_for_the_end(runner: asyncio.Runner) -> None:
-    done = []
+def test_first_interrupt_cancels_and_waits_for_the_cleanup(runner: asyncio.Runner) -> None:
+    events = []
 
     async def work() -> None:
         try:
@@ -41,14 +41,14 @@ def test_the_first_one_cancels_and_waits_for_the_end(runner: asyncio.Runner) -> 
             await forever()
         finally:
             await asyncio.sleep(0)
-            done.append("taken back")
+            events.append("cleaned up")
 
     with pytest.raises(KeyboardInterrupt):
         interrupts.run(runner, work())
-    assert done == ["taken back"]
+    assert events == ["cleaned up"]
 
 
-def test_the_second_one_gives_the_end_up(runner: asyncio.Runner) -> None:
+def test_second_interrupt_cancels_the_cleanup(runner: asyncio.Runner) -> None:
     async def work() -> None:
         try:
             press()
@@ -59,24 +59,24 @@ def test_the_second_one_gives_the_end_up(runner: asyncio.Runner) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         interrupts.run(runner, work())
-    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7  # the loop is as it was
+    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7  # the loop is still usable
 
 
-def test_the_third_one_ends_what_blocks(runner: asyncio.Runner) -> None:
+def test_third_interrupt_ends_a_blocking_call(runner: asyncio.Runner) -> None:
     async def work() -> None:
         press(3)
-        pytest.fail("it went on")
+        pytest.fail("the coroutine continued")
 
     with pytest.raises(KeyboardInterrupt):
         interrupts.run(runner, work())
 
 
-def test_no_callback_is_lost(runner: asyncio.Runner) -> None:
+def test_interrupts_do_not_abort_callbacks(runner: asyncio.Runner) -> None:
     async def work() -> None:
         done = asyncio.Event()
 
         def callback() -> None:
-            press(2)  # of which asyncio's own handler raises the second one here
+            press(2)  # asyncio's own handler would raise KeyboardInterrupt here
             done.set()
 
         asyncio.get_running_loop().call_soon(callback)
@@ -89,7 +89,9 @@ def test_no_callback_is_lost(runner: asyncio.Runner) -> None:
         interrupts.run(runner, work())
 
 
-def test_one_before_the_work_begins_counts(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_the_coroutine_starts_cancels_it(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runner.run
 
     def pressed(work: object) -> object:
@@ -101,7 +103,7 @@ def test_one_before_the_work_begins_counts(runner: asyncio.Runner, monkeypatch: 
         interrupts.run(runner, forever())
 
 
-def test_one_that_the_work_survives_is_not_lost(runner: asyncio.Runner) -> None:
+def test_interrupt_is_raised_after_the_coroutine_ends(runner: asyncio.Runner) -> None:
     async def work() -> None:
         press()
 
@@ -109,20 +111,20 @@ def test_one_that_the_work_survives_is_not_lost(runner: asyncio.Runner) -> None:
         interrupts.run(runner, work())
 
 
-def test_an_error_that_follows_is_its_cause(runner: asyncio.Runner) -> None:
+def test_cleanup_error_is_the_cause_of_the_interrupt(runner: asyncio.Runner) -> None:
     async def work() -> None:
         try:
             press()
             await forever()
         finally:
-            raise ValueError("in the end")
+            raise ValueError("cleanup failed")
 
     with pytest.raises(KeyboardInterrupt) as raised:
         interrupts.run(runner, work())
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
+def test_other_exceptions_propagate(runner: asyncio.Runner) -> None:
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
@@ -131,7 +133,7 @@ def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         interrupts.run(runner, cancelled())
-    with pytest.raises(ValueError):  # noqa: PT011  # it has no text
+    with pytest.raises(ValueError):  # noqa: PT011  # it has no message
         interrupts.run(runner, failed())
 
 
@@ -161,11 +163,11 @@ def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runne
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_handler_of_the_host_stays() -> None:
+def test_host_signal_handler_is_kept() -> None:
     seen = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append("host"))
     try:
-        own = signal.getsignal(signal.SIGINT)
+        host_handler = signal.getsignal(signal.SIGINT)
 
         async def work() -> int:
             press(3)
@@ -174,19 +176,19 @@ def test_a_handler_of_the_host_stays() -> None:
         with asyncio.Runner() as runner:
             assert interrupts.run(runner, work()) == 7
         assert seen == ["host"] * 3
-        assert signal.getsignal(signal.SIGINT) is own
+        assert signal.getsignal(signal.SIGINT) is host_handler
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_threads_have_no_handlers() -> None:
-    found = []
+def test_other_threads_install_no_handlers() -> None:
+    results = []
 
     def drive() -> None:
         with asyncio.Runner() as runner:
-            found.append(interrupts.run(runner, asyncio.sleep(0, 7)))
+            results.append(interrupts.run(runner, asyncio.sleep(0, 7)))
 
     thread = threading.Thread(target=drive)
     thread.start()
     thread.join()
-    assert found == [7]
+    assert results == [7]

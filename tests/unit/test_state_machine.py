@@ -1,4 +1,4 @@
-"""The capture state machine: the actions that it returns for each event."""
+"""Tests of the capture state machine: the actions that each event returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of one device take turns: who comes second waits, begins at a boundary of its own, and says so."""
+"""Tests of recordings that share a device: the second recording waits and begins at one of its own boundaries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Ask = Callable[..., CaptureRequest]
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Build:
-    """Build the trainer's profiler, which records the device."""
+    """Function that builds the trainer's profiler, which records the device."""
 
     def make(**given: Any) -> Profiler:
         own = {f"trainer.options.{key}": given.pop(key) for key in options & given.keys()}
@@ -49,7 +49,7 @@ def build(tally: ModuleType, tmp_path: Path) -> Build:
 
 @pytest.fixture
 def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
-    """Return the recorder of an engine on the same device."""
+    """Recorder of an engine on the same device."""
     made = EngineRecorder(Identity(), "tally-device", {})
     yield made
     made.stop()
@@ -60,7 +60,7 @@ def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """Ask the engine for a capture."""
+    """Function that returns a capture request for the engine."""
 
     def make(count: int | None = None, skip: int = 0, **given: Any) -> CaptureRequest:
         own = {key: given.pop(key) for key in ("id", "batch_kinds", "iterations") if key in given}
@@ -73,7 +73,7 @@ def ask(tmp_path: Path) -> Ask:
 
 @pytest.fixture
 def elsewhere() -> Iterator[Callable[[str], leases.Lease]]:
-    """Hold the device in somebody else's name."""
+    """Function that leases the device for another holder."""
     held: list[leases.Lease] = []
 
     def hold(holder: str) -> leases.Lease:
@@ -81,8 +81,8 @@ def elsewhere() -> Iterator[Callable[[str], leases.Lease]]:
         return held[-1]
 
     yield hold
-    for one in held:
-        one.release()
+    for lease in held:
+        lease.release()
 
 
 def iterate(recorder: EngineRecorder, *batches: BatchKind, first: int = 0) -> None:
@@ -97,22 +97,22 @@ def manifests(path: Path, role: str = "trainer") -> dict[str, Manifest]:
 
 
 def names(path: Path, role: str, capture: str) -> list[str]:
-    """Read what a trace holds."""
+    """Return the event names of a trace."""
     (file,) = path.glob(f"run/step_*/{role}/*.{capture}.trace.json")
     return [str(event["name"]) for event in json.loads(file.read_text())["traceEvents"]]
 
 
-# The trainer comes second.
+# The trainer waits for the device.
 
 
-def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+def test_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     trainer = build()
     engine.start(ask(2))
     with trainer.capture(1) as capture:
         assert capture is not None
         (manifest,) = manifests(tmp_path).values()
         assert (manifest.status, manifest.waits_for) == (Status.RECORDING, HELD)
-        (report,) = (one for one in read_run(tmp_path / "run").captures if one.role == "trainer")
+        (report,) = (capture for capture in read_run(tmp_path / "run").captures if capture.role == "trainer")
         assert f"waits for its turn: for {HELD}." in report.ranks[0].problems[0]
         with trainer.stage("generate"):
             iterate(engine, D, D, D)
@@ -133,7 +133,9 @@ def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecord
 
 
 @pytest.mark.parametrize("boundary", ["mini_batch", "engine_iteration", "start", "stage"])
-def test_every_boundary_is_a_chance(build: Build, elsewhere: Any, tmp_path: Path, boundary: str) -> None:
+def test_waiting_capture_can_begin_at_every_boundary(
+    build: Build, elsewhere: Any, tmp_path: Path, boundary: str
+) -> None:
     trainer, held = build(), elsewhere("rollout, step1")
     trainer.start(1)
 
@@ -155,7 +157,7 @@ def test_every_boundary_is_a_chance(build: Build, elsewhere: Any, tmp_path: Path
     assert manifests(tmp_path)["step1"].status is Status.COMPLETE
 
 
-def test_steps_that_went_by_are_missed(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+def test_steps_before_the_start_are_missed(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(steps=["1..4"]), elsewhere("rollout, step1")
     for step in range(1, 5):
         with trainer.capture(step) as capture:
@@ -169,7 +171,7 @@ def test_steps_that_went_by_are_missed(build: Build, elsewhere: Any, tmp_path: P
     assert "and began in step 3." in manifest.notes[0]
 
 
-def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+def test_wait_during_warm_up_loses_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), elsewhere("rollout, step2")
     for step in range(7):
         with trainer.capture(step):
@@ -181,7 +183,9 @@ def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_p
     assert "and began in step 4." in manifest.notes[0]
 
 
-def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_capture_that_never_got_the_device_is_missing(
+    build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     elsewhere("rollout, step1")
     trainer = build()
     with caplog.at_level(logging.WARNING, "profdeck"), trainer.capture(1):
@@ -199,7 +203,7 @@ def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, ca
     assert read_run(tmp_path / "run").captures[0].status is Status.MISSING
 
 
-def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, elsewhere: Any) -> None:
+def test_missing_capture_raises_with_on_error_raise(build: Build, elsewhere: Any) -> None:
     elsewhere("rollout, step1")
     trainer = build(on_error="raise")
     trainer.start(1)
@@ -216,7 +220,7 @@ def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, e
         (lambda _: end_process("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
     ],
 )
-def test_an_end_while_it_waits(
+def test_waiting_capture_can_be_ended(
     build: Build, elsewhere: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
 ) -> None:
     held = elsewhere("rollout, step1")
@@ -233,7 +237,7 @@ def test_an_end_while_it_waits(
     assert read_run(tmp_path / "next").status is Status.COMPLETE
 
 
-def test_an_exception_of_the_host_while_it_waits(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+def test_host_exception_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     elsewhere("rollout, step1")
     with pytest.raises(ZeroDivisionError), build().capture(1):
         _ = 1 / 0
@@ -244,7 +248,7 @@ def test_an_exception_of_the_host_while_it_waits(build: Build, elsewhere: Any, t
     )
 
 
-def test_too_long_a_wait_ends_by_itself(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+def test_time_limit_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     elsewhere("rollout, step1")
     trainer = build(max_capture_s=0.02)
     trainer.start(1)
@@ -255,7 +259,7 @@ def test_too_long_a_wait_ends_by_itself(build: Build, elsewhere: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("boundary", ["mini-batch", "step", "stage", "start"])
-def test_a_start_that_fails_when_the_turn_has_come(
+def test_late_start_can_fail(
     build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
 ) -> None:
     trainer, held = build(steps=["1..2"], fail_at="start"), elsewhere("rollout, step1")
@@ -276,12 +280,12 @@ def test_a_start_that_fails_when_the_turn_has_come(
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HELD}." in manifest.notes[-1]
     assert (trainer.active, count_open()) == (None, 0)
-    leases.acquire_lease([GPU], holder="somebody").release()
+    leases.acquire_lease([GPU], holder="other").release()
     trainer.step(1, "mini_batch")
     trainer.stop()
 
 
-def test_a_start_that_fails_when_the_turn_has_come_raises_where_that_is_wished(build: Build, elsewhere: Any) -> None:
+def test_failed_late_start_raises_with_on_error_raise(build: Build, elsewhere: Any) -> None:
     trainer, held = build(fail_at="start", on_error="raise"), elsewhere("rollout, step1")
     trainer.start(1)
     held.release()
@@ -290,7 +294,7 @@ def test_a_start_that_fails_when_the_turn_has_come_raises_where_that_is_wished(b
     assert trainer.active is None
 
 
-def test_a_stage_of_its_own_waits_for_mini_batches(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+def test_discrete_stage_can_begin_at_a_mini_batch(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(mode="discrete", steps=[1]), elsewhere("rollout, step1")
     trainer.start(1)
     with trainer.stage("generate"):
@@ -303,8 +307,8 @@ def test_a_stage_of_its_own_waits_for_mini_batches(build: Build, elsewhere: Any,
     with trainer.stage("update"):
         pass
     trainer.stop()
-    found = manifests(tmp_path)
-    assert {name: manifest.status for name, manifest in found.items()} == {
+    captures = manifests(tmp_path)
+    assert {name: manifest.status for name, manifest in captures.items()} == {
         "step1-generate": Status.MISSING,
         "step1-update": Status.COMPLETE,
         "step1-update-2": Status.COMPLETE,
@@ -312,10 +316,8 @@ def test_a_stage_of_its_own_waits_for_mini_batches(build: Build, elsewhere: Any,
     assert names(tmp_path, "trainer", "step1-update") == ["start", "inner"]
 
 
-def test_a_window_of_mini_batches_counts_from_the_turn_on(build: Build, elsewhere: Any) -> None:
-    """What counts them, `profdeck.backends.device_recording`, is given what went by; its own tests say what it makes
-    of that.
-    """
+def test_mini_batch_window_begins_with_the_late_start(build: Build, elsewhere: Any) -> None:
+    """`profdeck.backends.device_recording` counts the mini-batches; its own tests check the window."""
     trainer, held = build(**{"trainer.window": {"active": 2}}), elsewhere("rollout, step1")
     capture = trainer.start(1)
     assert capture is not None
@@ -328,7 +330,9 @@ def test_a_window_of_mini_batches_counts_from_the_turn_on(build: Build, elsewher
 
 
 @pytest.mark.parametrize("thread_bound", [True, False])
-def test_an_async_host_waits_without_blocking(build: Build, elsewhere: Any, tmp_path: Path, thread_bound: bool) -> None:
+def test_async_host_does_not_block_while_waiting(
+    build: Build, elsewhere: Any, tmp_path: Path, thread_bound: bool
+) -> None:
     trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), elsewhere("rollout, step1")
 
     async def host() -> None:
@@ -346,7 +350,7 @@ def test_an_async_host_waits_without_blocking(build: Build, elsewhere: Any, tmp_
     assert names(tmp_path, "trainer", "step1") == ["start", "update", "global_step 1"]
 
 
-def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp_path: Path) -> None:
+def test_cancelled_start_releases_the_device(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(wait_s=0.05), elsewhere("rollout, step1")
 
     async def host() -> None:
@@ -361,15 +365,13 @@ def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp
     asyncio.run(host())
     assert (trainer.active, count_open()) == (None, 0)
     assert manifests(tmp_path)["step1"].status is Status.FAILED
-    leases.acquire_lease([GPU], holder="somebody").release()
+    leases.acquire_lease([GPU], holder="other").release()
 
 
-def test_what_a_backend_records_with_is_waited_for_as_a_device(
+def test_capture_waits_for_a_busy_recorder(
     build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries that record one thing at a time say so at the start: see
-    `profdeck.backends.device_recording.OneAtATime`.
-    """
+    """Some libraries support one recording at a time and raise an error at the start of a second one."""
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -381,7 +383,7 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     monkeypatch.setattr(tally.TallyBackend, "perform", starts)
     trainer = build()
     trainer.start(1)
-    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting profiler holds no lease
+    leases.acquire_lease([GPU], holder="other").release()  # a waiting profiler holds no lease
     assert manifests(tmp_path)["step1"].waits_for == "recorder, held by this process (ref, step1)"
     trainer.step(0, "mini_batch")
     busy[0] = False
@@ -392,10 +394,10 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     assert "s for recorder, held by this process (ref, step1), and began in step 1." in manifest.notes[0]
 
 
-# The engine comes second.
+# The engine waits for the device.
 
 
-def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+def test_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     trainer = build()
     held = "gpu-1, held by this process (trainer, step1)"
     with trainer.capture(1):
@@ -419,10 +421,8 @@ def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorde
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_an_engine_that_is_asked_first_is_the_first(
-    build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path
-) -> None:
-    """Before its first iteration: all who record in a step are asked at its beginning."""
+def test_engine_that_starts_first_records_first(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+    """The engine leases the device at the start of the step, before its first iteration."""
     engine.start(ask(1, 2))
     trainer = build()
     trainer.start(1)
@@ -430,15 +430,13 @@ def test_an_engine_that_is_asked_first_is_the_first(
     trainer.step(0, "mini_batch")
     assert calls_of(trainer) == []
     iterate(engine, D, first=2)
-    trainer.step(1, "mini_batch")  # the window is full, and the file need not be written
+    trainer.step(1, "mini_batch")  # the window is complete; the file may not be written yet
     assert calls_of(trainer) == ["start step1"]
     trainer.stop()
     assert wait_for_files(engine).captures[0].status is Status.COMPLETE
 
 
-def test_the_device_is_given_back_before_the_files_are_written(
-    tally: ModuleType, engine: EngineRecorder, ask: Ask
-) -> None:
+def test_device_is_released_before_the_files_are_written(tally: ModuleType, engine: EngineRecorder, ask: Ask) -> None:
     tally.TallyBackend.may_write.clear()
     engine.start(ask(1, write_later=True))
     iterate(engine, D)
@@ -447,7 +445,7 @@ def test_the_device_is_given_back_before_the_files_are_written(
     tally.TallyBackend.may_write.set()
 
 
-def test_an_engine_that_counts_from_its_own_start_does_not_hold_the_device_until_then(
+def test_engine_with_a_first_iteration_leases_the_device_at_that_iteration(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
     held = elsewhere("trainer, step0")
@@ -464,28 +462,28 @@ def test_an_engine_that_counts_from_its_own_start_does_not_hold_the_device_until
     assert manifests(tmp_path, "rollout")["step1"].artifacts[0].iterations == (4, 5)
 
 
-def test_kinds_of_batches_have_their_turn_each(
+def test_each_batch_kind_leases_the_device_separately(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D, D)
-    held = elsewhere("trainer, step1")  # prefills are still wanted, and none is under way
+    held = elsewhere("trainer, step1")  # more prefills are selected, but none is recording
     iterate(engine, P, D, first=3)
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
     iterate(engine, P, first=5)
     reply = wait_for_files(engine)
     assert (reply.state, reply.iterations, reply.problems) == (RequestState.ENDED, 4, ())
-    found = manifests(tmp_path, "rollout")
-    assert {name: manifest.artifacts[0].iterations for name, manifest in found.items()} == {
+    captures = manifests(tmp_path, "rollout")
+    assert {name: manifest.artifacts[0].iterations for name, manifest in captures.items()} == {
         "step1-prefill": (0, 0),
         "step1-decode": (1, 2),
         "step1-prefill-2": (5, 5),
     }
-    assert [name for name, manifest in found.items() if manifest.waited_s is not None] == ["step1-prefill-2"]
+    assert [name for name, manifest in captures.items() if manifest.waited_s is not None] == ["step1-prefill-2"]
 
 
-def test_kinds_of_batches_that_wait_are_in_the_run(
+def test_waiting_batch_kinds_are_visible_in_the_run(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
     held = elsewhere("trainer, step1")
@@ -502,7 +500,7 @@ def test_kinds_of_batches_that_wait_are_in_the_run(
 @pytest.mark.parametrize("stages", [(), (P, D)])
 @pytest.mark.parametrize("reason", [None, "the engine shut down"])
 @pytest.mark.parametrize("ran", [0, 3])
-def test_the_turn_of_an_engine_that_never_came(
+def test_engine_capture_that_never_got_the_device_is_missing(
     engine: EngineRecorder,
     ask: Ask,
     elsewhere: Any,
@@ -528,10 +526,12 @@ def test_the_turn_of_an_engine_that_never_came(
     assert reply.problems == (("The engine shut down.",) if reason else ())
 
 
-def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewhere: Any) -> None:
+def test_later_batch_kind_that_never_got_the_device_is_reported(
+    engine: EngineRecorder, ask: Ask, elsewhere: Any
+) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D)
-    engine.begin(M, "it2")  # ends the series of decodes
+    engine.begin(M, "it2")  # ends the sequence of decodes
     engine.end()
     elsewhere("trainer, step1")
     iterate(engine, D, P, first=3)
@@ -545,7 +545,7 @@ def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewher
     )
 
 
-def test_a_turn_that_came_and_a_window_that_did_not(
+def test_engine_that_ends_before_its_window_fails(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
     held = elsewhere("trainer, step1")
@@ -560,7 +560,7 @@ def test_a_turn_that_came_and_a_window_that_did_not(
     assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1).",)
 
 
-def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
+def test_exit_ends_a_waiting_engine_capture(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
     elsewhere("trainer, step1")
     engine.start(ask(2))
     iterate(engine, D)
@@ -569,7 +569,9 @@ def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhe
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, "SIGTERM in mid-capture.")
 
 
-def test_too_long_a_wait_of_an_engine(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
+def test_time_limit_ends_a_waiting_engine_capture(
+    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+) -> None:
     elsewhere("trainer, step1")
     engine.start(ask(2, max_capture_s=0.02))
     while engine.active:
@@ -579,7 +581,7 @@ def test_too_long_a_wait_of_an_engine(engine: EngineRecorder, ask: Ask, elsewher
     assert manifest.problems[0] == "It was not stopped within max_capture_s=0.02 seconds."
 
 
-def test_a_directory_of_leases_that_goes_away_while_an_engine_waits(
+def test_unusable_lease_directory_ends_a_waiting_engine_capture(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere("trainer, step1")
@@ -594,7 +596,7 @@ def test_a_directory_of_leases_that_goes_away_while_an_engine_waits(
 
 
 @pytest.mark.parametrize("stages", [(), (D,)])
-def test_an_engine_waits_for_what_its_backend_records_with(
+def test_engine_waits_for_a_busy_recorder(
     tally: ModuleType,
     engine: EngineRecorder,
     ask: Ask,
@@ -602,7 +604,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     monkeypatch: pytest.MonkeyPatch,
     stages: tuple[BatchKind, ...],
 ) -> None:
-    """As when an engine is in the trainer's process, and torch records the trainer."""
+    """For example, the engine runs in the trainer's process, and torch records the trainer."""
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -615,7 +617,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
-    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting engine holds no lease
+    leases.acquire_lease([GPU], holder="other").release()  # a waiting engine holds no lease
     busy[0] = False
     iterate(engine, D, D, first=2)
     reply = wait_for_files(engine)
@@ -625,16 +627,16 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     assert "and began at iteration 2." in manifest.notes[0]
 
 
-# Any order.
+# Random orders.
 
 
 class Colocated:
-    """A trainer, an engine and somebody else on one device, each of which does as it is told."""
+    """A trainer, an engine and another holder on one device. The test controls their operations."""
 
     def __init__(self, directory: Path, mode: str) -> None:
         """Args:
-        directory: where the runs are.
-        mode: that of the trainer.
+        directory: the output directory.
+        mode: the trainer's mode.
         """
         base = {"output": str(directory), "run": "run", "steps": ["1..99"], "mode": mode, "on_demand": False}
         self.trainer = Profiler.from_config(
@@ -646,7 +648,7 @@ class Colocated:
         self._step = self._asked = 0
 
     def check(self) -> None:
-        """Check that one records at most, and that it has the device."""
+        """Check that at most one recording is active and that it holds the device."""
         (role,) = self.trainer._roles
         trains = role.recording is not None and not role.recording.waiting
         records = self.engine.reply().state is RequestState.RECORDING
@@ -704,7 +706,7 @@ class Colocated:
         self.engine.stop()
         wait_for_files(self.engine)
 
-    def somebody_else(self) -> None:
+    def use_device_elsewhere(self) -> None:
         if self.other.try_acquire():
             self.decode()
             self.mini_batch()
@@ -716,10 +718,10 @@ OPERATIONS = [name for name in vars(Colocated) if not name.startswith("_") and n
 
 @pytest.mark.usefixtures("tally")
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=40), mode=st.sampled_from(["continuous", "discrete"]))
-def test_in_any_order_one_records_at_a_time_and_all_end(
+def test_only_one_recording_is_active_in_any_order_of_operations(
     tmp_path_factory: Any, operations: list[str], mode: str
 ) -> None:
-    """Nothing is raised, every capture ends, and nobody keeps the device."""
+    """No operation raises an error, every capture ends, and the device is released."""
     directory = tmp_path_factory.mktemp("run")
     colocated = Colocated(directory, mode)
     for operation in operations:
