@@ -113,7 +113,7 @@ def test_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder
         (manifest,) = manifests(tmp_path).values()
         assert (manifest.status, manifest.waits_for) == (Status.RECORDING, HELD)
         (report,) = (capture for capture in read_run(tmp_path / "run").captures if capture.role == "trainer")
-        assert f"waits for its turn: for {HELD}." in report.ranks[0].problems[0]
+        assert f"waits for {HELD}." in report.ranks[0].problems[0]
         with trainer.stage("generate"):
             iterate(engine, D, D, D)
         assert calls_of(trainer) == []

@@ -95,7 +95,8 @@ class _CallBatch:
         self._loop = loop
         self._created_s = loop.time()
         self._threads = 0
-        self._run_callbacks_count = 0
+        self._delivered = 0
+        """Number of callbacks that have run."""
         self._completed = 0
         """Number of completed calls at the last check."""
 
@@ -110,7 +111,7 @@ class _CallBatch:
 
     def run(self) -> None:
         """Start a thread if calls are slow, and check again later until all calls have completed."""
-        previous, self._completed = self._completed, self._run_callbacks_count + len(self.callbacks)
+        previous, self._completed = self._completed, self._delivered + len(self.callbacks)
         if self._completed - previous < _FAST_CALLS:
             self._run_callbacks()
             if self.calls and self._threads < _MAX_THREADS:
@@ -130,7 +131,7 @@ class _CallBatch:
                 self._loop.call_soon_threadsafe(self._run_callbacks)
 
     def _run_callbacks(self) -> None:
-        self._run_callbacks_count += _run_all(self.callbacks)
+        self._delivered += _run_all(self.callbacks)
 
 
 _gathering: WeakKeyDictionary[asyncio.AbstractEventLoop, _CallBatch] = WeakKeyDictionary()
