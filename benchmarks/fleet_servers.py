@@ -26,7 +26,7 @@ import msgspec
 
 import profdeck
 from profdeck.base.identity import Identity
-from profdeck.base.processes import allow_files
+from profdeck.base.processes import raise_open_file_limit
 from profdeck.config.structuring import unstructure
 from profdeck.engine.transport.http_engine import About
 from profdeck.records.manifest import SCHEMA, Manifest
@@ -71,7 +71,7 @@ def serve(connection: Connection, address: str, count: int, delay_s: float, spre
 
 def raise_limit_of_files(count: int) -> None:
     """Let this process have so many connections, as far as it may."""
-    allow_files(2 * count + 256)  # a server has a socket to listen, too
+    raise_open_file_limit(2 * count + 256)  # a server has a socket to listen, too
 
 
 @attrs.define
