@@ -1,4 +1,8 @@
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 """Tests of recordings that share a device: the second recording waits and begins at one of its own boundaries."""
+========
+"""Captures that share a device. The second capture waits, starts at a later boundary and records the wait."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 
 from __future__ import annotations
 
@@ -36,52 +40,78 @@ Ask = Callable[..., CaptureRequest]
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Build:
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
     """Function that builds the trainer's profiler, which records the device."""
+========
+    """Create a profiler of the trainer, which records the device."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 
-    def make(**given: Any) -> Profiler:
-        own = {f"trainer.options.{key}": given.pop(key) for key in options & given.keys()}
+    def create(**settings: Any) -> Profiler:
+        option_settings = {f"trainer.options.{key}": settings.pop(key) for key in options & settings.keys()}
         base = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "trainer.options.device": GPU}
-        return Profiler.from_config(settings={**base, "steps": [1], **given, **own})
+        return Profiler.from_config(settings={**base, "steps": [1], **settings, **option_settings})
 
     options = {"fail_at", "wait_s", "thread_bound", "max_capture_s"}
-    return make
+    return create
 
 
 @pytest.fixture
 def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
     """Recorder of an engine on the same device."""
     made = EngineRecorder(Identity(), "tally-device", {})
     yield made
     made.stop()
     wait_for_files(made)
+========
+    """The recorder of an engine on the same device."""
+    recorder = EngineRecorder(Identity(), "tally-device", {})
+    yield recorder
+    recorder.stop()
+    wait_for_files(recorder)
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     leases.acquire_lease([GPU], holder="the next test").release()
     assert count_open() == 0
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
     """Function that returns a capture request for the engine."""
+========
+    """Create a capture request for the engine."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 
-    def make(count: int | None = None, skip: int = 0, **given: Any) -> CaptureRequest:
-        own = {key: given.pop(key) for key in ("id", "batch_kinds", "iterations") if key in given}
+    def create(count: int | None = None, skip: int = 0, **options: Any) -> CaptureRequest:
+        fields = {key: options.pop(key) for key in ("id", "batch_kinds", "iterations") if key in options}
         iterations = None if count is None else Iterations(count=count, skip=skip)
         base = {"id": "step1", "output": tmp_path, "run": "run", "role": "rollout", "first_step": 1}
-        return CaptureRequest(**{**base, "iterations": iterations, "options": {"device": GPU, **given}, **own})
+        return CaptureRequest(**{**base, "iterations": iterations, "options": {"device": GPU, **options}, **fields})
 
-    return make
+    return create
 
 
 @pytest.fixture
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def elsewhere() -> Iterator[Callable[[str], leases.Lease]]:
     """Function that leases the device for another holder."""
     held: list[leases.Lease] = []
+========
+def hold_device() -> Iterator[Callable[[str], leases.Lease]]:
+    """Function that leases the device for another holder."""
+    acquired: list[leases.Lease] = []
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     def hold(holder: str) -> leases.Lease:
-        held.append(leases.acquire_lease([GPU], holder=holder))
-        return held[-1]
+        acquired.append(leases.acquire_lease([GPU], holder=holder))
+        return acquired[-1]
 
     yield hold
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
     for lease in held:
+========
+    for lease in acquired:
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
         lease.release()
 
 
@@ -102,10 +132,17 @@ def names(path: Path, role: str, capture: str) -> list[str]:
     return [str(event["name"]) for event in json.loads(file.read_text())["traceEvents"]]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 # The trainer waits for the device.
 
 
 def test_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+========
+# The trainer waits.
+
+
+def test_the_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build()
     engine.start(ask(2))
     with trainer.capture(1) as capture:
@@ -127,19 +164,24 @@ def test_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
     assert manifest.waited_s is not None
     assert 0 < manifest.waited_s < 60
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {HELD}, and began in step 1.",)
+    assert manifest.notes == (f"The capture waited {manifest.waited_s:.2f} s for {HELD}, and started in step 1.",)
     wait_for_files(engine)
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
 @pytest.mark.parametrize("boundary", ["mini_batch", "engine_iteration", "start", "stage"])
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_waiting_capture_can_begin_at_every_boundary(
     build: Build, elsewhere: Any, tmp_path: Path, boundary: str
 ) -> None:
     trainer, held = build(), elsewhere("rollout, step1")
+========
+def test_each_boundary_retries_the_start(build: Build, hold_device: Any, tmp_path: Path, boundary: str) -> None:
+    trainer, held = build(), hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer.start(1)
 
-    def pass_one() -> None:
+    def pass_boundary() -> None:
         if boundary == "start":
             trainer.start(1)
         elif boundary == "stage":
@@ -148,17 +190,22 @@ def test_waiting_capture_can_begin_at_every_boundary(
         else:
             trainer.step(0, boundary)
 
-    pass_one()
+    pass_boundary()
     assert calls_of(trainer) == []
     held.release()
-    pass_one()
+    pass_boundary()
     assert calls_of(trainer) == ["start step1"]
     trainer.stop()
     assert manifests(tmp_path)["step1"].status is Status.COMPLETE
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_steps_before_the_start_are_missed(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(steps=["1..4"]), elsewhere("rollout, step1")
+========
+def test_steps_before_the_start_are_not_recorded(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(steps=["1..4"]), hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     for step in range(1, 5):
         with trainer.capture(step) as capture:
             assert capture is not None
@@ -167,12 +214,17 @@ def test_steps_before_the_start_are_missed(build: Build, elsewhere: Any, tmp_pat
     assert calls_of(trainer) == ["start step1", "step step1 global_step 3", "stop step1"]
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.first_step, manifest.last_step) == (Status.PARTIAL, 1, 4)
-    assert manifest.problems == ("Steps 1 to 2 were not recorded, as its turn came later.",)
-    assert "and began in step 3." in manifest.notes[0]
+    assert manifest.problems == ("Steps 1 to 2 were not recorded, because the capture was waiting for a device.",)
+    assert "and started in step 3." in manifest.notes[0]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_wait_during_warm_up_loses_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), elsewhere("rollout, step2")
+========
+def test_a_wait_during_the_warmup_loses_no_step(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), hold_device("rollout, step2")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     for step in range(7):
         with trainer.capture(step):
             if step == 3:
@@ -180,13 +232,20 @@ def test_wait_during_warm_up_loses_no_step(build: Build, elsewhere: Any, tmp_pat
     assert calls_of(trainer) == ["start step5", "step step5 global_step 4", "stop step5"]
     manifest = manifests(tmp_path)["step5"]
     assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
-    assert "and began in step 4." in manifest.notes[0]
+    assert "and started in step 4." in manifest.notes[0]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_capture_that_never_got_the_device_is_missing(
     build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     elsewhere("rollout, step1")
+========
+def test_a_capture_is_missing_if_the_device_stays_busy(
+    build: Build, hold_device: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build()
     with caplog.at_level(logging.WARNING, "profdeck"), trainer.capture(1):
         trainer.step(0, "mini_batch")
@@ -195,20 +254,26 @@ def test_capture_that_never_got_the_device_is_missing(
     assert (manifest.status, manifest.waits_for) == (Status.MISSING, HELD)
     (problem,) = manifest.problems
     assert problem == (
-        f"Its turn never came: it waited {manifest.waited_s:.2f} s for {HELD}. Let that recording end sooner (an "
-        "engine's by a count of iterations, a trainer's by stages), or capture these roles at different steps."
+        f"The device did not become available: the capture waited {manifest.waited_s:.2f} s for {HELD}. Shorten the "
+        "other recording (limit the iterations of an engine, or select stages of a trainer), or capture these roles at "
+        "different steps."
     )
-    assert "Capture step1 is missing: Its turn never came" in caplog.text
+    assert "Capture step1 is missing: The device did not become available" in caplog.text
     assert trainer.active is None
     assert read_run(tmp_path / "run").captures[0].status is Status.MISSING
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_missing_capture_raises_with_on_error_raise(build: Build, elsewhere: Any) -> None:
     elsewhere("rollout, step1")
+========
+def test_on_error_raise_raises_an_error_if_the_device_stays_busy(build: Build, hold_device: Any) -> None:
+    hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build(on_error="raise")
     trainer.start(1)
     trainer.step(0, "mini_batch")
-    with pytest.raises(CaptureError, match="Capture step1 is missing: Its turn never came"):
+    with pytest.raises(CaptureError, match="Capture step1 is missing: The device did not become available"):
         trainer.stop()
 
 
@@ -220,16 +285,21 @@ def test_missing_capture_raises_with_on_error_raise(build: Build, elsewhere: Any
         (lambda _: end_process("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
     ],
 )
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_waiting_capture_can_be_ended(
     build: Build, elsewhere: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
+========
+def test_an_early_end_during_the_wait(
+    build: Build, hold_device: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
-    held = elsewhere("rollout, step1")
+    held = hold_device("rollout, step1")
     trainer = build(steps=["1..3"])
     trainer.start(1)
     end(trainer)
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
-    assert manifest.problems[1].startswith("Its turn never came: it waited ")
+    assert manifest.problems[1].startswith("The device did not become available: the capture waited ")
     assert count_open() == 0
     held.release()
     with build(run="next").capture(1):
@@ -237,8 +307,13 @@ def test_waiting_capture_can_be_ended(
     assert read_run(tmp_path / "next").status is Status.COMPLETE
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_host_exception_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     elsewhere("rollout, step1")
+========
+def test_an_exception_of_the_host_during_the_wait(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     with pytest.raises(ZeroDivisionError), build().capture(1):
         _ = 1 / 0
     manifest = manifests(tmp_path)["step1"]
@@ -248,8 +323,13 @@ def test_host_exception_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp
     )
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_time_limit_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     elsewhere("rollout, step1")
+========
+def test_a_wait_ends_at_the_time_limit(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build(max_capture_s=0.02)
     trainer.start(1)
     until(lambda: trainer.active is None)
@@ -259,10 +339,15 @@ def test_time_limit_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp_pat
 
 
 @pytest.mark.parametrize("boundary", ["mini-batch", "step", "stage", "start"])
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_late_start_can_fail(
     build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
+========
+def test_a_delayed_start_that_fails(
+    build: Build, hold_device: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
-    trainer, held = build(steps=["1..2"], fail_at="start"), elsewhere("rollout, step1")
+    trainer, held = build(steps=["1..2"], fail_at="start"), hold_device("rollout, step1")
     trainer.start(1)
     held.release()
     with caplog.at_level(logging.WARNING, "profdeck"):
@@ -285,8 +370,13 @@ def test_late_start_can_fail(
     trainer.stop()
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_failed_late_start_raises_with_on_error_raise(build: Build, elsewhere: Any) -> None:
     trainer, held = build(fail_at="start", on_error="raise"), elsewhere("rollout, step1")
+========
+def test_on_error_raise_raises_the_error_of_a_delayed_start(build: Build, hold_device: Any) -> None:
+    trainer, held = build(fail_at="start", on_error="raise"), hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer.start(1)
     held.release()
     with pytest.raises(CaptureError, match="start does not work"):
@@ -294,8 +384,13 @@ def test_failed_late_start_raises_with_on_error_raise(build: Build, elsewhere: A
     assert trainer.active is None
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_discrete_stage_can_begin_at_a_mini_batch(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(mode="discrete", steps=[1]), elsewhere("rollout, step1")
+========
+def test_a_stage_in_discrete_mode_waits_for_the_device(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(mode="discrete", steps=[1]), hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer.start(1)
     with trainer.stage("generate"):
         pass
@@ -316,9 +411,15 @@ def test_discrete_stage_can_begin_at_a_mini_batch(build: Build, elsewhere: Any, 
     assert names(tmp_path, "trainer", "step1-update") == ["start", "inner"]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_mini_batch_window_begins_with_the_late_start(build: Build, elsewhere: Any) -> None:
     """`profdeck.backends.device_recording` counts the mini-batches; its own tests check the window."""
     trainer, held = build(**{"trainer.window": {"active": 2}}), elsewhere("rollout, step1")
+========
+def test_a_delayed_window_counts_the_skipped_mini_batches(build: Build, hold_device: Any) -> None:
+    """test_recorder_cycles.py tests the effect on the recorder."""
+    trainer, held = build(**{"trainer.window": {"active": 2}}), hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     capture = trainer.start(1)
     assert capture is not None
     for number in range(5):
@@ -330,10 +431,17 @@ def test_mini_batch_window_begins_with_the_late_start(build: Build, elsewhere: A
 
 
 @pytest.mark.parametrize("thread_bound", [True, False])
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_async_host_does_not_block_while_waiting(
     build: Build, elsewhere: Any, tmp_path: Path, thread_bound: bool
 ) -> None:
     trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), elsewhere("rollout, step1")
+========
+def test_async_hosts_are_not_blocked_by_the_wait(
+    build: Build, hold_device: Any, tmp_path: Path, thread_bound: bool
+) -> None:
+    trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     async def host() -> None:
         async with trainer.capture(1):
@@ -350,8 +458,13 @@ def test_async_host_does_not_block_while_waiting(
     assert names(tmp_path, "trainer", "step1") == ["start", "update", "global_step 1"]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_cancelled_start_releases_the_device(build: Build, elsewhere: Any, tmp_path: Path) -> None:
     trainer, held = build(wait_s=0.05), elsewhere("rollout, step1")
+========
+def test_a_cancelled_start_releases_the_device(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(wait_s=0.05), hold_device("rollout, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     async def host() -> None:
         await trainer.astart(1)
@@ -368,10 +481,17 @@ def test_cancelled_start_releases_the_device(build: Build, elsewhere: Any, tmp_p
     leases.acquire_lease([GPU], holder="other").release()
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_capture_waits_for_a_busy_recorder(
     build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some libraries support one recording at a time and raise an error at the start of a second one."""
+========
+def test_a_busy_recorder_is_waited_for(
+    build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend raises LeaseError if its recorder is in use. See `profdeck.backends.device_recording.OneAtATime`."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -391,13 +511,20 @@ def test_capture_waits_for_a_busy_recorder(
     trainer.stop()
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
-    assert "s for recorder, held by this process (ref, step1), and began in step 1." in manifest.notes[0]
+    assert "s for recorder, held by this process (ref, step1), and started in step 1." in manifest.notes[0]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 # The engine waits for the device.
 
 
 def test_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+========
+# The engine waits.
+
+
+def test_the_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build()
     held = "gpu-1, held by this process (trainer, step1)"
     with trainer.capture(1):
@@ -417,12 +544,19 @@ def test_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, 
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
     assert manifest.artifacts[0].iterations == (4, 5)
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {held}, and began at iteration 4.",)
+    assert manifest.notes == (f"The capture waited {manifest.waited_s:.2f} s for {held}, and started at iteration 4.",)
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_engine_that_starts_first_records_first(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     """The engine leases the device at the start of the step, before its first iteration."""
+========
+def test_an_engine_that_is_requested_first_records_first(
+    build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path
+) -> None:
+    """The device is leased at the request, before the first iteration."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.start(ask(1, 2))
     trainer = build()
     trainer.start(1)
@@ -430,13 +564,23 @@ def test_engine_that_starts_first_records_first(build: Build, engine: EngineReco
     trainer.step(0, "mini_batch")
     assert calls_of(trainer) == []
     iterate(engine, D, first=2)
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
     trainer.step(1, "mini_batch")  # the window is complete; the file may not be written yet
+========
+    trainer.step(1, "mini_batch")  # the window has ended; its file may not be written yet
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     assert calls_of(trainer) == ["start step1"]
     trainer.stop()
     assert wait_for_files(engine).captures[0].status is Status.COMPLETE
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_device_is_released_before_the_files_are_written(tally: ModuleType, engine: EngineRecorder, ask: Ask) -> None:
+========
+def test_the_device_is_released_before_the_files_are_written(
+    tally: ModuleType, engine: EngineRecorder, ask: Ask
+) -> None:
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     tally.TallyBackend.may_write.clear()
     engine.start(ask(1, write_later=True))
     iterate(engine, D)
@@ -445,15 +589,20 @@ def test_device_is_released_before_the_files_are_written(tally: ModuleType, engi
     tally.TallyBackend.may_write.set()
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_engine_with_a_first_iteration_leases_the_device_at_that_iteration(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+========
+def test_an_engine_does_not_lease_the_device_before_its_window(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
-    held = elsewhere("trainer, step0")
+    held = hold_device("trainer, step0")
     engine.start(ask(iterations=Iterations(count=2, first=3)))
     assert engine.reply().waits_for is None
     held.release()
     iterate(engine, D, D, D)
-    held = elsewhere("trainer, step1")
+    held = hold_device("trainer, step1")
     iterate(engine, D, first=3)
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
@@ -462,12 +611,19 @@ def test_engine_with_a_first_iteration_leases_the_device_at_that_iteration(
     assert manifests(tmp_path, "rollout")["step1"].artifacts[0].iterations == (4, 5)
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_each_batch_kind_leases_the_device_separately(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D, D)
     held = elsewhere("trainer, step1")  # more prefills are selected, but none is recording
+========
+def test_each_batch_kind_waits_separately(engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path) -> None:
+    engine.start(ask(2, batch_kinds=(P, D)))
+    iterate(engine, P, D, D)
+    held = hold_device("trainer, step1")  # the prefill window is not complete, and no prefill is being recorded
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     iterate(engine, P, D, first=3)
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
@@ -483,10 +639,15 @@ def test_each_batch_kind_leases_the_device_separately(
     assert [name for name, manifest in captures.items() if manifest.waited_s is not None] == ["step1-prefill-2"]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_waiting_batch_kinds_are_visible_in_the_run(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+========
+def test_waiting_batch_kinds_have_a_manifest(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
-    held = elsewhere("trainer, step1")
+    held = hold_device("trainer, step1")
     engine.start(ask(1, batch_kinds=(P, D)))
     iterate(engine, P, D)
     assert manifests(tmp_path, "rollout")["step1"].waits_for is not None
@@ -500,16 +661,20 @@ def test_waiting_batch_kinds_are_visible_in_the_run(
 @pytest.mark.parametrize("stages", [(), (P, D)])
 @pytest.mark.parametrize("reason", [None, "the engine shut down"])
 @pytest.mark.parametrize("ran", [0, 3])
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_engine_capture_that_never_got_the_device_is_missing(
+========
+def test_a_capture_of_an_engine_is_missing_if_the_device_stays_busy(
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine: EngineRecorder,
     ask: Ask,
-    elsewhere: Any,
+    hold_device: Any,
     tmp_path: Path,
     ran: int,
     reason: str | None,
     stages: tuple[BatchKind, ...],
 ) -> None:
-    elsewhere("trainer, step1")
+    hold_device("trainer, step1")
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, *[D] * ran)
     engine.stop(reason)
@@ -519,36 +684,51 @@ def test_engine_capture_that_never_got_the_device_is_missing(
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (recorded.status, manifest.status) == (Status.MISSING, Status.MISSING)
     assert recorded.problems == manifest.problems
-    said = [*(["The engine shut down."] if reason else []), "Its turn never came: it waited "]
-    assert len(manifest.problems) == len(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(manifest.problems, said, strict=True))
-    assert "s for gpu-1, held by this process (trainer, step1). Let that recording end sooner" in manifest.problems[-1]
+    expected = [
+        *(["The engine shut down."] if reason else []),
+        "The device did not become available: the capture waited ",
+    ]
+    assert len(manifest.problems) == len(expected)
+    assert all(problem.startswith(start) for problem, start in zip(manifest.problems, expected, strict=True))
+    assert "s for gpu-1, held by this process (trainer, step1). Shorten the other recording" in manifest.problems[-1]
     assert reply.problems == (("The engine shut down.",) if reason else ())
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_later_batch_kind_that_never_got_the_device_is_reported(
     engine: EngineRecorder, ask: Ask, elsewhere: Any
 ) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D)
     engine.begin(M, "it2")  # ends the sequence of decodes
+========
+def test_the_device_stays_busy_for_a_later_batch_kind(engine: EngineRecorder, ask: Ask, hold_device: Any) -> None:
+    engine.start(ask(2, batch_kinds=(P, D)))
+    iterate(engine, P, D)
+    engine.begin(M, "it2")  # ends the recording of decodes
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.end()
-    elsewhere("trainer, step1")
+    hold_device("trainer, step1")
     iterate(engine, D, P, first=3)
     engine.stop()
     reply = wait_for_files(engine)
     assert (reply.state, reply.iterations) == (RequestState.ENDED, 2)
-    assert reply.problems[0].startswith("Its turn never came: it waited ")
+    assert reply.problems[0].startswith("The device did not become available: the capture waited ")
     assert reply.problems[1:] == (
         "Only 1 of 2 prefill iterations ran before the stop.",
         "Only 1 of 2 decode iterations ran before the stop.",
     )
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_engine_that_ends_before_its_window_fails(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+========
+def test_a_stop_after_the_wait_and_before_the_window(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
-    held = elsewhere("trainer, step1")
+    held = hold_device("trainer, step1")
     engine.start(ask(2, 5))
     iterate(engine, D)
     held.release()
@@ -557,11 +737,17 @@ def test_engine_that_ends_before_its_window_fails(
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.waits_for) == (Status.FAILED, None)
     assert manifest.problems == ("It ended after 2 iterations, before its window began.",)
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1).",)
+    wait = f"{manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1)"
+    assert manifest.notes == (f"The capture waited {wait}.",)
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_exit_ends_a_waiting_engine_capture(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
     elsewhere("trainer, step1")
+========
+def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path) -> None:
+    hold_device("trainer, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.start(ask(2))
     iterate(engine, D)
     assert end_process("SIGTERM in mid-capture")
@@ -569,10 +755,17 @@ def test_exit_ends_a_waiting_engine_capture(engine: EngineRecorder, ask: Ask, el
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, "SIGTERM in mid-capture.")
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_time_limit_ends_a_waiting_engine_capture(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
 ) -> None:
     elsewhere("trainer, step1")
+========
+def test_a_wait_of_an_engine_ends_at_the_time_limit(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
+) -> None:
+    hold_device("trainer, step1")
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.start(ask(2, max_capture_s=0.02))
     while engine.active:
         iterate(engine, D)
@@ -581,10 +774,15 @@ def test_time_limit_ends_a_waiting_engine_capture(
     assert manifest.problems[0] == "It was not stopped within max_capture_s=0.02 seconds."
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_unusable_lease_directory_ends_a_waiting_engine_capture(
     engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+========
+def test_the_lease_directory_disappears_while_an_engine_waits(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
-    elsewhere("trainer, step1")
+    hold_device("trainer, step1")
     engine.start(ask(2))
     with monkeypatch.context() as patch:
         patch.setenv(leases.DIRECTORY_VARIABLE, "/proc/profdeck")
@@ -596,7 +794,11 @@ def test_unusable_lease_directory_ends_a_waiting_engine_capture(
 
 
 @pytest.mark.parametrize("stages", [(), (D,)])
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_engine_waits_for_a_busy_recorder(
+========
+def test_an_engine_waits_for_a_busy_recorder(
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     tally: ModuleType,
     engine: EngineRecorder,
     ask: Ask,
@@ -604,7 +806,11 @@ def test_engine_waits_for_a_busy_recorder(
     monkeypatch: pytest.MonkeyPatch,
     stages: tuple[BatchKind, ...],
 ) -> None:
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
     """For example, the engine runs in the trainer's process, and torch records the trainer."""
+========
+    """For example, an engine in the trainer's process, while torch records the trainer."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -624,19 +830,31 @@ def test_engine_waits_for_a_busy_recorder(
     assert (reply.state, reply.iterations, reply.captures[0].status) == (RequestState.ENDED, 2, Status.COMPLETE)
     (manifest,) = manifests(tmp_path, "rollout").values()
     assert manifest.artifacts[0].iterations == (2, 3)
-    assert "and began at iteration 2." in manifest.notes[0]
+    assert "and started at iteration 2." in manifest.notes[0]
 
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 # Random orders.
 
 
 class Colocated:
     """A trainer, an engine and another holder on one device. The test controls their operations."""
+========
+# Random orders of operations.
+
+
+class Colocated:
+    """A trainer, an engine and another process on one device. Each method is an operation."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     def __init__(self, directory: Path, mode: str) -> None:
         """Args:
         directory: the output directory.
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
         mode: the trainer's mode.
+========
+        mode: the mode of the trainer.
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
         """
         base = {"output": str(directory), "run": "run", "steps": ["1..99"], "mode": mode, "on_demand": False}
         self.trainer = Profiler.from_config(
@@ -648,7 +866,11 @@ class Colocated:
         self._step = self._asked = 0
 
     def check(self) -> None:
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
         """Check that at most one recording is active and that it holds the device."""
+========
+        """Check that at most one capture is recording, and that it has leased the device."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
         (role,) = self.trainer._roles
         trains = role.recording is not None and not role.recording.waiting
         records = self.engine.reply().state is RequestState.RECORDING
@@ -706,8 +928,13 @@ class Colocated:
         self.engine.stop()
         wait_for_files(self.engine)
 
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
     def use_device_elsewhere(self) -> None:
         if self.other.try_acquire():
+========
+    def other_process(self) -> None:
+        if self.other.try_acquire():
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
             self.decode()
             self.mini_batch()
             self.other.release()
@@ -718,10 +945,17 @@ OPERATIONS = [name for name in vars(Colocated) if not name.startswith("_") and n
 
 @pytest.mark.usefixtures("tally")
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=40), mode=st.sampled_from(["continuous", "discrete"]))
+<<<<<<<< HEAD:tests/unit/test_device_sharing.py
 def test_only_one_recording_is_active_in_any_order_of_operations(
     tmp_path_factory: Any, operations: list[str], mode: str
 ) -> None:
     """No operation raises an error, every capture ends, and the device is released."""
+========
+def test_at_most_one_capture_records_in_any_order_of_operations(
+    tmp_path_factory: Any, operations: list[str], mode: str
+) -> None:
+    """No operation raises, every capture ends, and the device is released."""
+>>>>>>>> origin/main:tests/unit/test_device_waits.py
     directory = tmp_path_factory.mktemp("run")
     colocated = Colocated(directory, mode)
     for operation in operations:
