@@ -1,8 +1,4 @@
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-"""Tests of recordings that share a device: the second recording waits and begins at one of its own boundaries."""
-========
 """Captures that share a device. The second capture waits, starts at a later boundary and records the wait."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 
 from __future__ import annotations
 
@@ -40,11 +36,7 @@ Ask = Callable[..., CaptureRequest]
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Build:
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-    """Function that builds the trainer's profiler, which records the device."""
-========
     """Create a profiler of the trainer, which records the device."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     def create(**settings: Any) -> Profiler:
         option_settings = {f"trainer.options.{key}": settings.pop(key) for key in options & settings.keys()}
@@ -57,30 +49,18 @@ def build(tally: ModuleType, tmp_path: Path) -> Build:
 
 @pytest.fixture
 def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-    """Recorder of an engine on the same device."""
-    made = EngineRecorder(Identity(), "tally-device", {})
-    yield made
-    made.stop()
-    wait_for_files(made)
-========
     """The recorder of an engine on the same device."""
     recorder = EngineRecorder(Identity(), "tally-device", {})
     yield recorder
     recorder.stop()
     wait_for_files(recorder)
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     leases.acquire_lease([GPU], holder="the next test").release()
     assert count_open() == 0
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-    """Function that returns a capture request for the engine."""
-========
     """Create a capture request for the engine."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     def create(count: int | None = None, skip: int = 0, **options: Any) -> CaptureRequest:
         fields = {key: options.pop(key) for key in ("id", "batch_kinds", "iterations") if key in options}
@@ -92,26 +72,16 @@ def ask(tmp_path: Path) -> Ask:
 
 
 @pytest.fixture
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def elsewhere() -> Iterator[Callable[[str], leases.Lease]]:
-    """Function that leases the device for another holder."""
-    held: list[leases.Lease] = []
-========
 def hold_device() -> Iterator[Callable[[str], leases.Lease]]:
     """Function that leases the device for another holder."""
     acquired: list[leases.Lease] = []
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     def hold(holder: str) -> leases.Lease:
         acquired.append(leases.acquire_lease([GPU], holder=holder))
         return acquired[-1]
 
     yield hold
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-    for lease in held:
-========
     for lease in acquired:
->>>>>>>> origin/main:tests/unit/test_device_waits.py
         lease.release()
 
 
@@ -132,17 +102,10 @@ def names(path: Path, role: str, capture: str) -> list[str]:
     return [str(event["name"]) for event in json.loads(file.read_text())["traceEvents"]]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-# The trainer waits for the device.
-
-
-def test_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-========
 # The trainer waits.
 
 
 def test_the_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build()
     engine.start(ask(2))
     with trainer.capture(1) as capture:
@@ -170,15 +133,8 @@ def test_the_trainer_records_the_remaining_step(build: Build, engine: EngineReco
 
 
 @pytest.mark.parametrize("boundary", ["mini_batch", "engine_iteration", "start", "stage"])
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_waiting_capture_can_begin_at_every_boundary(
-    build: Build, elsewhere: Any, tmp_path: Path, boundary: str
-) -> None:
-    trainer, held = build(), elsewhere("rollout, step1")
-========
 def test_each_boundary_retries_the_start(build: Build, hold_device: Any, tmp_path: Path, boundary: str) -> None:
     trainer, held = build(), hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer.start(1)
 
     def pass_boundary() -> None:
@@ -199,13 +155,8 @@ def test_each_boundary_retries_the_start(build: Build, hold_device: Any, tmp_pat
     assert manifests(tmp_path)["step1"].status is Status.COMPLETE
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_steps_before_the_start_are_missed(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(steps=["1..4"]), elsewhere("rollout, step1")
-========
 def test_steps_before_the_start_are_not_recorded(build: Build, hold_device: Any, tmp_path: Path) -> None:
     trainer, held = build(steps=["1..4"]), hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     for step in range(1, 5):
         with trainer.capture(step) as capture:
             assert capture is not None
@@ -218,13 +169,8 @@ def test_steps_before_the_start_are_not_recorded(build: Build, hold_device: Any,
     assert "and started in step 3." in manifest.notes[0]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_wait_during_warm_up_loses_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), elsewhere("rollout, step2")
-========
 def test_a_wait_during_the_warmup_loses_no_step(build: Build, hold_device: Any, tmp_path: Path) -> None:
     trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), hold_device("rollout, step2")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     for step in range(7):
         with trainer.capture(step):
             if step == 3:
@@ -235,17 +181,10 @@ def test_a_wait_during_the_warmup_loses_no_step(build: Build, hold_device: Any, 
     assert "and started in step 4." in manifest.notes[0]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_capture_that_never_got_the_device_is_missing(
-    build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    elsewhere("rollout, step1")
-========
 def test_a_capture_is_missing_if_the_device_stays_busy(
     build: Build, hold_device: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build()
     with caplog.at_level(logging.WARNING, "profdeck"), trainer.capture(1):
         trainer.step(0, "mini_batch")
@@ -263,13 +202,8 @@ def test_a_capture_is_missing_if_the_device_stays_busy(
     assert read_run(tmp_path / "run").captures[0].status is Status.MISSING
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_missing_capture_raises_with_on_error_raise(build: Build, elsewhere: Any) -> None:
-    elsewhere("rollout, step1")
-========
 def test_on_error_raise_raises_an_error_if_the_device_stays_busy(build: Build, hold_device: Any) -> None:
     hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build(on_error="raise")
     trainer.start(1)
     trainer.step(0, "mini_batch")
@@ -285,13 +219,8 @@ def test_on_error_raise_raises_an_error_if_the_device_stays_busy(build: Build, h
         (lambda _: end_process("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
     ],
 )
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_waiting_capture_can_be_ended(
-    build: Build, elsewhere: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
-========
 def test_an_early_end_during_the_wait(
     build: Build, hold_device: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
     held = hold_device("rollout, step1")
     trainer = build(steps=["1..3"])
@@ -307,13 +236,8 @@ def test_an_early_end_during_the_wait(
     assert read_run(tmp_path / "next").status is Status.COMPLETE
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_host_exception_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    elsewhere("rollout, step1")
-========
 def test_an_exception_of_the_host_during_the_wait(build: Build, hold_device: Any, tmp_path: Path) -> None:
     hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     with pytest.raises(ZeroDivisionError), build().capture(1):
         _ = 1 / 0
     manifest = manifests(tmp_path)["step1"]
@@ -323,13 +247,8 @@ def test_an_exception_of_the_host_during_the_wait(build: Build, hold_device: Any
     )
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_time_limit_ends_a_waiting_capture(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    elsewhere("rollout, step1")
-========
 def test_a_wait_ends_at_the_time_limit(build: Build, hold_device: Any, tmp_path: Path) -> None:
     hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build(max_capture_s=0.02)
     trainer.start(1)
     until(lambda: trainer.active is None)
@@ -339,13 +258,8 @@ def test_a_wait_ends_at_the_time_limit(build: Build, hold_device: Any, tmp_path:
 
 
 @pytest.mark.parametrize("boundary", ["mini-batch", "step", "stage", "start"])
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_late_start_can_fail(
-    build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
-========
 def test_a_delayed_start_that_fails(
     build: Build, hold_device: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
     trainer, held = build(steps=["1..2"], fail_at="start"), hold_device("rollout, step1")
     trainer.start(1)
@@ -365,18 +279,13 @@ def test_a_delayed_start_that_fails(
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HELD}." in manifest.notes[-1]
     assert (trainer.active, count_open()) == (None, 0)
-    leases.acquire_lease([GPU], holder="other").release()
+    leases.acquire_lease([GPU], holder="somebody").release()
     trainer.step(1, "mini_batch")
     trainer.stop()
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_failed_late_start_raises_with_on_error_raise(build: Build, elsewhere: Any) -> None:
-    trainer, held = build(fail_at="start", on_error="raise"), elsewhere("rollout, step1")
-========
 def test_on_error_raise_raises_the_error_of_a_delayed_start(build: Build, hold_device: Any) -> None:
     trainer, held = build(fail_at="start", on_error="raise"), hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer.start(1)
     held.release()
     with pytest.raises(CaptureError, match="start does not work"):
@@ -384,13 +293,8 @@ def test_on_error_raise_raises_the_error_of_a_delayed_start(build: Build, hold_d
     assert trainer.active is None
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_discrete_stage_can_begin_at_a_mini_batch(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(mode="discrete", steps=[1]), elsewhere("rollout, step1")
-========
 def test_a_stage_in_discrete_mode_waits_for_the_device(build: Build, hold_device: Any, tmp_path: Path) -> None:
     trainer, held = build(mode="discrete", steps=[1]), hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer.start(1)
     with trainer.stage("generate"):
         pass
@@ -402,8 +306,8 @@ def test_a_stage_in_discrete_mode_waits_for_the_device(build: Build, hold_device
     with trainer.stage("update"):
         pass
     trainer.stop()
-    captures = manifests(tmp_path)
-    assert {name: manifest.status for name, manifest in captures.items()} == {
+    found = manifests(tmp_path)
+    assert {name: manifest.status for name, manifest in found.items()} == {
         "step1-generate": Status.MISSING,
         "step1-update": Status.COMPLETE,
         "step1-update-2": Status.COMPLETE,
@@ -411,15 +315,9 @@ def test_a_stage_in_discrete_mode_waits_for_the_device(build: Build, hold_device
     assert names(tmp_path, "trainer", "step1-update") == ["start", "inner"]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_mini_batch_window_begins_with_the_late_start(build: Build, elsewhere: Any) -> None:
-    """`profdeck.backends.device_recording` counts the mini-batches; its own tests check the window."""
-    trainer, held = build(**{"trainer.window": {"active": 2}}), elsewhere("rollout, step1")
-========
 def test_a_delayed_window_counts_the_skipped_mini_batches(build: Build, hold_device: Any) -> None:
     """test_recorder_cycles.py tests the effect on the recorder."""
     trainer, held = build(**{"trainer.window": {"active": 2}}), hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     capture = trainer.start(1)
     assert capture is not None
     for number in range(5):
@@ -431,17 +329,10 @@ def test_a_delayed_window_counts_the_skipped_mini_batches(build: Build, hold_dev
 
 
 @pytest.mark.parametrize("thread_bound", [True, False])
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_async_host_does_not_block_while_waiting(
-    build: Build, elsewhere: Any, tmp_path: Path, thread_bound: bool
-) -> None:
-    trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), elsewhere("rollout, step1")
-========
 def test_async_hosts_are_not_blocked_by_the_wait(
     build: Build, hold_device: Any, tmp_path: Path, thread_bound: bool
 ) -> None:
     trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     async def host() -> None:
         async with trainer.capture(1):
@@ -458,13 +349,8 @@ def test_async_hosts_are_not_blocked_by_the_wait(
     assert names(tmp_path, "trainer", "step1") == ["start", "update", "global_step 1"]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_cancelled_start_releases_the_device(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(wait_s=0.05), elsewhere("rollout, step1")
-========
 def test_a_cancelled_start_releases_the_device(build: Build, hold_device: Any, tmp_path: Path) -> None:
     trainer, held = build(wait_s=0.05), hold_device("rollout, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     async def host() -> None:
         await trainer.astart(1)
@@ -478,20 +364,13 @@ def test_a_cancelled_start_releases_the_device(build: Build, hold_device: Any, t
     asyncio.run(host())
     assert (trainer.active, count_open()) == (None, 0)
     assert manifests(tmp_path)["step1"].status is Status.FAILED
-    leases.acquire_lease([GPU], holder="other").release()
+    leases.acquire_lease([GPU], holder="somebody").release()
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_capture_waits_for_a_busy_recorder(
-    build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some libraries support one recording at a time and raise an error at the start of a second one."""
-========
 def test_a_busy_recorder_is_waited_for(
     build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A backend raises LeaseError if its recorder is in use. See `profdeck.backends.device_recording.OneAtATime`."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -503,7 +382,7 @@ def test_a_busy_recorder_is_waited_for(
     monkeypatch.setattr(tally.TallyBackend, "perform", starts)
     trainer = build()
     trainer.start(1)
-    leases.acquire_lease([GPU], holder="other").release()  # a waiting profiler holds no lease
+    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting profiler holds no lease
     assert manifests(tmp_path)["step1"].waits_for == "recorder, held by this process (ref, step1)"
     trainer.step(0, "mini_batch")
     busy[0] = False
@@ -514,17 +393,10 @@ def test_a_busy_recorder_is_waited_for(
     assert "s for recorder, held by this process (ref, step1), and started in step 1." in manifest.notes[0]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-# The engine waits for the device.
-
-
-def test_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-========
 # The engine waits.
 
 
 def test_the_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     trainer = build()
     held = "gpu-1, held by this process (trainer, step1)"
     with trainer.capture(1):
@@ -548,15 +420,10 @@ def test_the_engine_records_after_the_trainer(build: Build, engine: EngineRecord
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_engine_that_starts_first_records_first(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
-    """The engine leases the device at the start of the step, before its first iteration."""
-========
 def test_an_engine_that_is_requested_first_records_first(
     build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path
 ) -> None:
     """The device is leased at the request, before the first iteration."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.start(ask(1, 2))
     trainer = build()
     trainer.start(1)
@@ -564,23 +431,15 @@ def test_an_engine_that_is_requested_first_records_first(
     trainer.step(0, "mini_batch")
     assert calls_of(trainer) == []
     iterate(engine, D, first=2)
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-    trainer.step(1, "mini_batch")  # the window is complete; the file may not be written yet
-========
     trainer.step(1, "mini_batch")  # the window has ended; its file may not be written yet
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     assert calls_of(trainer) == ["start step1"]
     trainer.stop()
     assert wait_for_files(engine).captures[0].status is Status.COMPLETE
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_device_is_released_before_the_files_are_written(tally: ModuleType, engine: EngineRecorder, ask: Ask) -> None:
-========
 def test_the_device_is_released_before_the_files_are_written(
     tally: ModuleType, engine: EngineRecorder, ask: Ask
 ) -> None:
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     tally.TallyBackend.may_write.clear()
     engine.start(ask(1, write_later=True))
     iterate(engine, D)
@@ -589,13 +448,8 @@ def test_the_device_is_released_before_the_files_are_written(
     tally.TallyBackend.may_write.set()
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_engine_with_a_first_iteration_leases_the_device_at_that_iteration(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
-========
 def test_an_engine_does_not_lease_the_device_before_its_window(
     engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
     held = hold_device("trainer, step0")
     engine.start(ask(iterations=Iterations(count=2, first=3)))
@@ -611,41 +465,27 @@ def test_an_engine_does_not_lease_the_device_before_its_window(
     assert manifests(tmp_path, "rollout")["step1"].artifacts[0].iterations == (4, 5)
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_each_batch_kind_leases_the_device_separately(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
-) -> None:
-    engine.start(ask(2, batch_kinds=(P, D)))
-    iterate(engine, P, D, D)
-    held = elsewhere("trainer, step1")  # more prefills are selected, but none is recording
-========
 def test_each_batch_kind_waits_separately(engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D, D)
     held = hold_device("trainer, step1")  # the prefill window is not complete, and no prefill is being recorded
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     iterate(engine, P, D, first=3)
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
     iterate(engine, P, first=5)
     reply = wait_for_files(engine)
     assert (reply.state, reply.iterations, reply.problems) == (RequestState.ENDED, 4, ())
-    captures = manifests(tmp_path, "rollout")
-    assert {name: manifest.artifacts[0].iterations for name, manifest in captures.items()} == {
+    found = manifests(tmp_path, "rollout")
+    assert {name: manifest.artifacts[0].iterations for name, manifest in found.items()} == {
         "step1-prefill": (0, 0),
         "step1-decode": (1, 2),
         "step1-prefill-2": (5, 5),
     }
-    assert [name for name, manifest in captures.items() if manifest.waited_s is not None] == ["step1-prefill-2"]
+    assert [name for name, manifest in found.items() if manifest.waited_s is not None] == ["step1-prefill-2"]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_waiting_batch_kinds_are_visible_in_the_run(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
-========
 def test_waiting_batch_kinds_have_a_manifest(
     engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
     held = hold_device("trainer, step1")
     engine.start(ask(1, batch_kinds=(P, D)))
@@ -661,11 +501,7 @@ def test_waiting_batch_kinds_have_a_manifest(
 @pytest.mark.parametrize("stages", [(), (P, D)])
 @pytest.mark.parametrize("reason", [None, "the engine shut down"])
 @pytest.mark.parametrize("ran", [0, 3])
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_engine_capture_that_never_got_the_device_is_missing(
-========
 def test_a_capture_of_an_engine_is_missing_if_the_device_stays_busy(
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine: EngineRecorder,
     ask: Ask,
     hold_device: Any,
@@ -694,19 +530,10 @@ def test_a_capture_of_an_engine_is_missing_if_the_device_stays_busy(
     assert reply.problems == (("The engine shut down.",) if reason else ())
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_later_batch_kind_that_never_got_the_device_is_reported(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any
-) -> None:
-    engine.start(ask(2, batch_kinds=(P, D)))
-    iterate(engine, P, D)
-    engine.begin(M, "it2")  # ends the sequence of decodes
-========
 def test_the_device_stays_busy_for_a_later_batch_kind(engine: EngineRecorder, ask: Ask, hold_device: Any) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D)
     engine.begin(M, "it2")  # ends the recording of decodes
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.end()
     hold_device("trainer, step1")
     iterate(engine, D, P, first=3)
@@ -720,13 +547,8 @@ def test_the_device_stays_busy_for_a_later_batch_kind(engine: EngineRecorder, as
     )
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_engine_that_ends_before_its_window_fails(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
-========
 def test_a_stop_after_the_wait_and_before_the_window(
     engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
     held = hold_device("trainer, step1")
     engine.start(ask(2, 5))
@@ -741,13 +563,8 @@ def test_a_stop_after_the_wait_and_before_the_window(
     assert manifest.notes == (f"The capture waited {wait}.",)
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_exit_ends_a_waiting_engine_capture(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
-    elsewhere("trainer, step1")
-========
 def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path) -> None:
     hold_device("trainer, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.start(ask(2))
     iterate(engine, D)
     assert end_process("SIGTERM in mid-capture")
@@ -755,17 +572,10 @@ def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, hold_de
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, "SIGTERM in mid-capture.")
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_time_limit_ends_a_waiting_engine_capture(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
-) -> None:
-    elsewhere("trainer, step1")
-========
 def test_a_wait_of_an_engine_ends_at_the_time_limit(
     engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
 ) -> None:
     hold_device("trainer, step1")
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     engine.start(ask(2, max_capture_s=0.02))
     while engine.active:
         iterate(engine, D)
@@ -774,13 +584,8 @@ def test_a_wait_of_an_engine_ends_at_the_time_limit(
     assert manifest.problems[0] == "It was not stopped within max_capture_s=0.02 seconds."
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_unusable_lease_directory_ends_a_waiting_engine_capture(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-========
 def test_the_lease_directory_disappears_while_an_engine_waits(
     engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 ) -> None:
     hold_device("trainer, step1")
     engine.start(ask(2))
@@ -794,11 +599,7 @@ def test_the_lease_directory_disappears_while_an_engine_waits(
 
 
 @pytest.mark.parametrize("stages", [(), (D,)])
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_engine_waits_for_a_busy_recorder(
-========
 def test_an_engine_waits_for_a_busy_recorder(
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     tally: ModuleType,
     engine: EngineRecorder,
     ask: Ask,
@@ -806,11 +607,7 @@ def test_an_engine_waits_for_a_busy_recorder(
     monkeypatch: pytest.MonkeyPatch,
     stages: tuple[BatchKind, ...],
 ) -> None:
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-    """For example, the engine runs in the trainer's process, and torch records the trainer."""
-========
     """For example, an engine in the trainer's process, while torch records the trainer."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -823,7 +620,7 @@ def test_an_engine_waits_for_a_busy_recorder(
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
-    leases.acquire_lease([GPU], holder="other").release()  # a waiting engine holds no lease
+    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting engine holds no lease
     busy[0] = False
     iterate(engine, D, D, first=2)
     reply = wait_for_files(engine)
@@ -833,28 +630,16 @@ def test_an_engine_waits_for_a_busy_recorder(
     assert "and started at iteration 2." in manifest.notes[0]
 
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-# Random orders.
-
-
-class Colocated:
-    """A trainer, an engine and another holder on one device. The test controls their operations."""
-========
 # Random orders of operations.
 
 
 class Colocated:
     """A trainer, an engine and another process on one device. Each method is an operation."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
 
     def __init__(self, directory: Path, mode: str) -> None:
         """Args:
         directory: the output directory.
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-        mode: the trainer's mode.
-========
         mode: the mode of the trainer.
->>>>>>>> origin/main:tests/unit/test_device_waits.py
         """
         base = {"output": str(directory), "run": "run", "steps": ["1..99"], "mode": mode, "on_demand": False}
         self.trainer = Profiler.from_config(
@@ -866,11 +651,7 @@ class Colocated:
         self._step = self._asked = 0
 
     def check(self) -> None:
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-        """Check that at most one recording is active and that it holds the device."""
-========
         """Check that at most one capture is recording, and that it has leased the device."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
         (role,) = self.trainer._roles
         trains = role.recording is not None and not role.recording.waiting
         records = self.engine.reply().state is RequestState.RECORDING
@@ -928,13 +709,8 @@ class Colocated:
         self.engine.stop()
         wait_for_files(self.engine)
 
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-    def use_device_elsewhere(self) -> None:
-        if self.other.try_acquire():
-========
     def other_process(self) -> None:
         if self.other.try_acquire():
->>>>>>>> origin/main:tests/unit/test_device_waits.py
             self.decode()
             self.mini_batch()
             self.other.release()
@@ -945,17 +721,10 @@ OPERATIONS = [name for name in vars(Colocated) if not name.startswith("_") and n
 
 @pytest.mark.usefixtures("tally")
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=40), mode=st.sampled_from(["continuous", "discrete"]))
-<<<<<<<< HEAD:tests/unit/test_device_sharing.py
-def test_only_one_recording_is_active_in_any_order_of_operations(
-    tmp_path_factory: Any, operations: list[str], mode: str
-) -> None:
-    """No operation raises an error, every capture ends, and the device is released."""
-========
 def test_at_most_one_capture_records_in_any_order_of_operations(
     tmp_path_factory: Any, operations: list[str], mode: str
 ) -> None:
     """No operation raises, every capture ends, and the device is released."""
->>>>>>>> origin/main:tests/unit/test_device_waits.py
     directory = tmp_path_factory.mktemp("run")
     colocated = Colocated(directory, mode)
     for operation in operations:
