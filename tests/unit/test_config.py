@@ -249,7 +249,7 @@ def test_the_strongest_layer_wins_and_its_source_is_known(tmp_path: Path) -> Non
         ("a.yaml", "steps: [1", "not valid YAML"),
         ("a.toml", "steps = [1", "not valid TOML"),
         ("a.yaml", "- 1", "expected keys and values at the top, got list"),
-        ("a.json", "{}", r"expected a file that ends in .yaml, .yml or .toml"),
+        ("a.json", "{}", r"must end in .yaml, .yml or .toml"),
         ("a.yaml", b"\xff\xfe\x00", "not valid YAML"),
     ],
 )

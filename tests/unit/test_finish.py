@@ -577,7 +577,7 @@ def test_ls_shows_the_state_of_finishes(build: Build, run: Path, monkeypatch: py
     result = CliRunner().invoke(app, ["ls", str(run)])
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if line.startswith("Finish")] == lines
-    assert "To run what was not finished: profdeck finish run\n" in result.output
+    assert "To run unfinished finish tasks: profdeck finish run\n" in result.output
     finishes = json.loads(CliRunner().invoke(app, ["ls", str(run), "--json"]).stdout)["finishes"]
     assert [finish["state"] for finish in finishes] == [state for _, state, _ in cases]
     assert finishes[5] == {

@@ -48,7 +48,7 @@ class Library:
         """
         distribution = self.installed()
         if distribution is None:
-            raise MissingLibraryError.of(f"The backend '{backend}' needs", self.names[0], backend)
+            raise MissingLibraryError.for_library(f"The backend '{backend}' needs", self.names[0], backend)
         name, version = distribution
         if not SpecifierSet(self.versions).contains(version, prereleases=True):
             raise IncompatibleLibraryError(

@@ -72,7 +72,7 @@ class UploadListener:
         configured_url()
         # Do not import fsspec here, because recording processes also create listeners and must not load it.
         if importlib.util.find_spec("fsspec") is None:
-            raise MissingLibraryError.of("The listener 'upload' needs", "fsspec", "upload")
+            raise MissingLibraryError.for_library("The listener 'upload' needs", "fsspec", "upload")
 
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
