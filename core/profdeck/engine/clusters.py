@@ -194,4 +194,4 @@ def as_cluster_target(target: object, attribute: str | None = None) -> Actor | A
     if isinstance(target, Actor | ActorGroup):
         return target
     targets = (cluster.as_target(target, attribute) for cluster in installed_clusters())
-    return next((found for found in targets if found is not None), None)
+    return next((converted for converted in targets if converted is not None), None)

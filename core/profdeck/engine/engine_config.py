@@ -1,4 +1,4 @@
-"""What the config says to an engine that loads profdeck by itself."""
+"""The config of engine processes that load profdeck as a plugin."""
 
 from __future__ import annotations
 
@@ -30,13 +30,15 @@ class EngineConfig:
 
     @classmethod
     def load(cls, backend: str) -> EngineConfig:
-        """Read what ``PROFDECK_CONFIG`` and its like say; without a role for the engine, defaults hold.
+        """Load the config from the environment (``PROFDECK_CONFIG`` etc.) and select the engine's role.
+
+        If no role uses the backend, the role is ``server`` with default options.
 
         Args:
             backend: the name of the engine's backend.
 
         Raises:
-            ConfigError: the config is wrong, or several roles are the engine's and ``PROFDECK_ROLE`` chooses none.
+            ConfigError: the config is invalid, or ``PROFDECK_ROLE`` must select one of several roles.
         """
         config = load_config().config
         roles = [name for name, role in config.roles.items() if role.backend == backend]
@@ -45,22 +47,22 @@ class EngineConfig:
             return cls(config, "server", RoleConfig(backend=backend), _checked(load_backend(backend).Options()))
         if name not in roles:
             raise ConfigError(
-                f"The config has {len(roles)} role(s) of the backend {backend}: {', '.join(roles) or 'none'}. "
-                f"{ROLE_VARIABLE}={name or ''} does not say which one this engine has."
+                f"The config has {len(roles)} role(s) with the backend {backend}: {', '.join(roles) or 'none'}. "
+                f"{ROLE_VARIABLE}={name or ''} does not select one of them."
             )
         return cls(config, name, config.roles[name], _checked(build_backend(config, name).options))
 
     @property
     def captures_by_itself(self) -> bool:
-        """Whether the engine captures without being asked: the role's iterations have an absolute first one."""
+        """True if the config arms a capture at engine startup, because the role sets ``iterations.first``."""
         return self.chosen.iterations is not None and self.chosen.iterations.first is not None
 
     def name_run(self) -> None:
-        """Name the run for the children of this process, so that all processes of the engine name it alike."""
+        """Store the run name in this process's environment, so that child processes use the same name."""
         os.environ.setdefault(RUN_VARIABLE, run_name(self.config.run))
 
     def own_request(self) -> CaptureRequest:
-        """Return the capture that the config arms."""
+        """Return the request for the capture that the config arms; see `captures_by_itself`."""
         iterations = self.chosen.iterations
         assert iterations is not None and iterations.first is not None  # noqa: PT018, S101  # see captures_by_itself
         replica = os.environ.get(REPLICA_VARIABLE)
@@ -78,5 +80,5 @@ class EngineConfig:
 
 
 def _checked(options: object) -> EngineOptions:
-    assert isinstance(options, EngineOptions)  # noqa: S101  # engines ask for their own backends
+    assert isinstance(options, EngineOptions)  # noqa: S101  # the backends of engines have these options
     return options
