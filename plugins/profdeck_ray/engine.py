@@ -262,12 +262,12 @@ class _ActorFiles(PartedFiles):
 
     async def source(self) -> FileHost:
         """Return the host and directory of the files."""
-        await self.part("", 0)  # the reply contains the host
+        await self.request_part("", 0)  # the reply contains the host
         return FileHost(await self._engine.host(), str(self._output))
 
-    async def part(self, place: str, offset: int) -> FilePart:
+    async def request_part(self, path: str, offset: int) -> FilePart:
         """Fetch a chunk of a file, or a directory listing."""
-        return await self._engine.part(self._output, place, offset)
+        return await self._engine.part(self._output, path, offset)
 
 
 def _short(error: Exception) -> str:

@@ -112,7 +112,7 @@ class RemoteFiles(Protocol):
     async def source(self) -> FileHost:
         """Return the host and the base directory of the paths."""
 
-    async def listed(self, place: str) -> Mapping[str, int] | None:
+    async def list_files(self, path: str) -> Mapping[str, int] | None:
         """List the files in a directory.
 
         Returns:
@@ -120,14 +120,14 @@ class RemoteFiles(Protocol):
             being written. For other directories, only the manifests.
         """
 
-    async def read(self, place: str) -> bytes:
+    async def read(self, path: str) -> bytes:
         """Return the contents of a manifest."""
 
-    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
+    async def fetch(self, path: str, file: BinaryIO, size_bytes: int) -> None:
         """Download a file.
 
         Args:
-            place: path of the file on the host.
+            path: path of the file on the host.
             file: destination; an empty, unbuffered file.
             size_bytes: maximum number of bytes to accept.
 

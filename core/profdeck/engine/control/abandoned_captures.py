@@ -1,8 +1,7 @@
-"""Captures whose driver is gone: the next driver finds them when its own start is refused, and ends them.
+"""Stops captures whose owner process has exited, when they block a new start.
 
-A request names the process that owns it. Whether that still runs can be known on its own host only, so what a living
-process owns, or one of another host, is left alone. A stop names the token of the request, so that it ends that one or
-nothing.
+Each request names its owner process. Only processes on this host can be checked, so captures of a running process or
+of a process on another host are not stopped. Stop commands contain the request's token and cannot stop another request.
 """
 
 from __future__ import annotations
@@ -21,64 +20,68 @@ if TYPE_CHECKING:
 
 _BUSY = frozenset({RequestState.ARMED, RequestState.RECORDING, RequestState.WRITING})
 _FLUSH_S = 60.0
-"""How long the files of an orphan may take before the start that waits for them is given up."""
+"""Maximum time to wait for the files of an abandoned capture, in seconds."""
 
 
 @attrs.frozen
-class _Active:
-    """What is active in an engine."""
+class _ActiveRequest:
+    """A request that is active in an engine."""
 
-    request: str
+    id: str
     token: str
     owner: ProcessId
 
     @property
-    def whose(self) -> str:
-        """Say who owns it."""
+    def owner_label(self) -> str:
+        """Name of the owner in messages."""
         return "this process" if self.owner == ProcessId() else str(self.owner)
 
 
 async def end_abandoned(engine: Engine, refusal: TargetError) -> str:
-    """End what keeps an engine from starting, if its owner is gone.
+    """Stop the captures that prevent a start, if their owners have exited.
 
     Args:
-        engine: what has refused to start.
-        refusal: what it said.
+        engine: the engine that refused the start.
+        refusal: the engine's error.
 
     Returns:
-        What has been done, for the notes of the capture that can now be tried again.
+        A note for the new capture. The caller can then retry the start.
 
     Raises:
-        TargetError: nothing has been done, as the owner is alive or cannot be known; says who it is.
-        CaptureError: the engine does not answer.
+        TargetError: an owner is running or its state is unknown. Nothing was stopped. The message names the owner.
+        CaptureError: the engine does not reply.
     """
     answer = await engine.command("status", {})
     busy = [reply for reply in answer.all if reply.state in _BUSY]
     if not busy:
-        return "What was active there when it was first asked to start has ended meanwhile."
-    # A request that somebody made by hand has no owner.
-    active = {_Active(one.request, one.token, one.owner) for one in busy if one.request and one.token and one.owner}
+        return "The first start was refused because of another capture, which has ended since."
+    # Requests sent by hand have no owner.
+    active = {
+        _ActiveRequest(reply.request, reply.token, reply.owner)
+        for reply in busy
+        if reply.request and reply.token and reply.owner
+    }
     if not active:
         raise refusal
-    for one in active:
-        if one.owner.alive is not False:
-            raise _occupied(refusal, one)
-    for one in active:
-        reason = f"{one.whose}, which asked for it, is gone; {ProcessId()} ended it"
-        await engine.end({"request": one.request, "token": one.token, "reason": reason}, _FLUSH_S)
-    ended = ", ".join(f"{one.request} of {one.whose}" for one in active)
-    return f"It ended what was active there, as its owner is gone: {ended}."
+    for request in active:
+        if request.owner.alive is not False:
+            raise _occupied_error(refusal, request)
+    for request in active:
+        reason = f"Its owner ({request.owner_label}) has exited; {ProcessId()} stopped it"
+        await engine.end({"request": request.id, "token": request.token, "reason": reason}, _FLUSH_S)
+    stopped = ", ".join(f"{request.id} of {request.owner_label}" for request in active)
+    return f"Stopped abandoned captures whose owner has exited: {stopped}."
 
 
-def _occupied(refusal: TargetError, active: _Active) -> TargetError:
-    text = f"{refusal} It belongs to {active.whose}"
+def _occupied_error(refusal: TargetError, active: _ActiveRequest) -> TargetError:
+    text = f"{refusal} It belongs to {active.owner_label}"
     if active.owner.alive is None:
         return TargetError(
-            f"{text}; whether that still runs cannot be known here.",
+            f"{text}. This host cannot determine whether that process is running.",
             Outcome.ALREADY_ACTIVE,
-            "Wait until it has ended, or end that process. If it is gone, post its id and token, which "
-            "/profdeck/status tells, to /profdeck/stop.",
+            "Wait until the capture has ended, or end that process. If the process has exited, send the ID and token "
+            "in /profdeck/status to /profdeck/stop.",
         )
     return TargetError(
-        f"{text}, which is alive.", Outcome.ALREADY_ACTIVE, "Wait until it has ended, or end that process."
+        f"{text}, which is running.", Outcome.ALREADY_ACTIVE, "Wait until the capture has ended, or end that process."
     )

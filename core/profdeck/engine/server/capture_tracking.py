@@ -18,7 +18,7 @@ import attrs
 from profdeck.base.errors import target_error
 from profdeck.base.outcome import Outcome
 from profdeck.config.structuring import unstructure
-from profdeck.engine.control.outcomes import AT_REST
+from profdeck.engine.control.outcomes import INACTIVE
 from profdeck.engine.engine import Engine
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply
 from profdeck.records.status import Status
@@ -121,7 +121,7 @@ class CaptureTracker:
             return
         self._last_answer_s = time.monotonic()
         replies = _replies_to(answer, request.token)
-        if any(reply.state not in AT_REST for reply in replies):
+        if any(reply.state not in INACTIVE for reply in replies):
             return
         ranks: dict[str, list[Recorded]] = {}
         for recorded in (recorded for reply in replies for recorded in reply.captures):

@@ -107,13 +107,13 @@ class Routes:
             received_ns = time.time_ns()
             try:
                 engine, config = self._authorize(request)
-                body = await _body(request) if command != "status" else {}
+                body = await _read_body(request) if command != "status" else {}
                 answer = await self._execute(engine, config, command, body)
             except ProfdeckError as error:
                 return JSONResponse({"error": str(error)}, _status(error))
             errors = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
             is_idle = command == "status" and all(reply.state in INACTIVE for reply in answer.all)
-            writable = await self._is_writable(config.config.output.absolute()) if is_idle else None
+            writable = await self._check_writable(config.config.output.absolute()) if is_idle else None
             times = MessageTimes(received_ns, time.time_ns())
             content = {"server": _server_info(config, writable=writable), "answer": unstructure(answer)}
             content["times"] = unstructure(times)
@@ -123,7 +123,7 @@ class Routes:
         route.__annotations__ = {"request": Request}
         return route
 
-    async def _is_writable(self, output: Path) -> bool | None:
+    async def _check_writable(self, output: Path) -> bool | None:
         check = self._write_check
         if check is None or check.done():
             check = self._write_check = asyncio.ensure_future(run_in_thread(_is_writable, output))
@@ -153,9 +153,7 @@ class Routes:
     def _authorize(self, request: Request) -> tuple[Engine, EngineConfig]:
         config = self._config
         if config is None:
-            raise _RefusedError(
-                503, f"The config of this server is invalid, so profdeck is inactive. {self._problem}"
-            )
+            raise _RefusedError(503, f"The config of this server is invalid, so profdeck is inactive. {self._problem}")
         if config.options.auth is Auth.TOKEN:
             try:
                 tokens = accepted_tokens()
@@ -179,7 +177,7 @@ class Routes:
 
     async def _execute(self, engine: Engine, config: EngineConfig, command: str, body: dict[str, Any]) -> Answer:
         if command == "start":
-            return await self._tracker.start(engine, _request(body, config))
+            return await self._tracker.start(engine, _capture_request(body, config))
         sent_ns = time.time_ns()
         if command == "status":
             answer = await engine.command("status", {})
@@ -258,7 +256,7 @@ class _RefusedError(CaptureError):
         self.status = status
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read_body(request: Request) -> dict[str, Any]:
     import json
 
     data = bytearray()
@@ -275,7 +273,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _request(body: dict[str, Any], config: EngineConfig) -> CaptureRequest:
+def _capture_request(body: dict[str, Any], config: EngineConfig) -> CaptureRequest:
     """Complete a start request with the server's defaults. Reject outputs outside the server's output directory."""
     root = config.config.output.absolute()
     defaults = config.options.complete(
