@@ -365,7 +365,7 @@ class SimulatedServer:
         if ROUTES[route] != method:
             return 405, "Method Not Allowed"
         if self.token is not None and arrival.headers.get("authorization") != f"Bearer {self.token}":
-            return 401, "The token is missing or wrong: set PROFDECK_TOKEN to what this server has."
+            return 401, "The token is missing or wrong. Set PROFDECK_TOKEN to the server's token."
         known = {"start": set(attrs.fields_dict(CaptureRequest)), "stop": {"request", "token", "reason", "wait_s"}}
         if unknown := set(arrival.body) - known.get(arrival.command, set()):
             return 400, f"unknown keys: {', '.join(sorted(unknown))}"

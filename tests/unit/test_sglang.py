@@ -46,7 +46,7 @@ URL = "http://127.0.0.1:1"
         ({"detailed_annotations": "yes"}, "detailed_annotations"),
         ({"activities": []}, "the list is empty"),
         ({"activities": ["MEM"]}, "MEM"),
-        ({"device_options": {"record_shapes": True}}, "give record_shapes as options of their own"),
+        ({"device_options": {"record_shapes": True}}, "set record_shapes next to device_options"),
         ({"merge_profile": True}, "Did you mean 'merge_profiles'?"),
         ({"flush_timeout_s": 0}, "flush_timeout_s"),
     ],

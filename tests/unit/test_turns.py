@@ -556,7 +556,7 @@ def test_a_turn_that_came_and_a_window_that_did_not(
     engine.stop()
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.waits_for) == (Status.FAILED, None)
-    assert manifest.problems == ("It ended after 2 iterations, before its window began.",)
+    assert manifest.problems == ("It was stopped after 2 iterations, before its window started.",)
     assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1).",)
 
 

@@ -121,7 +121,7 @@ def test_engines_that_share_a_directory_do_not_take_each_others_traces(
 
     asyncio.run(main())
     assert [one.outcome for one in captures] == [Outcome.FLUSHED, Outcome.FILES_MISSING]
-    assert "left no whole file" in captures[1]._capture.problems[0]
+    assert "wrote no complete trace" in captures[1]._capture.problems[0]
 
 
 def test_directories_of_others_come_and_go_while_it_looks(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_directory_whose_traces_cannot_be_told_apart_is_refused(
 
     async def main() -> None:
         await one.start()
-        with pytest.raises(CaptureError, match="Launch each engine with a directory of its own"):
+        with pytest.raises(CaptureError, match="Start each engine with its own trace directory"):
             await other.start()
         await one.stop()
         assert one.outcome is Outcome.FLUSHED
