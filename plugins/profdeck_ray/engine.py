@@ -135,7 +135,7 @@ class RayEngine(Engine):
         fields = attrs.fields_dict(FilePart)  # another version may send more fields
         return FilePart(**{name: value for name, value in answer["part"].items() if name in fields})
 
-    async def arrive(self) -> None:
+    async def wait_for_gate(self) -> None:
         """Do nothing, because the start command waits for the gate."""
 
     async def is_here(self) -> bool:

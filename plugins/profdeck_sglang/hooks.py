@@ -55,8 +55,8 @@ def register() -> None:
         return
     for target, (hook, kind) in hooks.items():
         HookRegistry.register(target, hook, kind)
-    if launches and (armed := EngineConfig.load("sglang")).captures_by_itself:
-        armed.name_run()
+    if launches and (armed := EngineConfig.load("sglang")).is_armed:
+        armed.export_run_name()
 
 
 def _exists(target: str) -> bool:
@@ -79,8 +79,8 @@ def _scheduler_is_up(result: None, scheduler: Any, *args: Any, **kwargs: Any) ->
         _one_host = int(server_args.nnodes) == 1
         _agent = SchedulerAgent(scheduler, server_args)
         armed = EngineConfig.load("sglang")
-        if armed.captures_by_itself:
-            _agent.start(armed.own_request())
+        if armed.is_armed:
+            _agent.start(armed.armed_request())
     except Exception:  # the engine must start whatever is wrong here
         logger.exception("profdeck is not available in this scheduler")
 

@@ -78,7 +78,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
         if self._request.iterations is None:
             await self._engine.stop_profile()
             return
-        if not self.all_there():
+        if not self.has_all_traces():
             try:
                 await self._engine.stop_profile()
             except CaptureError:
@@ -92,7 +92,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
 
-    def place(self, path: Path) -> TraceOrigin | None:
+    def parse_name(self, path: Path) -> TraceOrigin | None:
         """Read the name of a trace."""
         found = _FILE.fullmatch(path.name)
         if found is None:

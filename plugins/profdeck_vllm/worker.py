@@ -120,7 +120,7 @@ class WorkerAgent(ABC):
 
     def start_armed(self, armed: EngineConfig) -> None:
         """Start the capture that the config arms; what keeps it from starting is logged."""
-        request = armed.own_request()
+        request = armed.armed_request()
         if self.stage is not None:  # nobody has numbered the workers of all stages
             request = attrs.evolve(request, id=f"{request.id}-stage{self.stage}")
         try:
@@ -182,8 +182,8 @@ def install(base: type, agent: type[WorkerAgent]) -> None:
 
     setattr(base, METHOD, command)
     armed = EngineConfig.load("vllm")
-    if armed.captures_by_itself:
-        armed.name_run()
+    if armed.is_armed:
+        armed.export_run_name()
         _arm(base, agent, armed)
 
 

@@ -293,7 +293,7 @@ class Natively(OwnProfilerCapture[HttpEngine, EngineOptions]):
         if self.error is not None:
             raise self.error
 
-    def place(self, path: Path) -> TraceOrigin | None:
+    def parse_name(self, path: Path) -> TraceOrigin | None:
         return TraceOrigin(int(path.name[0]))
 
 
@@ -423,7 +423,7 @@ def test_starts_of_the_own_profiler_wait_for_the_gate(cls: Any) -> None:
                 asked.extend(server.commands())
 
             engine.gate = gate
-            await engine.arrive()
+            await engine.wait_for_gate()
             assert asked == []
             await engine.start_profile()
             await engine.stop_profile()

@@ -141,7 +141,7 @@ def test_directories_of_others_come_and_go_while_it_looks(tmp_path: Path) -> Non
     try:
         asyncio.run(capture.start())
         for _ in range(300):
-            capture.all_there()
+            capture.has_all_traces()
         asyncio.run(capture.stop())
     finally:
         over.set()
@@ -158,7 +158,7 @@ def test_directories_of_others_come_and_go_while_it_looks(tmp_path: Path) -> Non
     ],
 )
 def test_the_names_of_pipelines_say_stage_and_rank(tmp_path: Path, name: str, rank: int, stage: int) -> None:
-    place = native(Sharing(tmp_path, writes=True), tmp_path).place(tmp_path / name)
+    place = native(Sharing(tmp_path, writes=True), tmp_path).parse_name(tmp_path / name)
     assert place is not None
     assert (place.rank, place.parallel) == (rank, {"stage": stage})
 

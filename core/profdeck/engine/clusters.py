@@ -165,7 +165,7 @@ def installed_clusters() -> tuple[Cluster, ...]:
     return tuple(load_instances(CLUSTERS, Cluster))  # type: ignore[type-abstract]  # only for isinstance
 
 
-def the_cluster(purpose: str) -> Cluster:
+def get_cluster(purpose: str) -> Cluster:
     """Return the only installed cluster plugin.
 
     Args:

@@ -26,7 +26,7 @@ class Engine(ABC):
     """Name of the engine in manifests."""
     blocking: bool = False
     """True if the engine has only blocking calls. Its coroutines then never suspend."""
-    gives_up: bool = True
+    cancels_late_calls: bool = True
     """True if commands time out after ``rpc_timeout_s``."""
     late_fix: str = ""
     """Engine-specific advice for a command that timed out. Empty: use the general advice."""
@@ -53,7 +53,7 @@ class Engine(ABC):
             CaptureError: the engine does not reply.
         """
 
-    async def arrive(self) -> None:
+    async def wait_for_gate(self) -> None:
         """Wait for `gate`. Subclasses that wait for it in `command` override this method to do nothing."""
         if self.gate is not None:
             await self.gate()

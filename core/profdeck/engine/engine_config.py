@@ -25,7 +25,7 @@ class EngineConfig:
 
     config: Config
     role: str
-    chosen: RoleConfig
+    role_config: RoleConfig
     options: EngineOptions
 
     @classmethod
@@ -53,18 +53,18 @@ class EngineConfig:
         return cls(config, name, config.roles[name], _checked(build_backend(config, name).options))
 
     @property
-    def captures_by_itself(self) -> bool:
+    def is_armed(self) -> bool:
         """True if the config arms a capture at engine startup, because the role sets ``iterations.first``."""
-        return self.chosen.iterations is not None and self.chosen.iterations.first is not None
+        return self.role_config.iterations is not None and self.role_config.iterations.first is not None
 
-    def name_run(self) -> None:
+    def export_run_name(self) -> None:
         """Store the run name in this process's environment, so that child processes use the same name."""
         os.environ.setdefault(RUN_VARIABLE, run_name(self.config.run))
 
-    def own_request(self) -> CaptureRequest:
-        """Return the request for the capture that the config arms; see `captures_by_itself`."""
-        iterations = self.chosen.iterations
-        assert iterations is not None and iterations.first is not None  # noqa: PT018, S101  # see captures_by_itself
+    def armed_request(self) -> CaptureRequest:
+        """Return the request for the capture that the config arms; see `is_armed`."""
+        iterations = self.role_config.iterations
+        assert iterations is not None and iterations.first is not None  # noqa: PT018, S101  # see is_armed
         replica = os.environ.get(REPLICA_VARIABLE)
         request = CaptureRequest(
             id=f"iteration{iterations.first}",
@@ -72,8 +72,8 @@ class EngineConfig:
             run=run_name(self.config.run),
             role=self.role,
             replica=int(replica) if replica else None,
-            ranks=self.chosen.ranks,
-            batch_kinds=self.chosen.batch_kinds,
+            ranks=self.role_config.ranks,
+            batch_kinds=self.role_config.batch_kinds,
             iterations=iterations,
         )
         return self.options.complete(request)

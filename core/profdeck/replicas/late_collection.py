@@ -16,7 +16,7 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.outcome import Outcome
-from profdeck.engine.clusters import ACTOR_PREFIX, Actor, the_cluster
+from profdeck.engine.clusters import ACTOR_PREFIX, Actor, get_cluster
 from profdeck.engine.control.control_backend import is_settled_by_files
 from profdeck.engine.control.rank_files import RankFiles, is_remote_files_problem
 from profdeck.engine.engine import Engine
@@ -205,7 +205,7 @@ def _engine(target: str, answer_s: float, actors: Mapping[str, Actor] | None) ->
             text = f"{target} was an engine in the host's process, not a server that can send files."
             raise CaptureError(text) from None
     if actors is None:
-        cluster = the_cluster(f"{target} is an actor")
+        cluster = get_cluster(f"{target} is an actor")
         raise CaptureError(
             f"{target} is a {cluster.title} actor. To fetch its files, use --{cluster.name} on a node of its cluster."
         )

@@ -176,7 +176,7 @@ def test_options_without_effect_are_noted(
 
     with_servers(check, 1)
     assert manifest().notes == (native,)
-    monkeypatch.setattr(HttpEngine, "gives_up", False)  # as engine objects are
+    monkeypatch.setattr(HttpEngine, "cancels_late_calls", False)  # as engine objects are
     step = 3
     with_servers(check, 1)
     assert manifest(3).notes[0] == native

@@ -218,7 +218,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
                 await self._start_processes(capture, request)
             else:
                 native = self.native(self.engine, capture, request)
-                await self.engine.arrive()
+                await self.engine.wait_for_gate()
                 await native.start()
                 self._native = native
         except BaseException:
@@ -231,7 +231,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     async def _start_processes(self, capture: EngineCapture, request: CaptureRequest) -> None:
         capture.notes += self._notes_on_unused_options()
-        await self.engine.arrive()
+        await self.engine.wait_for_gate()
         for remaining_attempts in reversed(range(_MAX_START_ATTEMPTS)):
             try:
                 answer = await self._send_start(request)
@@ -254,7 +254,10 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         notes = []
         if self.options.native_directory is not None:
             notes.append("native_directory has no effect: this engine has loaded profdeck instead of its own profiler.")
-        if not self.engine.gives_up and self.options.rpc_timeout_s != attrs.fields(EngineOptions).rpc_timeout_s.default:
+        if (
+            not self.engine.cancels_late_calls
+            and self.options.rpc_timeout_s != attrs.fields(EngineOptions).rpc_timeout_s.default
+        ):
             notes.append(f"rpc_timeout_s has no effect: calls of {self.engine.name} cannot be cancelled.")
         return notes
 

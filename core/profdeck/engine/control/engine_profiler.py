@@ -79,7 +79,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
     """Display name of the engine."""
     glob: ClassVar[str]
     """Pattern of the traces' file names."""
-    in_directories: ClassVar[bool] = False
+    search_subdirectories: ClassVar[bool] = False
     """Whether to search the subdirectories of the engine's trace directory, too."""
 
     def __init__(self, engine: EngineT, options: OptionsT, capture: EngineCapture, request: CaptureRequest) -> None:
@@ -119,7 +119,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         """
 
     @abstractmethod
-    def place(self, path: Path) -> TraceOrigin | None:
+    def parse_name(self, path: Path) -> TraceOrigin | None:
         """Parse the file name of a trace. Return None if the file was not written by a worker."""
 
     @property
@@ -196,17 +196,17 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         for rank_and_kind, traces in sorted(complete.items(), key=str):
             await self._engine.call(self._adopt, rank_and_kind, traces)
 
-    def all_there(self) -> bool:
+    def has_all_traces(self) -> bool:
         """Return whether every expected rank and batch kind has a new file. The files may be incomplete."""
         new_files = [path for path in self._files() if path not in self._earlier_files]
-        origins = [origin for path in new_files if (origin := self.place(path))]
+        origins = [origin for path in new_files if (origin := self.parse_name(path))]
         return {(origin.rank, origin.batch) for origin in origins} >= set(self._expected())
 
     def _files(self) -> Iterable[Path]:
         if self._directory is None:
             return
         paths = _list_directory(self._directory)
-        if self.in_directories:
+        if self.search_subdirectories:
             paths += [path for parent in paths if parent.is_dir() for path in _list_directory(parent)]
         yield from (path for path in paths if path.name.startswith(self._prefix) and fnmatch(path.name, self.glob))
 
@@ -232,7 +232,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         while True:
             previous_count = len(checked)
             for path in self._files():
-                origin, size = self.place(path), -1
+                origin, size = self.parse_name(path), -1
                 with contextlib.suppress(OSError):  # the file has disappeared
                     size = path.stat().st_size
                 if path in self._earlier_files or origin is None or not self._request.selects(origin.rank):

@@ -278,7 +278,7 @@ def _capture_request(body: dict[str, Any], config: EngineConfig) -> CaptureReque
     root = config.config.output.absolute()
     defaults = config.options.complete(
         CaptureRequest(
-            id="capture", output=root, run=run_name(config.config.run), role=config.role, ranks=config.chosen.ranks
+            id="capture", output=root, run=run_name(config.config.run), role=config.role, ranks=config.role_config.ranks
         )
     )
     data = {**unstructure(defaults), **body}

@@ -138,7 +138,7 @@ class HttpEngine(Engine):
         """Return access to the files on the server's host through profdeck's routes."""
         return _RemoteFiles(self, self._client)
 
-    async def arrive(self) -> None:
+    async def wait_for_gate(self) -> None:
         """Do nothing, because the start request itself waits for the gate."""
 
     async def close(self) -> None:
