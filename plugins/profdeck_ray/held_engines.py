@@ -52,10 +52,10 @@ class PlacementGroup(ActorGroup):
             return cls(target.id.hex(), attribute)
         return None
 
-    async def find_actors(self, given: Sequence[object], ask: AskActor) -> FoundActors:
+    async def find_actors(self, fixed_targets: Sequence[object], ask: AskActor) -> FoundActors:
         """Find the named actors in the group that hold an engine."""
         members, unnamed = await _query(find_members, self.id, self.attribute)
-        found, notes = await _with_engine([one for one in members if one.actor not in given], ask, str(self))
+        found, notes = await _with_engine([one for one in members if one.actor not in fixed_targets], ask, str(self))
         if unnamed:
             notes.append(f"Skipped unnamed actors in {self}, which cannot be looked up: {unnamed}.")
         return found, notes

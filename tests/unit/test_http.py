@@ -392,8 +392,8 @@ def test_unusual_answers(raw: bytes) -> None:
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12", "its response is incomplete or not HTTP"),
         (b"220 mail.example ESMTP\r\n\r\n", "its response is incomplete or not HTTP"),
         (b"HTTP/1.1 200 OK\r\nX: " + bytes(200_000), "its response is incomplete or not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000), "has more than"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 140_000, "has more than"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000), "response is larger than"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 140_000, "response is larger than"),
     ],
 )
 def test_what_is_no_answer(monkeypatch: pytest.MonkeyPatch, raw: bytes, why: str) -> None:

@@ -195,7 +195,7 @@ def test_a_flush_that_takes_too_long(tmp_path: Path) -> None:
         engine.flushed.clear()
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.TIMED_OUT
-        assert "After flush_timeout_s=0.05 seconds the files of rank 0" in capture.problems[0]
+        assert "After flush_timeout_s=0.05 seconds, the files of rank 0" in capture.problems[0]
 
     with_target(check, flush_timeout_s=0.05)
 

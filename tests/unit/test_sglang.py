@@ -98,7 +98,7 @@ def test_a_wrong_role_is_refused_before_an_engine_is_asked(role: dict[str, Any],
 def test_a_target_that_is_no_engine_of_sglang_is_refused() -> None:
     with pytest.raises(ConfigError, match="builtins.object is no engine of SGLang"):
         SglangObject(object(), timeout_s=1)
-    with pytest.raises(ConfigError, match="is no URL of a server"):
+    with pytest.raises(ConfigError, match="is not a valid server URL"):
         SglangBackend(SglangOptions()).connect("127.0.0.1:30000")
 
 

@@ -74,11 +74,11 @@ class ActorGroup(ABC):
     __slots__ = ()
 
     @abstractmethod
-    async def find_actors(self, given: Sequence[object], ask: AskActor) -> FoundActors:
+    async def find_actors(self, fixed_targets: Sequence[object], ask: AskActor) -> FoundActors:
         """Find the actors in the group that hold an engine.
 
         Args:
-            given: Targets to skip because they are already selected.
+            fixed_targets: Targets to skip because they are already selected.
             ask: Connects to an actor's engine.
 
         Raises:

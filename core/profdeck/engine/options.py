@@ -28,8 +28,8 @@ class EngineOptions(CommonOptions):
 
     collect: bool = True
     """At the stop, download files that ranks wrote on other hosts into the local run, through their server's routes.
-    Default: on. If it is off, or the server lacks these routes, the files stay on the other hosts and the capture
-    reports their location. Files in a directory that the hosts share are not downloaded."""
+    Default: on. Without a download, because it is off or the server lacks these routes, the capture reports the files'
+    location. Files in a directory that the hosts share are not downloaded."""
 
     device_options: Mapping[str, Any] = attrs.field(factory=dict)
     """Options of the backend that records the device in each worker (`torch`, or `npu` on Ascend), such as

@@ -707,7 +707,7 @@ def test_what_a_config_cannot_mean(build: Build, settings: dict[str, Any], tmp_p
         (None, {}, {"policy": "all"}, "targets: they say nowhere where targets are: give urls, router or file"),
         ([url], {}, {"urls": [url]}, "targets: the host names the targets, and so do urls, router or file"),
         ([], {}, {}, "target: the list is empty"),
-        (["ftp://x"], {}, {}, "target: 'ftp://x' is no URL of a server"),
+        (["ftp://x"], {}, {}, "target: 'ftp://x' is not a valid server URL"),
         ([url, url], {}, {}, f"target: {url} is in the list twice"),
         (None, {}, {"urls": ["127.0.0.1:1"]}, "urls: '127.0.0.1:1' is no URL of a server"),
         (None, {}, {"router": "nowhere"}, "router: 'nowhere' is no URL of a server"),

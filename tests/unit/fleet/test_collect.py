@@ -412,7 +412,7 @@ def test_a_rank_that_does_not_answer_is_waited_for(
         assert (await collecting).complete
         path.write_text(ended.replace('"complete"', '"recording"'))
         (found.copies / path.name).unlink()
-        monkeypatch.setattr(downloads, "_MOST_WAIT_S", 0.05)
+        monkeypatch.setattr(downloads, "_MAX_WAIT_S", 0.05)
         assert not (await found.collect()).complete
         assert "Its process was still recording." in found.capture.problems[-1]
 
@@ -550,7 +550,7 @@ def test_a_manifest_that_leads_elsewhere(remote: Callable[..., None], name: str)
         found.tell(name=name)
         assert not (await found.collect()).complete
         (problem,) = found.capture.problems
-        assert f"names {name!r}, which is no" in problem
+        assert f"lists {name!r}, which is not" in problem
         assert found.names() == []
 
     remote(check)

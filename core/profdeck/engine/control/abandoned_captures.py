@@ -1,7 +1,7 @@
-"""Stops captures whose owner process has exited, when they block a new start.
+"""Stops abandoned captures that block a new start. A capture is abandoned if its owner process has exited.
 
-Each request names its owner process. Only processes on this host can be checked, so captures of a running process or
-of a process on another host are not stopped. Stop commands contain the request's token and cannot stop another request.
+Each request contains its owner process. Processes on other hosts cannot be checked, so their captures are not stopped.
+Stop commands contain the request's token and cannot stop another request.
 """
 
 from __future__ import annotations

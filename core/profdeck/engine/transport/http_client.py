@@ -32,7 +32,7 @@ from profdeck_traces.base.errors import ConfigError
 _CONNECT_S = 10.0
 """Maximum time to connect, in seconds. The kernel resends lost packets after 1, 3 and 7 seconds."""
 _CLOSE_ITERATIONS = 3
-"""Iterations of the event loop until a connection closed by the server has left the pool."""
+"""Number of event loop iterations that remove a connection from the pool after the server has closed it."""
 _MAX_BODY_BYTES = 8 << 20
 _UNIX = SOCKET.rstrip(":")
 _SOCKET_BASE_URL = yarl.URL("http://localhost")
