@@ -8,7 +8,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.backends.building import build_backend
+from profdeck.backends.backend_setup import build_backend
 from profdeck.config.model import TOP_LEVEL_KEYS, Config, Mode, OnError
 from profdeck.config.options import CommonOptions
 from profdeck.config.sources import load_config, parse_setting
@@ -124,15 +124,15 @@ def test_what_is_wrong_is_said_with_its_path(data: dict[str, Any], message: str)
     ("backend", "data", "message"),
     [
         ("tally", {"stages": ["a"]}, "roles.trainer.stages: continuous mode records whole steps"),
-        ("tally", {"iterations": {"count": 1}}, "trainer.iterations: 'tally' is not the backend of an engine"),
-        ("tally-engine", {"window": {"active": 1}}, "trainer.window: 'tally-engine' is the backend of an engine"),
-        ("tally-engine", {"warmup_steps": 1}, "trainer.warmup_steps: 'tally-engine' is the backend of an engine"),
+        ("tally", {"iterations": {"count": 1}}, "trainer.iterations: 'tally' is not an engine backend"),
+        ("tally-engine", {"window": {"active": 1}}, "trainer.window: 'tally-engine' is an engine backend"),
+        ("tally-engine", {"warmup_steps": 1}, "trainer.warmup_steps: 'tally-engine' is an engine backend"),
         (
             "tally-engine",
             {"stages": ["decode"]},
-            "is the backend of an engine. Use batch_kinds instead, with values from",
+            "is an engine backend. Use batch_kinds instead, with values from",
         ),
-        ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not the backend of an engine"),
+        ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not an engine backend"),
     ],
 )
 def test_keys_that_the_backend_has_no_use_for(

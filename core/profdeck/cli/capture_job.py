@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from profdeck.after_capture.run_walk import await_finishes
+from profdeck.after_capture.work_in_progress import await_finishes
 from profdeck.base.text import sentence
 from profdeck.cli import capture_report, ls
 from profdeck.cli.terminal_observer import TerminalObserver

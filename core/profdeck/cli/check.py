@@ -14,7 +14,7 @@ from rich.text import Text
 
 from profdeck.backends import plugins
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.building import build_backend, resolve_identity, run_preflight
+from profdeck.backends.backend_setup import build_backend, resolve_identity, run_preflight
 from profdeck.backends.plugin_manager import PluginManager
 from profdeck.base.errors import CaptureError
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption

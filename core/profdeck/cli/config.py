@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from profdeck.backends.building import build_backend
+from profdeck.backends.backend_setup import build_backend
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.sources import Loaded, load_config, parse_setting
 from profdeck.config.structuring import unstructure

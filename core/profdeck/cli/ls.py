@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profdeck.after_capture.finish_record import FinishState
-from profdeck.after_capture.run_walk import FinishReport, read_finishes
+from profdeck.after_capture.work_in_progress import FinishReport, read_finishes
 from profdeck.records.manifest import Manifest
 from profdeck.records.run_directory import RUN_FILE, created_ns, runs_below
 from profdeck.records.status import Status
@@ -220,7 +220,9 @@ def describe_finish(finish: FinishReport) -> str | None:
         case FinishState.NOT_RUN:
             what = "not run: no process of the job ended the capture"
         case state:
-            what = f"{state}: {finish.problem or 'its process was ended'}" + (f"; without {others}" if others else "")
+            what = f"{state}: {finish.problem or 'its process was terminated'}" + (
+                f"; without {others}" if others else ""
+            )
     if what is None:
         return None
     by = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""

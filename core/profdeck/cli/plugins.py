@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from profdeck.backends.api import Backend, Library
-from profdeck.backends.building import supported_options
+from profdeck.backends.backend_setup import supported_options
 from profdeck.backends.plugin_manager import PluginManager
 from profdeck.backends.plugins import (
     BACKENDS,

@@ -43,7 +43,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     if steps is None and gigabytes is None and days is None:
         raise ConfigError("Specify what to keep: --steps N, --gigabytes GB or --days DAYS.")
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
-    found = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, is_trial=dry_run)
+    found = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, dry_run=dry_run)
     deleted, kept = [step for step in found if step.is_deleted], [step for step in found if not step.is_deleted]
     if json:
         terminal.print_json(

@@ -189,7 +189,7 @@ PROBLEMS = {
     "NoHooks": "implements no hook. Mark its methods with @profdeck.hookimpl",
     "NoHooksButRequiredOptions": "implements no hook. Mark its methods with @profdeck.hookimpl",
     "NoConstructor": "A listener with Options requires a constructor __init__(self, options)",
-    "OptionsAreADict": "needs to be a class whose Options is an attrs class",
+    "OptionsAreADict": "has Options, so it must be a class, and Options must be an attrs class",
     "NeedsOptions": "Define a class Options, or remove the constructor's required arguments",
     "NoLibrary": "It needs papyrus, which is not installed. Install it with",
     "NoInstance": "OSError: full",
@@ -224,4 +224,4 @@ def test_a_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Pat
 def test_options_that_are_not_an_attrs_class_are_not_listed(cli: Cli, odd_listeners: Path) -> None:
     result = cli("plugins", "OptionsAreADict")
     assert result.exit_code == 3
-    assert "needs to be a class whose Options is an attrs class" in result.stderr
+    assert "has Options, so it must be a class, and Options must be an attrs class" in result.stderr

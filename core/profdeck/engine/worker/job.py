@@ -18,7 +18,7 @@ import attrs
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import RoleHooks
-from profdeck.backends.recording import Recording, expired, in_vain, reserve
+from profdeck.backends.recording import Recording, describe_failed_wait, describe_timeout, reserve
 from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -314,7 +314,7 @@ class CaptureJob:
     def _describe_vain_wait(self) -> list[str]:
         """Return a problem if the next capture was still waiting for the device."""
         wait = self._turn.waited() if self.waits_for else None
-        return [] if wait is None else [in_vain(wait)]
+        return [] if wait is None else [describe_failed_wait(wait)]
 
     def _new_capture(self, batch: BatchKind | None) -> CaptureRecord:
         return self._run.capture_of(
@@ -330,7 +330,7 @@ class CaptureJob:
             return True
         if not self._turn.take():
             if self._unstarted is not None:
-                self._unstarted.wait()
+                self._unstarted.update_waits_for()
             return False
         if self._unstarted is not None and self.request.batch_kinds:  # its manifest only reported the wait
             self._unstarted.capture.manifest_path.unlink(missing_ok=True)
@@ -396,7 +396,7 @@ class CaptureJob:
     def _pending_stop(self) -> _DeferredStop | None:
         """Return the deferred stop, if any; create one when ``max_capture_s`` has passed."""
         if self._deferred_stop is None and time.monotonic() >= self._deadline_s:
-            self._deferred_stop = _DeferredStop(expired(self._backend.options.max_capture_s))
+            self._deferred_stop = _DeferredStop(describe_timeout(self._backend.options.max_capture_s))
         return self._deferred_stop
 
     # Stops caused by a signal or by interpreter exit.
