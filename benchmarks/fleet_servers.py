@@ -28,7 +28,7 @@ import profdeck
 from profdeck.base import processes
 from profdeck.base.identity import Identity
 from profdeck.config.structuring import unstructure
-from profdeck.engine.transport.http_engine import About
+from profdeck.engine.transport.http_engine import ServerInfo
 from profdeck.records.manifest import SCHEMA, Manifest
 from profdeck.records.request import Answer, Recorded, Reply, RequestState
 from profdeck.records.run_directory import RunDirectory
@@ -200,7 +200,7 @@ def _prepared_response(command: str) -> bytes:
         iterations=1 if command == "stop" else 0,
         captures=(recorded,) if command == "stop" else (),
     )
-    about = About(host=socket.gethostname(), output=str(Path("/profiles")), profdeck=profdeck.__version__)
+    about = ServerInfo(host=socket.gethostname(), output=str(Path("/profiles")), profdeck=profdeck.__version__)
     content = msgspec.json.encode({"server": unstructure(about), "answer": unstructure(Answer(ranks=(reply,)))})
     head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     return head.encode() + content

@@ -34,8 +34,8 @@ from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.file_transfer import FILE_TYPE
 from profdeck.engine.transport.http_client import HttpClient
-from profdeck.engine.transport.http_engine import About, HttpEngine
-from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
+from profdeck.engine.transport.http_engine import HttpEngine, ServerInfo
+from profdeck.engine.transport.served_files import NotServedError, ServedFile, open_path
 from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
@@ -331,7 +331,7 @@ class SimulatedServer:
     async def _commanded(self, arrival: Arrival) -> tuple[int, bytes]:
         replies = await self.engine.command(arrival.command, arrival.body)
         refused = " ".join(dict.fromkeys(str(reply["error"]) for reply in replies if reply["error"]))
-        about = attrs.asdict(About(host=self.host, output=self.output, profdeck=self.version))
+        about = attrs.asdict(ServerInfo(host=self.host, output=self.output, profdeck=self.version))
         now_ns = time.time_ns()
         times = {"received_ns": now_ns, "sent_ns": now_ns}
         content = {"server": about, "answer": {"ranks": replies, "frontends": {}}, "times": times}
@@ -343,7 +343,7 @@ class SimulatedServer:
 
     def _given(self, directory: Path, place: str, arrival: Arrival) -> tuple[int, bytes]:
         try:
-            found = find(directory, place)
+            found = open_path(directory, place)
         except NotServedError as error:
             return error.status, json.dumps({"error": str(error)}).encode()
         if not isinstance(found, ServedFile):
@@ -365,7 +365,7 @@ class SimulatedServer:
         if ROUTES[route] != method:
             return 405, "Method Not Allowed"
         if self.token is not None and arrival.headers.get("authorization") != f"Bearer {self.token}":
-            return 401, "The token is missing or wrong: set PROFDECK_TOKEN to what this server has."
+            return 401, "The token is missing or wrong. Set PROFDECK_TOKEN to the server's token."
         known = {"start": set(attrs.fields_dict(CaptureRequest)), "stop": {"request", "token", "reason", "wait_s"}}
         if unknown := set(arrival.body) - known.get(arrival.command, set()):
             return 400, f"unknown keys: {', '.join(sorted(unknown))}"

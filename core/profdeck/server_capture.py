@@ -23,7 +23,7 @@ from profdeck.config.model import Config
 from profdeck.config.sources import ConfigDraft, load_draft
 from profdeck.config.structuring import structure
 from profdeck.config.targets import TargetsConfig
-from profdeck.engine.clusters import the_cluster
+from profdeck.engine.clusters import get_cluster
 from profdeck.lifecycle.role_factory import build_roles
 from profdeck.profiler import Profiler
 from profdeck.records.capture import EngineCapture
@@ -314,7 +314,7 @@ class _Capturing:
             return _Role(name=name, alone=True, servers=[server])
         targets = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
         if targets.actors:
-            the_cluster(_ACTORS).join(self.until_stopped)
+            get_cluster(_ACTORS).join(self.until_stopped)
         found, notes = await discover(targets, ReplicaNumbers(), survey.asking_by(survey.engine_backends(backend)))
         for note in notes:
             self.observer.note(note)
@@ -359,7 +359,7 @@ class _Capturing:
             "actors": list(request.actors),
         }
         if request.actors:
-            cluster = the_cluster(_ACTORS)
+            cluster = get_cluster(_ACTORS)
             cluster.join(self.until_stopped)
             namespace = draft.get("roles", name, "targets", "actor_namespace")
             if namespace is None:

@@ -1,4 +1,4 @@
-"""Fixtures of pytest for tests of backends and listeners.
+"""Pytest fixtures for tests of backends and listeners.
 
 Load them with ``pytest_plugins = ["profdeck.testing"]`` in the test module or in the top-level ``conftest.py``.
 pytest is not a dependency of profdeck.
@@ -32,7 +32,7 @@ class HookEvent:
     capture: str
     """The id of the capture."""
     error: BaseException | None
-    """The exception that the plugin or a wrapper raised."""
+    """Exception raised by the plugin or a hook wrapper, if any."""
 
     def __str__(self) -> str:
         return f"{self.plugin} {self.hook}"
@@ -40,18 +40,18 @@ class HookEvent:
 
 @attrs.define(eq=False)
 class HookEvents:
-    """The calls of ``profile_start``, ``profile_step`` and ``profile_stop`` in this process, in order."""
+    """Calls of ``profile_start``, ``profile_step`` and ``profile_stop`` in this process, in call order."""
 
     events: list[HookEvent] = attrs.field(factory=list)
 
     def assert_order(self, *expected: str) -> None:
-        """Check that calls occurred in an order; other calls may occur between them.
+        """Assert that calls occurred in the given order. Other calls may occur between them.
 
         Args:
             expected: the calls, such as ``"torch profile_start"``.
 
         Raises:
-            AssertionError: a call is missing or is in another position.
+            AssertionError: a call is missing or out of order.
         """
         remaining = iter(map(str, self.events))
         for position, call in enumerate(expected):
@@ -61,10 +61,10 @@ class HookEvents:
                 raise AssertionError(f"'{call}' was not called{after}. The calls were:\n{calls}")
 
     def assert_not_called(self, call: str) -> None:
-        """Check that a call, such as ``"torch profile_start"``, did not occur.
+        """Assert that a call, such as ``"torch profile_start"``, did not occur.
 
         Raises:
-            AssertionError: it did.
+            AssertionError: the call occurred.
         """
         if call in map(str, self.events):
             raise AssertionError(f"'{call}' was called.")
@@ -105,10 +105,10 @@ class CapturedRun:
 
     @property
     def capture(self) -> Capture:
-        """The only capture.
+        """The only capture of the run.
 
         Raises:
-            AssertionError: the run has none or several.
+            AssertionError: the run has no capture or several captures.
         """
         if len(self.captures) != 1:
             raise AssertionError(f"The run has {len(self.captures)} captures.")
@@ -120,7 +120,7 @@ class CapturedRun:
         return tuple(artifact for capture in self.captures for artifact in capture.artifacts)
 
     def assert_complete(self) -> None:
-        """Check that all captures are complete, that their files are readable, and that no plugin failed.
+        """Assert that all captures are complete, that their files are readable, and that no plugin failed.
 
         Raises:
             AssertionError: no capture exists, or a check failed. The message lists the problems.
@@ -144,7 +144,7 @@ CaptureRun = Callable[..., CapturedRun]
 
 @pytest.fixture
 def hook_events() -> Iterator[HookEvents]:
-    """The hook calls of this test."""
+    """Hook calls during the test."""
     events = HookEvents()
     name = Profiler.register(events, "profdeck.testing")
     yield events
@@ -153,21 +153,21 @@ def hook_events() -> Iterator[HookEvents]:
 
 @pytest.fixture
 def capture_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook_events: HookEvents) -> CaptureRun:
-    """A function that captures steps of a simulated job in a temporary run.
+    """Function that captures steps of a simulated job in a temporary run, and returns a `CapturedRun`.
 
     Its arguments are:
 
-    - ``backend``: the name of the backend;
-    - ``options``: options of the backend;
-    - ``steps``: the steps to capture, as in a config. Default: step 1;
-    - ``last_step``: the last step of the job. Default: 3;
-    - ``listeners``: objects with hook implementations. Names of installed listeners belong in ``settings``;
-    - ``body``: a function that is called in each step, with the number of the step;
-    - ``settings``: further keys of the config, such as ``{"listeners": ["uploader"]}`` and
+    - ``backend``: name of the backend.
+    - ``options``: options of the backend.
+    - ``steps``: steps to capture, as in a config. Default: step 1.
+    - ``last_step``: last step of the job. Default: 3.
+    - ``listeners``: objects with hook implementations. To use an installed listener, set its name in ``settings``.
+    - ``body``: function called in each step with the step number.
+    - ``settings``: additional config keys, such as ``{"listeners": ["uploader"]}`` and
       ``{"listener_options.uploader.directory": "/data"}``.
 
-    ``capture_finished`` is not called: it runs in another process after the capture. Call it on an instance to test it.
-    Failures of the backend are not raised: they are problems of the capture.
+    ``capture_finished`` is not called, because it runs in another process after the capture. To test it, call it on an
+    instance. Backend errors are not raised, but added to the capture's problems.
     """
     monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))
 
@@ -211,7 +211,7 @@ class _CaptureList:
 
 @attrs.define(eq=False)
 class FakeClock:
-    """A clock that replaces the functions of `time` and advances only on request."""
+    """Replacement for the clock functions of `time`. It advances only when `advance` is called."""
 
     now_ns: int = 1_700_000_000_000_000_000
 
@@ -230,10 +230,10 @@ class FakeClock:
 
 @pytest.fixture
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """A clock in place of `time.time`, `time.monotonic`, `time.perf_counter` and their forms in nanoseconds.
+    """Clock that replaces `time.time`, `time.monotonic`, `time.perf_counter` and their nanosecond variants.
 
-    Only calls through the module are replaced: ``from time import time`` keeps the function of the system. Event loops
-    and timeouts use the clock, too.
+    Only calls through the module are replaced; functions imported with ``from time import time`` are not. Event loops
+    and timeouts also use the fake clock.
     """
     clock = FakeClock()
     for name in ("time", "monotonic", "perf_counter"):

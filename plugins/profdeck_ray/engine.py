@@ -135,7 +135,7 @@ class RayEngine(Engine):
         fields = attrs.fields_dict(FilePart)  # another version may send more fields
         return FilePart(**{name: value for name, value in answer["part"].items() if name in fields})
 
-    async def arrive(self) -> None:
+    async def wait_for_gate(self) -> None:
         """Do nothing, because the start command waits for the gate."""
 
     async def is_here(self) -> bool:
@@ -268,12 +268,12 @@ class _ActorFiles(PartedFiles):
 
     async def source(self) -> FileHost:
         """Return the host and directory of the files."""
-        await self.part("", 0)  # the reply contains the host
+        await self.request_part("", 0)  # the reply contains the host
         return FileHost(await self._engine.host(), str(self._output))
 
-    async def part(self, place: str, offset: int) -> FilePart:
+    async def request_part(self, path: str, offset: int) -> FilePart:
         """Fetch a chunk of a file, or a directory listing."""
-        return await self._engine.part(self._output, place, offset)
+        return await self._engine.part(self._output, path, offset)
 
 
 def _shorten(error: Exception) -> str:

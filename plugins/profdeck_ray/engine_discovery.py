@@ -52,10 +52,10 @@ class PlacementGroup(ActorGroup):
             return cls(target.id.hex(), attribute)
         return None
 
-    async def find_actors(self, given: Sequence[object], ask: AskActor) -> FoundActors:
+    async def find_actors(self, fixed_targets: Sequence[object], ask: AskActor) -> FoundActors:
         """Find the named actors in the group that hold an engine."""
         members, unnamed = await _query(find_members, self.id, self.attribute)
-        candidates = [member for member in members if member.actor not in given]
+        candidates = [member for member in members if member.actor not in fixed_targets]
         actors, notes = await _keep_with_engine(candidates, ask, str(self))
         if unnamed:
             notes.append(f"Skipped unnamed actors in {self}, which cannot be looked up: {unnamed}.")

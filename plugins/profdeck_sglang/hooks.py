@@ -61,8 +61,8 @@ def register() -> None:
         return
     for target, (hook, kind) in hooks.items():
         HookRegistry.register(target, hook, kind)
-    if is_launcher and (config := EngineConfig.load("sglang")).captures_by_itself:
-        config.name_run()
+    if is_launcher and (config := EngineConfig.load("sglang")).is_armed:
+        config.export_run_name()
 
 
 def _exists(target: str) -> bool:
@@ -85,8 +85,8 @@ def _after_scheduler_init(result: None, scheduler: Any, *args: Any, **kwargs: An
         _is_single_host = int(server_args.nnodes) == 1
         _agent = SchedulerAgent(scheduler, server_args)
         config = EngineConfig.load("sglang")
-        if config.captures_by_itself:
-            _agent.start(config.own_request())
+        if config.is_armed:
+            _agent.start(config.armed_request())
     except Exception:  # An error must not prevent the engine from starting.
         logger.exception("profdeck is not available in this scheduler")
 

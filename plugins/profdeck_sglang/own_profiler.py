@@ -77,7 +77,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
         if self._request.iterations is None:
             await self._engine.stop_profile()
             return
-        if not self.all_there():
+        if not self.has_all_traces():
             try:
                 await self._engine.stop_profile()
             except CaptureError:
@@ -91,7 +91,7 @@ class SglangCapture(OwnProfilerCapture[SglangEngine, SglangOptions]):
         if self._staging is not None:
             shutil.rmtree(self._staging, ignore_errors=True)
 
-    def place(self, path: Path) -> TraceOrigin | None:
+    def parse_name(self, path: Path) -> TraceOrigin | None:
         """Return the rank and coordinates in a trace's file name; None for other files."""
         match = _FILE.fullmatch(path.name)
         if match is None:

@@ -59,7 +59,7 @@ class VllmEngine(Engine):
 class VllmObject(VllmEngine):
     """An `LLM` or `AsyncLLM` in this process. Base class for objects of vLLM-Omni."""
 
-    gives_up = False
+    cancels_late_calls = False
 
     def __init__(self, engine: Any) -> None:
         """Raises:

@@ -54,7 +54,7 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
     backend: ClassVar[str] = "vllm"
     title: ClassVar[str] = "vLLM"
     glob: ClassVar[str] = "*.json*"
-    in_directories: ClassVar[bool] = True
+    search_subdirectories: ClassVar[bool] = True
 
     async def start(self) -> None:
         """Start vLLM's profiler.
@@ -99,7 +99,7 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
         stages = {} if self._options.stages is None else {"stages": list(self._options.stages)}
         await self._engine.stop_profile(**stages)
 
-    def place(self, path: Path) -> TraceOrigin | None:
+    def parse_name(self, path: Path) -> TraceOrigin | None:
         """Return the rank and coordinates in a trace's file name; None for the frontend's trace."""
         if match := _FILE.fullmatch(path.name):
             pairs = re.findall(r"(dp|pp|tp|dcp|ep)(\d+)_", match["coordinates"])

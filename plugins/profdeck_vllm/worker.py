@@ -122,7 +122,7 @@ class WorkerAgent(ABC):
 
     def start_configured(self, config: EngineConfig) -> None:
         """Start the capture that the config requests. Logs errors instead of raising them."""
-        request = config.own_request()
+        request = config.armed_request()
         if self.stage is not None:  # Ranks are only unique within a stage, so each stage is a separate capture.
             request = attrs.evolve(request, id=f"{request.id}-stage{self.stage}")
         try:
@@ -189,8 +189,8 @@ def install(base: type, agent: type[WorkerAgent]) -> None:
 
     setattr(base, METHOD, command)
     config = EngineConfig.load("vllm")
-    if config.captures_by_itself:
-        config.name_run()
+    if config.is_armed:
+        config.export_run_name()
         _start_at_first_iteration(base, agent, config)
 
 

@@ -210,7 +210,7 @@ class ServerContract:
             ({"ranks": [10**400]}, "ranks"),
             ({"id": "a\0b"}, "id"),
             ({"output": "\0"}, "output"),
-            ({"iterations": {"first": 5, "count": 1}}, "say skip"),
+            ({"iterations": {"first": 5, "count": 1}}, "Use skip"),
             ([1], "not a JSON object"),
         ],
     )
@@ -223,7 +223,7 @@ class ServerContract:
         for body in ({"request": "x", "wait_s": 1e400}, {"request": "x", "wait_s": -1}):
             content, headers = json.dumps(body), {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
             answer = plain_http.post(f"{server.url}/profdeck/stop", content=content, headers=headers)
-            assert (answer.status_code, "wait_s: expected seconds" in answer.json()["error"]) == (400, True)
+            assert (answer.status_code, "wait_s: expected a number of seconds" in answer.json()["error"]) == (400, True)
 
     def test_an_oversized_body_is_refused(self, server: Any) -> None:
         assert call(server, "POST", "start", {"id": "x" * (1 << 20)}).status_code == 413

@@ -558,7 +558,7 @@ def test_a_stop_after_the_wait_and_before_the_window(
     engine.stop()
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.waits_for) == (Status.FAILED, None)
-    assert manifest.problems == ("It ended after 2 iterations, before its window began.",)
+    assert manifest.problems == ("It was stopped after 2 iterations, before its window started.",)
     wait = f"{manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1)"
     assert manifest.notes == (f"The capture waited {wait}.",)
 

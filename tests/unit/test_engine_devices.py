@@ -191,7 +191,7 @@ def test_a_worker_of_vllm_carries_out_a_stop_of_another_thread_at_its_next_itera
     worker.execute_model(decode_step())
     with ThreadPoolExecutor(1) as other:
         reply = other.submit(agent.handle, "stop", {"request": "step1"}).result()
-    assert (reply["state"], "pending" in reply["problems"][0]) == ("recording", True)
+    assert (reply["state"], "deferred" in reply["problems"][0]) == ("recording", True)
     worker.execute_model(decode_step())
     assert recorded_by(agent.recorder, tmp_path)[1:] == ("partial", 1)
     assert "execute_model" not in vars(worker)

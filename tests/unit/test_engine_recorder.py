@@ -276,7 +276,7 @@ def test_a_kind_that_never_came(recorder: EngineRecorder, ask: Ask, tmp_path: Pa
     [
         (0, 0, None, "No engine iteration ran between start and stop."),
         (5, 0, None, "No engine iteration ran between start and stop."),
-        (5, 3, None, "It ended after 3 iterations, before its window began."),
+        (5, 3, None, "It was stopped after 3 iterations, before its window started."),
         (5, 3, "the engine shut down", "The engine shut down."),
         (0, 0, "the engine shut down", "The engine shut down."),
     ],
@@ -363,11 +363,11 @@ def test_a_stop_from_another_thread_is_pending_until_the_next_iteration(
     (reply,) = replies
     said = f" ({reason})" if reason else ""
     assert reply.state is RequestState.RECORDING
-    assert reply.problems == (f"The end of the recording is pending until the engine's next iteration{said}.",)
+    assert reply.problems == (f"The stop is deferred until the engine's next iteration{said}.",)
     pending = manifests(tmp_path)["step1"]
     assert pending["status"] == "recording"
     (note,) = pending["notes"]
-    assert note == "A stop from another thread than the one that records is carried out at the engine's next iteration."
+    assert note == "The stop was requested in another thread and is deferred until the engine's next iteration."
     recorder.end() if inside else recorder.begin(D, "it1")
     assert not recorder.active
     assert wait_for_files(recorder).problems == (("The engine shut down.",) if reason else ())
@@ -455,7 +455,7 @@ def test_too_long_a_recording_of_another_thread_ends_there(
     thread.start()
     begun.wait()
     late = "It was not stopped within max_capture_s=0.1 seconds"
-    pending = f"The end of the recording is pending until the engine's next iteration (it{late[2:]})."
+    pending = f"The stop is deferred until the engine's next iteration (it{late[2:]})."
     until(lambda: recorder.reply().problems == (pending,))
     go_on.set()
     thread.join()
@@ -485,7 +485,7 @@ def test_a_second_start_is_refused_and_the_first_one_goes_on(
     assert recorder.reply().state is state
     before = recorder.reply()
     for rank in (0, 5):
-        with pytest.raises(CaptureError, match=f"Capture step1 is {state} in this engine; second cannot start before"):
+        with pytest.raises(CaptureError, match=f"Capture second cannot start while capture step1 is {state} in this"):
             recorder.start(ask(1, id="second", ranks=(rank,)))
     assert recorder.reply() == before
     iterate(recorder, [D] * (4 - before.iterations), 4)

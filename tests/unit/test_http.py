@@ -224,7 +224,7 @@ def test_a_start_is_never_repeated() -> None:
         error = await failure(engine.command("start", START))
         assert error.outcome is Outcome.UNREACHABLE
         assert str(error) == (
-            f"{server.url} cannot be reached: it closed the connection without an answer. Is the server up?"
+            f"{server.url} cannot be reached: it closed the connection without a response. Is the server running?"
         )
         assert server.commands() == ["status", "start"]
 
@@ -256,7 +256,7 @@ def test_a_refused_connection() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     error = asyncio.run(failure(HttpEngine(url, timeout_s=5).has_profdeck()))
     assert error.outcome is Outcome.UNREACHABLE
-    assert str(error) == f"{url} cannot be reached: Connection refused. Is the server up?"
+    assert str(error) == f"{url} cannot be reached: Connection refused. Is the server running?"
     assert error.fix == Outcome.UNREACHABLE.fix
 
 
@@ -274,7 +274,10 @@ def test_a_socket_that_nobody_listens_at(tmp_path: Path, place: str, why: str) -
     (tmp_path / "file").touch()
     url = f"unix:{tmp_path / place}"
     error = asyncio.run(failure(HttpEngine(url, timeout_s=5).has_profdeck()))
-    assert (error.outcome, str(error)) == (Outcome.UNREACHABLE, f"{url} cannot be reached: {why}. Is the server up?")
+    assert (error.outcome, str(error)) == (
+        Outcome.UNREACHABLE,
+        f"{url} cannot be reached: {why}. Is the server running?",
+    )
 
 
 def test_too_many_open_files() -> None:
@@ -289,7 +292,7 @@ def test_too_many_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     error = asyncio.run(main())
-    assert "Too many open files. Raise the limit of open files of this process (ulimit -n)" in str(error)
+    assert "Too many open files. Raise this process's limit of open files (ulimit -n)" in str(error)
     assert "ulimit" in error.fix
 
 
@@ -327,7 +330,7 @@ def test_a_server_that_hangs(raw: bytes) -> None:
         server.acts["status"] = [Act(raw=raw, hang=True)]
         error = await failure(engine.has_profdeck())
         assert error.outcome is Outcome.TIMED_OUT
-        assert str(error) == f"{server.url}: {STATUS} gave no answer within 0.1 seconds. Does the server hang?"
+        assert str(error) == f"{server.url}: no response to {STATUS} within 0.1 seconds. Does the server hang?"
         await server.gone.wait()
 
     with_server(check, timeout_s=0.1)
@@ -385,12 +388,12 @@ def test_unusual_answers(raw: bytes) -> None:
 @pytest.mark.parametrize(
     ("raw", "why"),
     [
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n123", "not whole, or not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12", "not whole, or not HTTP"),
-        (b"220 mail.example ESMTP\r\n\r\n", "not whole, or not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nX: " + bytes(200_000), "not whole, or not HTTP"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000), "has more than"),
-        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 140_000, "has more than"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n123", "its response is incomplete or not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12", "its response is incomplete or not HTTP"),
+        (b"220 mail.example ESMTP\r\n\r\n", "its response is incomplete or not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + bytes(200_000), "its response is incomplete or not HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n" + bytes(300_000), "response is larger than"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 140_000, "response is larger than"),
     ],
 )
 def test_what_is_no_answer(monkeypatch: pytest.MonkeyPatch, raw: bytes, why: str) -> None:
@@ -455,7 +458,7 @@ def test_errors_have_a_code(status: int, outcome: Outcome) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["stop"] = [Act(status=status, error="It does not.")]
         error = await failure(engine.command("stop", STOP))
-        assert str(error) == f"{server.url}: /profdeck/stop answered {status}: It does not."
+        assert str(error) == f"{server.url}: /profdeck/stop returned status {status}: It does not."
         assert (error.outcome, error.fix) == (outcome, outcome.fix)
 
     with_server(check)
@@ -473,8 +476,8 @@ def test_a_server_without_our_routes(status: int) -> None:
 def test_an_error_that_is_not_ours_is_quoted() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(status=503, content=b"<html>" + b"x" * 1000), Act(status=503, content=b"")]
-        assert str(await failure(engine.has_profdeck())).endswith("answered 503: <html>" + "x" * 494)
-        assert str(await failure(engine.has_profdeck())).endswith("answered 503: Service Unavailable")
+        assert str(await failure(engine.has_profdeck())).endswith("returned status 503: <html>" + "x" * 494)
+        assert str(await failure(engine.has_profdeck())).endswith("returned status 503: Service Unavailable")
 
     with_server(check)
 
@@ -484,7 +487,7 @@ def test_an_answer_that_is_not_json(content: bytes) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(content=content)]
         error = await failure(engine.has_profdeck())
-        assert str(error) == f"{server.url}: {STATUS} did not answer in JSON."
+        assert str(error) == f"{server.url}: the response of {STATUS} is not JSON."
         assert error.outcome is Outcome.NOT_ENABLED
 
     with_server(check)
@@ -498,7 +501,7 @@ def test_routes_of_another_version(content: bytes) -> None:
         server.acts["status"] = [Act(content=content)]
         for ask in (engine.has_profdeck(), engine.command("status", {}), engine.command("start", START)):
             error = await failure(ask)
-            assert f"{server.url} has routes of another version of profdeck: " in str(error)
+            assert f"{server.url} has an incompatible version of profdeck: " in str(error)
             assert "same version" in error.fix
 
     with_server(check)
@@ -509,7 +512,7 @@ def test_a_start_beside_another_capture_has_a_code_of_its_own() -> None:
         await engine.command("start", START)
         error = await failure(engine.command("start", START | {"id": "step2", "token": "4567"}))
         assert error.outcome is Outcome.ALREADY_ACTIVE
-        assert str(error).endswith("answered 409: Capture step1 is recording in this engine.")
+        assert str(error).endswith("returned status 409: Capture step1 is recording in this engine.")
         error = await failure(engine.command("start", START | {"first_step": -1}))
         assert error.outcome is Outcome.REFUSED
 
@@ -807,7 +810,7 @@ def test_urls(url: str, name: str) -> None:
      "unix:engine.sock", "unix://host/engine.sock", "unix:/engine.sock?x=1", "unix:/a\0b"],
 )  # fmt: skip
 def test_what_is_no_url_of_a_server(url: str) -> None:
-    with pytest.raises(ConfigError, match="is no URL of a server; expected a form such as http://127.0.0.1:8000"):
+    with pytest.raises(ConfigError, match="is not a valid server URL. Expected a URL such as http://127.0.0.1:8000"):
         HttpClient(url, timeout_s=1)
 
 
@@ -830,7 +833,7 @@ def test_a_prefix_of_the_path() -> None:
     async def check(server: SimulatedServer, _: HttpEngine) -> None:
         engine = HttpEngine(f"{server.url}/engine/1/", timeout_s=30)
         error = await failure(engine.command("status", {}))
-        assert str(error) == f"{server.url}/engine/1: /engine/1{STATUS} answered 404: Not Found"
+        assert str(error) == f"{server.url}/engine/1: /engine/1{STATUS} returned status 404: Not Found"
         await engine.close()
 
     with_server(check)
@@ -841,7 +844,7 @@ def test_a_token_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch, token: str
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         monkeypatch.setattr("os.environ", {"PROFDECK_TOKEN": token})
         error = await failure(engine.has_profdeck())
-        assert "the token has a line break or another character" in str(error)
+        assert "the token contains a line break or another character" in str(error)
         assert token not in str(error)
         assert error.outcome is Outcome.REFUSED
         assert server.arrivals == []
@@ -891,7 +894,7 @@ def test_a_certificate_that_nobody_trusts(tls: ssl.SSLContext) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         error = await failure(engine.has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
-        assert "its certificate is not trusted: self-signed certificate. Name the file of the authority" in str(error)
+        assert "its certificate is not trusted: self-signed certificate. Set PROFDECK_TLS_AUTHORITY to" in str(error)
         assert "PROFDECK_TLS_AUTHORITY" in error.fix
         assert server.arrivals == []
 
@@ -919,7 +922,7 @@ def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, m
         await server.heard("stop", 2)
         for connection in list(server.connections):
             connection.abort()  # without a word of TLS
-        assert "closed the connection without an answer" in str(await stop)
+        assert "closed the connection without a response" in str(await stop)
 
     with_tls(tls, check)
 
@@ -946,9 +949,9 @@ def test_a_server_that_asks_for_a_certificate(
     ("variable", "content", "why"),
     [
         ("PROFDECK_TLS_AUTHORITY", None, "cannot be read: No such file or directory."),
-        ("PROFDECK_TLS_AUTHORITY", "no certificate", "does not hold certificates in PEM that can be used: "),
-        ("PROFDECK_TLS_CERTIFICATE", "", "does not hold a certificate and its key in PEM that can be used: "),
-        ("PROFDECK_TLS_KEY", "a key", "is the key of a certificate: name that by PROFDECK_TLS_CERTIFICATE."),
+        ("PROFDECK_TLS_AUTHORITY", "no certificate", "does not contain certificates in a usable PEM format: "),
+        ("PROFDECK_TLS_CERTIFICATE", "", "does not contain a certificate and its key in a usable PEM format: "),
+        ("PROFDECK_TLS_KEY", "a key", "is set without its certificate. Set PROFDECK_TLS_CERTIFICATE, too."),
     ],
 )
 def test_a_file_for_tls_that_is_wrong(
@@ -967,7 +970,7 @@ def test_https_at_a_port_of_http() -> None:
     async def check(server: SimulatedServer, _: HttpEngine) -> None:
         error = await failure(HttpEngine(server.url.replace("http", "https"), timeout_s=30).has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
-        assert "Does the server speak https at this port, or http?" in str(error)
+        assert "Does the server use https or http on this port?" in str(error)
 
     with_server(check)
 

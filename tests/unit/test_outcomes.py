@@ -171,7 +171,7 @@ def test_a_rank_whose_files_could_not_be_written(tmp_path: Path) -> None:
         await backend.profile_start(capture)
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.FILES_MISSING
-        assert capture.problems == ["Rank 0 left no file.", "Rank 0: No space left on device."]
+        assert capture.problems == ["Rank 0 wrote no file.", "Rank 0: No space left on device."]
 
     with_target(check)
 
@@ -183,7 +183,7 @@ def test_a_target_that_was_restarted(tmp_path: Path) -> None:
         engine.asked = None
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.FILES_MISSING
-        assert "was its process restarted?" in capture.problems[0]
+        assert "Its process may have been restarted." in capture.problems[0]
 
     with_target(check)
 
@@ -195,7 +195,7 @@ def test_a_flush_that_takes_too_long(tmp_path: Path) -> None:
         engine.flushed.clear()
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.TIMED_OUT
-        assert "After flush_timeout_s=0.05 seconds the files of rank 0" in capture.problems[0]
+        assert "After flush_timeout_s=0.05 seconds, the files of rank 0" in capture.problems[0]
 
     with_target(check, flush_timeout_s=0.05)
 
@@ -293,7 +293,7 @@ class Natively(OwnProfilerCapture[HttpEngine, EngineOptions]):
         if self.error is not None:
             raise self.error
 
-    def place(self, path: Path) -> TraceOrigin | None:
+    def parse_name(self, path: Path) -> TraceOrigin | None:
         return TraceOrigin(int(path.name[0]))
 
 
@@ -423,7 +423,7 @@ def test_starts_of_the_own_profiler_wait_for_the_gate(cls: Any) -> None:
                 asked.extend(server.commands())
 
             engine.gate = gate
-            await engine.arrive()
+            await engine.wait_for_gate()
             assert asked == []
             await engine.start_profile()
             await engine.stop_profile()

@@ -46,7 +46,7 @@ URL = "http://127.0.0.1:1"
         ({"detailed_annotations": "yes"}, "detailed_annotations"),
         ({"activities": []}, "the list is empty"),
         ({"activities": ["MEM"]}, "MEM"),
-        ({"device_options": {"record_shapes": True}}, "give record_shapes as options of their own"),
+        ({"device_options": {"record_shapes": True}}, "set record_shapes next to device_options"),
         ({"merge_profile": True}, "Did you mean 'merge_profiles'?"),
         ({"flush_timeout_s": 0}, "flush_timeout_s"),
     ],
@@ -98,7 +98,7 @@ def test_a_wrong_role_is_refused_before_an_engine_is_asked(role: dict[str, Any],
 def test_a_target_that_is_no_engine_of_sglang_is_refused() -> None:
     with pytest.raises(ConfigError, match="builtins.object is not an SGLang engine"):
         SglangObject(object(), timeout_s=1)
-    with pytest.raises(ConfigError, match="is no URL of a server"):
+    with pytest.raises(ConfigError, match="is not a valid server URL"):
         SglangBackend(SglangOptions()).connect("127.0.0.1:30000")
 
 
@@ -147,13 +147,13 @@ def native(tmp_path: Path, **launched: Any) -> SglangCapture:
 def test_the_name_of_a_trace_tells_the_rank(
     tmp_path: Path, launched: dict[str, Any], name: str, place: TraceOrigin
 ) -> None:
-    assert native(tmp_path, **launched).place(tmp_path / f"step1-0123-{name}.trace.json.gz") == place
+    assert native(tmp_path, **launched).parse_name(tmp_path / f"step1-0123-{name}.trace.json.gz") == place
 
 
 def test_every_rank_has_a_name_and_a_number_of_its_own(tmp_path: Path) -> None:
     capture = native(tmp_path, tp_size=2, pp_size=3, dp_size=2)
     names = [f"TP-{tp}-DP-{dp}-PP-{pp}" for dp in range(2) for pp in range(3) for tp in range(2)]
-    places = [capture.place(tmp_path / f"step1-0123-{name}.trace.json.gz") for name in names]
+    places = [capture.parse_name(tmp_path / f"step1-0123-{name}.trace.json.gz") for name in names]
     assert [place.rank for place in places if place] == list(range(12))
 
 
@@ -170,7 +170,7 @@ def test_every_rank_has_a_name_and_a_number_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_other_files_are_no_ranks(tmp_path: Path, name: str) -> None:
-    assert native(tmp_path, tp_size=1).place(tmp_path / name) is None
+    assert native(tmp_path, tp_size=1).parse_name(tmp_path / name) is None
 
 
 # Replies.

@@ -455,7 +455,7 @@ def test_a_target_without_its_own_file_has_the_traces_of_its_ranks(
         artifact = manifest["artifacts"][0] | {
             "size_bytes": 0,
             "whole": False,
-            "problem": "The ranks are not merged: no",
+            "problem": "The traces of the ranks were not merged: no",
         }
         edit(tmp_path, "target.step1.json", artifacts=[artifact], status="partial")
     assert the_target(tmp_path).status is Status.PARTIAL

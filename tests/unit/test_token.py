@@ -15,22 +15,22 @@ from profdeck_traces.base.errors import ConfigError, ProfdeckError
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(TOKEN_VARIABLE, "of-the-environment")
+    monkeypatch.setenv(TOKEN_VARIABLE, "from-environment")
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "token"))
     return tmp_path / "token"
 
 
-def test_a_file_is_stronger_than_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_file_overrides_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("new\n\n  old \n")
     assert (accepted_tokens(), own_token()) == (("new", "old"), "new")
     monkeypatch.delenv(FILE_VARIABLE)
-    assert (accepted_tokens(), own_token()) == (("of-the-environment",), "of-the-environment")
+    assert (accepted_tokens(), own_token()) == (("from-environment",), "from-environment")
     monkeypatch.delenv(TOKEN_VARIABLE)
     assert (accepted_tokens(), own_token()) == ((), None)
 
 
 @pytest.mark.parametrize("content", [None, b"\xffxx"])
-def test_a_file_that_cannot_be_read_is_named_and_nothing_of_it_said(file: Path, content: bytes | None) -> None:
+def test_unreadable_file_is_reported_without_its_contents(file: Path, content: bytes | None) -> None:
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ConfigError, match=f"{FILE_VARIABLE}: {file} cannot be read: ") as caught:
@@ -38,24 +38,29 @@ def test_a_file_that_cannot_be_read_is_named_and_nothing_of_it_said(file: Path, 
     assert "xx" not in str(caught.value)
 
 
-def answered(routes: Routes, token: str) -> int:
-    """Return the status of the answer to who sends a token; 503 for who is let in, as there is no engine."""
+def response_status(routes: Routes, token: str) -> int:
+    """Return the status of the response to a token. If the token is accepted, it is 503, because no engine exists."""
     request: Any = SimpleNamespace(headers={"authorization": f"Bearer {token}"})
     with pytest.raises(ProfdeckError) as caught:
-        routes._admit(request)
+        routes._authorize(request)
     status: int = caught.value.status  # type: ignore[attr-defined]
     return status
 
 
-def test_a_server_takes_a_new_token_without_a_restart(file: Path) -> None:
+def test_server_accepts_a_new_token_without_a_restart(file: Path) -> None:
     file.write_text("first")
     routes = Routes("vllm")
-    assert [answered(routes, token) for token in ("first", "second", "of-the-environment", "")] == [503, 401, 401, 401]
+    assert [response_status(routes, token) for token in ("first", "second", "from-environment", "")] == [
+        503,
+        401,
+        401,
+        401,
+    ]
     file.write_text("second\nfirst")
-    assert [answered(routes, token) for token in ("first", "second", "third")] == [503, 503, 401]
+    assert [response_status(routes, token) for token in ("first", "second", "third")] == [503, 503, 401]
     file.write_text("second")
-    assert [answered(routes, token) for token in ("first", "second")] == [401, 503]
+    assert [response_status(routes, token) for token in ("first", "second")] == [401, 503]
     file.write_text("")
-    assert answered(routes, "") == 403
+    assert response_status(routes, "") == 403
     file.unlink()
-    assert answered(routes, "second") == 503
+    assert response_status(routes, "second") == 503

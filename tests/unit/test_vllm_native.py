@@ -119,7 +119,7 @@ def test_captures_in_a_shared_directory_use_only_their_own_traces(
 
     asyncio.run(main())
     assert [one.outcome for one in captures] == [Outcome.FLUSHED, Outcome.FILES_MISSING]
-    assert "left no whole file" in captures[1]._capture.problems[0]
+    assert "wrote no complete trace" in captures[1]._capture.problems[0]
 
 
 def test_concurrent_directory_changes_are_ignored(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_concurrent_directory_changes_are_ignored(tmp_path: Path) -> None:
     try:
         asyncio.run(capture.start())
         for _ in range(300):
-            capture.all_there()
+            capture.has_all_traces()
         asyncio.run(capture.stop())
     finally:
         over.set()
@@ -156,7 +156,7 @@ def test_concurrent_directory_changes_are_ignored(tmp_path: Path) -> None:
     ],
 )
 def test_pipeline_trace_names_contain_stage_and_rank(tmp_path: Path, name: str, rank: int, stage: int) -> None:
-    place = native(Sharing(tmp_path, writes=True), tmp_path).place(tmp_path / name)
+    place = native(Sharing(tmp_path, writes=True), tmp_path).parse_name(tmp_path / name)
     assert place is not None
     assert (place.rank, place.parallel) == (rank, {"stage": stage})
 
@@ -168,7 +168,7 @@ def test_ambiguous_shared_directory_is_rejected(tmp_path: Path, monkeypatch: pyt
 
     async def main() -> None:
         await one.start()
-        with pytest.raises(CaptureError, match="Launch each engine with a directory of its own"):
+        with pytest.raises(CaptureError, match="Start each engine with its own trace directory"):
             await other.start()
         await one.stop()
         assert one.outcome is Outcome.FLUSHED

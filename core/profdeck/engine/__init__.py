@@ -1,5 +1,5 @@
-"""Captures inference engines.
+"""Captures of inference engines.
 
 The subpackage `control` requests captures, `server` adds routes to the engine's HTTP server, and `worker` records in
-the engine's workers. The subpackage `transport` transfers requests and files.
+the engine's processes. The subpackage `transport` transfers requests and files.
 """

@@ -74,11 +74,11 @@ class ActorGroup(ABC):
     __slots__ = ()
 
     @abstractmethod
-    async def find_actors(self, given: Sequence[object], ask: AskActor) -> FoundActors:
+    async def find_actors(self, fixed_targets: Sequence[object], ask: AskActor) -> FoundActors:
         """Find the actors in the group that hold an engine.
 
         Args:
-            given: Targets to skip because they are already selected.
+            fixed_targets: Targets to skip because they are already selected.
             ask: Connects to an actor's engine.
 
         Raises:
@@ -165,7 +165,7 @@ def installed_clusters() -> tuple[Cluster, ...]:
     return tuple(load_instances(CLUSTERS, Cluster))  # type: ignore[type-abstract]  # only for isinstance
 
 
-def the_cluster(purpose: str) -> Cluster:
+def get_cluster(purpose: str) -> Cluster:
     """Return the only installed cluster plugin.
 
     Args:
@@ -194,4 +194,4 @@ def as_cluster_target(target: object, attribute: str | None = None) -> Actor | A
     if isinstance(target, Actor | ActorGroup):
         return target
     targets = (cluster.as_target(target, attribute) for cluster in installed_clusters())
-    return next((found for found in targets if found is not None), None)
+    return next((converted for converted in targets if converted is not None), None)

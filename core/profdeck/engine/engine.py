@@ -1,4 +1,4 @@
-"""One engine, as the process that controls it sees it."""
+"""Interface between the process that requests captures and one engine."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class Engine(ABC):
     """Base class for objects that send commands to the processes of an engine."""
 
     name: str
-    """What manifests call it."""
+    """Name of the engine in manifests."""
     blocking: bool = False
-    """Whether its coroutines never suspend, as it has only blocking calls."""
-    gives_up: bool = True
-    """Whether it gives up an answer that takes longer than ``rpc_timeout_s``."""
+    """True if the engine has only blocking calls. Its coroutines then never suspend."""
+    cancels_late_calls: bool = True
+    """True if commands time out after ``rpc_timeout_s``."""
     late_fix: str = ""
-    """What to do when it does not answer in time, where more is known than of any."""
+    """Engine-specific advice for a command that timed out. Empty: use the general advice."""
     clock: HostClock | None = None
-    """How the clock of its host stands to that of this one, as well as its answers have told since this was None."""
+    """Clock offset of the engine's host. Each reply can refine it. Set it to None to discard earlier measurements."""
     gate: Callable[[], Awaitable[None]] | None = None
-    """Awaited by every start as late as possible, so that many engines start at the same moment."""
+    """Awaited immediately before a start command is sent, to start several engines at the same time."""
 
     @abstractmethod
     async def has_profdeck(self) -> bool:
-        """Tell whether its processes have loaded profdeck.
+        """Return whether the engine's processes have loaded profdeck.
 
         Raises:
-            CaptureError: it cannot be reached, or does not let us in.
+            CaptureError: the engine cannot be reached or denies access.
         """
 
     @abstractmethod
@@ -53,21 +53,21 @@ class Engine(ABC):
             CaptureError: the engine does not reply.
         """
 
-    async def arrive(self) -> None:
-        """Wait for the gate, before a start is sent to an engine that does not wait for it by itself."""
+    async def wait_for_gate(self) -> None:
+        """Wait for `gate`. Subclasses that wait for it in `command` override this method to do nothing."""
         if self.gate is not None:
             await self.gate()
 
-    def files(self, output: Path) -> RemoteFiles | None:  # noqa: ARG002  # where a server does not say another one
-        """Return what fetches files of its ranks from their host; None where nothing can.
+    def files(self, output: Path) -> RemoteFiles | None:  # noqa: ARG002  # for subclasses
+        """Return access to the files on the engine's host, or None if files cannot be fetched.
 
         Args:
-            output: the output directory that its ranks were asked to write below.
+            output: the output directory in the capture request.
         """
         return None
 
-    async def close(self) -> None:  # noqa: B027  # most keep nothing
-        """Give back what is kept open between commands; the next one opens it again."""
+    async def close(self) -> None:  # noqa: B027  # optional
+        """Close open connections. The next command opens a new connection."""
 
     async def end(self, payload: Mapping[str, Any], wait_s: float) -> Answer:
         """Stop a capture. Wait until all processes have written their files, but at most ``wait_s`` seconds.
@@ -83,13 +83,13 @@ class Engine(ABC):
         return answer
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call what takes long, such as reading files, without blocking an event loop."""
+        """Call a slow function, such as one that reads files. Use a thread unless the engine is blocking."""
         return function(*arguments) if self.blocking else await run_in_thread(function, *arguments)
 
     async def sleep(self, duration_s: float) -> None:
-        """Wait."""
+        """Sleep, blocking the thread if the engine is blocking."""
         if self.blocking:
-            time.sleep(duration_s)  # noqa: ASYNC251  # its coroutines are driven without an event loop
+            time.sleep(duration_s)  # noqa: ASYNC251  # blocking engines run without an event loop
         else:
             await asyncio.sleep(duration_s)
 
@@ -100,38 +100,39 @@ class FileHost:
 
     host: str
     output: str
-    """The directory that places are relative to."""
+    """Base directory of the paths in `RemoteFiles`."""
 
 
 class RemoteFiles(Protocol):
     """Fetches the files of an engine's ranks. Paths are relative to `FileHost.output` and use slashes.
 
-    If the host does not send the requested data, all methods raise TargetError.
+    All methods raise TargetError if the host does not send the requested data.
     """
 
     async def source(self) -> FileHost:
-        """Return where they are."""
+        """Return the host and the base directory of the paths."""
 
-    async def listed(self, place: str) -> Mapping[str, int] | None:
-        """Return the sizes in bytes of the files in a directory by their names.
+    async def list_files(self, path: str) -> Mapping[str, int] | None:
+        """List the files in a directory.
 
         Returns:
-            All files of an artifact, None while it is being written; of other directories, the manifests.
+            File sizes in bytes, by file name. If the directory is an artifact, all files in it, or None if it is still
+            being written. For other directories, only the manifests.
         """
 
-    async def read(self, place: str) -> bytes:
-        """Return the content of a manifest."""
+    async def read(self, path: str) -> bytes:
+        """Return the contents of a manifest."""
 
-    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
-        """Write the content of a file to another one, which is empty and unbuffered.
+    async def fetch(self, path: str, file: BinaryIO, size_bytes: int) -> None:
+        """Download a file.
 
         Args:
-            place: where it is.
-            file: the other one.
-            size_bytes: as much of it is taken at most.
+            path: path of the file on the host.
+            file: destination; an empty, unbuffered file.
+            size_bytes: maximum number of bytes to accept.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the destination cannot be written.
         """
 
 
@@ -141,8 +142,8 @@ class Connects(Protocol):
     name: ClassVar[str]
 
     def connect(self, target: object) -> Engine:
-        """Return the engine that an object stands for.
+        """Return an `Engine` that controls the given engine object.
 
         Raises:
-            ConfigError: this is no such object.
+            ConfigError: the object is not an engine that this backend supports.
         """

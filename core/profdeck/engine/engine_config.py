@@ -1,4 +1,4 @@
-"""What the config says to an engine that loads profdeck by itself."""
+"""The config of engine processes that load profdeck as a plugin."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ class EngineConfig:
 
     config: Config
     role: str
-    chosen: RoleConfig
+    role_config: RoleConfig
     options: EngineOptions
 
     @classmethod
     def load(cls, backend: str) -> EngineConfig:
-        """Read what ``PROFDECK_CONFIG`` and its like say; without a role for the engine, defaults hold.
+        """Load the config from the environment (``PROFDECK_CONFIG`` etc.) and select the engine's role.
+
+        If no role uses the backend, the role is ``server`` with default options.
 
         Args:
             backend: the name of the engine's backend.
 
         Raises:
-            ConfigError: the config is wrong, or several roles are the engine's and ``PROFDECK_ROLE`` chooses none.
+            ConfigError: the config is invalid, or ``PROFDECK_ROLE`` must select one of several roles.
         """
         config = load_config().config
         roles = [name for name, role in config.roles.items() if role.backend == backend]
@@ -45,24 +47,24 @@ class EngineConfig:
             return cls(config, "server", RoleConfig(backend=backend), _checked(load_backend(backend).Options()))
         if name not in roles:
             raise ConfigError(
-                f"The config has {len(roles)} role(s) of the backend {backend}: {', '.join(roles) or 'none'}. "
-                f"{ROLE_VARIABLE}={name or ''} does not say which one this engine has."
+                f"The config has {len(roles)} role(s) with the backend {backend}: {', '.join(roles) or 'none'}. "
+                f"{ROLE_VARIABLE}={name or ''} does not select one of them."
             )
         return cls(config, name, config.roles[name], _checked(build_backend(config, name).options))
 
     @property
-    def captures_by_itself(self) -> bool:
-        """Whether the engine captures without being asked: the role's iterations have an absolute first one."""
-        return self.chosen.iterations is not None and self.chosen.iterations.first is not None
+    def is_armed(self) -> bool:
+        """True if the config arms a capture at engine startup, because the role sets ``iterations.first``."""
+        return self.role_config.iterations is not None and self.role_config.iterations.first is not None
 
-    def name_run(self) -> None:
-        """Name the run for the children of this process, so that all processes of the engine name it alike."""
+    def export_run_name(self) -> None:
+        """Store the run name in this process's environment, so that child processes use the same name."""
         os.environ.setdefault(RUN_VARIABLE, run_name(self.config.run))
 
-    def own_request(self) -> CaptureRequest:
-        """Return the capture that the config arms."""
-        iterations = self.chosen.iterations
-        assert iterations is not None and iterations.first is not None  # noqa: PT018, S101  # see captures_by_itself
+    def armed_request(self) -> CaptureRequest:
+        """Return the request for the capture that the config arms; see `is_armed`."""
+        iterations = self.role_config.iterations
+        assert iterations is not None and iterations.first is not None  # noqa: PT018, S101  # see is_armed
         replica = os.environ.get(REPLICA_VARIABLE)
         request = CaptureRequest(
             id=f"iteration{iterations.first}",
@@ -70,13 +72,13 @@ class EngineConfig:
             run=run_name(self.config.run),
             role=self.role,
             replica=int(replica) if replica else None,
-            ranks=self.chosen.ranks,
-            batch_kinds=self.chosen.batch_kinds,
+            ranks=self.role_config.ranks,
+            batch_kinds=self.role_config.batch_kinds,
             iterations=iterations,
         )
         return self.options.complete(request)
 
 
 def _checked(options: object) -> EngineOptions:
-    assert isinstance(options, EngineOptions)  # noqa: S101  # engines ask for their own backends
+    assert isinstance(options, EngineOptions)  # noqa: S101  # the backends of engines have these options
     return options

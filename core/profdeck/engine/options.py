@@ -1,4 +1,4 @@
-"""What every backend of an engine understands, and what its options ask of the engine's workers."""
+"""Options of all engine backends, and their conversion to request options for the engine's workers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from profdeck.records.request import CaptureRequest
 
 
 class Auth(StrEnum):
-    """Who may use the routes of a server."""
+    """Access control of a server's routes."""
 
-    TOKEN = "token"  # noqa: S105  # a word of the config
+    TOKEN = "token"  # noqa: S105  # a value in the config
     NONE = "none"
 
 
@@ -27,48 +27,48 @@ class EngineOptions(CommonOptions):
     """Options that all engine backends share. The options of `CommonOptions` apply to each worker."""
 
     collect: bool = True
-    """At the stop, fetch what ranks have written where this host cannot see it into the run here, through the routes of
-    their server. Default: on. Off, or without a server that has these routes, the files stay, and the capture says
-    where. Nothing is fetched from a directory that the hosts share."""
+    """At the stop, download files that ranks wrote on other hosts into the local run, through their server's routes.
+    Default: on. Without a download, because it is off or the server lacks these routes, the capture reports the files'
+    location. Files in a directory that the hosts share are not downloaded."""
 
     device_options: Mapping[str, Any] = attrs.field(factory=dict)
     """Options of the backend that records the device in each worker (`torch`, or `npu` on Ascend), such as
     `{gzip: false}`. Default: none."""
 
     native_directory: Path | None = None
-    """Where the engine's own profiler writes its traces, as this host sees it. Only used with an engine whose
-    processes have not loaded profdeck. Default: what the engine says or is told."""
+    """Trace directory of the engine's own profiler, as a path on this host. Only used if the engine's processes have
+    not loaded profdeck. Default: the directory that the engine reports or that profdeck requests."""
 
     flush_timeout_s: float = attrs.field(default=1800.0, validator=duration_validator(validators.gt(0.0)))
-    """How long a stop waits until the files of all ranks are whole, and those that it fetches are here, in seconds.
-    Default: 1800. When it passes, the capture is partial and names the ranks."""
+    """Time limit for a stop, in seconds: all ranks must write their files, and downloads must finish. Default: 1800.
+    After a timeout, the capture is partial and lists the late ranks."""
 
     rpc_timeout_s: float = attrs.field(default=120.0, validator=duration_validator(validators.gt(0.0)))
-    """How long an engine may take for one answer, in seconds. Default: 120. Below 30 a stop may fail, since a server
-    waits that long for its files. Engine objects whose calls cannot be given up have no limit."""
+    """Time limit for each reply of the engine, in seconds. Default: 120. With less than 30, a stop can time out while
+    the server waits for its files. Engine objects whose calls cannot be cancelled have no limit."""
 
     auth: Auth = Auth.TOKEN
-    """In the config of a server: `token` (default) lets only those use its routes who send what `PROFDECK_TOKEN` says;
-    `none` lets everybody who reaches the port write traces below `output`."""
+    """Access control, in the config of a server: with `token` (default), clients must send the token in
+    `PROFDECK_TOKEN`. With `none`, every client that reaches the port can write traces below `output`."""
 
     def __attrs_post_init__(self) -> None:
-        """Check the fields against each other."""
+        """Validate combinations of options."""
         if self.activities is not None and not self.activities:
             raise ValueError("activities: the list is empty, so nothing would be recorded; remove the key")
         if common := sorted(COMMON_OPTIONS.intersection(self.device_options)):
-            raise ValueError(f"device_options: give {', '.join(common)} as options of their own, beside device_options")
+            raise ValueError(f"device_options: set {', '.join(common)} next to device_options, not inside it")
 
     @property
     def merges_ranks(self) -> bool:
-        """Whether the traces of all ranks are merged into one file beside them."""
+        """True if the traces of all ranks are merged into an additional file."""
         return False
 
     def for_processes(self) -> Mapping[str, Any]:
-        """Return what only the engine's plugin reads in the processes of the engine."""
+        """Return the request options for the engine's plugin in the engine's processes."""
         return {}
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
-        """Return a copy of the request with these options, to be sent to the engine's processes."""
+        """Return a copy of the request that contains these options, for the engine's processes."""
         options = unstructure(self)
         common = {name: options[name] for name in COMMON_OPTIONS if options[name] is not None}
         return attrs.evolve(

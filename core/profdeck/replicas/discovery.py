@@ -22,7 +22,7 @@ from profdeck.base.json_files import JsonKind
 from profdeck.base.outcome import Outcome
 from profdeck.config.structuring import structure
 from profdeck.config.targets import SOCKET, SampleBy, TargetsConfig, WorkerType
-from profdeck.engine.clusters import ActorGroup, AskActor, FoundActor, the_cluster
+from profdeck.engine.clusters import ActorGroup, AskActor, FoundActor, get_cluster
 from profdeck.engine.transport.http_client import HttpClient
 from profdeck.engine.transport.token import own_token
 from profdeck.records.request import BatchKind
@@ -131,7 +131,7 @@ def check_file(config: TargetsConfig) -> None:
     """
     ReplicaNumbers().number({entry.url: entry.replica for entry in _unique(_given(config))})
     if config.actors:
-        the_cluster(_ACTORS).require(f"{_ACTORS} needs")
+        get_cluster(_ACTORS).require(f"{_ACTORS} needs")
 
 
 async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor) -> tuple[list[Target], list[str]]:
@@ -164,7 +164,7 @@ async def discover(config: TargetsConfig, numbers: ReplicaNumbers, ask: AskActor
             model[url] = worker.model_id
             if worker.load is not None and worker.load >= 0:
                 load[url] = load.get(url, 0) + worker.load
-    named, notes = await the_cluster(_ACTORS).find_actors(config, ask) if config.actors else ([], [])
+    named, notes = await get_cluster(_ACTORS).find_actors(config, ask) if config.actors else ([], [])
     number = numbers.number({entry.url: entry.replica for entry in listed.values()} | {one.key: None for one in named})
     targets = [
         Target(

@@ -16,9 +16,9 @@ from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.outcome import Outcome
-from profdeck.engine.clusters import ACTOR_PREFIX, Actor, the_cluster
+from profdeck.engine.clusters import ACTOR_PREFIX, Actor, get_cluster
 from profdeck.engine.control.control_backend import is_settled_by_files
-from profdeck.engine.control.rank_files import RankFiles, is_of_files_elsewhere
+from profdeck.engine.control.rank_files import RankFiles, is_remote_files_problem
 from profdeck.engine.engine import Engine
 from profdeck.engine.options import EngineOptions
 from profdeck.engine.transport.http_engine import HttpEngine
@@ -127,7 +127,7 @@ def _lacks(manifest: Manifest, of_ranks: Iterable[tuple[Path, Manifest]]) -> boo
     there = [(path, one) for path, one in of_ranks if one.request_token == manifest.request_token]
     if set(manifest.expected_ranks) - {one.rank for _, one in there}:
         return True
-    if any(is_of_files_elsewhere(problem) or is_settled_by_files(problem) for problem in manifest.problems):
+    if any(is_remote_files_problem(problem) or is_settled_by_files(problem) for problem in manifest.problems):
         return True
     return any(
         not (path.parent / record.name).exists()
@@ -169,13 +169,18 @@ async def _collect(
     files = RankFiles(capture, asked)
     try:
         answer = await _last_answer(engine, asked)
-        until, late = time.monotonic() + limit_s, f"The time was over, {limit_s:g} seconds"
-        await files.collect(engine, answer, fetch=True, until=until, late=late)
+        await files.collect(
+            engine,
+            answer,
+            fetch=True,
+            deadline_s=time.monotonic() + limit_s,
+            timeout_message=f"The time limit of {limit_s:g} seconds has expired",
+        )
     except CaptureError as error:
         return _about(file, manifest, (), (str(error),))
     finally:
         await engine.close()
-    kept = [problem for problem in manifest.problems if not is_of_files_elsewhere(problem)]
+    kept = [problem for problem in manifest.problems if not is_remote_files_problem(problem)]
     whole = {one.rank for one in map(read_manifest, files.manifests) if one.status is Status.COMPLETE}
     if files.complete and whole.issuperset(manifest.expected_ranks):
         kept = [problem for problem in kept if not is_settled_by_files(problem)]
@@ -200,7 +205,7 @@ def _engine(target: str, answer_s: float, actors: Mapping[str, Actor] | None) ->
             text = f"{target} was an engine in the host's process, not a server that can send files."
             raise CaptureError(text) from None
     if actors is None:
-        cluster = the_cluster(f"{target} is an actor")
+        cluster = get_cluster(f"{target} is an actor")
         raise CaptureError(
             f"{target} is a {cluster.title} actor. To fetch its files, use --{cluster.name} on a node of its cluster."
         )

@@ -19,7 +19,7 @@ from profdeck.base.errors import CaptureError, TargetError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import WorkerType
 from profdeck.engine.clusters import Actor, AskActor, NoEngineError
-from profdeck.engine.transport.http_engine import About, HttpEngine
+from profdeck.engine.transport.http_engine import HttpEngine, ServerInfo
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.fan_out import fan_out
 from profdeck_traces.base.entry_points import installed
@@ -52,7 +52,7 @@ class CheckedServer:
     engine: HttpEngine | None = attrs.field(default=None, init=False)
     """HTTP client of the server; ``None`` for an actor, or if the URL is invalid."""
     backend: str | None = None
-    about: About | None = None
+    about: ServerInfo | None = None
     """Response of its profdeck routes; ``None`` if it has none or does not respond."""
     healthy: bool | None = None
     """Result of its health check; ``None`` if the health is unknown."""

@@ -195,10 +195,10 @@ def test_what_is_no_target(ours: Driven) -> None:
 def test_a_driver_is_killed_and_the_next_one_ends_what_it_left(ours: Driven) -> None:
     assert ours.results["first_driver"] == "started"
     living = ours.results["living_owner"]
-    assert (living["outcome"], "which is alive" in living["error"]) == (Outcome.ALREADY_ACTIVE, True)
+    assert (living["outcome"], "which is running" in living["error"]) == (Outcome.ALREADY_ACTIVE, True)
     assert ours.results["orphan"]["status"] == "complete"
     (note,) = ours.results["orphan"]["notes"]
-    assert note.startswith("It ended what was active there, as its owner is gone: step30 of process ")
+    assert note.startswith("Stopped abandoned captures whose owner has exited: step30 of process ")
 
 
 def test_a_driver_that_ends_stops_its_capture(ours: Driven) -> None:
@@ -231,7 +231,7 @@ def test_each_lost_actor_has_its_outcome(ours: Driven) -> None:
 def test_an_actor_that_restarts_in_mid_capture(ours: Driven) -> None:
     assert ours.results["restarted"]["status"] == "partial"
     assert ours.outcomes("restarted") == ["flushed", "files_missing"]
-    assert "was its process restarted?" in ours.results["restarted"]["targets"]["1"][2]
+    assert "Its process may have been restarted." in ours.results["restarted"]["targets"]["1"][2]
     assert ours.results["restarted_after"]["status"] == "complete"
 
 

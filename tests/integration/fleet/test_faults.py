@@ -186,7 +186,7 @@ def test_captures_of_a_killed_driver_are_ended_by_the_next_one(
     after = fleet_of(root, "adopters")
     assert after.status is Status.COMPLETE
     assert {record.outcome for record in after.targets} == {Outcome.FLUSHED}
-    said = [note for note in after.notes if f"as its owner is gone: step0 of process {driver.pid} on" in note]
+    said = [note for note in after.notes if f"whose owner has exited: step0 of process {driver.pid} on" in note]
     assert len(said) == 2, after.notes
     orphans = ranks(root, "orphans")
     assert sorted(orphans) == [0, 1]

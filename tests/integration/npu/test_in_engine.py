@@ -145,12 +145,12 @@ def test_window_has_the_requested_iterations(engine: Engine) -> None:
 def test_stop_from_another_thread_is_deferred(engine: Engine) -> None:
     pending = engine.said["pending"]
     assert pending["state"] == "recording"
-    assert pending["problems"] == ["The end of the recording is pending until the engine's next iteration."]
+    assert pending["problems"] == ["The stop is deferred until the engine's next iteration."]
     assert engine.said["stopped"] == {"state": "ended", "problems": [], "iterations": 2}
     capture, rank = engine.capture("stopped")
     (artifact,) = rank.artifacts
     assert (capture.status, artifact.iterations, artifact.whole) == (Status.COMPLETE, (0, 1), True)
-    assert rank.notes[0].startswith("A stop from another thread than the one that records")
+    assert rank.notes[0].startswith("The stop was requested in another thread")
     assert engine.driven(artifact.path) == WHOLE
     # If another thread stopped a recording, torch_npu would lose the next one.
     (later,) = engine.capture("after")[1].artifacts

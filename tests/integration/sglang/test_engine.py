@@ -185,7 +185,7 @@ def test_the_tokenizer_manager_of_the_engine_will_do_once_it_has_an_event_loop(j
 @pytest.mark.parametrize(
     ("name", "step", "text"),
     [
-        ("no_rank", 11, "The ranks [7] are not in this engine, whose ranks are 0 to"),
+        ("no_rank", 11, "This engine does not have the ranks [7]. Its ranks are 0 to"),
         ("memory", 13, "options.memory_snapshot requires CUDA"),
         ("cuda_profiler", 14, "options.cuda_profiler_range requires CUDA"),
     ],

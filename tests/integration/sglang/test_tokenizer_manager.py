@@ -55,7 +55,7 @@ def test_a_cancelled_start_leaves_nothing_recording(job: Any, step: int) -> None
     after = job.results[f"after_cancelled_{step}"]
     assert (after["status"], after["problems"]) == ("complete", [])
     for path in (job.output / "run" / f"step_{step:06d}").glob("*/rank_*[!e].json"):
-        assert json.loads(path.read_text())["problems"] == ["The capture was given up at its start."]
+        assert json.loads(path.read_text())["problems"] == ["The start failed or was cancelled."]
 
 
 def test_captures_go_on_after_all_that(job: Any) -> None:

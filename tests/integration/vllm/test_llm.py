@@ -125,13 +125,13 @@ def test_a_window_that_is_not_filled_is_partial(job: Any) -> None:
 def test_a_window_that_is_not_reached_leaves_a_reason(job: Any) -> None:
     found = job.results["too_late"]
     assert found["status"] == "partial"
-    assert "Rank 0 left no file." in found["problems"]
-    assert any("before its window began" in problem for problem in found["problems"])
+    assert "Rank 0 wrote no file." in found["problems"]
+    assert any("before its window started" in problem for problem in found["problems"])
 
 
 def test_an_option_that_llm_objects_cannot_follow_is_noted(job: Any) -> None:
     assert job.results["detailed"]["notes"] == [
-        "rpc_timeout_s has no effect: calls of vllm.entrypoints.llm.LLM cannot be given up."
+        "rpc_timeout_s has no effect: calls of vllm.entrypoints.llm.LLM cannot be cancelled."
     ]
 
 
@@ -150,7 +150,7 @@ def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, n
     ("step", "text"),
     [
         (10, "sees no CUDA device"),
-        (11, "ranks [7] are not in this engine"),
+        (11, "This engine does not have the ranks [7]"),
         (13, "this engine has no stages"),
     ],
 )

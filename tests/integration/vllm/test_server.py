@@ -158,7 +158,7 @@ def test_what_vllm_fails_to_write_is_told_soon(native: Any, tmp_path: Path) -> N
     finally:
         directory.unlink()
         kept.rename(directory)
-    assert (code, f"Rank 0 left no whole file in {directory}." in " ".join(text.split())) == (1, True), text
+    assert (code, f"Rank 0 wrote no complete trace to {directory}." in " ".join(text.split())) == (1, True), text
     assert server.complete()
 
 

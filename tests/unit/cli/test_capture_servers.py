@@ -357,7 +357,7 @@ def test_server_requires_a_token(cli: Cli, fleet: Fleet) -> None:
         servers[0].token = "a secret"  # noqa: S105  # not a real token
         result = cli("capture", "servers", *url_options(servers), *FIVE)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "answered 401: The token is missing or wrong: set PROFDECK_TOKEN" in words(result.stderr)
+        assert "returned status 401: The token is missing or wrong. Set PROFDECK_TOKEN" in words(result.stderr)
 
 
 def test_server_without_a_matching_backend(cli: Cli, fleet: Fleet) -> None:
@@ -392,7 +392,7 @@ def test_no_server_responds(cli: Cli, given: list[str]) -> None:
         one = cli("capture", "servers", "--url", first, *QUIET, *given)
         two = cli("capture", "servers", "--url", first, "--url", second, *QUIET, *given, "--output", "profiles")
     assert (one.exit_code, two.exit_code) == (1, 1)
-    assert f"error: {first} cannot be reached: Connection refused. Is the server up?" in words(one.stderr)
+    assert f"error: {first} cannot be reached: Connection refused. Is the server running?" in words(one.stderr)
     expected = "Only 0 of 2 targets are ready" if given else "None of 2 servers can be captured."
     assert expected in words(two.stderr)
     assert words(two.stderr).count("unreachable") == 2
@@ -573,7 +573,7 @@ def test_unreachable_server_with_each_policy(
         assert started == [goes_on] * 7
     said = words(result.stderr)
     assert re.search(rf"{absent} server/\d unreachable", said)
-    assert f"{absent} cannot be reached: Connection refused. Is the server up?" in said
+    assert f"{absent} cannot be reached: Connection refused. Is the server running?" in said
     assert ("Only 7 of 8 targets are ready" in said) is not goes_on
     assert ("To list the result of each server: profdeck ls profiles/run" in said) is not goes_on
     if json_too:

@@ -71,9 +71,9 @@ def test_a_target_is_named_once(build: Build, caplog: pytest.LogCaptureFixture) 
         (said,) = (record.getMessage() for record in caplog.records if "goes on without" in record.getMessage())
         where = [f"Replica {replica} ({server.url})" for replica, server in enumerate(servers)]
         assert said.partition("targets. ")[2] == (
-            f"{where[0]} cannot be reached: it closed the connection without an answer. Is the server up? "
-            f"{where[1]}: /profdeck/start answered 409: no. "
-            f"{where[2]} has routes of another version of profdeck: 'answer'."
+            f"{where[0]} cannot be reached: it closed the connection without a response. Is the server running? "
+            f"{where[1]}: /profdeck/start returned status 409: no. "
+            f"{where[2]} has an incompatible version of profdeck: 'answer'."
         )
 
     with_servers(check, 4)
@@ -167,7 +167,7 @@ def test_options_without_effect_are_noted(
     build: Build, manifest: Read, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     own = {"rollout.options": {"native_directory": str(tmp_path), "rpc_timeout_s": 60}}
-    native = "native_directory has no effect: this engine has loaded profdeck, and not its own profiler."
+    native = "native_directory has no effect: this engine has loaded profdeck instead of its own profiler."
 
     step = 1
 
@@ -176,11 +176,11 @@ def test_options_without_effect_are_noted(
 
     with_servers(check, 1)
     assert manifest().notes == (native,)
-    monkeypatch.setattr(HttpEngine, "gives_up", False)  # as engine objects are
+    monkeypatch.setattr(HttpEngine, "cancels_late_calls", False)  # as engine objects are
     step = 3
     with_servers(check, 1)
     assert manifest(3).notes[0] == native
-    assert re.fullmatch(r"rpc_timeout_s has no effect: calls of http://.* cannot be given up\.", manifest(3).notes[1])
+    assert re.fullmatch(r"rpc_timeout_s has no effect: calls of http://.* cannot be cancelled\.", manifest(3).notes[1])
 
 
 def test_no_start_leaves_before_all_have_been_reached(build: Build) -> None:
@@ -390,7 +390,7 @@ def test_one_refused_start_among_eight(
     assert outcomes(fleet) == [Outcome.REFUSED if replica == 5 else Outcome.FLUSHED for replica in range(8)]
     refused = fleet.targets[5]
     assert refused.reason is not None
-    assert "/profdeck/start answered 409: Step 1: cannot write to /profiles: Read-only." in refused.reason
+    assert "/profdeck/start returned status 409: Step 1: cannot write to /profiles: Read-only." in refused.reason
     assert (refused.fix, refused.started_ns) == (Outcome.REFUSED.fix, None)
     assert manifest(replica=5).status is Status.FAILED
     assert manifest(replica=4).status is (Status.COMPLETE if goes_on else Status.PARTIAL)
@@ -591,7 +591,7 @@ def test_an_engine_that_is_listed_twice_records_once(build: Build, manifest: Rea
     fleet = manifest()
     assert sorted(map(str, outcomes(fleet))) == ["already_active", "flushed"]
     (refused,) = (one for one in fleet.targets if one.outcome is Outcome.ALREADY_ACTIVE)
-    assert "It belongs to this process, which is alive." in str(refused.reason)
+    assert "It belongs to this process, which is running." in str(refused.reason)
 
 
 # Ends that come from elsewhere.
@@ -707,7 +707,7 @@ def test_what_a_config_cannot_mean(build: Build, settings: dict[str, Any], tmp_p
         (None, {}, {"policy": "all"}, "targets: they say nowhere where targets are: give urls, router or file"),
         ([url], {}, {"urls": [url]}, "targets: the host names the targets, and so do urls, router or file"),
         ([], {}, {}, "target: the list is empty"),
-        (["ftp://x"], {}, {}, "target: 'ftp://x' is no URL of a server"),
+        (["ftp://x"], {}, {}, "target: 'ftp://x' is not a valid server URL"),
         ([url, url], {}, {}, f"target: {url} is in the list twice"),
         (None, {}, {"urls": ["127.0.0.1:1"]}, "urls: '127.0.0.1:1' is no URL of a server"),
         (None, {}, {"router": "nowhere"}, "router: 'nowhere' is no URL of a server"),

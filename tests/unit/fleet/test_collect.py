@@ -109,7 +109,9 @@ class Remote:
         found = RankFiles(self.capture, self.asked)
         try:
             until = time.monotonic() + limit_s
-            await found.collect(remote, self.answer, fetch=fetch, until=until, late="The time was over.")
+            await found.collect(
+                remote, self.answer, fetch=fetch, deadline_s=until, timeout_message="The time limit has expired."
+            )
         finally:
             await remote.close()
         return found
@@ -245,10 +247,9 @@ def test_they_can_stay_where_they_are(
     (problem,) = manifest(replica=0).problems
     here = tmp_path / PLACE / "replica_000"
     assert problem == (
-        f"Files of rank 0 are on {socket.gethostname()}, in {there / PLACE / 'replica_000'}, which cannot be seen from "
-        f"here ({socket.gethostname()}). The option collect is off. Fetch them with "
-        f"'profdeck collect {tmp_path / 'run'}', "
-        "or let output be a directory that all hosts share."
+        f"Files of rank 0 are on {socket.gethostname()}, in {there / PLACE / 'replica_000'}, not accessible from this "
+        f"host ({socket.gethostname()}). The option collect is off. Fetch them with "
+        f"'profdeck collect {tmp_path / 'run'}', or set output to a directory that all hosts share."
     )
     assert [path.name for path in here.iterdir()] == ["target.step1.json"]
 
@@ -286,7 +287,7 @@ def test_what_stands_at_the_same_place_by_chance_is_left_alone(remote: Callable[
         assert (collection.complete, collection.manifests) == (False, [])
         (problem,) = found.capture.problems
         assert "Files of rank 0 are on elsewhere" in problem
-        assert f"Its name is taken here: {path} is of another capture." in problem
+        assert f"Another capture already has a file of this name: {path}." in problem
         assert path.read_bytes() == before
         assert asked_for(found.server) == [MANIFEST]
 
@@ -299,7 +300,7 @@ def test_a_trace_of_the_same_name_is_left_alone(remote: Callable[..., None]) -> 
         assert not (await found.collect()).complete
         (problem,) = found.capture.problems
         assert f"Files of rank 0 ({TRACE}) are on elsewhere, in {found.source}" in problem
-        assert "Its name is taken here by another file" in problem
+        assert "Another file already has this name: " in problem
         assert (found.copies / TRACE).read_bytes()[:1] == b"x"
         assert read_run(found.here / "run").status is Status.PARTIAL
 
@@ -328,7 +329,7 @@ def test_a_shared_directory_of_which_this_host_learns_late(
     async def check(found: Remote) -> None:
         for name in (MANIFEST, TRACE):
             shutil.copy(found.source / name, found.copies / name)
-        monkeypatch.setattr(RankFiles, "_look", lambda *_: {})
+        monkeypatch.setattr(RankFiles, "_read_local_manifests", lambda *_: {})
         collection = await found.collect()
         assert (collection.complete, collection.manifests) == (True, [found.copies / MANIFEST])
         assert read_manifest(found.copies / MANIFEST).collected_from is None
@@ -345,7 +346,7 @@ def test_keys_that_this_version_does_not_know_are_kept(remote: Callable[..., Non
         path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
         (found.copies / MANIFEST).unlink()
         assert not (await found.collect()).complete
-        assert "in a later format" in found.capture.problems[-1]
+        assert "has a newer format" in found.capture.problems[-1]
 
     remote(check)
 
@@ -386,10 +387,12 @@ def test_ranks_on_hosts_that_the_server_cannot_see_are_named(remote: Callable[..
         (found.source / "rank_0002.step1.json").unlink()
         assert not (await found.collect()).complete
         known, unknown = found.capture.problems
-        assert known.startswith(f"Files of rank 1 are on elsewhere, in {found.source}, which cannot be seen from here")
-        assert "answered 404: There is no file 'run/step_000001/rollout/rank_0001.step1.json' of a capture" in known
-        assert unknown.startswith(f"Files of rank 2 are on another host, in {found.there}, which cannot be seen")
-        assert "They are not on elsewhere either, where the server is" in unknown
+        assert known.startswith(f"Files of rank 1 are on elsewhere, in {found.source}, not accessible from this host")
+        assert (
+            "returned status 404: There is no file 'run/step_000001/rollout/rank_0001.step1.json' of a capture" in known
+        )
+        assert unknown.startswith(f"Files of rank 2 are on another host, in {found.there}, not accessible")
+        assert "They are not on elsewhere, the server's host" in unknown
 
     remote(check, ranks=3, silent=(2,))
 
@@ -409,7 +412,7 @@ def test_a_rank_that_does_not_answer_is_waited_for(
         assert (await collecting).complete
         path.write_text(ended.replace('"complete"', '"recording"'))
         (found.copies / path.name).unlink()
-        monkeypatch.setattr(downloads, "_MOST_WAIT_S", 0.05)
+        monkeypatch.setattr(downloads, "_MAX_WAIT_S", 0.05)
         assert not (await found.collect()).complete
         assert "Its process was still recording." in found.capture.problems[-1]
 
@@ -452,7 +455,7 @@ def test_an_engine_object_has_nothing_that_could_send_them(remote: Callable[...,
         assert problem.startswith(
             f"Files of rank 1, rank 2, rank 3, rank 4, 1 more are on elsewhere, in {found.source}"
         )
-        assert "Its engine has no server that could send them." in problem
+        assert "The engine has no server that can send them." in problem
 
     remote(check, ranks=6)
 
@@ -464,7 +467,7 @@ def test_a_server_of_an_older_version(remote: Callable[..., None]) -> None:
         found.server.version = "0.0.9"
         assert not (await found.collect()).complete
         (problem,) = found.capture.problems
-        assert f"The profdeck of {found.server.url} (0.0.9) has no route that sends files." in problem
+        assert f"Profdeck 0.0.9 of {found.server.url} has no route for files." in problem
 
     remote(check)
 
@@ -496,7 +499,7 @@ def test_a_server_that_dies_in_mid_transfer(remote: Callable[..., None]) -> None
         (rank,) = read_run(found.here / "run").captures[0].ranks
         assert rank.status is Status.MISSING
         assert rank.problems[0].startswith(
-            f"{TRACE}: not here but at elsewhere:{found.source / TRACE}: {found.server.url}"
+            f"{TRACE}: not on this host but at elsewhere:{found.source / TRACE}: {found.server.url}"
         )
         await found.server.start()  # for its end
 
@@ -506,11 +509,11 @@ def test_a_server_that_dies_in_mid_transfer(remote: Callable[..., None]) -> None
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-10]), "where"),
-        (lambda path: path.write_bytes(b"{" * path.stat().st_size), "It came damaged"),
-        (Path.unlink, "answered 404"),
-        (lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), "answered 404"),
-        (lambda path: (path.unlink(), path.mkdir()), "is no file"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-10]), "expected"),
+        (lambda path: path.write_bytes(b"{" * path.stat().st_size), "The download is corrupt"),
+        (Path.unlink, "returned status 404"),
+        (lambda path: (path.unlink(), path.symlink_to("/etc/hostname")), "returned status 404"),
+        (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
     ],
 )
 def test_what_is_not_what_the_manifest_says_does_not_come(
@@ -547,7 +550,7 @@ def test_a_manifest_that_leads_elsewhere(remote: Callable[..., None], name: str)
         found.tell(name=name)
         assert not (await found.collect()).complete
         (problem,) = found.capture.problems
-        assert f"names {name!r}, which is no" in problem
+        assert f"{name!r}" in problem
         assert found.names() == []
 
     remote(check)
@@ -570,7 +573,7 @@ def test_a_token_that_is_wrong_for_files(remote: Callable[..., None], monkeypatc
     async def check(found: Remote) -> None:
         found.server.acts[TRACE] = [Act(status=401, error="The token is missing or wrong.")]
         assert not (await found.collect()).complete
-        assert "answered 401: The token is missing or wrong." in found.capture.problems[0]
+        assert "returned status 401: The token is missing or wrong." in found.capture.problems[0]
         found.server.acts = {}
         found.server.token = "a secret"  # noqa: S105  # of this test
         assert not (await found.collect()).complete
@@ -603,7 +606,7 @@ def test_a_disk_without_room_is_not_filled(remote: Callable[..., None]) -> None:
         found.tell(size_bytes=1 << 60)
         assert not (await found.collect()).complete
         (problem,) = found.capture.problems
-        assert f"{1 << 60:,} bytes are needed and " in problem
+        assert f"{1 << 60:,} bytes are required, " in problem
         assert asked_for(found.server) == [MANIFEST]
 
     remote(check)
@@ -613,7 +616,7 @@ def test_a_directory_that_cannot_be_written(remote: Callable[..., None], monkeyp
     async def check(found: Remote) -> None:
         found.copies.rmdir()
         found.copies.write_text("in the way")
-        monkeypatch.setattr(RankFiles, "_look", lambda *_: {})
+        monkeypatch.setattr(RankFiles, "_read_local_manifests", lambda *_: {})
         await found.collect()
         (problem,) = found.capture.problems
         assert "FileExistsError" in problem
@@ -627,10 +630,12 @@ def test_the_time_is_limited(remote: Callable[..., None]) -> None:
         engine = HttpEngine(found.server.url, timeout_s=30)
         collection = RankFiles(found.capture, found.asked)
         until = time.monotonic() + 0.5
-        await collection.collect(engine, found.answer, fetch=True, until=until, late="The time was over, x=0.5 seconds")
+        await collection.collect(
+            engine, found.answer, fetch=True, deadline_s=until, timeout_message="Time limit: 0.5 s"
+        )
         await engine.close()
         (problem,) = found.capture.problems
-        assert "The time was over, x=0.5 seconds." in problem
+        assert "Time limit: 0.5 s." in problem
         assert found.names() == [MANIFEST]
 
     remote(check)
@@ -655,7 +660,8 @@ def test_a_collection_that_is_cancelled_tells_what_it_has_not_fetched(remote: Ca
             await collecting
         assert found.names() == [MANIFEST]
         (record,) = read_manifest(found.copies / MANIFEST).artifacts
-        assert record.problem == f"not here but at elsewhere:{found.source / TRACE}: it has not been fetched yet"
+        location = f"elsewhere:{found.source / TRACE}"
+        assert record.problem == f"not on this host but at {location}: it has not been downloaded yet"
         found.server.acts = {}
         assert (await found.collect()).complete
 
@@ -687,7 +693,7 @@ def test_a_few_files_come_at_once(remote: Callable[..., None], monkeypatch: pyte
 
         monkeypatch.setattr(found.server, "answer", watched)
         assert (await found.collect()).complete
-        assert most == downloads._AT_ONCE
+        assert most == downloads._MAX_DOWNLOADS
 
     remote(check, ranks=40)
 
@@ -733,7 +739,7 @@ def test_a_directory_of_which_a_file_does_not_come(remote: Callable[..., None]) 
         assert found.names() == [MANIFEST]
         found.server.acts = {"data": [Act(raw=message(found, f"{directory.name}/profiler_info_0.json"))]}
         assert not (await found.collect()).complete
-        assert "came with 20 bytes instead of 90,000" in found.capture.problems[1]
+        assert "has 20 bytes, expected 90,000" in found.capture.problems[1]
         assert found.names() == [MANIFEST]
         found.server.acts = {}
         assert (await found.collect()).complete
@@ -771,7 +777,7 @@ def test_names_in_a_directory_that_lead_out_of_it(remote: Callable[..., None]) -
         files = json.dumps({"files": [{"name": "../../x", "size_bytes": 1}]}).encode()
         found.server.acts[directory.name] = [Act(content=files)]
         assert not (await found.collect()).complete
-        assert "'../../x' in it leads out of it" in found.capture.problems[0]
+        assert "contains '../../x', which points outside the directory" in found.capture.problems[0]
         assert found.names() == [MANIFEST]
 
     remote(check)
@@ -885,8 +891,8 @@ def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], mani
 @pytest.mark.parametrize(
     "late",
     [
-        "After flush_timeout_s=1 seconds the files of rank 0 on elsewhere (writing) are not whole.",
-        "It did not answer at its stop: http://elsewhere:1 cannot be reached: no connection within 5 seconds.",
+        "After flush_timeout_s=1 seconds, the files of rank 0 on elsewhere (writing) are not complete.",
+        "The engine did not reply to the stop: http://elsewhere:1 cannot be reached: no connection within 5 seconds.",
     ],
 )
 def test_what_was_not_whole_in_time_is_complete_when_it_is(left: Callable[..., None], late: str) -> None:

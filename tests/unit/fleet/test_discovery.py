@@ -352,7 +352,7 @@ def test_an_elastic_fleet(
         assert by_name[0][urls[0]].replica == by_name[1][urls[0]].replica
         strange = by_name[0]["grpc://10.0.0.1:30000"]
         assert (strange.outcome, strange.capture) == (Outcome.REFUSED, None)
-        assert "'grpc://10.0.0.1:30000' is no URL of a server" in str(strange.reason)
+        assert "'grpc://10.0.0.1:30000' is not a valid server URL" in str(strange.reason)
         gone = by_name[1][urls[0]]
         assert (gone.outcome, gone.capture, gone.reason) == (
             Outcome.UNREACHABLE,

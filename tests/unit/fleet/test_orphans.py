@@ -57,7 +57,7 @@ def test_the_driver_is_killed_and_the_next_one_ends_what_it_left(
     assert [record.outcome for record in fleet.targets] == [Outcome.FLUSHED] * 3
     (note,) = manifest(3, replica=1).notes
     assert note == (
-        f"It ended what was active there, as its owner is gone: step1 of process {killed.process.pid} on {who}."
+        f"Stopped abandoned captures whose owner has exited: step1 of process {killed.process.pid} on {who}."
     )
     assert f"Replica 1 ({fleet.targets[1].name}): {note}" in fleet.notes
     report = read_run(tmp_path / "run")
@@ -67,7 +67,7 @@ def test_the_driver_is_killed_and_the_next_one_ends_what_it_left(
         **{(3, replica): (Status.COMPLETE, 6) for replica in range(3)},
     }
     assert ranks[1, 0].problems == (
-        f"Process {killed.process.pid} on {who}, which asked for it, is gone; {ProcessId()} ended it.",
+        f"Its owner (process {killed.process.pid} on {who}) has exited; {ProcessId()} stopped it.",
     )
     assert {one.status for one in report.targets if one.first_step == 1} == {Status.MISSING}
 
@@ -84,15 +84,15 @@ def test_one_target_alone_is_freed_as_well(build: Build, manifest: Read) -> None
 
     asyncio.run(main())
     assert manifest().status is Status.COMPLETE
-    assert manifest().notes == (f"It ended what was active there, as its owner is gone: old of {GONE}.",)
+    assert manifest().notes == (f"Stopped abandoned captures whose owner has exited: old of {GONE}.",)
 
 
 @pytest.mark.parametrize(
     ("owner", "words", "fix"),
     [
-        (ProcessId(), "It belongs to this process, which is alive.", "end that process."),
-        (ProcessId(pid=1, host="far"), "to process 1 on far; whether that still runs cannot be known", "post its id"),
-        (attrs.evolve(GONE, pid_namespace="pid:[1]"), "whether that still runs cannot be known here.", "post its id"),
+        (ProcessId(), "It belongs to this process, which is running.", "end that process."),
+        (ProcessId(pid=1, host="far"), "to process 1 on far. This host cannot determine", "send the ID"),
+        (attrs.evolve(GONE, pid_namespace="pid:[1]"), "cannot determine whether that process", "send the ID"),
         (None, "Capture old is recording in this engine.", Outcome.ALREADY_ACTIVE.fix),
     ],
 )  # fmt: skip
@@ -136,7 +136,7 @@ def test_what_has_ended_meanwhile_is_in_nobodys_way(build: Build, manifest: Read
 
     asyncio.run(main())
     assert manifest().status is Status.COMPLETE
-    assert manifest().notes == ("What was active there when it was first asked to start has ended meanwhile.",)
+    assert manifest().notes == ("The first start was refused because of another capture, which has ended since.",)
 
 
 def test_an_engine_that_is_never_free_is_left_alone(build: Build) -> None:

@@ -327,7 +327,7 @@ def test_a_start_waits_for_the_gate_and_nothing_else_does(ray: SimulatedRay) -> 
         gate = StartGate(timeout_s=10)
         mine, other = gate.issue(), gate.issue()
         engine.gate = mine
-        await engine.arrive()
+        await engine.wait_for_gate()
         await engine.has_profdeck()
         await engine.command("status", {})
         assert mine.passed_ns is None

@@ -1,1 +1,1 @@
-"""In the process that asks an engine to record."""
+"""Requests captures from an engine and collects their files."""

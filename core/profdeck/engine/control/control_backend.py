@@ -1,4 +1,4 @@
-"""The backend that is the same for all engines: it asks their processes to record."""
+"""Base class of engine backends, which request captures from an engine's processes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from profdeck.config.model import RoleConfig
 from profdeck.config.options import COMMON_OPTIONS
 from profdeck.config.structuring import unstructure
 from profdeck.engine.clusters import Actor, as_cluster_target
-from profdeck.engine.control.abandoned import end_abandoned
+from profdeck.engine.control.abandoned_captures import end_abandoned
 from profdeck.engine.control.merging import merge_ranks
-from profdeck.engine.control.outcomes import AT_REST, check_started, judge, rank_and_host
+from profdeck.engine.control.outcomes import INACTIVE, check_started, evaluate_stop, rank_and_host
 from profdeck.engine.control.rank_files import RankFiles
 from profdeck.engine.engine import Engine, T
 from profdeck.engine.options import EngineOptions
@@ -35,38 +35,39 @@ from profdeck.records.request import Answer, CaptureRequest, RequestState
 from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import ConfigError, PluginError, did_you_mean
 
-_LATE = "After flush_timeout_s=", " are not whole."
-_SILENT = "It did not answer at its stop: "
-_FIRST_POLL_S = 0.02
-_LAST_POLL_S = 1.0
-_CALL_EVERY_S = 10.0
-"""How often processes are asked at least that write files, where manifests tell how far they are."""
-_STARTS = 3
-"""How often a start is tried in an engine in which something was active that has ended."""
+_LATE_FILES_MESSAGE = "After flush_timeout_s=", " are not complete."
+"""Start and end of the message about late files, also used to recognise the message."""
+_NO_STOP_REPLY = "The engine did not reply to the stop: "
+_MIN_POLL_S = 0.02
+_MAX_POLL_S = 1.0
+_STATUS_INTERVAL_S = 10.0
+"""Maximum interval between status commands while the local manifests already show that files are being written."""
+_MAX_START_ATTEMPTS = 3
+"""Attempts to start an engine that had another capture, which has ended."""
 _ROLL_BACK_S = 3.0
-"""How long a start or a stop that is given up waits for the stop that it sends then: what did not answer the one may
-not answer the other. A fleet's start and stop take so much longer than their limits at most."""
+"""Time limit for the stop command after a failed or cancelled start or stop, in seconds. The engine may not reply to
+this command either. It delays the end of a fleet's start or stop beyond its own time limit."""
 
 
 class EngineProfiler(Protocol):
     """Protocol for captures with the engine's own profiler."""
 
     manifests: list[Path]
-    """Of the ranks, once it has been stopped."""
+    """Manifests of the ranks. Set by `stop`."""
     outcome: Outcome
-    """How the stop came out."""
+    """Result of the stop."""
     fix: str | None
-    """What to do about that, where more is known than `Outcome.fix` says."""
+    """Suggested fix for the outcome, if it is more specific than `Outcome.fix`."""
 
     async def start(self) -> None:
-        """Start it.
+        """Start the engine's profiler.
 
         Raises:
-            CaptureError: it cannot do what is asked for, or does not start.
+            CaptureError: the profiler does not support the request, or does not start.
         """
 
     async def stop(self) -> None:
-        """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
+        """Stop the engine's profiler, wait for its traces and add them to the run, with a manifest for each rank."""
 
 
 EngineOptionsT_co = TypeVar("EngineOptionsT_co", bound=EngineOptions, default=EngineOptions, covariant=True)
@@ -74,63 +75,64 @@ EngineOptionsT_co = TypeVar("EngineOptionsT_co", bound=EngineOptions, default=En
 
 @attrs.define
 class ControlBackend(EngineBackend[EngineOptionsT_co]):
-    """Asks the processes of an engine to record: an engine object of this process, or a server."""
+    """Requests captures from an engine, which is an object in this process or a server."""
 
     Options: ClassVar[type[EngineOptions]] = EngineOptions
     common_options: ClassVar[Collection[str]] = COMMON_OPTIONS
 
     _engine: Engine | None = attrs.field(default=None, init=False)
     _native: EngineProfiler | None = attrs.field(default=None, init=False)
-    _asked: CaptureRequest | None = attrs.field(default=None, init=False)
+    _request: CaptureRequest | None = attrs.field(default=None, init=False)
+    """The request of the running capture, unless it uses the engine's own profiler."""
     _enabled: bool | None = attrs.field(default=None, init=False)
-    """Whether the processes have loaded profdeck, as far as that was asked before a start."""
-    _said: TargetState | None = attrs.field(default=None, init=False)
+    """Whether the processes have loaded profdeck. None if unknown; set by `reach`."""
+    _last_state: TargetState | None = attrs.field(default=None, init=False)
 
     def connect(self, target: object) -> Engine:
-        """Return the engine that an object or a URL stands for.
+        """Return the engine for a target object or URL.
 
         Raises:
-            ConfigError: this backend does not control such a target.
+            ConfigError: this backend does not support the target.
         """
         raise NotImplementedError
 
     def check_role(self, role: RoleConfig) -> None:
-        """Refuse options of devices that no installed backend of one has, or takes so."""
-        del role  # its keys are those of every engine
-        given = dict(self.options.device_options)
-        if not given:
+        """Raise ConfigError if no installed device backend accepts the role's ``device_options``."""
+        del role  # engine backends have no other role-specific checks
+        device_options = dict(self.options.device_options)
+        if not device_options:
             return
         problems = []
         for cls in _device_backends():
             try:
-                structure_options(cls, given, where="options.device_options")
+                structure_options(cls, device_options, where="options.device_options")
             except ConfigError as error:
-                unknown = [key for key in given if key not in attrs.fields_dict(cls.Options)]
-                meant = any(did_you_mean(key, attrs.fields_dict(cls.Options)) for key in unknown)
-                problems.append((len(unknown), not meant, str(error)))
+                unknown = [key for key in device_options if key not in attrs.fields_dict(cls.Options)]
+                has_suggestion = any(did_you_mean(key, attrs.fields_dict(cls.Options)) for key in unknown)
+                problems.append((len(unknown), not has_suggestion, str(error)))
             else:
                 return
-        if problems:  # of the backend that is meant most likely
+        if problems:  # report the error of the backend that accepts most of the options
             raise ConfigError(min(problems)[-1])
 
     def native(self, engine: Engine, capture: EngineCapture, request: CaptureRequest) -> EngineProfiler:
-        """Return a capture by the own profiler of an engine whose processes have not loaded profdeck."""
+        """Create a capture with the engine's own profiler, for engines that have not loaded profdeck."""
         raise NotImplementedError
 
     @property
     def engine(self) -> Engine:
         """The bound target."""
-        assert self._engine is not None  # noqa: S101  # core binds before it starts
+        assert self._engine is not None  # noqa: S101  # core calls `bind` first
         return self._engine
 
     @property
     def blocking(self) -> bool:
-        """Whether the engine has only blocking calls."""
+        """True if the engine has only blocking calls."""
         return self.engine.blocking
 
     @property
     def late_fix(self) -> str:
-        """What to do when the engine does not answer in time."""
+        """Engine-specific advice for a command that timed out."""
         return self.engine.late_fix
 
     def bind(self, target: object) -> str:
@@ -144,16 +146,16 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     @hookimpl
     def profile_start(self, capture: EngineCapture) -> Any:
-        """Ask all processes to record."""
+        """Start a capture in all processes of the engine."""
         return self._run(self._start(capture))
 
     @hookimpl
     def profile_stop(self, capture: EngineCapture) -> Any:
-        """End the recording, and wait until the files of all ranks are whole."""
+        """Stop the capture, and wait until all ranks have written their files."""
         return self._run(self._stop(capture))
 
     async def reach(self) -> None:
-        """Ask whether the processes have loaded profdeck."""
+        """Connect to the engine, and determine whether its processes have loaded profdeck."""
         try:
             self._enabled = await self.engine.has_profdeck()
         except BaseException:
@@ -161,12 +163,12 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             raise
 
     async def release(self) -> None:
-        """Close the connection that is kept open for the start."""
+        """Close the connection opened by `reach`."""
         self._enabled = None
         await self.engine.close()
 
     def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:
-        """Let the engine await the gate; one whose coroutines never suspend cannot."""
+        """Make the next start wait for the gate. Return False for blocking engines, which cannot wait."""
         if not self.blocking:
             self.engine.gate = gate
         return not self.blocking
@@ -176,47 +178,47 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         from profdeck.engine.transport.http_engine import HttpEngine
 
         if isinstance(self.engine, HttpEngine) and await self.engine.has_profdeck():
-            about = await self.engine.about()
-            return Path(about.output) if await self.engine.is_here() else None
+            info = await self.engine.about()
+            return Path(info.output) if await self.engine.is_here() else None
         return None
 
     async def state(self, capture: EngineCapture) -> TargetState:  # noqa: ARG002  # an engine runs one capture at a time
-        """Ask the processes how far they are."""
+        """Query the progress of the running capture."""
         if self._native is not None:
-            return TargetState(ended=False, iterations=0)  # engines' own profilers do not tell
-        return self._told(await self.engine.command("status", {}), self._asked)
+            return TargetState(ended=False, iterations=0)  # engines' own profilers do not report progress
+        return self._update_state(await self.engine.command("status", {}), self._request)
 
     @property
     def states(self) -> Mapping[str, TargetState]:
-        """How far the engine said that it was when it was last asked."""
-        return {} if self._engine is None or self._said is None else {self._engine.name: self._said}
+        """The last reported state, by the engine's name."""
+        return {} if self._engine is None or self._last_state is None else {self._engine.name: self._last_state}
 
-    def _told(self, answer: Answer, asked: CaptureRequest | None) -> TargetState:
-        """Keep how far the processes say that they are."""
-        ranks = [rank for rank in answer.ranks if asked and asked.selects(rank.rank)]
-        self._said = TargetState(
-            ended=all(rank.state in {RequestState.WRITING, RequestState.ENDED} for rank in ranks),
-            iterations=min((rank.iterations for rank in ranks), default=0),
-            waits_for=next((rank.waits_for for rank in ranks if rank.waits_for), None),
+    def _update_state(self, answer: Answer, request: CaptureRequest | None) -> TargetState:
+        """Combine the replies of the selected ranks, and store the result."""
+        replies = [reply for reply in answer.ranks if request and request.selects(reply.rank)]
+        self._last_state = TargetState(
+            ended=all(reply.state in {RequestState.WRITING, RequestState.ENDED} for reply in replies),
+            iterations=min((reply.iterations for reply in replies), default=0),
+            waits_for=next((reply.waits_for for reply in replies if reply.waits_for), None),
             writing=any(reply.state is RequestState.WRITING for reply in answer.all),
         )
-        return self._said
+        return self._last_state
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
-        # A blocking engine needs no event loop, and works inside of a running one.
-        return run_without_loop(work) if self.engine.blocking else work
+    def _run(self, operation: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+        # Operations of a blocking engine need no event loop, and must also work while one is running.
+        return run_without_loop(operation) if self.engine.blocking else operation
 
     async def _start(self, capture: EngineCapture) -> None:
-        assert capture.request is not None  # noqa: S101  # core makes it for targets
+        assert capture.request is not None  # noqa: S101  # core creates the request for targets
         request = self.options.complete(capture.request)
-        self.engine.clock = None  # clocks drift: what they were in an earlier capture does not count
-        enabled, self._enabled, self._said, self.outcome, self.fix = self._enabled, None, None, None, None
+        self.engine.clock = None  # clocks drift, so discard measurements of earlier captures
+        enabled, self._enabled, self._last_state, self.outcome, self.fix = self._enabled, None, None, None, None
         try:
             if enabled if enabled is not None else await self.engine.has_profdeck():
                 await self._start_processes(capture, request)
             else:
                 native = self.native(self.engine, capture, request)
-                await self.engine.arrive()
+                await self.engine.wait_for_gate()
                 await native.start()
                 self._native = native
         except BaseException:
@@ -228,14 +230,14 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         self.outcome = Outcome.STARTED
 
     async def _start_processes(self, capture: EngineCapture, request: CaptureRequest) -> None:
-        capture.notes += self._without_effect()
-        await self.engine.arrive()
-        for left in reversed(range(_STARTS)):
+        capture.notes += self._notes_on_unused_options()
+        await self.engine.wait_for_gate()
+        for remaining_attempts in reversed(range(_MAX_START_ATTEMPTS)):
             try:
-                answer = await self._asked_to_start(request)
+                answer = await self._send_start(request)
                 break
             except TargetError as error:
-                if error.outcome is not Outcome.ALREADY_ACTIVE or not left:
+                if error.outcome is not Outcome.ALREADY_ACTIVE or not remaining_attempts:
                     raise
                 capture.notes.append(await end_abandoned(self.engine, error))
         capture.notes += [
@@ -244,35 +246,38 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             if reply.waits_for
         ]
         request = answer.request(request)
-        world = max(reply.world_size for reply in answer.ranks)
-        capture.expected_ranks = tuple(rank for rank in range(world) if request.selects(rank))
-        self._asked = request
+        world_size = max(reply.world_size for reply in answer.ranks)
+        capture.expected_ranks = tuple(rank for rank in range(world_size) if request.selects(rank))
+        self._request = request
 
-    def _without_effect(self) -> list[str]:
-        """Say which options mean nothing where profdeck is in the engine's processes."""
+    def _notes_on_unused_options(self) -> list[str]:
         notes = []
         if self.options.native_directory is not None:
-            notes.append("native_directory has no effect: this engine has loaded profdeck, and not its own profiler.")
-        if not self.engine.gives_up and self.options.rpc_timeout_s != attrs.fields(EngineOptions).rpc_timeout_s.default:
-            notes.append(f"rpc_timeout_s has no effect: calls of {self.engine.name} cannot be given up.")
+            notes.append("native_directory has no effect: this engine has loaded profdeck instead of its own profiler.")
+        if (
+            not self.engine.cancels_late_calls
+            and self.options.rpc_timeout_s != attrs.fields(EngineOptions).rpc_timeout_s.default
+        ):
+            notes.append(f"rpc_timeout_s has no effect: calls of {self.engine.name} cannot be cancelled.")
         return notes
 
-    async def _asked_to_start(self, request: CaptureRequest) -> Answer:
+    async def _send_start(self, request: CaptureRequest) -> Answer:
         try:
             answer = await self.engine.command("start", unstructure(request))
             check_started(answer.request(request), answer)
-        except BaseException:  # what has started is stopped, also when the host gave up waiting
-            await self._roll_back(request)
+        except BaseException:  # including cancellation: processes may have started
+            await self._roll_back(request, "the start failed or was cancelled")
             raise
         return answer
 
-    async def _roll_back(self, request: CaptureRequest, reason: str = "the capture was given up at its start") -> None:
+    async def _roll_back(self, request: CaptureRequest, reason: str) -> None:
+        """Send a stop command, ignoring errors."""
         stop = self.engine.command("stop", {"request": request.id, "token": request.token, "reason": reason})
         if self.engine.blocking:
             with contextlib.suppress(CaptureError):
                 await stop
         else:
-            await asyncio.shield(_tried(stop, _ROLL_BACK_S))
+            await asyncio.shield(_suppress_errors(stop, _ROLL_BACK_S))
 
     async def _stop(self, capture: EngineCapture) -> Sequence[Artifact]:
         try:
@@ -290,89 +295,98 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         if native is not None:
             await native.stop()
             self.outcome, self.fix = native.outcome, native.fix
-            return await self._merged(capture, native.manifests) if self.options.merges_ranks else ()
-        asked, self._asked = self._asked, None
-        if asked is None:
+            return await self._merge(capture, native.manifests) if self.options.merges_ranks else ()
+        request, self._request = self._request, None
+        if request is None:
             return ()
-        limit_s, files = self.options.flush_timeout_s, RankFiles(capture, asked)
+        limit_s, files = self.options.flush_timeout_s, RankFiles(capture, request)
         try:
-            answer = await self._asked_to_stop(asked, " ".join(capture.problems) or None)
-            until = time.monotonic() + limit_s
-            answer = await self._flushed(files, answer, until)
+            answer = await self._send_stop(request, " ".join(capture.problems) or None)
+            deadline_s = time.monotonic() + limit_s
+            answer = await self._wait_for_files(files, answer, deadline_s)
         except CaptureError as error:
-            found = target_error(error)
-            is_silent = found.outcome in {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
-            capture.problems.append(f"{_SILENT if is_silent else ''}{error}")
-            self.outcome, self.fix = found.outcome, found.fix
+            failure = target_error(error)
+            has_no_reply = failure.outcome in {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
+            capture.problems.append(f"{_NO_STOP_REPLY if has_no_reply else ''}{error}")
+            self.outcome, self.fix = failure.outcome, failure.fix
             return ()
-        self.outcome = judge(capture, asked, answer)
-        late = f"The time was over, flush_timeout_s={limit_s:g} seconds"
-        await files.collect(self.engine, answer, fetch=self.options.collect, until=until, late=late)
+        self.outcome = evaluate_stop(capture, request, answer)
+        timeout_message = f"The time limit has expired (flush_timeout_s={limit_s:g} seconds)"
+        await files.collect(
+            self.engine,
+            answer,
+            fetch=self.options.collect,
+            deadline_s=deadline_s,
+            timeout_message=timeout_message,
+        )
         if self.outcome.ends_well and not files.complete:
             self.outcome = Outcome.FILES_MISSING
-        return await self._merged(capture, files.manifests) if self.options.merges_ranks else ()
+        return await self._merge(capture, files.manifests) if self.options.merges_ranks else ()
 
-    async def _asked_to_stop(self, asked: CaptureRequest, reason: str | None) -> Answer:
+    async def _send_stop(self, request: CaptureRequest, reason: str | None) -> Answer:
         try:
-            return await self.engine.command("stop", {"request": asked.id, "token": asked.token, "reason": reason})
+            return await self.engine.command("stop", {"request": request.id, "token": request.token, "reason": reason})
         except CaptureError:
             raise
-        except BaseException:  # the host gives up waiting, and the stop may not have left
-            await self._roll_back(asked, "the host gave up waiting for its end")
+        except BaseException:  # cancelled, possibly before the command was sent
+            await self._roll_back(request, "the stop was cancelled")
             raise
 
-    async def _flushed(self, files: RankFiles, answer: Answer, until: float) -> Answer:
-        """Wait until no process is writing any more, or the time is over.
+    async def _wait_for_files(self, files: RankFiles, answer: Answer, deadline_s: float) -> Answer:
+        """Wait until no process is writing any more, or until the deadline. Return the last answer.
 
-        Where manifests are here, they tell; the engine is asked when they say that it is over, and now and then: a
-        process that has died changes no file. Each call takes workers from their work.
+        Status commands interrupt the workers, so the local manifests are polled instead while they show that a process
+        is writing. The status is still queried at intervals, because the manifest of a crashed process never changes.
         """
-        pause_s, called_s = _FIRST_POLL_S, time.monotonic()
-        self._told(answer, files.asked)
-        while any(reply.state not in AT_REST for reply in answer.all):
-            if time.monotonic() >= until:
-                named = [(rank_and_host(reply), reply) for reply in answer.ranks]
-                named += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
-                writing = [(who, reply) for who, reply in named if reply.state not in AT_REST]
-                late = ", ".join(f"{who} ({reply.state})" for who, reply in writing)
-                after = f"{_LATE[0]}{self.options.flush_timeout_s:g} seconds"
-                files.capture.problems.append(f"{after} the files of {late}{_LATE[1]}")
+        pause_s, queried_s = _MIN_POLL_S, time.monotonic()
+        self._update_state(answer, files.request)
+        while any(reply.state not in INACTIVE for reply in answer.all):
+            if time.monotonic() >= deadline_s:
+                labelled = [(rank_and_host(reply), reply) for reply in answer.ranks]
+                labelled += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
+                active = [(label, reply) for label, reply in labelled if reply.state not in INACTIVE]
+                processes = ", ".join(f"{label} ({reply.state})" for label, reply in active)
+                start, end = _LATE_FILES_MESSAGE
+                limit_s = self.options.flush_timeout_s
+                files.capture.problems.append(f"{start}{limit_s:g} seconds, the files of {processes}{end}")
                 break
             await self.engine.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_POLL_S)
-            is_due = time.monotonic() >= min(called_s + _CALL_EVERY_S, until)
+            pause_s = min(2 * pause_s, _MAX_POLL_S)
+            is_due = time.monotonic() >= min(queried_s + _STATUS_INTERVAL_S, deadline_s)
             if not is_due and await self.engine.call(files.show_writing, answer):
                 continue
-            answer, called_s = await self.engine.command("status", {}), time.monotonic()
-            self._told(answer, files.asked)
+            answer, queried_s = await self.engine.command("status", {}), time.monotonic()
+            self._update_state(answer, files.request)
         return answer
 
-    async def _merged(self, capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
-        """Merge the traces of all ranks, as far as they are here."""
+    async def _merge(self, capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
+        """Merge the traces on this host."""
         if not manifests:
-            capture.problems.append("The ranks are not merged: no trace of theirs is on this host.")
+            capture.problems.append("The traces of the ranks were not merged: none of them is on this host.")
             return ()
         return await self.engine.call(merge_ranks, capture, manifests)
 
 
 def is_settled_by_files(problem: str) -> bool:
-    """Tell whether a problem of a capture is over when the files of all ranks are here and whole: they were late, or
-    the engine could not say that they were there.
+    """Return whether a capture's problem is solved once the files of all ranks are on this host and complete.
+
+    Such problems are late files, and a missing reply to the stop.
     """
-    return problem.startswith(_SILENT) or (problem.startswith(_LATE[0]) and problem.endswith(_LATE[1]))
+    start, end = _LATE_FILES_MESSAGE
+    return problem.startswith(_NO_STOP_REPLY) or (problem.startswith(start) and problem.endswith(end))
 
 
-async def _tried(work: Coroutine[Any, Any, object], limit_s: float) -> None:
-    """Do what may fail: max_capture_s ends what an engine has begun that does not answer."""
+async def _suppress_errors(command: Coroutine[Any, Any, object], limit_s: float) -> None:
+    """Await a command for a limited time, ignoring errors. Without it, the engine stops after ``max_capture_s``."""
     with contextlib.suppress(CaptureError, TimeoutError):
         async with asyncio.timeout(limit_s):
-            await work
+            await command
 
 
 def _device_backends() -> Iterator[type[Backend]]:
     """Yield the installed backends that record a device."""
     for name in installed(BACKENDS):
-        with contextlib.suppress(PluginError):  # it is not asked for
+        with contextlib.suppress(PluginError):  # ignore broken backends
             cls = load_backend(name)
             if cls.device_types:
                 yield cls

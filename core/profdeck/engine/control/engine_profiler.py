@@ -1,7 +1,7 @@
-"""Captures by an engine's own profiler: its files are found, checked, and brought into the run.
+"""Captures with an engine's own profiler: finds and validates its traces, and adds them to the run.
 
-For engines whose processes have not loaded profdeck. What a capture asks for and the engine's profiler cannot do is
-refused, with what to do.
+Used for engines whose processes have not loaded profdeck. Requests that the engine's profiler cannot fulfil are
+refused, with a suggested fix.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ EngineT = TypeVar("EngineT", bound=Engine)
 OptionsT = TypeVar("OptionsT", bound=EngineOptions)
 
 _STILL_WRITING = {Outcome.TIMED_OUT, Outcome.UNREACHABLE}
-"""Who does not answer a stop may be at work on it; an answer, also one that it failed, comes when the work is over."""
+"""Stop errors after which the engine may still be writing. Other errors are returned after the engine has finished."""
 _POLL_S = 0.2
 _QUIET_S = 30.0
-"""Engines answer a stop when they have written, or failed to; the rest is for file systems that tell late."""
+"""Time without changes after which no more files are expected, in seconds. Engines reply to a stop after writing, so
+this only covers the delay of network file systems.
+"""
 
 
 @attrs.frozen
@@ -54,18 +56,18 @@ class TraceOrigin:
 
 
 RankAndKind = tuple[int, BatchKind | None]
-"""A rank and the kind of batches, where kinds are recorded apart."""
+"""A rank, and the batch kind if each kind is recorded separately."""
 
 
 @attrs.frozen
-class _Found:
+class _CheckedTrace:
     path: Path
-    place: TraceOrigin
+    origin: TraceOrigin
     check: TraceCheck
 
     @property
-    def part(self) -> RankAndKind:
-        return self.place.rank, self.place.batch
+    def rank_and_kind(self) -> RankAndKind:
+        return self.origin.rank, self.origin.batch
 
 
 class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
@@ -74,68 +76,68 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
     backend: ClassVar[str]
     """The name of the engine's backend."""
     title: ClassVar[str]
-    """The name of the engine, as it writes itself."""
+    """Display name of the engine."""
     glob: ClassVar[str]
-    """What the names of traces look like."""
-    in_directories: ClassVar[bool] = False
-    """Whether traces may be in directories that the engine makes in its own."""
+    """Pattern of the traces' file names."""
+    search_subdirectories: ClassVar[bool] = False
+    """Whether to search the subdirectories of the engine's trace directory, too."""
 
     def __init__(self, engine: EngineT, options: OptionsT, capture: EngineCapture, request: CaptureRequest) -> None:
         """Args:
-        engine: what records.
+        engine: the engine to control.
         options: the role's options.
-        capture: the capture of the target.
-        request: what is asked for.
+        capture: the target's capture.
+        request: the capture request.
         """
         self._engine = engine
         self._capture = capture
         self._request = request
         self._options = options
         self._directory: Path | None = None
-        self._before: set[Path] = set()
+        self._earlier_files: set[Path] = set()
         self._prefix = ""
         self._lock: int | None = None
-        """Of the directory, as long as its traces cannot be told from those of others."""
+        """Descriptor of the locked directory. It is locked if the names do not distinguish captures."""
         self._world: int | None = None
         self.manifests: list[Path] = []
-        """Of the ranks, once it has been stopped."""
+        """Manifests of the ranks. Set by `stop`."""
         self.outcome = Outcome.FLUSHED
-        """How the stop came out."""
+        """Result of the stop."""
         self.fix: str | None = None
-        """What to do about that, where more is known than `Outcome.fix` says."""
+        """Suggested fix for the outcome, if it is more specific than `Outcome.fix`."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Start it; see `profdeck.engine.control.control_backend.EngineProfiler`."""
+        """Start the engine's profiler; see `profdeck.engine.control.control_backend.EngineProfiler`."""
 
     @abstractmethod
     async def end(self) -> None:
-        """Ask the engine to end it.
+        """Stop the engine's profiler.
 
         Raises:
-            CaptureError: it does not answer, or refuses.
+            CaptureError: the engine does not reply, or refuses the command.
         """
 
     @abstractmethod
-    def place(self, path: Path) -> TraceOrigin | None:
-        """Read the name of a trace; None if no worker wrote it."""
+    def parse_name(self, path: Path) -> TraceOrigin | None:
+        """Parse the file name of a trace. Return None if the file was not written by a worker."""
 
     @property
     @abstractmethod
     def remedy(self) -> str:
-        """Where the engine tells what it failed to write."""
+        """Sentence for messages about missing traces that says where the engine logs write errors."""
 
     def watch(self, directory: Path, prefix: str = "", *, alone: bool = False) -> None:
-        """Take traces as the capture's that come into a directory from now on.
+        """Assign traces that appear in a directory from now on to this capture.
 
         Args:
-            directory: where the engine writes.
-            prefix: how the names of this capture's traces begin. Without one every new trace counts, so that no other
-                capture may watch the directory meanwhile.
-            alone: whether the directory was made for this capture.
+            directory: the engine's trace directory.
+            prefix: prefix of the file names of this capture's traces. Without a prefix, all new traces are assigned,
+                and the directory is locked against other captures.
+            alone: whether the directory was created for this capture only.
 
         Raises:
-            CaptureError: another capture watches it.
+            CaptureError: another capture has locked the directory.
         """
         self._directory, self._prefix = directory, prefix
         if not (prefix or alone) and directory.is_dir():
@@ -145,11 +147,11 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
             except OSError:
                 self._unwatch()
                 raise CaptureError(
-                    f"Another capture waits for traces in {directory}, and {self._engine.name} cannot be told to name "
-                    "its own: they could not be told apart. Launch each engine with a directory of its own, or capture "
-                    "one after the other."
+                    f"Another capture is waiting for traces in {directory}, and the file names of {self._engine.name} "
+                    "do not distinguish captures. Start each engine with its own trace directory, or capture the "
+                    "engines one after the other."
                 ) from None
-        self._before = set(self._files())
+        self._earlier_files = set(self._files())
 
     def _unwatch(self) -> None:
         lock, self._lock = self._lock, None
@@ -157,106 +159,112 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
             os.close(lock)
 
     async def stop(self) -> None:
-        """Stop it, wait for the files and bring them into the run, with a manifest for each rank."""
+        """Stop the engine's profiler, wait for its traces and add them to the run, with a manifest for each rank."""
         try:
-            await self._bring_in()
+            await self._stop_and_adopt()
         finally:
             self._unwatch()
 
-    async def _bring_in(self) -> None:
+    async def _stop_and_adopt(self) -> None:
         problems = self._capture.problems
-        missing, fix, quiet_s = Outcome.FILES_MISSING, self.fix, _QUIET_S
+        failure_outcome, fix, quiet_s = Outcome.FILES_MISSING, self.fix, _QUIET_S
         try:
             await self.end()
         except CaptureError as error:
             problems.append(str(error))
             failure = target_error(error)
-            missing, fix = failure.outcome, failure.fix  # why nothing may have been written
-            if missing in _STILL_WRITING:
+            failure_outcome, fix = failure.outcome, failure.fix
+            if failure_outcome in _STILL_WRITING:
                 quiet_s = self._options.flush_timeout_s
         if self._directory is None or not self._directory.is_dir():
-            problems.append(f"The traces cannot be brought into the run: {self._directory} is not on this host.")
-            self.outcome, self.fix = missing, fix
+            problems.append(f"The traces cannot be added to the run: {self._directory} does not exist on this host.")
+            self.outcome, self.fix = failure_outcome, fix
             return
-        whole, broken = await self._wait(quiet_s)
-        wanted = self._wanted() or tuple(broken)
-        self._capture.expected_ranks = tuple(sorted({rank for rank, _ in (*wanted, *whole)}))
-        if not whole or not whole.keys() >= set(wanted):
-            self.outcome, self.fix = missing, fix
+        complete, broken = await self._wait(quiet_s)
+        expected = self._expected() or tuple(broken)
+        self._capture.expected_ranks = tuple(sorted({rank for rank, _ in (*expected, *complete)}))
+        if not complete or not complete.keys() >= set(expected):
+            self.outcome, self.fix = failure_outcome, fix
         problems += [
-            f"Rank {rank} left no whole {f'{batch} ' if batch else ''}file in {self._directory}"
+            f"Rank {rank} wrote no complete {f'{batch} ' if batch else ''}trace to {self._directory}"
             f"{broken.get((rank, batch), '')}. {self.remedy}"
-            for rank, batch in wanted
-            if (rank, batch) not in whole
+            for rank, batch in expected
+            if (rank, batch) not in complete
         ]
-        if not whole and not wanted:
+        if not complete and not expected:
             problems.append(f"There is no new trace in {self._directory}. {self.remedy}")
-        for part, found in sorted(whole.items(), key=str):
-            await self._engine.call(self._adopt, part, found)
+        for rank_and_kind, traces in sorted(complete.items(), key=str):
+            await self._engine.call(self._adopt, rank_and_kind, traces)
 
-    def all_there(self) -> bool:
-        """Tell whether every wanted part has a new file, whole or not."""
-        places = [place for path in self._files() if path not in self._before and (place := self.place(path))]
-        return {(place.rank, place.batch) for place in places} >= set(self._wanted())
+    def has_all_traces(self) -> bool:
+        """Return whether every expected rank and batch kind has a new file. The files may be incomplete."""
+        new_files = [path for path in self._files() if path not in self._earlier_files]
+        origins = [origin for path in new_files if (origin := self.parse_name(path))]
+        return {(origin.rank, origin.batch) for origin in origins} >= set(self._expected())
 
     def _files(self) -> Iterable[Path]:
         if self._directory is None:
             return
-        found = _listed(self._directory)
-        if self.in_directories:
-            found += [path for one in found if one.is_dir() for path in _listed(one)]
-        yield from (path for path in found if path.name.startswith(self._prefix) and fnmatch(path.name, self.glob))
+        paths = _list_directory(self._directory)
+        if self.search_subdirectories:
+            paths += [path for parent in paths if parent.is_dir() for path in _list_directory(parent)]
+        yield from (path for path in paths if path.name.startswith(self._prefix) and fnmatch(path.name, self.glob))
 
-    def _wanted(self) -> tuple[RankAndKind, ...]:
+    def _expected(self) -> tuple[RankAndKind, ...]:
         if self._world is not None and self._world > MAX_RANKS:
-            raise CaptureError(f"{self._engine.name} says that it has {self._world:,} ranks; no engine has.")
+            raise CaptureError(
+                f"{self._engine.name} reports {self._world:,} ranks, more than the {MAX_RANKS:,} allowed."
+            )
         if self._world is not None:
             ranks = tuple(rank for rank in range(self._world) if self._request.selects(rank))
         else:
             ranks = () if isinstance(self._request.ranks, str) else self._request.ranks
         return tuple((rank, batch) for rank in ranks for batch in self._request.batch_kinds or (None,))
 
-    async def _wait(self, quiet_s: float) -> tuple[dict[RankAndKind, list[_Found]], dict[RankAndKind, str]]:
-        """Wait until every wanted part has a new file that is whole, or none of them has changed for a while.
+    async def _wait(self, quiet_s: float) -> tuple[dict[RankAndKind, list[_CheckedTrace]], dict[RankAndKind, str]]:
+        """Wait until every expected rank and batch kind has a complete new trace, or no file changes for ``quiet_s``.
 
         Returns:
-            The whole files, and what is wrong with those of the other parts.
+            The complete traces, and the problems of incomplete traces. If no trace is missing, there are no problems.
         """
-        began = changed = time.monotonic()
-        checked: dict[tuple[Path, int], _Found] = {}
+        started_s = changed_s = time.monotonic()
+        checked: dict[tuple[Path, int], _CheckedTrace] = {}
         while True:
-            before = len(checked)
+            previous_count = len(checked)
             for path in self._files():
-                place, size = self.place(path), -1
-                with contextlib.suppress(OSError):  # it went away
+                origin, size = self.parse_name(path), -1
+                with contextlib.suppress(OSError):  # the file has disappeared
                     size = path.stat().st_size
-                if path in self._before or place is None or not self._request.selects(place.rank):
+                if path in self._earlier_files or origin is None or not self._request.selects(origin.rank):
                     continue
                 if (path, size) in checked or size < 0:
                     continue
-                with contextlib.suppress(TraceError):  # it cannot be read yet
-                    checked[path, size] = _Found(path, place, await self._engine.call(check_trace, path))
-            whole: dict[RankAndKind, list[_Found]] = {}
-            for found in checked.values():
-                if found.check.whole:
-                    whole.setdefault(found.part, []).append(found)
-            if whole and whole.keys() >= set(self._wanted()):
-                return whole, {}
-            now = time.monotonic()
-            changed = now if len(checked) > before else changed
-            if now >= changed + quiet_s or now >= began + self._options.flush_timeout_s:
-                broken = {found.part: f" ({found.path.name}: {found.check.problem})" for found in checked.values()}
-                return whole, broken
+                with contextlib.suppress(TraceError):  # not readable yet
+                    checked[path, size] = _CheckedTrace(path, origin, await self._engine.call(check_trace, path))
+            complete: dict[RankAndKind, list[_CheckedTrace]] = {}
+            for trace in checked.values():
+                if trace.check.whole:
+                    complete.setdefault(trace.rank_and_kind, []).append(trace)
+            if complete and complete.keys() >= set(self._expected()):
+                return complete, {}
+            now_s = time.monotonic()
+            changed_s = now_s if len(checked) > previous_count else changed_s
+            if now_s >= changed_s + quiet_s or now_s >= started_s + self._options.flush_timeout_s:
+                broken = {
+                    trace.rank_and_kind: f" ({trace.path.name}: {trace.check.problem})" for trace in checked.values()
+                }
+                return complete, broken
             await self._engine.sleep(_POLL_S)
 
-    def _adopt(self, part: RankAndKind, found: Sequence[_Found]) -> None:
-        request, (rank, batch) = self._request, part
+    def _adopt(self, rank_and_kind: RankAndKind, traces: Sequence[_CheckedTrace]) -> None:
+        """Link or copy the traces into the run, and write their manifest."""
+        request, (rank, batch) = self._request, rank_and_kind
         identity = Identity(
             role=request.role,
             replica=request.replica,
             rank=rank,
             world_size=max(self._world or 0, rank + 1),
-            parallel=found[0].place.parallel,
+            parallel=traces[0].origin.parallel,
         )
         run = RunDirectory(request.output, request.run, {"roles": [request.role]})
         capture = run.capture_of(request, identity, batch)
@@ -269,18 +277,18 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         )
         reserve(capture, run, recorder)
         artifacts = []
-        for number, item in enumerate(found):
-            suffix = ".trace.json.gz" if item.path.suffix == ".gz" else ".trace.json"
+        for number, trace in enumerate(traces):
+            suffix = ".trace.json.gz" if trace.path.suffix == ".gz" else ".trace.json"
             path = capture.artifact_path(suffix, str(number) if number else None)
-            link_or_copy(item.path, path)
-            artifacts.append(Artifact(path=path, size_bytes=item.check.size_bytes, events=item.check.events))
+            link_or_copy(trace.path, path)
+            artifacts.append(Artifact(path=path, size_bytes=trace.check.size_bytes, events=trace.check.events))
         capture.notes.append(f"Recorded by {self.title}'s own profiler in {self._directory}.")
         adopt(capture, recorder, tuple(artifacts))
         self.manifests.append(capture.manifest_path)
 
 
-def _listed(directory: Path) -> list[Path]:
-    """Return what is in a directory; nothing if it is gone or closed, as those of others may be at any time."""
+def _list_directory(directory: Path) -> list[Path]:
+    """Return the entries of a directory, or nothing if it cannot be read, because the engine may remove it."""
     try:
         return [*directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError, PermissionError):

@@ -13,12 +13,12 @@ from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 
 def merge_ranks(capture: EngineCapture, manifests: Sequence[Path]) -> Sequence[Artifact]:
-    """Merge the traces listed in manifests into one artifact. If this fails, the returned artifact states the error."""
+    """Merge the traces listed in manifests into one artifact. If this fails, the artifact contains the error."""
     destination = capture.artifact_path(".merged.json.gz")
     try:
         check = _merge(manifests, destination)
     except (OSError, ProfdeckError) as error:
-        problem = f"The ranks are not merged: {describe_error(error)}"
+        problem = f"The traces of the ranks were not merged: {describe_error(error)}"
         return [Artifact(path=destination, kind="merged_trace", whole=False, problem=problem)]
     return [
         Artifact(
@@ -39,8 +39,8 @@ def _merge(manifests: Sequence[Path], destination: Path) -> TraceCheck:
     sources: list[MergeSource] = []
     for path in manifests:
         manifest = read_manifest(path)
-        place = "-".join(f"{name}{index}" for name, index in manifest.parallel.items())
-        label = " ".join(filter(None, [manifest.role_and_replica, f"rank {manifest.rank}", place, manifest.stage]))
+        parallel = "-".join(f"{name}{index}" for name, index in manifest.parallel.items())
+        label = " ".join(filter(None, [manifest.role_and_replica, f"rank {manifest.rank}", parallel, manifest.stage]))
         for record in manifest.artifacts:
             if record.kind == "trace" and record.size_bytes and (path.parent / record.name).exists():
                 sources.append(MergeSource(path.parent / record.name, label, len(sources)))

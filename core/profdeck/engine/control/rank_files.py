@@ -1,7 +1,7 @@
-"""Finds out what the ranks of an engine have left here and what on other hosts, and has the rest fetched.
+"""Finds the files that an engine's ranks wrote, and downloads files on other hosts.
 
-The files of a rank are here if the run has its manifest, with the token of the request. So a directory that hosts share
-is recognised wherever it is mounted, and what stands at the same place by chance is not taken for it.
+A rank's files are local if the local run contains its manifest with the token of the request. This detects a shared
+directory independently of its mount point, and ignores unrelated files at the same path.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import attrs
 
 from profdeck.base.identity import NAME, Identity
 from profdeck.base.text import sentence
-from profdeck.engine.control.downloads import Downloaded, Downloader, in_time
-from profdeck.engine.control.outcomes import AT_REST
+from profdeck.engine.control.downloads import Downloaded, Downloader, time_limit
+from profdeck.engine.control.outcomes import INACTIVE
 from profdeck.engine.engine import RemoteFiles
 from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
@@ -38,32 +38,34 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("profdeck")
 
-_MOST_NAMED = 4
-_ELSEWHERE = "Files of ", ", which cannot be seen from here "
+_MAX_LABELS = 4
+_REMOTE_FILES_MESSAGE = "Files of ", ", not accessible from this host "
+"""Parts of the message about files on another host, also used to recognise the message."""
 _RANK = re.compile(r"rank_(\d{4,9})")
 
 
 @attrs.frozen
-class _Expected:
+class _ExpectedManifest:
     """The manifest of a rank, or of another process of the engine."""
 
-    who: str
+    owner: str
+    """Label of the process in messages."""
     path: Path
-    """Where it belongs here."""
-    told: tuple[Reply, Recorded] | None = None
-    """What its process says of it; None if its answers do not come to this one."""
+    """Local path of the manifest."""
+    reported: tuple[Reply, Recorded] | None = None
+    """The process's reply and the record of the capture in it. None if its replies do not reach this process."""
 
-    def is_it(self, asked: CaptureRequest, manifest: Manifest) -> bool:
-        """Tell whether a manifest is the expected one."""
-        if manifest.request_token is not None or self.told is None:
-            return manifest.request_token == asked.token
-        reply, recorded = self.told  # whose profdeck does not write the token yet
+    def matches(self, request: CaptureRequest, manifest: Manifest) -> bool:
+        """Return whether a manifest belongs to the request and, if `reported` is set, to the process."""
+        if manifest.request_token is not None or self.reported is None:
+            return manifest.request_token == request.token
+        reply, recorded = self.reported  # written by a profdeck version without tokens in manifests
         return (manifest.capture, manifest.host, manifest.pid) == (recorded.id, reply.host, reply.pid)
 
 
 @attrs.frozen
-class _NotHere:
-    """What is on another host, and why it is not here."""
+class _RemoteLocation:
+    """Location of files on another host, and the reason why they were not downloaded."""
 
     host: str
     directory: str
@@ -72,213 +74,227 @@ class _NotHere:
 
 @attrs.define
 class RankFiles:
-    """What one capture has left."""
+    """The files of one capture."""
 
     capture: EngineCapture
-    """That of the target; what is missing here is its problem."""
-    asked: CaptureRequest
+    """The target's capture. Missing files are added to its problems."""
+    request: CaptureRequest
     manifests: list[Path] = attrs.field(factory=list, init=False)
-    """Those of captures that have ended, as far as they are here."""
-    _silent: set[int] = attrs.field(factory=set, init=False)
-    """The ranks of which no answer has come and no file is known."""
-    _left: dict[_NotHere, list[str]] = attrs.field(factory=lambda: defaultdict(list), init=False)
-    """By place and reason, of whom it is."""
-    _ranks: Path = attrs.field(init=False)
-    """Where the manifests of ranks are."""
+    """Local manifests of captures that have ended."""
+    _silent_ranks: set[int] = attrs.field(factory=set, init=False)
+    """Ranks without a reply and without a known manifest."""
+    _remote_files: dict[_RemoteLocation, list[str]] = attrs.field(factory=lambda: defaultdict(list), init=False)
+    """Labels of the processes whose files are on another host, by location."""
+    _rank_directory: Path = attrs.field(init=False)
+    """Local directory of the ranks' manifests."""
 
     def __attrs_post_init__(self) -> None:
-        """Find out where the manifests of ranks are, once for all."""
-        self._ranks = self._directory("")
+        self._rank_directory = self._directory("")
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is known to be missing here."""
-        return not self._left
+        """True if no files are known to be missing."""
+        return not self._remote_files
 
     def show_writing(self, answer: Answer) -> bool:
-        """Tell whether there are manifests here of all processes that were writing, and any says that it still is."""
-        writing = {(place, reply.rank) for _, place, reply in self._replies(answer) if reply.state not in AT_REST}
-        found = defaultdict[tuple[Path, int], set[Status]](set)
-        for place in {place for place, _ in writing}:
-            for manifest in self._ours(place):
-                found[place, manifest.rank].add(manifest.status)
-        statuses = [found[one] for one in writing]
-        return all(statuses) and any(Status.RECORDING in of_process for of_process in statuses)
+        """Return whether the local manifests prove that a process is still writing.
 
-    def _ours(self, directory: Path) -> Iterator[Manifest]:
-        """Yield the manifests in a directory that are of the request."""
+        If an active process has no local manifest, return False.
+        """
+        active = {
+            (directory, reply.rank) for _, directory, reply in self._replies(answer) if reply.state not in INACTIVE
+        }
+        statuses = defaultdict[tuple[Path, int], set[Status]](set)
+        for directory in {directory for directory, _ in active}:
+            for manifest in self._manifests_of_request(directory):
+                statuses[directory, manifest.rank].add(manifest.status)
+        active_statuses = [statuses[process] for process in active]
+        return all(active_statuses) and any(Status.RECORDING in values for values in active_statuses)
+
+    def _manifests_of_request(self, directory: Path) -> Iterator[Manifest]:
         with contextlib.suppress(FileNotFoundError):
             for path in directory.iterdir():
-                if f".{self.asked.id}" in path.name and _rank(path) >= 0 and is_manifest(path):
+                if f".{self.request.id}" in path.name and _parse_rank(path) >= 0 and is_manifest(path):
                     with contextlib.suppress(ProfdeckError):
                         manifest = read_manifest(path)
-                        if manifest.request_token == self.asked.token:
+                        if manifest.request_token == self.request.token:
                             yield manifest
 
-    async def collect(self, engine: Engine, answer: Answer, *, fetch: bool, until: float, late: str) -> None:
-        """Find out what is here, and fetch the rest if it can be fetched.
+    async def collect(
+        self, engine: Engine, answer: Answer, *, fetch: bool, deadline_s: float, timeout_message: str
+    ) -> None:
+        """Find the local manifests, and download the others if possible.
 
         Args:
-            engine: what has recorded.
-            answer: what its processes said when they had ended.
-            fetch: whether anything may be fetched.
-            until: when no more time is left for that, by `time.monotonic`.
-            late: what to say then.
+            engine: the engine that recorded the capture.
+            answer: the final replies of the engine's processes.
+            fetch: whether downloads are enabled.
+            deadline_s: time at which downloads stop, as returned by `time.monotonic`.
+            timeout_message: error message after the deadline.
         """
-        answered = {reply.rank for reply in answer.ranks if reply.host}  # without one, the asking process made it up
-        self._silent = set(self.capture.expected_ranks or ()) - answered
-        wanted = self._named(answer)
-        here = await engine.call(self._look, wanted)
-        self.manifests = [path for path, manifest in here.items() if manifest.status is not Status.RECORDING]
-        self._silent -= {manifest.rank for manifest in here.values() if manifest.role == self.asked.role}
-        unseen = [one for one in wanted if one.path not in here]
-        shared = any(manifest.collected_from is None for manifest in here.values())
-        files = engine.files(self.asked.output) if unseen or (self._silent and not shared) else None
+        # A reply without a host was not sent by the rank but created by the engine's plugin.
+        replied_ranks = {reply.rank for reply in answer.ranks if reply.host}
+        self._silent_ranks = set(self.capture.expected_ranks or ()) - replied_ranks
+        expected = self._reported_manifests(answer)
+        local = await engine.call(self._read_local_manifests, expected)
+        self.manifests = [path for path, manifest in local.items() if manifest.status is not Status.RECORDING]
+        self._silent_ranks -= {manifest.rank for manifest in local.values() if manifest.role == self.request.role}
+        remote = [manifest for manifest in expected if manifest.path not in local]
+        is_shared = any(manifest.collected_from is None for manifest in local.values())
+        files = engine.files(self.request.output) if remote or (self._silent_ranks and not is_shared) else None
         if files is not None and fetch:
-            await self._fetch(files, unseen, until, late)
+            await self._fetch(files, remote, deadline_s, timeout_message)
         else:
-            why = "Its engine has no server that could send them" if fetch else "The option collect is off"
-            self._leave(unseen, why)
+            reason = "The engine has no server that can send them" if fetch else "The option collect is off"
+            self._add_remote_files(remote, reason)
         self.manifests.sort()
-        self._tell(can_send=files is not None)
+        self._report_remote_files(can_fetch=files is not None)
 
-    def _named(self, answer: Answer) -> list[_Expected]:
-        """Return the manifests that the processes name."""
-        asked, wanted = self.asked, list[_Expected]()
-        for who, directory, reply in self._replies(answer):
-            for recorded in reply.captures if reply.token == asked.token else ():
+    def _reported_manifests(self, answer: Answer) -> list[_ExpectedManifest]:
+        """Return the manifests listed in the replies."""
+        manifests = list[_ExpectedManifest]()
+        for owner, directory, reply in self._replies(answer):
+            for recorded in reply.captures if reply.token == self.request.token else ():
                 path = directory / PurePosixPath(recorded.manifest).name
                 if is_manifest(path) and path.name.isprintable() and recorded.status is not Status.RECORDING:
-                    wanted.append(_Expected(who, path, (reply, recorded)))
-        return wanted
+                    manifests.append(_ExpectedManifest(owner, path, (reply, recorded)))
+        return manifests
 
     def _replies(self, answer: Answer) -> Iterator[tuple[str, Path, Reply]]:
-        """Yield who has replied, where its manifests are, and the reply."""
+        """Yield the label of each process, the local directory of its manifests, and its reply."""
         for reply in answer.ranks:
-            yield f"rank {reply.rank}", self._ranks, reply
+            yield f"rank {reply.rank}", self._rank_directory, reply
         for name, reply in answer.frontends.items():
-            if NAME.fullmatch(f"{self.asked.role}-{name}"):
+            if NAME.fullmatch(f"{self.request.role}-{name}"):
                 yield f"the {name}", self._directory(f"-{name}"), reply
 
-    def _directory(self, frontend: str) -> Path:
-        """Return where the manifests of ranks are, or that of a frontend, whose role ends so."""
-        asked = self.asked
-        identity = Identity(role=f"{asked.role}{frontend}", replica=asked.replica)
-        return RunDirectory(asked.output, asked.run, {}).directory(asked.first_step, identity)
+    def _directory(self, role_suffix: str) -> Path:
+        """Return the local directory for the manifests of the ranks (empty suffix) or of a frontend."""
+        request = self.request
+        identity = Identity(role=f"{request.role}{role_suffix}", replica=request.replica)
+        return RunDirectory(request.output, request.run, {}).directory(request.first_step, identity)
 
-    def _look(self, wanted: Sequence[_Expected]) -> dict[Path, Manifest]:
-        """Return the manifests that are here."""
-        beside = list[Path]()
+    def _read_local_manifests(self, expected: Sequence[_ExpectedManifest]) -> dict[Path, Manifest]:
+        local_paths = list[Path]()
         with contextlib.suppress(FileNotFoundError):
-            beside += self._ranks.iterdir()  # after that, network file systems know what is new
-        looked_for = {one.path: one for one in self._others(beside)}
-        looked_for |= {one.path: one for one in wanted}
-        here = {}
-        for path, one in looked_for.items():
+            local_paths += self._rank_directory.iterdir()  # refreshes the directory cache of network file systems
+        candidates = {candidate.path: candidate for candidate in self._manifests_of_silent_ranks(local_paths)}
+        candidates |= {candidate.path: candidate for candidate in expected}
+        manifests = {}
+        for path, candidate in candidates.items():
             with contextlib.suppress(ProfdeckError):
                 manifest = read_manifest(path)
-                if one.is_it(self.asked, manifest) and _is_whole(path, manifest):
-                    here[path] = manifest
-        return here
+                if candidate.matches(self.request, manifest) and _has_all_artifacts(path, manifest):
+                    manifests[path] = manifest
+        return manifests
 
-    def _others(self, paths: Iterable[Path]) -> Iterator[_Expected]:
-        """Choose by their names what may be manifests of ranks of which no answer has come."""
+    def _manifests_of_silent_ranks(self, paths: Iterable[Path]) -> Iterator[_ExpectedManifest]:
+        """Select possible manifests of the silent ranks by file name."""
         for path in paths:
-            rank = _rank(path)
-            if rank in self._silent and f".{self.asked.id}" in path.name and is_manifest(path):
-                yield _Expected(f"rank {rank}", path)
+            rank = _parse_rank(path)
+            if rank in self._silent_ranks and f".{self.request.id}" in path.name and is_manifest(path):
+                yield _ExpectedManifest(f"rank {rank}", path)
 
-    async def _fetch(self, files: RemoteFiles, unseen: Sequence[_Expected], until: float, late: str) -> None:
-        began = time.monotonic()
+    async def _fetch(
+        self, files: RemoteFiles, manifests: Sequence[_ExpectedManifest], deadline_s: float, timeout_message: str
+    ) -> None:
+        started_s = time.monotonic()
         try:
-            async with in_time(until, late):
+            async with time_limit(deadline_s, timeout_message):
                 source = await files.source()
-            fetcher = Downloader(files, source, until, late)
-            places = {one: self._place(one, source.output) for one in unseen}
-            if self._silent:
-                directory = self._ranks
-                beside = [place.parent for one, place in places.items() if one.path.parent == directory]
-                there = beside[0] if beside else PurePosixPath(directory.relative_to(self.asked.output))
-                names = [PurePosixPath(name).name for name in await fetcher.listed(there)]
-                places |= {one: there / one.path.name for one in self._others(directory / name for name in names)}
+            downloader = Downloader(files, source, deadline_s, timeout_message)
+            source_paths = {manifest: self._source_path(manifest, source.output) for manifest in manifests}
+            if self._silent_ranks:
+                directory = self._rank_directory
+                parents = [path.parent for manifest, path in source_paths.items() if manifest.path.parent == directory]
+                parent = parents[0] if parents else PurePosixPath(directory.relative_to(self.request.output))
+                names = [PurePosixPath(name).name for name in await downloader.list_manifests(parent)]
+                candidates = self._manifests_of_silent_ranks(directory / name for name in names)
+                source_paths |= {manifest: parent / manifest.path.name for manifest in candidates}
         except ProfdeckError as error:
-            self._leave(unseen, describe_error(error))
+            self._add_remote_files(manifests, describe_error(error))
             return
-        logger.info("Capture %s: files of its ranks are fetched from %s.", self.capture.id, source.host)
-        found = await asyncio.gather(*(self._bring(fetcher, one, place) for one, place in places.items()))
-        sizes = [size for brought in found if brought is not None for size in brought.sizes_bytes]
-        if sizes:
-            what = f"{plural(len(sizes), 'artifact')} ({sum(sizes):,} bytes)"
-            took_s = time.monotonic() - began
-            self.capture.notes.append(f"Fetched {what} from {source.host} in {took_s:.1f} seconds.")
-        why = (
-            f"They are not on {source.host} either, where the server is: if there are any, the rank's own host has them"
+        logger.info("Capture %s: downloading files of its ranks from %s.", self.capture.id, source.host)
+        results = await asyncio.gather(
+            *(self._download(downloader, manifest, path) for manifest, path in source_paths.items())
         )
-        for rank in sorted(self._silent):
-            self._left[_NotHere("another host", source.output, why)].append(f"rank {rank}")
+        sizes = [size for result in results if result is not None for size in result.sizes_bytes]
+        if sizes:
+            artifacts = f"{plural(len(sizes), 'artifact')} ({sum(sizes):,} bytes)"
+            duration_s = time.monotonic() - started_s
+            self.capture.notes.append(f"Fetched {artifacts} from {source.host} in {duration_s:.1f} seconds.")
+        reason = f"They are not on {source.host}, the server's host. If the rank wrote files, they are on its own host"
+        for rank in sorted(self._silent_ranks):
+            self._remote_files[_RemoteLocation("another host", source.output, reason)].append(f"rank {rank}")
 
-    def _place(self, one: _Expected, output: str) -> PurePosixPath:
-        """Return where a manifest is below the server's output directory."""
-        assert one.told is not None  # noqa: S101  # of others nothing is known so far
+    def _source_path(self, manifest: _ExpectedManifest, output: str) -> PurePosixPath:
+        """Return a manifest's path relative to the server's output directory."""
+        assert manifest.reported is not None  # noqa: S101  # true for all manifests of `_reported_manifests`
         try:
-            return PurePosixPath(one.told[1].manifest).relative_to(output)
-        except ValueError:  # links lead there
-            return PurePosixPath(one.path.relative_to(self.asked.output))
+            return PurePosixPath(manifest.reported[1].manifest).relative_to(output)
+        except ValueError:  # the reported path contains a link
+            return PurePosixPath(manifest.path.relative_to(self.request.output))
 
-    async def _bring(self, fetcher: Downloader, one: _Expected, place: PurePosixPath) -> Downloaded | None:
-        host, directory = fetcher.source.host, str(PurePosixPath(fetcher.source.output, place.parent))
-        brought, why = None, "The manifest there now is of another capture"
+    async def _download(
+        self, downloader: Downloader, manifest: _ExpectedManifest, source_path: PurePosixPath
+    ) -> Downloaded | None:
+        host, directory = downloader.source.host, str(PurePosixPath(downloader.source.output, source_path.parent))
+        result, reason = None, "The manifest on that host belongs to another capture"
         try:
-            brought = await fetcher.bring(place, one.path, functools.partial(one.is_it, self.asked))
+            result = await downloader.download(
+                source_path, manifest.path, functools.partial(manifest.matches, self.request)
+            )
         except (ProfdeckError, OSError) as error:
-            why = describe_error(error)
-            if one.told is None:
-                self._left[_NotHere(host, directory, why)].append(one.who)
-                self._silent.discard(_rank(one.path))
-        if brought is None:
-            self._leave([one], why)
+            reason = describe_error(error)
+            if manifest.reported is None:
+                self._remote_files[_RemoteLocation(host, directory, reason)].append(manifest.owner)
+                self._silent_ranks.discard(_parse_rank(manifest.path))
+        if result is None:
+            self._add_remote_files([manifest], reason)
             return None
-        self.manifests.append(one.path)
-        self._silent.discard(brought.manifest.rank)
-        for name, reason in brought.left.items():
-            self._left[_NotHere(host, directory, reason)].append(f"{one.who} ({name})")
-        return brought
+        self.manifests.append(manifest.path)
+        self._silent_ranks.discard(result.manifest.rank)
+        for name, error_message in result.missing.items():
+            location = _RemoteLocation(host, directory, error_message)
+            self._remote_files[location].append(f"{manifest.owner} ({name})")
+        return result
 
-    def _leave(self, wanted: Sequence[_Expected], why: str) -> None:
-        """Keep where the files of some manifests are, as their processes say, and why they are not here."""
-        for one in wanted:
-            if one.told is not None:
-                reply, recorded = one.told
-                self._left[_NotHere(reply.host, str(PurePosixPath(recorded.manifest).parent), why)].append(one.who)
+    def _add_remote_files(self, manifests: Sequence[_ExpectedManifest], reason: str) -> None:
+        """Record the reported location of manifests and the reason why they are missing on this host."""
+        for manifest in manifests:
+            if manifest.reported is not None:
+                reply, recorded = manifest.reported
+                location = _RemoteLocation(reply.host, str(PurePosixPath(recorded.manifest).parent), reason)
+                self._remote_files[location].append(manifest.owner)
 
-    def _tell(self, *, can_send: bool) -> None:
-        """Say in the capture what is not here."""
-        if not self._left:
+    def _report_remote_files(self, *, can_fetch: bool) -> None:
+        """Add the files on other hosts to the capture's problems."""
+        if not self._remote_files:
             return
-        run = self.asked.output / self.asked.run
-        fix = f"Fetch them with 'profdeck collect {run}'" if can_send else f"Copy them to {self._ranks}"
-        for left, whose in self._left.items():
-            more = len(whose) - _MOST_NAMED
-            names = ", ".join([*whose[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
+        run = self.request.output / self.request.run
+        fix = f"Fetch them with 'profdeck collect {run}'" if can_fetch else f"Copy them to {self._rank_directory}"
+        for location, labels in self._remote_files.items():
+            omitted_count = len(labels) - _MAX_LABELS
+            names = ", ".join([*labels[:_MAX_LABELS], *([f"{omitted_count} more"] if omitted_count > 0 else [])])
             self.capture.problems.append(
-                f"{_ELSEWHERE[0]}{names} are on {left.host}, in {left.directory}{_ELSEWHERE[1]}"
-                f"({socket.gethostname()}). {sentence(left.reason)} "
-                f"{fix}, or let output be a directory that all hosts share."
+                f"{_REMOTE_FILES_MESSAGE[0]}{names} are on {location.host}, in {location.directory}"
+                f"{_REMOTE_FILES_MESSAGE[1]}({socket.gethostname()}). {sentence(location.reason)} "
+                f"{fix}, or set output to a directory that all hosts share."
             )
 
 
-def is_of_files_elsewhere(problem: str) -> bool:
-    """Tell whether a problem of a capture is that files are on another host."""
-    return problem.startswith(_ELSEWHERE[0]) and _ELSEWHERE[1] in problem
+def is_remote_files_problem(problem: str) -> bool:
+    """Return whether a capture's problem is that files are on another host."""
+    return problem.startswith(_REMOTE_FILES_MESSAGE[0]) and _REMOTE_FILES_MESSAGE[1] in problem
 
 
-def _rank(path: Path) -> int:
-    """Read the rank in the name of a file; -1 if there is none."""
-    found = _RANK.match(path.name)
-    return int(found[1]) if found else -1
+def _parse_rank(path: Path) -> int:
+    """Return the rank in a file name, or -1 if there is none."""
+    match = _RANK.match(path.name)
+    return int(match[1]) if match else -1
 
 
-def _is_whole(path: Path, manifest: Manifest) -> bool:
-    """Tell whether a copy has all that it names; the readers of others report that."""
-    there = ((path.parent / record.name).exists() for record in manifest.artifacts if record.size_bytes or record.whole)
-    return manifest.collected_from is None or all(there)
+def _has_all_artifacts(path: Path, manifest: Manifest) -> bool:
+    """Return whether the artifacts of a downloaded manifest exist. Other manifests are not checked."""
+    written = (record for record in manifest.artifacts if record.size_bytes or record.whole)
+    return manifest.collected_from is None or all((path.parent / record.name).exists() for record in written)

@@ -1,1 +1,1 @@
-"""In an engine's HTTP server."""
+"""Capture routes and metrics of an engine's HTTP server."""

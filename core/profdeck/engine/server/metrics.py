@@ -1,4 +1,4 @@
-"""Capture metrics in an engine's ``/metrics``, exported with the Prometheus client that the engine uses."""
+"""Capture metrics in an engine's ``/metrics``, exported with the engine's own Prometheus client."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import sys
 from collections.abc import Sequence
 
 from profdeck.base.outcome import Outcome
-from profdeck.engine.server.following import EndedCapture
+from profdeck.engine.server.capture_tracking import EndedCapture
 from profdeck.records.status import Status
 
-_ENDS = (Status.COMPLETE, Status.PARTIAL, Status.FAILED, Status.MISSING)
+_FINAL_STATUSES = (Status.COMPLETE, Status.PARTIAL, Status.FAILED, Status.MISSING)
 _REFUSALS = (Outcome.ALREADY_ACTIVE, Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.NOT_ENABLED)
 
 
 class PrometheusMetrics:
-    """Counts captures in the default registry of the process, or in the files that several processes share."""
+    """Metrics of captures, in the process's default registry or in the files of Prometheus's multiprocess mode."""
 
     def __init__(self) -> None:
         from prometheus_client import Counter, Gauge, Summary
 
         self._active = Gauge(
             "profdeck_active",
-            "1 while ranks of the engine record, wait for their window or write for a capture, else 0.",
+            "1 while a rank of the engine waits for its window, records or writes files for a capture, else 0.",
             multiprocess_mode="livemostrecent",
         )
-        self._ended = Counter("profdeck_captures", "Captures that have ended, by what they are worth.", ["status"])
-        self._refused = Counter("profdeck_refusals", "Starts that no rank took, by why.", ["reason"])
-        self._size = Summary("profdeck_capture_size_bytes", "Bytes of the files of a capture, of all ranks.")
+        self._ended = Counter("profdeck_captures", "Captures that have ended, by status.", ["status"])
+        self._refused = Counter("profdeck_refusals", "Starts that no rank accepted, by reason.", ["reason"])
+        self._size = Summary("profdeck_capture_size_bytes", "Total size of a capture's files, over all ranks.")
         self._duration = Summary(
-            "profdeck_capture_duration_seconds", "From the begin of a capture until its files were whole."
+            "profdeck_capture_duration_seconds", "Time from the start of a capture until its files were complete."
         )
         self._stall = Summary(
-            "profdeck_capture_stall_seconds", "How long the start and the stop of a capture held up the engine."
+            "profdeck_capture_stall_seconds", "Time for which the start and the stop of a capture blocked the engine."
         )
         self._active.set(0)
-        for status in _ENDS:  # a series that appears with its first count has no rate
+        for status in _FINAL_STATUSES:  # initialize all label values: rate() needs a sample before the first increment
             self._ended.labels(status)
         for reason in _REFUSALS:
             self._refused.labels(reason)
@@ -59,9 +59,9 @@ class PrometheusMetrics:
 
 
 def prometheus_metrics() -> PrometheusMetrics | None:
-    """Return the metrics of this process; None where the engine has not loaded the library, and so has no ``/metrics``.
+    """Return the metrics of this process, or None if the engine has not imported prometheus_client.
 
-    The library must not be loaded by us: it decides then whether several processes share files.
+    The engine must import the library first, because the import selects single-process or multiprocess mode.
     """
     return _metrics() if "prometheus_client" in sys.modules else None
 

@@ -5,17 +5,17 @@
 ``POST /profdeck/start``        body: a `profdeck.records.request.CaptureRequest`; all fields are optional
 ``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are complete, or after ``wait_s``
                                 seconds
-``GET /profdeck/files/PLACE``   a file of a capture, by its path below the output directory; for a directory,
+``GET /profdeck/files/PATH``    a file of a capture, by its path below the output directory; for a directory,
                                 the list of its files (see `profdeck.engine.transport.served_files`)
 ==============================  ===============================================================================
 
-A JSON response has ``server`` (a `profdeck.engine.transport.http_engine.About`) and ``answer`` (a
+A JSON response has ``server`` (a `profdeck.engine.transport.http_engine.ServerInfo`) and ``answer`` (a
 `profdeck.engines.Answer`, with the files) or ``files``. The response to a command also has ``times`` (a
 `profdeck.engines.MessageTimes`), which the client uses to compare clocks. If a request fails, ``error`` has the
 message; the status is 504 if the engine did not answer in time. Files have an ``ETag``, and a download can be resumed
 with ``Range`` and ``If-Range``.
 
-The engine's ``/metrics`` count the captures that these routes start (`profdeck.engine.server.following`).
+The engine's ``/metrics`` count the captures that these routes start (`profdeck.engine.server.capture_tracking`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import CaptureError, target_error
 from profdeck.base.outcome import Outcome
 from profdeck.config.structuring import structure, unstructure
-from profdeck.engine.control.outcomes import AT_REST
+from profdeck.engine.control.outcomes import INACTIVE
 from profdeck.engine.engine import Engine
 from profdeck.engine.engine_config import EngineConfig
 from profdeck.engine.options import Auth, EngineOptions
-from profdeck.engine.server.following import Following
+from profdeck.engine.server.capture_tracking import CaptureTracker
 from profdeck.engine.server.metrics import prometheus_metrics
 from profdeck.engine.transport.file_transfer import FILE_TYPE
-from profdeck.engine.transport.http_engine import About
-from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
+from profdeck.engine.transport.http_engine import ServerInfo
+from profdeck.engine.transport.served_files import NotServedError, ServedFile, open_path
 from profdeck.engine.transport.token import FILE_VARIABLE, TOKEN_VARIABLE, accepted_tokens
 from profdeck.records.host_clock import MessageTimes
 from profdeck.records.request import Answer, CaptureRequest
@@ -59,11 +59,12 @@ if TYPE_CHECKING:
     from fastapi import FastAPI, Request, Response
 
 _MAX_BODY_BYTES = 1 << 20
-_PART_BYTES = 1 << 20
-_LOOK_S = 1.0
-_LONGEST_WAIT_S = 86_400
-"""How long an answer waits for a file system to say whether it can be written."""
-_REST = re.compile(r"bytes=(\d{1,18})-")
+_CHUNK_BYTES = 1 << 20
+_WRITE_CHECK_S = 1.0
+"""Timeout of the check whether the output directory is writable, because a network file system can hang."""
+_MAX_WAIT_S = 86_400
+"""Maximum ``wait_s`` of a stop request, in seconds."""
+_RESUME_RANGE = re.compile(r"bytes=(\d{1,18})-")
 
 
 class Routes:
@@ -74,12 +75,12 @@ class Routes:
         backend: the name of the engine's backend, whose role in the config is the server's.
         """
         self.engine: Engine | None = None
-        """What the routes control; without one they answer that there is none."""
+        """The engine that the routes control. If it is None, all requests fail with status 503."""
         self._config: EngineConfig | None = None
         self._problem: str | None = None
-        self._look: asyncio.Future[bool | None] | None = None
-        """The last look whether the output directory can be written; a second one beside one that hangs would too."""
-        self._following = Following()
+        self._write_check: asyncio.Future[bool | None] | None = None
+        """The last check of the output directory. A hanging check is reused: a second check would hang, too."""
+        self._tracker = CaptureTracker()
         try:
             self._config = EngineConfig.load(backend)
         except ProfdeckError as error:
@@ -87,7 +88,7 @@ class Routes:
 
     @property
     def options(self) -> EngineOptions:
-        """The options of the server's role; the defaults if the config is wrong."""
+        """The options of the server's role, or the defaults if the config is invalid."""
         return self._config.options if self._config else EngineOptions()
 
     def attach(self, app: FastAPI) -> None:
@@ -95,8 +96,8 @@ class Routes:
         app.add_api_route("/profdeck/status", self._route("status"), methods=["GET"], include_in_schema=False)
         for command in ("start", "stop"):
             app.add_api_route(f"/profdeck/{command}", self._route(command), methods=["POST"], include_in_schema=False)
-        app.add_api_route("/profdeck/files/{place:path}", self._files(), methods=["GET"], include_in_schema=False)
-        self._following.observer = prometheus_metrics()
+        app.add_api_route("/profdeck/files/{path:path}", self._files(), methods=["GET"], include_in_schema=False)
+        self._tracker.observer = prometheus_metrics()
 
     def _route(self, command: str) -> Any:
         from fastapi import Request
@@ -105,29 +106,29 @@ class Routes:
         async def route(request: Request) -> Response:
             received_ns = time.time_ns()
             try:
-                engine, config = self._admit(request)
-                body = await _body(request) if command != "status" else {}
-                answer = await self._carry_out(engine, config, command, body)
+                engine, config = self._authorize(request)
+                body = await _read_body(request) if command != "status" else {}
+                answer = await self._execute(engine, config, command, body)
             except ProfdeckError as error:
                 return JSONResponse({"error": str(error)}, _status(error))
-            refused = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
-            looks = command == "status" and all(reply.state in AT_REST for reply in answer.all)
-            writable = await self._writable(config.config.output.absolute()) if looks else None
+            errors = " ".join(dict.fromkeys(reply.error for reply in answer.all if reply.error))
+            is_idle = command == "status" and all(reply.state in INACTIVE for reply in answer.all)
+            writable = await self._check_writable(config.config.output.absolute()) if is_idle else None
             times = MessageTimes(received_ns, time.time_ns())
-            content = {"server": _about(config, writable=writable), "answer": unstructure(answer)}
+            content = {"server": _server_info(config, writable=writable), "answer": unstructure(answer)}
             content["times"] = unstructure(times)
-            return JSONResponse({**content, "error": refused} if refused else content, 409 if refused else 200)
+            return JSONResponse({**content, "error": errors} if errors else content, 409 if errors else 200)
 
-        # FastAPI reads annotations, which are names of this function here.
+        # FastAPI cannot resolve the string annotations, because Request is a local name.
         route.__annotations__ = {"request": Request}
         return route
 
-    async def _writable(self, output: Path) -> bool | None:
-        look = self._look
-        if look is None or look.done():
-            look = self._look = asyncio.ensure_future(run_in_thread(_may_write, output))
-        done, _ = await asyncio.wait([look], timeout=_LOOK_S)
-        return look.result() if done else None
+    async def _check_writable(self, output: Path) -> bool | None:
+        check = self._write_check
+        if check is None or check.done():
+            check = self._write_check = asyncio.ensure_future(run_in_thread(_is_writable, output))
+        done, _ = await asyncio.wait([check], timeout=_WRITE_CHECK_S)
+        return check.result() if done else None
 
     def _files(self) -> Any:
         from fastapi import Request
@@ -135,75 +136,72 @@ class Routes:
 
         async def route(request: Request) -> Response:
             try:
-                _, config = self._admit(request)
-                found = await run_in_thread(find, config.config.output.absolute(), request.path_params["place"])
+                _, config = self._authorize(request)
+                served = await run_in_thread(open_path, config.config.output.absolute(), request.path_params["path"])
             except ProfdeckError as error:
                 return JSONResponse({"error": str(error)}, _status(error))
-            except ValueError:  # a name that no file can have
-                return JSONResponse({"error": "This is no name of a file."}, 400)
-            if isinstance(found, ServedFile):
-                return _sent(found, request)
-            files = [{"name": name, "size_bytes": size} for name, size in sorted(found.items())]
-            return JSONResponse({"server": _about(config), "files": files})
+            except ValueError:  # for example, a name that cannot be encoded
+                return JSONResponse({"error": "The path is not a valid file name."}, 400)
+            if isinstance(served, ServedFile):
+                return _file_response(served, request)
+            files = [{"name": name, "size_bytes": size} for name, size in sorted(served.items())]
+            return JSONResponse({"server": _server_info(config), "files": files})
 
         route.__annotations__ = {"request": Request}
         return route
 
-    def _admit(self, request: Request) -> tuple[Engine, EngineConfig]:
+    def _authorize(self, request: Request) -> tuple[Engine, EngineConfig]:
         config = self._config
         if config is None:
-            raise _RefusedError(
-                503, f"The config of this server is wrong, so profdeck does nothing here. {self._problem}"
-            )
+            raise _RefusedError(503, f"The config of this server is invalid, so profdeck is inactive. {self._problem}")
         if config.options.auth is Auth.TOKEN:
             try:
                 tokens = accepted_tokens()
             except ConfigError as error:
-                raise _RefusedError(503, f"{error} This server lets nobody in until it can.") from None
+                raise _RefusedError(503, f"{error} The server rejects all requests until it can be read.") from None
             if not tokens:
                 raise _RefusedError(
                     403,
-                    f"This server has no token: set {TOKEN_VARIABLE} or {FILE_VARIABLE} in its environment and in "
-                    f"that of its clients, or say 'auth: none' in the options of the role '{config.role}' of its "
+                    f"This server has no token. Set {TOKEN_VARIABLE} or {FILE_VARIABLE} in the environments of the "
+                    f"server and its clients, or set 'auth: none' in the options of the role '{config.role}' in its "
                     "config.",
                 )
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            known = [hmac.compare_digest(given.encode(), token.encode()) for token in tokens]  # each takes its time
-            if scheme.lower() != "bearer" or not any(known):
-                raise _RefusedError(
-                    401, f"The token is missing or wrong: set {TOKEN_VARIABLE} to what this server has."
-                )
+            scheme, _, sent_token = request.headers.get("authorization", "").partition(" ")
+            # Compare all tokens: an early exit would leak the matching position through the response time.
+            matches = [hmac.compare_digest(sent_token.encode(), token.encode()) for token in tokens]
+            if scheme.lower() != "bearer" or not any(matches):
+                raise _RefusedError(401, f"The token is missing or wrong. Set {TOKEN_VARIABLE} to the server's token.")
         if self.engine is None:
-            raise _RefusedError(503, "This server has no engine that profdeck could ask.")
+            raise _RefusedError(503, "This server has no engine that profdeck can control.")
         return self.engine, config
 
-    async def _carry_out(self, engine: Engine, config: EngineConfig, command: str, body: dict[str, Any]) -> Answer:
+    async def _execute(self, engine: Engine, config: EngineConfig, command: str, body: dict[str, Any]) -> Answer:
         if command == "start":
-            return await self._following.start(engine, _request(body, config))
-        asked_ns = time.time_ns()
+            return await self._tracker.start(engine, _capture_request(body, config))
+        sent_ns = time.time_ns()
         if command == "status":
             answer = await engine.command("status", {})
-            self._following.heard(answer, asked_ns)
+            self._tracker.process_answer(answer, sent_ns)
             return answer
         if not isinstance(body.get("request"), str):
-            raise ConfigError('request: the id of the capture is needed, as in {"request": "capture"}.')
+            raise ConfigError('request: missing the ID of the capture, as in {"request": "capture"}.')
         wait_s = body.pop("wait_s", 30)
-        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= _LONGEST_WAIT_S:
-            raise ConfigError(f"wait_s: expected seconds up to {_LONGEST_WAIT_S:,}, got {show(wait_s)}.")
+        if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s <= _MAX_WAIT_S:
+            raise ConfigError(f"wait_s: expected a number of seconds up to {_MAX_WAIT_S:,}, got {show(wait_s)}.")
         stop = {key: body[key] for key in ("request", "token", "reason") if isinstance(body.get(key), str)}
         answer = await engine.end(stop, wait_s)
-        self._following.heard(answer, asked_ns)
+        self._tracker.process_answer(answer, sent_ns)
         return answer
 
 
-def _about(config: EngineConfig, *, writable: bool | None = None) -> Any:
+def _server_info(config: EngineConfig, *, writable: bool | None = None) -> Any:
     output = str(config.config.output.absolute())
-    about = About(host=socket.gethostname(), output=output, profdeck=__version__, writable=writable)
-    return unstructure(about)
+    info = ServerInfo(host=socket.gethostname(), output=output, profdeck=__version__, writable=writable)
+    return unstructure(info)
 
 
-def _may_write(output: Path) -> bool | None:
-    """Tell whether this process may write below a directory, or make it if it is not there; None if that is unknown."""
+def _is_writable(output: Path) -> bool | None:
+    """Return whether this process has permission to write in a directory or to create it; None if unknown."""
     try:
         while True:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -217,39 +215,39 @@ def _may_write(output: Path) -> bool | None:
 
 
 def _status(error: ProfdeckError) -> int:
-    """Return the status of an answer that says what was wrong with a request."""
+    """Return the HTTP status for an error."""
     if isinstance(error, _RefusedError | NotServedError):
         return error.status
     if isinstance(error, ConfigError):
         return HTTPStatus.BAD_REQUEST
-    late = target_error(error).outcome is Outcome.TIMED_OUT
-    return HTTPStatus.GATEWAY_TIMEOUT if late else HTTPStatus.CONFLICT
+    timed_out = target_error(error).outcome is Outcome.TIMED_OUT
+    return HTTPStatus.GATEWAY_TIMEOUT if timed_out else HTTPStatus.CONFLICT
 
 
-def _sent(served: ServedFile, request: Request) -> Response:
-    """Answer with a file, or with the rest of it if that is what is asked for, a part after the other."""
+def _file_response(served: ServedFile, request: Request) -> Response:
+    """Stream a file in chunks, starting at the offset in the ``Range`` header if the file is unchanged."""
     from fastapi.responses import StreamingResponse
     from starlette.concurrency import run_in_threadpool
 
-    size, first, status = served.size_bytes, 0, HTTPStatus.OK
+    size, start, status = served.size_bytes, 0, HTTPStatus.OK
     headers = {"ETag": served.tag, "Accept-Ranges": "bytes"}
-    rest = _REST.fullmatch(request.headers.get("range", ""))
-    if rest and request.headers.get("if-range", served.tag) == served.tag and int(rest[1]) < size:
-        first, status = int(rest[1]), HTTPStatus.PARTIAL_CONTENT
-        headers["Content-Range"] = f"bytes {first}-{size - 1}/{size}"
-    headers["Content-Length"] = str(size - first)
+    resume_range = _RESUME_RANGE.fullmatch(request.headers.get("range", ""))
+    if resume_range and request.headers.get("if-range", served.tag) == served.tag and int(resume_range[1]) < size:
+        start, status = int(resume_range[1]), HTTPStatus.PARTIAL_CONTENT
+        headers["Content-Range"] = f"bytes {start}-{size - 1}/{size}"
+    headers["Content-Length"] = str(size - start)
 
-    async def parts() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncIterator[bytes]:
         try:
-            at = first
-            # A file that was cut off ends too early, which breaks the connection: the client knows the length.
-            while part := await run_in_threadpool(served.read, at, min(_PART_BYTES, size - at)):
-                yield part
-                at += len(part)
+            offset = start
+            # If the file was truncated meanwhile, the response is shorter than Content-Length and the client fails.
+            while chunk := await run_in_threadpool(served.read, offset, min(_CHUNK_BYTES, size - offset)):
+                yield chunk
+                offset += len(chunk)
         finally:
             served.close()
 
-    return StreamingResponse(parts(), status, headers, FILE_TYPE)
+    return StreamingResponse(chunks(), status, headers, FILE_TYPE)
 
 
 class _RefusedError(CaptureError):
@@ -258,42 +256,43 @@ class _RefusedError(CaptureError):
         self.status = status
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read_body(request: Request) -> dict[str, Any]:
     import json
 
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > _MAX_BODY_BYTES:
-            raise _RefusedError(413, f"The body has more than {_MAX_BODY_BYTES:,} bytes.")
+            raise _RefusedError(413, f"The request body has more than {_MAX_BODY_BYTES:,} bytes.")
     try:
         body = json.loads(data or b"{}")
     except (ValueError, RecursionError):
-        raise ConfigError("The body is not JSON.") from None
+        raise ConfigError("The request body is not valid JSON.") from None
     if not isinstance(body, dict):
-        raise ConfigError("The body is not a JSON object.")
+        raise ConfigError("The request body is not a JSON object.")
     return body
 
 
-def _request(body: dict[str, Any], config: EngineConfig) -> CaptureRequest:
-    """Check a request and complete it with the server's defaults; it can only write below the server's output."""
+def _capture_request(body: dict[str, Any], config: EngineConfig) -> CaptureRequest:
+    """Complete a start request with the server's defaults. Reject outputs outside the server's output directory."""
     root = config.config.output.absolute()
     defaults = config.options.complete(
         CaptureRequest(
-            id="capture", output=root, run=run_name(config.config.run), role=config.role, ranks=config.chosen.ranks
+            id="capture", output=root, run=run_name(config.config.run), role=config.role, ranks=config.role_config.ranks
         )
     )
-    given = {**unstructure(defaults), **body}
-    if isinstance(given["options"], dict):
-        given["options"] = {**defaults.options, **given["options"]}
-    output = Path(given["output"]) if isinstance(given["output"], str) else root
+    data = {**unstructure(defaults), **body}
+    if isinstance(data["options"], dict):
+        data["options"] = {**defaults.options, **data["options"]}
+    output = Path(data["output"]) if isinstance(data["output"], str) else root
     try:
-        below = (place := (root / output).resolve()).is_relative_to(root.resolve())
-    except (OSError, ValueError, RuntimeError) as error:  # a NUL; links that lead back to themselves
-        raise ConfigError(f"output: {str(output)!r} is not a path: {describe_error(error)}") from None
-    if not below:
+        resolved = (root / output).resolve()
+        is_below = resolved.is_relative_to(root.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # for example, a NUL character or a loop of links
+        raise ConfigError(f"output: {str(output)!r} is not a valid path: {describe_error(error)}") from None
+    if not is_below:
         raise ConfigError(f"output: {output} is not below {root}, the output directory of this server.")
-    request = structure(given, CaptureRequest, where="")
+    request = structure(data, CaptureRequest, where="")
     if request.iterations and request.iterations.first is not None:
-        raise ConfigError("iterations.first: the engine is running already; say skip, which counts from the start.")
-    return attrs.evolve(request, output=place)
+        raise ConfigError("iterations.first: the engine is already running. Use skip, which counts from the start.")
+    return attrs.evolve(request, output=resolved)

@@ -1,1 +1,1 @@
-"""HTTP transport of commands to engines in other processes, and file transfer."""
+"""HTTP transport of commands to engines in other processes, and file downloads."""

@@ -14,7 +14,7 @@ import attrs
 from profdeck.base.blocking import run_in_thread
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.engine.transport.served_files import NotServedError, ServedFile, find
+from profdeck.engine.transport.served_files import NotServedError, ServedFile, open_path
 from profdeck_traces.base.files import write_all
 
 PART_BYTES = 1 << 22
@@ -26,80 +26,80 @@ class FilePart:
     """A directory listing, or a part of a file."""
 
     sizes: dict[str, int] | None = None
-    """What is in a directory."""
+    """For a directory, the file sizes in bytes, by file name."""
     content: bytes = b""
     size_bytes: int = 0
-    """Of the whole file."""
+    """Size of the complete file."""
     tag: str = ""
-    """Names the version of the file."""
+    """Identifies the version of the file, like an ``ETag``."""
     error: str = ""
     pending: bool = False
-    """Whether to ask again later."""
+    """True if the file is still being written. The client should retry later."""
 
 
-def part_of(output: Path, place: str, offset: int) -> FilePart:
+def part_of(output: Path, path: str, offset: int) -> FilePart:
     """List a directory, or read a part of a file, below an output directory. Only capture files are accessible.
 
     Args:
         output: The output directory.
-        place: A path below it, with slashes.
+        path: A path relative to it, with slashes.
         offset: For a file, the position of the first byte to read.
     """
     try:
-        found = find(output, place)
+        served = open_path(output, path)
     except NotServedError as error:
         return FilePart(error=str(error), pending=error.status is HTTPStatus.CONFLICT)
-    if not isinstance(found, ServedFile):
-        return FilePart(sizes=dict(found))
-    with contextlib.closing(found):
-        content = found.read(max(offset, 0), PART_BYTES)
-        return FilePart(content=content, size_bytes=found.size_bytes, tag=found.tag)
+    if not isinstance(served, ServedFile):
+        return FilePart(sizes=dict(served))
+    with contextlib.closing(served):
+        content = served.read(max(offset, 0), PART_BYTES)
+        return FilePart(content=content, size_bytes=served.size_bytes, tag=served.tag)
 
 
 class PartedFiles(ABC):
     """Base class for fetching files in parts; see `profdeck.engines.RemoteFiles`."""
 
     @abstractmethod
-    async def part(self, place: str, offset: int) -> FilePart:
-        """Ask for a part of a file, or for what is in a directory.
+    async def request_part(self, path: str, offset: int) -> FilePart:
+        """Request a part of a file, or a directory listing.
 
         Raises:
-            TargetError: There is no answer.
+            TargetError: The host does not reply.
         """
 
-    async def listed(self, place: str) -> Mapping[str, int] | None:
-        """Ask for the files in a directory."""
-        found = await self.part(place, 0)
-        if found.pending:
+    async def list_files(self, path: str) -> Mapping[str, int] | None:
+        """List the files in a directory; see `profdeck.engines.RemoteFiles`."""
+        part = await self.request_part(path, 0)
+        if part.pending:
             return None
-        if found.error or found.sizes is None:
-            raise _refused(found.error or f"{place} is no directory")
-        return found.sizes
+        if part.error or part.sizes is None:
+            raise _refusal(part.error or f"{path} is not a directory")
+        return part.sizes
 
-    async def read(self, place: str) -> bytes:
-        """Ask for a small file."""
-        return (await self._of_file(place, 0)).content
+    async def read(self, path: str) -> bytes:
+        """Return the contents of a file that fits into one part."""
+        return (await self._request_file_part(path, 0)).content
 
-    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
-        """Ask for a file, part by part."""
+    async def fetch(self, path: str, file: BinaryIO, size_bytes: int) -> None:
+        """Download a file, part by part."""
         written, tag = 0, None
         while True:
-            part = await self._of_file(place, written)
-            more = len(part.content)
-            if tag not in (None, part.tag) or part.size_bytes > size_bytes or written + more > size_bytes:
-                raise _refused(f"{place} has changed, or is larger than its manifest says")
+            part = await self._request_file_part(path, written)
+            length = len(part.content)
+            if tag not in (None, part.tag) or part.size_bytes > size_bytes or written + length > size_bytes:
+                raise _refusal(f"{path} has changed, or is larger than stated in its manifest")
             tag = part.tag
             await run_in_thread(write_all, file, part.content)
-            written += more
-            if written >= part.size_bytes or not more:
+            written += length
+            if written >= part.size_bytes or not length:
                 return
 
-    async def _of_file(self, place: str, offset: int) -> FilePart:
-        found = await self.part(place, offset)
-        if found.error or found.sizes is not None:
-            raise _refused(found.error or f"{place} is no file")
-        return found
+    async def _request_file_part(self, path: str, offset: int) -> FilePart:
+        part = await self.request_part(path, offset)
+        if part.error or part.sizes is not None:
+            raise _refusal(part.error or f"{path} is not a file")
+        return part
 
 
-def _refused(text: str) -> TargetError:
+def _refusal(text: str) -> TargetError:
     return TargetError(text, Outcome.REFUSED)

@@ -1,4 +1,4 @@
-"""A file that comes over HTTP in one attempt or several; see `profdeck.engine.server.routes`."""
+"""Resumable file download over HTTP; see `profdeck.engine.server.routes`."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from profdeck_traces.base.files import write_all
 _WRITE_BYTES = 1 << 20
 
 FILE_TYPE = "application/octet-stream"
-"""The type of an answer whose content is a file."""
+"""Content type of responses that contain a file."""
 
 
-class NoAnswerError(Exception):
-    """There is no answer, or not what was asked for."""
+class BadResponseError(Exception):
+    """The response is not valid for the request."""
 
 
 @attrs.define
 class Transfer:
-    """A file that is on its way, in one attempt or several."""
+    """The download of one file, in one or several attempts."""
 
     _file: BinaryIO
     _limit: int
-    most: int = 0
-    """As many bytes have come in an attempt and those that it has resumed."""
+    received: int = 0
+    """Maximum number of bytes of the file received so far. It shows whether an attempt made progress."""
     exceeded: bool = False
-    """Whether more has come than is taken."""
+    """True if the server sent more bytes than the limit."""
     _written: int = 0
     _buffer: bytearray = attrs.field(factory=bytearray)
     _tag: str = ""
-    """Names the version of the file that comes."""
+    """``ETag`` of the file version being downloaded."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """What asks for the rest of what has come, if the server can tell that it is the same file."""
-        same = self._tag and self._written
-        return {"Range": f"bytes={self._written}-", "If-Range": self._tag} if same else {}
+        """Request headers that resume the download. Empty if nothing was received or the server sent no ``ETag``."""
+        can_resume = self._tag and self._written
+        return {"Range": f"bytes={self._written}-", "If-Range": self._tag} if can_resume else {}
 
     def begin(self, head: aiohttp.ClientResponse) -> None:
-        """Take the head of an answer that is the file, or the rest of it.
+        """Process the headers of a response that contains the file or its remainder.
 
         Raises:
-            NoAnswerError: it is another part.
+            BadResponseError: the response starts at another offset than requested.
         """
         if head.status != HTTPStatus.PARTIAL_CONTENT:
             if self._written:
@@ -54,26 +54,26 @@ class Transfer:
                 self._file.truncate()
             self._written = 0
         elif not head.headers.get("Content-Range", "").startswith(f"bytes {self._written}-"):
-            raise NoAnswerError("what it answered is another part of the file than it was asked for")
+            raise BadResponseError("the response starts at another offset of the file than requested")
         self._tag = head.headers.get("ETag", "")
 
-    async def take(self, part: bytes) -> None:
-        """Take what comes next.
+    async def add(self, chunk: bytes) -> None:
+        """Buffer the next chunk, and write the buffer if it is full.
 
         Raises:
-            NoAnswerError: it is too much.
-            OSError: it cannot be written.
+            BadResponseError: the file is larger than the limit.
+            OSError: the file cannot be written.
         """
-        self.exceeded = self._written + len(self._buffer) + len(part) > self._limit
+        self.exceeded = self._written + len(self._buffer) + len(chunk) > self._limit
         if self.exceeded:
-            raise NoAnswerError(f"the file has more than {self._limit:,} bytes")
-        self._buffer += part
-        self.most = max(self.most, self._written + len(self._buffer))
+            raise BadResponseError(f"the file has more than {self._limit:,} bytes")
+        self._buffer += chunk
+        self.received = max(self.received, self._written + len(self._buffer))
         if len(self._buffer) >= _WRITE_BYTES:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what has come."""
+        """Write the buffered bytes."""
         if self._buffer:
             data, self._buffer = self._buffer, bytearray()
             await run_in_thread(write_all, self._file, data)
@@ -81,6 +81,6 @@ class Transfer:
 
 
 def is_file(response: aiohttp.ClientResponse) -> bool:
-    """Tell whether an answer is a file, or a part of one."""
-    wanted = {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
-    return response.status in wanted and response.headers.get("Content-Type") == FILE_TYPE
+    """Return whether a response contains a file or the remainder of a file."""
+    is_success = response.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}
+    return is_success and response.headers.get("Content-Type") == FILE_TYPE

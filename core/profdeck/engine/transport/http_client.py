@@ -1,6 +1,6 @@
-"""The HTTP client for servers of engines and their routers: aiohttp, with what its errors mean to a user.
+"""HTTP client for engine servers and routers, based on aiohttp, with error messages for users.
 
-It is not for the web: no proxies, redirects, cookies or compression.
+It supports no proxies, redirects, cookies or compression.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import yarl
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.config.targets import SOCKET
-from profdeck.engine.transport.file_transfer import NoAnswerError, Transfer, is_file
+from profdeck.engine.transport.file_transfer import BadResponseError, Transfer, is_file
 from profdeck.engine.transport.tls import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, tls_context
 from profdeck_traces.base.errors import ConfigError
 
 _CONNECT_S = 10.0
-"""For a connection, in which the kernel repeats a lost packet after 1, 3 and 7 seconds."""
-_LOOKS = 3
-"""Turns of the event loop from the end of a connection to the moment when nobody takes it any more."""
+"""Maximum time to connect, in seconds. The kernel resends lost packets after 1, 3 and 7 seconds."""
+_CLOSE_ITERATIONS = 3
+"""Number of event loop iterations that remove a connection from the pool after the server has closed it."""
 _MAX_BODY_BYTES = 8 << 20
 _UNIX = SOCKET.rstrip(":")
-_OF_SOCKETS = yarl.URL("http://localhost")
-"""What such a server is told that it was asked for."""
+_SOCKET_BASE_URL = yarl.URL("http://localhost")
+"""Base URL of requests over a Unix socket; determines the ``Host`` header."""
 
 Gate = Callable[[], Awaitable[None]]
 
@@ -48,34 +48,34 @@ class HttpResponse:
     status_code: int
     content: bytes
     path: str
-    """Of the request."""
+    """Path of the request."""
     sent_ns: int
-    """When the request left, in Unix nanoseconds."""
+    """Unix time at which the request was sent, in nanoseconds."""
     received_ns: int = attrs.field(factory=time.time_ns)
-    """When all of the answer was here."""
+    """Unix time at which the complete response was received, in nanoseconds."""
 
     @property
     def is_success(self) -> bool:
-        """Whether the server carried out the request."""
+        """True if the status code is 2xx."""
         return HTTPStatus.OK <= self.status_code < HTTPStatus.MULTIPLE_CHOICES
 
     @property
     def text(self) -> str:
-        """The content."""
+        """The content as text. Invalid UTF-8 is replaced."""
         return self.content.decode(errors="replace")
 
     @property
     def reason_phrase(self) -> str:
-        """What the status is called; empty for those that HTTP does not know."""
+        """The name of the status code, or an empty string for non-standard codes."""
         with contextlib.suppress(ValueError):
             return HTTPStatus(self.status_code).phrase
         return ""
 
     def json(self) -> Any:
-        """Parse the content.
+        """Parse the content as JSON.
 
         Raises:
-            ValueError: it is not JSON.
+            ValueError: the content is not valid JSON.
         """
         try:
             return json.loads(self.content)
@@ -84,28 +84,28 @@ class HttpResponse:
 
 
 class HttpClient:
-    """Sends requests to one server, over connections that stay open until it is closed or its event loop ends."""
+    """Sends requests to one server. Connections stay open until `close` is called or the event loop ends."""
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         """Args:
-        url: the server; a user and password in it are sent.
-        timeout_s: how long one answer may take, in seconds. Half of it, and 10 seconds at most, are for a connection.
+        url: URL of the server. A user and password in the URL are sent as credentials.
+        timeout_s: maximum time for one response, in seconds. Connecting may take half of it, but at most 10 seconds.
 
         Raises:
-            ConfigError: it is no URL of HTTP, or a file for TLS is wrong.
+            ConfigError: the URL is invalid, or a file for TLS cannot be used.
         """
         try:
-            given = _parsed(url)
+            parsed_url = _parse_url(url)
         except ValueError:
             raise ConfigError(
-                f"target: {url!r} is no URL of a server; expected a form such as http://127.0.0.1:8000, or "
+                f"target: {url!r} is not a valid server URL. Expected a URL such as http://127.0.0.1:8000 or "
                 "unix:/run/engine.sock."
             ) from None
-        self.socket = given.path if given.scheme == _UNIX else None
-        """The path of the server's Unix socket, if it listens at one."""
-        self.url = given if self.socket else given.with_user(None)
+        self.socket = parsed_url.path if parsed_url.scheme == _UNIX else None
+        """The path of the server's Unix socket, or None for TCP."""
+        self.url = parsed_url if self.socket else parsed_url.with_user(None)
         """The URL without user and password."""
-        base = _OF_SOCKETS if self.socket else given
+        base = _SOCKET_BASE_URL if self.socket else parsed_url
         self._has_password = base.user is not None or base.password is not None
         self._base = str(base).rstrip("/")
         self._path = base.raw_path.rstrip("/")
@@ -113,7 +113,7 @@ class HttpClient:
         self._timeout_s = timeout_s
         self._connect_s = min(timeout_s / 2, _CONNECT_S)
 
-    async def request(  # noqa: PLR0913  # what a request is made of
+    async def request(  # noqa: PLR0913  # fields of a request
         self,
         method: str,
         path: str,
@@ -123,18 +123,18 @@ class HttpClient:
         gate: Gate | None = None,
         idempotent: bool = False,
     ) -> HttpResponse:
-        """Send a request and read the answer.
+        """Send a request and read the response.
 
         Args:
-            method: such as ``GET``.
-            path: what is appended to the URL.
-            body: sent as JSON.
-            token: sent as the bearer's; user and password of the URL win.
-            gate: awaited when everything is ready to be sent, which is then done at once.
-            idempotent: whether the request may be sent again if the server closes the open connection meanwhile.
+            method: HTTP method, such as ``GET``.
+            path: path relative to the server's URL.
+            body: data to send as JSON.
+            token: bearer token. Ignored if the URL contains a user and password.
+            gate: awaited immediately before the request is sent.
+            idempotent: resend the request if the server closes the open connection.
 
         Raises:
-            TargetError: the server cannot be reached, or does not answer in time; the token cannot be sent.
+            TargetError: the server cannot be reached, the response takes too long, or the token is malformed.
         """
         headers = self._headers(token)
         content = None
@@ -143,65 +143,69 @@ class HttpClient:
             headers["Content-Type"] = "application/json"
         if gate is not None:
             await gate()
-        if not idempotent:  # cannot be repeated: the loop has to see first which connections the server has closed
-            for _ in range(_LOOKS):
+        if not idempotent:  # the request cannot be resent, so drop connections that the server has closed first
+            for _ in range(_CLOSE_ITERATIONS):
                 await asyncio.sleep(0)
 
-        again = idempotent and method != "GET"  # aiohttp repeats GET by itself
-        with self._explained(path):
+        may_resend = idempotent and method != "GET"  # aiohttp resends GET automatically
+        with self._translated_errors(path):
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     sent_ns = time.time_ns()
                     try:
-                        async with await self._asked(method, path, headers, content) as response:
-                            return HttpResponse(response.status, await _content(response), self._path + path, sent_ns)
+                        async with await self._send(method, path, headers, content) as response:
+                            return HttpResponse(
+                                response.status, await _read_content(response), self._path + path, sent_ns
+                            )
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                        if not again:
+                        if not may_resend:
                             raise
-                        again = False
+                        may_resend = False
 
     async def download(self, path: str, file: BinaryIO, *, most_bytes: int, token: str | None = None) -> HttpResponse:
-        """Get a file and write it, in bounded memory. An answer of another type is returned as by `request`.
+        """Download a file in bounded memory. A response of another content type is returned as by `request`.
 
-        A transfer that breaks is resumed as long as every attempt brings something. It begins again if the file has
-        changed there meanwhile.
+        An interrupted download is resumed while each attempt makes progress. It restarts from the beginning if the file
+        has changed on the server.
 
         Args:
-            path: what is appended to the URL.
-            file: empty and unbuffered.
-            most_bytes: more is not taken.
+            path: path relative to the server's URL.
+            file: destination; an empty, unbuffered file.
+            most_bytes: maximum size of the file.
             token: as in `request`.
 
         Returns:
-            The answer, without the content that was written.
+            The response, without the content written to the file.
 
         Raises:
-            TargetError: as `request`. The time that an answer may take counts for each of its parts.
+            TargetError: as in `request`. The timeout applies to each chunk.
             OSError: the file cannot be written.
         """
         transfer = Transfer(file, most_bytes)
         while True:
-            before, sent_ns = transfer.most, time.time_ns()
+            received_before, sent_ns = transfer.received, time.time_ns()
             try:
-                with self._explained(path):
-                    async with await self._asked(
+                with self._translated_errors(path):
+                    async with await self._send(
                         "GET", path, self._headers(token) | transfer.headers, read_s=self._timeout_s
                     ) as response:
                         if not is_file(response):
-                            return HttpResponse(response.status, await _content(response), self._path + path, sent_ns)
+                            return HttpResponse(
+                                response.status, await _read_content(response), self._path + path, sent_ns
+                            )
                         transfer.begin(response)
-                        async for part in response.content.iter_any():
-                            await transfer.take(part)
+                        async for chunk in response.content.iter_any():
+                            await transfer.add(chunk)
             except TargetError:
                 await transfer.flush()
-                if transfer.most == before or transfer.exceeded:
+                if transfer.received == received_before or transfer.exceeded:
                     raise
             else:
                 await transfer.flush()
                 return HttpResponse(response.status, b"", self._path + path, sent_ns)
 
     async def close(self) -> None:
-        """Say that no request follows soon: the last client to say so closes the connections of all."""
+        """Release the connections of the event loop. They are closed when all clients have released them."""
         pool = _pools.get(asyncio.get_running_loop())
         if pool is not None:
             pool.users.discard(self)
@@ -212,20 +216,20 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         pool = _pools.get(loop)
         if pool is None:
-            closing = _opened(loop)
+            closing = _open_pool(loop)
             pool = await anext(closing)
             pool.closing = closing
         pool.users.add(self)
         return await pool.session(self.socket)
 
-    async def _asked(
+    async def _send(
         self, method: str, path: str, headers: Mapping[str, str], content: bytes | None = None, read_s: float = 0
     ) -> aiohttp.ClientResponse:
         session = await self._session()
         url = yarl.URL(f"{self._base}{path}", encoded=True)
         limits = aiohttp.ClientTimeout(total=None, connect=self._connect_s, sock_read=read_s)
         if self._tls is not None:
-            with contextlib.suppress(ConfigError):  # while a file is being replaced, what it was before counts
+            with contextlib.suppress(ConfigError):  # keep the old context while a file is being replaced
                 self._tls = tls_context()
         return await session.request(
             method, url, data=content, headers=headers, allow_redirects=False, ssl=self._tls or True, timeout=limits
@@ -233,70 +237,70 @@ class HttpClient:
 
     def _headers(self, token: str | None) -> dict[str, str]:
         if token and not (token.isascii() and token.isprintable()):
-            text = f"{self.url}: the token has a line break or another character that cannot be sent."
-            raise TargetError(text, Outcome.REFUSED, "Set the variable that it comes from to what the server has.")
+            text = f"{self.url}: the token contains a line break or another character that cannot be sent."
+            raise TargetError(text, Outcome.REFUSED, "Set the token's environment variable to the server's token.")
         headers = {"Accept-Encoding": "identity"}
         if token and not self._has_password:
             headers["Authorization"] = f"Bearer {token}"
         return headers
 
     @contextlib.contextmanager
-    def _explained(self, path: str) -> Iterator[None]:
-        """Say what keeps a request from its answer."""
+    def _translated_errors(self, path: str) -> Iterator[None]:
+        """Convert errors of a request to TargetError."""
         try:
             yield
         except aiohttp.ConnectionTimeoutError as error:
             raise self._unreachable(f"no connection within {self._connect_s:g} seconds", None) from error
         except TimeoutError as error:
-            text = f"{self.url}: {path} gave no answer within {self._timeout_s:g} seconds. Does the server hang?"
+            text = f"{self.url}: no response to {path} within {self._timeout_s:g} seconds. Does the server hang?"
             raise TargetError(text, Outcome.TIMED_OUT) from error
-        except (aiohttp.ClientError, NoAnswerError) as error:
-            why, fix = _said(error)
+        except (aiohttp.ClientError, BadResponseError) as error:
+            reason, fix = _describe_client_error(error)
             is_connected = not isinstance(error, aiohttp.ClientConnectorError)
             if self._tls is not None and is_connected and fix is None and CERTIFICATE_VARIABLE not in os.environ:
-                # By TLS 1.3 a server may say so when the client believes that it is connected.
-                fix = f"If the server wants a certificate of who asks, name one in {CERTIFICATE_VARIABLE}."
-            raise self._unreachable(why, fix) from error
+                # With TLS 1.3, a server can reject a missing client certificate after the client has connected.
+                fix = f"If the server requires a client certificate, set {CERTIFICATE_VARIABLE} to its file."
+            raise self._unreachable(reason, fix) from error
 
-    def _unreachable(self, why: str, fix: str | None) -> TargetError:
+    def _unreachable(self, reason: str, fix: str | None) -> TargetError:
         return TargetError(
-            f"{self.url} cannot be reached: {why}. {fix or 'Is the server up?'}", Outcome.UNREACHABLE, fix
+            f"{self.url} cannot be reached: {reason}. {fix or 'Is the server running?'}", Outcome.UNREACHABLE, fix
         )
 
 
 @attrs.define
 class _Pool:
-    """The connections of an event loop."""
+    """The connections of one event loop."""
 
-    opened: contextlib.AsyncExitStack
+    exit_stack: contextlib.AsyncExitStack
     users: WeakSet[HttpClient] = attrs.field(factory=WeakSet)
     closing: AsyncGenerator[_Pool] = attrs.field(init=False)
     _sessions: dict[str | None, aiohttp.ClientSession] = attrs.field(factory=dict, init=False)
-    """By Unix socket; one for all servers of hosts."""
+    """Sessions by path of the Unix socket. All TCP servers share the session with the key None."""
 
     async def session(self, unix_socket: str | None) -> aiohttp.ClientSession:
-        """Return what sends requests to a Unix socket, or to hosts."""
+        """Return the session for a Unix socket, or for TCP if the path is None."""
         if unix_socket not in self._sessions:
             connector = (
                 aiohttp.UnixConnector(unix_socket, limit=0)
                 if unix_socket
                 else aiohttp.TCPConnector(limit=0, resolver=aiohttp.ThreadedResolver())
             )
-            # Nothing of the environment: no proxies, no .netrc.
+            # trust_env=False: ignore proxies in the environment and .netrc.
             session = aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
             )
             self._sessions[unix_socket] = session
-            await self.opened.enter_async_context(session)
+            await self.exit_stack.enter_async_context(session)
         return self._sessions[unix_socket]
 
 
 _pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
-"""By event loop; one of its own for each client takes a third more of the time to start and stop many servers."""
+"""Pools by event loop. With one pool per client, starting and stopping many servers takes a third longer."""
 
 
-async def _opened(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Pool]:
-    """Yield a new pool. asyncio ends generators with their loop, and so closes it if nobody else does."""
+async def _open_pool(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Pool]:
+    """Yield a new pool. When the event loop shuts down, asyncio closes this generator and so the pool."""
     async with contextlib.AsyncExitStack() as sessions:
         pool = _pools[loop] = _Pool(sessions)
         try:
@@ -305,11 +309,11 @@ async def _opened(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[_Pool]:
             del _pools[loop]
 
 
-def _parsed(text: str) -> yarl.URL:
-    """Take a URL apart.
+def _parse_url(text: str) -> yarl.URL:
+    """Parse and validate a server URL.
 
     Raises:
-        ValueError: it is no URL of a server.
+        ValueError: the URL is invalid or has a query, a fragment or an unsupported scheme.
     """
     url = yarl.URL(text)
     if url.scheme == _UNIX:
@@ -318,38 +322,38 @@ def _parsed(text: str) -> yarl.URL:
         return url
     if url.scheme not in {"http", "https"} or not url.host or not url.port or url.raw_query_string or url.raw_fragment:
         raise ValueError(text)
-    url.raw_host.encode("idna")  # type: ignore[union-attr]  # it has a host
+    url.raw_host.encode("idna")  # type: ignore[union-attr]  # checked above
     return url.with_path(url.raw_path.rstrip("/"), encoded=True)
 
 
-def _said(error: Exception) -> tuple[str, str | None]:
-    """Say what an error of aiohttp means, and what to do if that is known."""
+def _describe_client_error(error: Exception) -> tuple[str, str | None]:
+    """Return the reason for an error of a request, and a suggested fix if there is one."""
     fix: str | None = None
     match error:
         case aiohttp.ClientConnectorCertificateError(certificate_error=ssl.SSLCertVerificationError() as problem):
-            why = f"its certificate is not trusted: {problem.verify_message}"
-            fix = f"Name the file of the authority that signed it in {AUTHORITY_VARIABLE}."
+            reason = f"its certificate is not trusted: {problem.verify_message}"
+            fix = f"Set {AUTHORITY_VARIABLE} to the file of the authority that signed it."
         case aiohttp.ClientConnectorSSLError():
-            why = f"TLS failed: {_why(error.os_error)}"
-            fix = "Does the server speak https at this port, or http?"
+            reason = f"TLS failed: {_describe_os_error(error.os_error)}"
+            fix = "Does the server use https or http on this port?"
         case aiohttp.ClientConnectorError():
-            why = _why(error.os_error)
+            reason = _describe_os_error(error.os_error)
             if error.os_error.errno in {errno.EMFILE, errno.ENFILE}:
-                fix = "Raise the limit of open files of this process (ulimit -n): each target takes one."
+                fix = "Raise this process's limit of open files (ulimit -n). Each target needs one."
         case aiohttp.ServerDisconnectedError():
-            why = "it closed the connection without an answer"
+            reason = "it closed the connection without a response"
         case aiohttp.ClientOSError():
-            why = f"the connection broke ({_why(error)})"
+            reason = f"the connection broke ({_describe_os_error(error)})"
         case aiohttp.ClientError():
             detail = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
-            why = f"what it answered is not whole, or not HTTP ({' '.join(detail.split())[:200]})"
+            reason = f"its response is incomplete or not HTTP ({' '.join(detail.split())[:200]})"
         case _:
-            why = str(error)
-    return why, fix
+            reason = str(error)
+    return reason, fix
 
 
-def _why(error: OSError) -> str:
-    """Say an error of the system without the number and the addresses that asyncio adds."""
+def _describe_os_error(error: OSError) -> str:
+    """Return an OS error's message without the error number and the addresses that asyncio adds."""
     if isinstance(error, ssl.SSLError):
         return error.reason or str(error)
     if isinstance(error, socket.gaierror) or error.errno is None:
@@ -357,12 +361,12 @@ def _why(error: OSError) -> str:
     return os.strerror(error.errno)
 
 
-async def _content(response: aiohttp.ClientResponse) -> bytes:
+async def _read_content(response: aiohttp.ClientResponse) -> bytes:
     if (response.content_length or _MAX_BODY_BYTES) < _MAX_BODY_BYTES:
         return await response.read()
     content = bytearray()
-    async for part in response.content.iter_any():
-        content += part
+    async for chunk in response.content.iter_any():
+        content += chunk
         if len(content) > _MAX_BODY_BYTES:
-            raise NoAnswerError(f"its answer has more than {_MAX_BODY_BYTES >> 20} MiB")
+            raise BadResponseError(f"its response is larger than {_MAX_BODY_BYTES >> 20} MiB")
     return bytes(content)

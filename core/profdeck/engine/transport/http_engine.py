@@ -1,4 +1,4 @@
-"""Engines behind an HTTP server that has our routes; see `profdeck.engine.server.routes`."""
+"""Engines controlled through profdeck's routes on an HTTP server; see `profdeck.engine.server.routes`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from profdeck.records.request import Answer
 from profdeck_traces.base.errors import ProfdeckError
 
 _NO_SUCH_ROUTE = {HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED}
-_MOST_NAME = 255
-"""No host has a longer name."""
+_MAX_HOST_LENGTH = 255
+"""Maximum length of a host name (HOST_NAME_MAX of POSIX)."""
 _OUTCOMES: dict[int, Outcome] = {
     **dict.fromkeys(_NO_SUCH_ROUTE, Outcome.NOT_ENABLED),
     HTTPStatus.GATEWAY_TIMEOUT: Outcome.TIMED_OUT,
@@ -34,17 +34,17 @@ _OUTCOMES: dict[int, Outcome] = {
 
 
 @attrs.frozen(kw_only=True)
-class About:
-    """What a server with our routes says of itself."""
+class ServerInfo:
+    """Host, output directory and profdeck version of a server, from its replies."""
 
     host: str
     output: str
-    """Its output directory; it writes nowhere else."""
+    """Output directory. The server writes only below it."""
     profdeck: str
-    """The version of profdeck."""
+    """Version of profdeck."""
     writable: bool | None = attrs.field(default=None, metadata=LEFT_OUT)
-    """Whether the server's process can write below `output`, as far as permissions tell. None, and left out, where it
-    did not look: only ``/profdeck/status`` does, while no capture is active."""
+    """Whether the server's process has permission to write below `output`. None, and omitted, if unchecked: only
+    ``/profdeck/status`` checks it, while no capture is active."""
 
 
 class HttpEngine(Engine):
@@ -52,57 +52,57 @@ class HttpEngine(Engine):
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
         """Raises:
-        ConfigError: it is no URL of HTTP.
+        ConfigError: the URL is invalid, or a file for TLS cannot be used.
         """
         self._client = HttpClient(url, timeout_s=timeout_s)
         self.url = self._client.url
         self.name = str(self.url)
-        self._about: About | None = None
+        self._server_info: ServerInfo | None = None
 
     async def has_profdeck(self) -> bool:
-        """Ask whether our routes are there."""
+        """Return whether the server has profdeck's routes."""
         response = await self.request("GET", "/profdeck/status")
         if response.status_code in _NO_SUCH_ROUTE:
             return False
-        self._about = self._read_about(response)
+        self._server_info = self._parse_info(response)
         return True
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
-        """Send the command to our routes; a start is made ready to be sent and then waits for the gate."""
+        """Send the command to profdeck's routes. A start waits for the gate immediately before it is sent."""
         if command == "status":
             response = await self.request("GET", "/profdeck/status")
         elif command == "start":
             if not await self.is_here():
-                # Paths of this host mean nothing there: the server's own output directory counts.
+                # Paths of this host are invalid on other hosts, so use the server's own output directory.
                 payload = {key: value for key, value in payload.items() if key != "output"}
             response = await self.request("POST", "/profdeck/start", payload, starts=True)
         else:
-            # The asking process watches the files by itself. A second stop changes nothing.
+            # wait_s is 0 because this process waits for the files itself. A second stop has no effect.
             response = await self.request("POST", f"/profdeck/{command}", {**payload, "wait_s": 0}, idempotent=True)
         try:
-            return structure(self.checked(response)["answer"], Answer, where="answer")
+            return structure(self.parse_response(response)["answer"], Answer, where="answer")
         except (KeyError, TypeError, ProfdeckError) as error:
-            raise self._other_version(error) from None
+            raise self._version_mismatch(error) from None
 
-    async def about(self) -> About:
-        """Return what the server says of itself."""
-        self._about = self._read_about(await self.request("GET", "/profdeck/status"))
-        return self._about
+    async def about(self) -> ServerInfo:
+        """Request information about the server."""
+        self._server_info = self._parse_info(await self.request("GET", "/profdeck/status"))
+        return self._server_info
 
     @final
     async def is_here(self) -> bool:
-        """Tell whether the server is on this host: it says so, and its URL has an address or a socket of this host.
+        """Return whether the server is on this host: it reports this host's name, and its URL is local.
 
-        Its word alone does not count, since then any server could choose where this process writes.
+        The name alone is not trusted, because a remote server could then choose where this process writes.
         """
-        if (await self.known()).host != socket.gethostname():
+        if (await self.cached_info()).host != socket.gethostname():
             return False
         if self._client.socket is not None:
             return True
         host = self._client.url.host or ""
-        if host not in _of_this_host:
-            _of_this_host[host] = any(map(_is_local, await _addresses(host)))
-        return _of_this_host[host]
+        if host not in _local_hosts:
+            _local_hosts[host] = any(map(_is_local, await _addresses(host)))
+        return _local_hosts[host]
 
     async def request(
         self,
@@ -116,14 +116,14 @@ class HttpEngine(Engine):
         """Send a request.
 
         Args:
-            method: such as ``GET``, which is idempotent.
-            path: below the URL.
-            body: sent as JSON.
-            starts: whether it starts a capture, and so waits for the gate.
-            idempotent: whether it does no harm if it comes twice.
+            method: HTTP method. ``GET`` is always idempotent.
+            path: path relative to the server's URL.
+            body: data to send as JSON.
+            starts: the request starts a capture, so it waits for the gate.
+            idempotent: sending the request twice has the same effect as sending it once.
 
         Raises:
-            TargetError: the server cannot be reached, or does not answer in time.
+            TargetError: the server cannot be reached, or the response takes too long.
         """
         return await self._client.request(
             method,
@@ -134,43 +134,45 @@ class HttpEngine(Engine):
             idempotent=idempotent or method == "GET",
         )
 
-    def files(self, output: Path) -> RemoteFiles:  # noqa: ARG002  # its own counts
-        """Return what fetches files of its ranks, by our routes."""
+    def files(self, output: Path) -> RemoteFiles:  # noqa: ARG002  # the server has its own output directory
+        """Return access to the files on the server's host through profdeck's routes."""
         return _RemoteFiles(self, self._client)
 
-    async def arrive(self) -> None:
-        """Do nothing: the request that starts waits for the gate."""
+    async def wait_for_gate(self) -> None:
+        """Do nothing, because the start request itself waits for the gate."""
 
     async def close(self) -> None:
-        """Close the connection that is kept open."""
+        """Release the open connections."""
         await self._client.close()
 
-    async def known(self) -> About:
-        """Return what the server said of itself when it was last asked; asks it if it never was."""
-        return self._about or await self.about()
+    async def cached_info(self) -> ServerInfo:
+        """Return the last received information about the server. Request it only if there is none."""
+        return self._server_info or await self.about()
 
-    def checked(self, response: HttpResponse) -> dict[str, Any]:
-        """Return the JSON object that a route answered with.
+    def parse_response(self, response: HttpResponse) -> dict[str, Any]:
+        """Return the JSON object in a response, and update `clock` from its times.
 
         Raises:
-            TargetError: it answered with an error, or with something else.
+            TargetError: the response is an error or not a JSON object.
         """
         self.expect_success(response)
         try:
             content = dict(response.json())
         except (ValueError, TypeError):
-            raise TargetError(f"{self.name}: {response.path} did not answer in JSON.", Outcome.NOT_ENABLED) from None
-        self._compare_clocks(response, content)
+            raise TargetError(
+                f"{self.name}: the response of {response.path} is not JSON.", Outcome.NOT_ENABLED
+            ) from None
+        self._update_clock(response, content)
         return content
 
-    def _compare_clocks(self, response: HttpResponse, content: Mapping[str, Any]) -> None:
-        with contextlib.suppress(KeyError, TypeError, ProfdeckError):  # of another version, or none that can be true
-            there = structure(content["times"], MessageTimes, where="times")
-            host = str(content["server"]["host"])[:_MOST_NAME]
-            self.clock = better_clock(self.clock, compare_clocks(host, response.sent_ns, there, response.received_ns))
+    def _update_clock(self, response: HttpResponse, content: Mapping[str, Any]) -> None:
+        with contextlib.suppress(KeyError, TypeError, ProfdeckError):  # another version, or implausible times
+            times = structure(content["times"], MessageTimes, where="times")
+            host = str(content["server"]["host"])[:_MAX_HOST_LENGTH]
+            self.clock = better_clock(self.clock, compare_clocks(host, response.sent_ns, times, response.received_ns))
 
     def expect_success(self, response: HttpResponse) -> None:
-        """Raise TargetError for an answer that is an error."""
+        """Raise TargetError if the response is an error."""
         if response.is_success:
             return
         answer = None
@@ -180,19 +182,19 @@ class HttpEngine(Engine):
         except (ValueError, KeyError, TypeError, AttributeError):
             text = response.text[:500] or response.reason_phrase
         outcome = _OUTCOMES.get(response.status_code) or _refusal(answer)
-        raise TargetError(f"{self.name}: {response.path} answered {response.status_code}: {text}", outcome)
+        raise TargetError(f"{self.name}: {response.path} returned status {response.status_code}: {text}", outcome)
 
-    def _read_about(self, response: HttpResponse) -> About:
-        content = self.checked(response)
+    def _parse_info(self, response: HttpResponse) -> ServerInfo:
+        content = self.parse_response(response)
         try:
-            return structure(content["server"], About, where="server")
+            return structure(content["server"], ServerInfo, where="server")
         except (KeyError, ProfdeckError) as error:
-            raise self._other_version(error) from None
+            raise self._version_mismatch(error) from None
 
-    def _other_version(self, error: Exception) -> TargetError:
+    def _version_mismatch(self, error: Exception) -> TargetError:
         if isinstance(error, TargetError):
             return error
-        text = f"{self.name} has routes of another version of profdeck: {error}"
+        text = f"{self.name} has an incompatible version of profdeck: {error}"
         return TargetError(text, Outcome.REFUSED, "Install the same version of profdeck on both sides.")
 
 
@@ -204,57 +206,57 @@ class _RemoteFiles:
     _client: HttpClient
 
     async def source(self) -> FileHost:
-        """Return where they are."""
-        about = await self._engine.known()
-        return FileHost(about.host, about.output)
+        """Return the server's host and output directory."""
+        info = await self._engine.cached_info()
+        return FileHost(info.host, info.output)
 
-    async def listed(self, place: str) -> dict[str, int] | None:
-        """Ask for the files in a directory."""
-        response = await self._engine.request("GET", _path(place))
+    async def list_files(self, path: str) -> dict[str, int] | None:
+        """List the files in a directory."""
+        response = await self._engine.request("GET", _route(path))
         if response.status_code == HTTPStatus.CONFLICT:
             return None
         try:
-            files = (await self._checked(response)).json()["files"]
+            files = (await self._require_success(response)).json()["files"]
             return {str(file["name"]): int(file["size_bytes"]) for file in files}
         except (ValueError, KeyError, TypeError):
-            raise TargetError(f"{self._engine.name}: {response.path} is no directory.", Outcome.REFUSED) from None
+            raise TargetError(f"{self._engine.name}: {response.path} is not a directory.", Outcome.REFUSED) from None
 
-    async def read(self, place: str) -> bytes:
-        """Ask for a small file."""
-        return (await self._checked(await self._engine.request("GET", _path(place)))).content
+    async def read(self, path: str) -> bytes:
+        """Return the contents of a small file."""
+        return (await self._require_success(await self._engine.request("GET", _route(path)))).content
 
-    async def fetch(self, place: str, file: BinaryIO, size_bytes: int) -> None:
-        """Ask for a file."""
+    async def fetch(self, path: str, file: BinaryIO, size_bytes: int) -> None:
+        """Download a file."""
         token = own_token()
-        response = await self._client.download(_path(place), file, most_bytes=size_bytes, token=token)
-        if (await self._checked(response)).content:
-            raise TargetError(f"{self._engine.name}: {response.path} is no file.", Outcome.REFUSED)
+        response = await self._client.download(_route(path), file, most_bytes=size_bytes, token=token)
+        if (await self._require_success(response)).content:
+            raise TargetError(f"{self._engine.name}: {response.path} is not a file.", Outcome.REFUSED)
 
-    async def _checked(self, response: HttpResponse) -> HttpResponse:
-        """Raise TargetError for an answer that is an error."""
-        if response.status_code in _NO_SUCH_ROUTE and not _is_ours(response):
-            version = (await self._engine.known()).profdeck
-            text = f"the profdeck of {self._engine.name} ({version}) has no route that sends files"
+    async def _require_success(self, response: HttpResponse) -> HttpResponse:
+        """Return the response. Raise TargetError if it is an error."""
+        if response.status_code in _NO_SUCH_ROUTE and not _is_from_profdeck(response):
+            version = (await self._engine.cached_info()).profdeck
+            text = f"profdeck {version} of {self._engine.name} has no route for files"
             raise TargetError(text, Outcome.NOT_ENABLED, "Install the same version of profdeck on both sides.")
         self._engine.expect_success(response)
         return response
 
 
-_of_this_host: dict[str, bool] = {}
-"""Hosts of URLs: a thousand servers of one host need not be looked up each."""
+_local_hosts: dict[str, bool] = {}
+"""Whether the host of a URL is this host. Cached because many servers can have the same host."""
 
 
 async def _addresses(host: str) -> list[str]:
     with contextlib.suppress(ValueError):
         return [str(ipaddress.ip_address(host))]
     with contextlib.suppress(OSError):
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_DGRAM)
-        return [str(address[0]) for *_, address in found]
+        infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_DGRAM)
+        return [str(address[0]) for *_, address in infos]
     return []
 
 
 def _is_local(address: str) -> bool:
-    """Tell whether an interface of this host has the address: no other can be bound to."""
+    """Return whether an interface of this host has the address. A socket can only bind to such addresses."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -264,11 +266,12 @@ def _is_local(address: str) -> bool:
     return True
 
 
-def _path(place: str) -> str:
-    return f"/profdeck/files/{quote(place)}"
+def _route(path: str) -> str:
+    return f"/profdeck/files/{quote(path)}"
 
 
-def _is_ours(response: HttpResponse) -> bool:
+def _is_from_profdeck(response: HttpResponse) -> bool:
+    """Return whether profdeck's route sent an error, as opposed to the server's handler for unknown routes."""
     try:
         return "error" in response.json()
     except (ValueError, TypeError):
@@ -276,7 +279,7 @@ def _is_ours(response: HttpResponse) -> bool:
 
 
 def _refusal(answer: Any) -> Outcome:
-    """Return the code that the processes of an engine gave for their refusal."""
+    """Return the reason code of a command that the engine's processes refused."""
     replies: list[Any] = []
     if isinstance(answer, dict):
         ranks, frontends = answer.get("ranks"), answer.get("frontends")

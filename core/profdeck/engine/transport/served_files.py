@@ -1,8 +1,7 @@
-"""What a server gives away of its output directory: manifests, and the artifacts that they name.
+"""Files that a server exposes for download from its output directory: manifests and the artifacts listed in them.
 
-No link is followed below that directory, so nothing outside of it is reached. Manifests are replaced by rename, and
-name artifacts when these are whole; the one thing that changes later is a directory that torch_npu's analysis is
-still at work on.
+Links below that directory are not followed, so files outside it are not accessible. Manifests are replaced by rename
+and list only complete artifacts. The exception is a directory that an analysis of its artifact plugin still changes.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from profdeck.records.manifest import decode_manifest, is_manifest
 from profdeck_traces.base.errors import ProfdeckError, TraceError
 from profdeck_traces.inputs.artifact_kinds import kind_of
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_PASS = _READ | os.O_DIRECTORY
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DIRECTORY_FLAGS = _FILE_FLAGS | os.O_DIRECTORY
 
 
 class NotServedError(ProfdeckError):
-    """It is not given away; `status` is that of the answer."""
+    """The requested path is not available. `status` is the HTTP status of the response."""
 
     def __init__(self, text: str, status: HTTPStatus) -> None:
         super().__init__(text)
@@ -37,137 +36,138 @@ class NotServedError(ProfdeckError):
 
 @attrs.define
 class ServedFile:
-    """A file that is open to be sent. The receiver closes it."""
+    """An open file. The receiver closes it."""
 
     file: io.FileIO
     size_bytes: int
     tag: str
-    """Names this version of the file, as the header ``ETag`` does."""
+    """``ETag`` of this version of the file."""
 
     @classmethod
-    def of(cls, descriptor: int) -> ServedFile:
-        """Take an open file."""
-        about = os.fstat(descriptor)
-        tag = f'"{about.st_ino:x}-{about.st_size:x}-{about.st_mtime_ns:x}"'
-        return cls(io.FileIO(descriptor), about.st_size, tag)
+    def from_descriptor(cls, descriptor: int) -> ServedFile:
+        """Wrap an open file descriptor. The instance closes the descriptor."""
+        status = os.fstat(descriptor)
+        tag = f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
+        return cls(io.FileIO(descriptor), status.st_size, tag)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Read a part; fewer bytes than asked for at the end, or if it has been cut off meanwhile."""
+        """Read bytes from a position. The result is shorter at the end of the file."""
         return os.pread(self.file.fileno(), size_bytes, offset)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         self.file.close()
 
 
-def find(output: Path, place: str) -> ServedFile | Mapping[str, int]:
-    """Open what is asked for.
+def open_path(output: Path, path: str) -> ServedFile | Mapping[str, int]:
+    """Open a file, or list a directory.
 
     Args:
         output: the server's output directory.
-        place: a path below it, with slashes.
+        path: a path relative to it, with slashes.
 
     Returns:
-        A manifest, an artifact or a file inside of one. For an artifact that is a directory, the files in it; for any
-        other directory, the manifests in it; each with its size in bytes.
+        For a manifest, an artifact or a file in an artifact: the open file. For an artifact that is a directory: the
+        sizes of its files in bytes, by name. For any other directory: the sizes of the manifests in it, by name.
 
     Raises:
-        NotServedError: there is no such thing, or it is being written.
+        NotServedError: the path does not exist, cannot be read, is not part of a capture, or is being written.
     """
-    parts = place.split("/")
-    if {"", ".", ".."} & set(parts) or "\0" in place:
-        raise _absent(output, place)
+    parts = path.split("/")
+    if {"", ".", ".."} & set(parts) or "\0" in path:
+        raise _not_found(output, path)
     try:
-        return _found(output, parts)
+        return _open_parts(output, parts)
     except PermissionError:
-        text = f"{output / place} on {socket.gethostname()} may not be read by the server's user."
+        text = f"The server's user has no permission to read {output / path} on {socket.gethostname()}."
         raise NotServedError(text, HTTPStatus.FORBIDDEN) from None
-    except (OSError, ValueError):  # also names that no file can have
-        raise _absent(output, place) from None
+    except (OSError, ValueError):  # ValueError: the name cannot be encoded
+        raise _not_found(output, path) from None
 
 
-def _found(output: Path, parts: list[str]) -> ServedFile | Mapping[str, int]:
-    *above, name = parts
-    inside = False  # of an artifact
+def _open_parts(output: Path, parts: list[str]) -> ServedFile | Mapping[str, int]:
+    *parents, name = parts
+    in_artifact = False
     directory = os.open(output, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for part in above:
-            inside = inside or _is_artifact(directory, part)
-            below = os.open(part, _PASS, dir_fd=directory)
+        for part in parents:
+            in_artifact = in_artifact or _is_artifact(directory, part)
+            child = os.open(part, _DIRECTORY_FLAGS, dir_fd=directory)
             os.close(directory)
-            directory = below
-        return _given(directory, name, output.joinpath(*parts), inside=inside)
+            directory = child
+        return _open_entry(directory, name, output.joinpath(*parts), in_artifact=in_artifact)
     finally:
         os.close(directory)
 
 
-def _given(directory: int, name: str, path: Path, *, inside: bool) -> ServedFile | Mapping[str, int]:
-    artifact = inside or _is_artifact(directory, name)
-    descriptor = os.open(name, _READ, dir_fd=directory)
+def _open_entry(directory: int, name: str, path: Path, *, in_artifact: bool) -> ServedFile | Mapping[str, int]:
+    is_artifact = in_artifact or _is_artifact(directory, name)
+    descriptor = os.open(name, _FILE_FLAGS, dir_fd=directory)
     try:
-        kind = os.fstat(descriptor).st_mode
-        if stat.S_ISREG(kind) and (artifact or is_manifest(Path(name))):
-            served = ServedFile.of(descriptor)
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode) and (is_artifact or is_manifest(Path(name))):
+            served = ServedFile.from_descriptor(descriptor)
             descriptor = -1
             return served
-        if not stat.S_ISDIR(kind):
+        if not stat.S_ISDIR(mode):
             raise FileNotFoundError(path)
-        if not artifact:
-            return dict(_manifests(descriptor))
-        with suppress(TraceError):  # the reader of the directory reports it
-            of_plugin = kind_of(path)
-            work = None if of_plugin is None else of_plugin.pending(path)
-            if work is not None and work.alive:
-                text = f"{path} is being analysed by process {work.pid} on {socket.gethostname()}: ask again later."
+        if not is_artifact:
+            return dict(_manifest_sizes(descriptor))
+        with suppress(TraceError):  # reported by the reader of the artifact
+            kind = kind_of(path)
+            analysis = None if kind is None else kind.pending(path)
+            if analysis is not None and analysis.alive:
+                text = f"Process {analysis.pid} on {socket.gethostname()} is analysing {path}. Retry later."
                 raise NotServedError(text, HTTPStatus.CONFLICT)
-        return dict(_files(descriptor))
+        return dict(_file_sizes(descriptor))
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def _is_artifact(directory: int, name: str) -> bool:
-    """Tell whether a manifest in the directory names it; its own name begins with that of the manifest."""
+    """Return whether a manifest in the directory lists a name. Artifact names start with the manifest's stem."""
     for end, letter in enumerate(name):
         if letter not in "._":
             continue
-        beside = f"{name[:end]}.json"
-        if beside == name or not is_manifest(Path(beside)):
+        manifest_name = f"{name[:end]}.json"
+        if manifest_name == name or not is_manifest(Path(manifest_name)):
             continue
         with suppress(OSError, ValueError):
-            with open(os.open(beside, _READ, dir_fd=directory), "rb") as file:  # noqa: PTH123  # a descriptor
+            descriptor = os.open(manifest_name, _FILE_FLAGS, dir_fd=directory)
+            with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
                 manifest = decode_manifest(read_descriptor(file.fileno()))
             if any(record.name == name for record in manifest.artifacts):
                 return True
     return False
 
 
-def _manifests(directory: int) -> Iterator[tuple[str, int]]:
+def _manifest_sizes(directory: int) -> Iterator[tuple[str, int]]:
     for name in os.listdir(directory):
         if is_manifest(Path(name)) and (size := _size(directory, name)) is not None:
             yield name, size
 
 
-def _files(directory: int) -> Iterator[tuple[str, int]]:
-    for place, _, names, opened in os.fwalk(".", dir_fd=directory):
+def _file_sizes(directory: int) -> Iterator[tuple[str, int]]:
+    for parent, _, names, descriptor in os.fwalk(".", dir_fd=directory):
         for name in names:
-            if (size := _size(opened, name)) is not None:
-                yield os.path.normpath(f"{place}/{name}"), size
+            if (size := _size(descriptor, name)) is not None:
+                yield os.path.normpath(f"{parent}/{name}"), size
 
 
 def _size(directory: int, name: str) -> int | None:
-    """Return the size of a file; None for what is none, such as a link, or has vanished."""
+    """Return the size of a regular file, or None for other types, links and missing files."""
     try:
-        about = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         return None
-    return about.st_size if stat.S_ISREG(about.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _absent(output: Path, place: str) -> NotServedError:
+def _not_found(output: Path, path: str) -> NotServedError:
     host = socket.gethostname()
     return NotServedError(
-        f"There is no file {place!r} of a capture below {output} on {host}. Other ranks of the engine may have written "
+        f"There is no file {path!r} of a capture below {output} on {host}. Other ranks of the engine may have written "
         "on other hosts.",
         HTTPStatus.NOT_FOUND,
     )

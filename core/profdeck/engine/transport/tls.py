@@ -1,4 +1,4 @@
-"""TLS to servers of engines: who is believed, and how this process proves who it is."""
+"""TLS settings for connections to servers: trusted certificate authorities and the client certificate."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ AUTHORITY_VARIABLE = "PROFDECK_TLS_AUTHORITY"
 CERTIFICATE_VARIABLE = "PROFDECK_TLS_CERTIFICATE"
 KEY_VARIABLE = "PROFDECK_TLS_KEY"
 
-_File = tuple[str, int] | None
-"""Its path, and when it was modified."""
+_FileVersion = tuple[str, int] | None
+"""Path and modification time in nanoseconds; None if the variable is not set."""
 
 
 def tls_context() -> ssl.SSLContext:
-    """Return what connections are made with: the same one until a file that the environment names is replaced.
+    """Return the TLS context for connections. It is cached until a file named in the environment is replaced.
 
     Raises:
-        ConfigError: such a file cannot be read, or holds something else.
+        ConfigError: a file named in the environment cannot be read or is invalid.
     """
     certificate, key = _file(CERTIFICATE_VARIABLE), _file(KEY_VARIABLE)
     if key is not None and certificate is None:
-        raise ConfigError(f"{KEY_VARIABLE} is the key of a certificate: name that by {CERTIFICATE_VARIABLE}.")
+        raise ConfigError(f"{KEY_VARIABLE} is set without its certificate. Set {CERTIFICATE_VARIABLE}, too.")
     return _context(_file(AUTHORITY_VARIABLE), certificate, key)
 
 
-def _file(variable: str) -> _File:
+def _file(variable: str) -> _FileVersion:
     path = os.environ.get(variable)
     if not path:
         return None
@@ -40,27 +40,27 @@ def _file(variable: str) -> _File:
 
 
 @functools.lru_cache(maxsize=1)
-def _context(authority: _File, certificate: _File, key: _File) -> ssl.SSLContext:
+def _context(authority: _FileVersion, certificate: _FileVersion, key: _FileVersion) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if authority is not None:
         try:
             context.load_verify_locations(authority[0])
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(_wrong(AUTHORITY_VARIABLE, authority[0], "certificates", error)) from None
+            raise ConfigError(_describe_invalid(AUTHORITY_VARIABLE, authority[0], "certificates", error)) from None
     if certificate is not None:
         try:
             context.load_cert_chain(certificate[0], key[0] if key else None, password=_no_password)
         except (OSError, ssl.SSLError) as error:
-            what = f"a certificate{'' if key else ' and its key'}"
-            raise ConfigError(_wrong(CERTIFICATE_VARIABLE, certificate[0], what, error)) from None
+            expected = f"a certificate{'' if key else ' and its key'}"
+            raise ConfigError(_describe_invalid(CERTIFICATE_VARIABLE, certificate[0], expected, error)) from None
     return context
 
 
 def _no_password() -> str:
-    """Answer what else would be asked for at the terminal."""
+    """Return an empty password for encrypted keys, which prevents a prompt on the terminal."""
     return ""
 
 
-def _wrong(variable: str, path: str, what: str, error: OSError) -> str:
-    why = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or str(error)
-    return f"{variable}: {path} does not hold {what} in PEM that can be used: {why}."
+def _describe_invalid(variable: str, path: str, expected: str, error: OSError) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or str(error)
+    return f"{variable}: {path} does not contain {expected} in a usable PEM format: {reason}."

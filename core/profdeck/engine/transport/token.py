@@ -1,4 +1,4 @@
-"""The token by which the routes of a server know their clients."""
+"""The token with which clients authenticate to a server's routes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from profdeck.base.json_files import read_regular_file
 from profdeck_traces.base.errors import ConfigError
 
-TOKEN_VARIABLE = "PROFDECK_TOKEN"  # noqa: S105  # its name
+TOKEN_VARIABLE = "PROFDECK_TOKEN"  # noqa: S105  # the name of a variable
 FILE_VARIABLE = "PROFDECK_TOKEN_FILE"
 
 
 def accepted_tokens() -> tuple[str, ...]:
-    """Return the tokens that a server takes: those of the lines of the file, or that of the environment; maybe none.
+    """Return the tokens that a server accepts: one per line of the token file, or the token in the environment.
 
-    The file is read at each call, so that a token can be replaced while servers and clients run: add the new one as
-    first line, and remove the old one when all clients send the new one.
+    The file is read at each call, so a token can be replaced while servers and clients run. Add the new token as the
+    first line. Remove the old token when all clients send the new one.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -28,13 +28,13 @@ def accepted_tokens() -> tuple[str, ...]:
     try:
         lines = read_regular_file(Path(file)).decode("ascii").splitlines()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it is no small text of ASCII"
-        raise ConfigError(f"{FILE_VARIABLE}: {file} cannot be read: {why}.") from None
+        reason = getattr(error, "strerror", None) or "it is not a small ASCII text file"
+        raise ConfigError(f"{FILE_VARIABLE}: {file} cannot be read: {reason}.") from None
     return tuple(line.strip() for line in lines if line.strip())
 
 
 def own_token() -> str | None:
-    """Return the token that a client sends, the first one; None if it has none.
+    """Return the token that this process sends as a client, or None. If there are several, it is the first.
 
     Raises:
         ConfigError: the file cannot be read.

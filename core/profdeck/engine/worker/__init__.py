@@ -1,1 +1,1 @@
-"""In the processes of an engine that run batches."""
+"""Records captures in the processes of an engine."""

@@ -1,4 +1,4 @@
-"""Finds the backend that records the device of an engine's process."""
+"""Selection of the backend that records the device of an engine process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import MissingLibraryError, PluginError, UnknownPluginError
 
 
-@functools.cache  # reading the entry points of an environment as large as an engine's takes a tenth of a second
+@functools.cache  # reading the entry points of an engine's environment takes about 0.1 s
 def device_backend(device_type: str) -> type[Backend]:
-    """Return the backend for a type of device, in torch's words, such as ``cuda``; its library is installed.
+    """Return a backend for a torch device type, such as ``cuda``, whose libraries are installed.
 
     Raises:
-        PluginError: no installed backend records such a device, or its library is missing or not supported.
+        PluginError: no installed backend supports the device, or its libraries are missing or unsupported.
     """
     reasons = []
     for name in installed(BACKENDS):
@@ -26,6 +26,6 @@ def device_backend(device_type: str) -> type[Backend]:
                 return cls
         except MissingLibraryError:
             continue
-        except PluginError as error:  # a broken plugin of somebody else must not hide the one that fits
+        except PluginError as error:  # continue: another plugin may support the device
             reasons.append(str(error))
     raise UnknownPluginError(" ".join([f"No installed backend records the device type '{device_type}'.", *reasons]))

@@ -1,4 +1,4 @@
-"""Writes the files of captures beside the engine, one after the other."""
+"""Writes the files of captures one after the other, in a background thread."""
 
 from __future__ import annotations
 
@@ -17,61 +17,60 @@ from profdeck_traces.base.errors import describe_error
 logger = logging.getLogger("profdeck")
 
 SERVE_S = 0.1
-"""How long the engine serves between the stop of a recording and the writing of its file: torch holds the interpreter's
-lock in each of them, and running requests would wait for both at once.
+"""Pause between the stop of a recording and the writing of its file, in seconds. Torch holds the GIL during both
+operations. The pause lets the engine process requests in between.
 """
 
 
 class FileWriter:
-    """A thread that writes the files of recordings that have stopped."""
+    """Queue of stopped recordings whose files are written by one thread. The first recording starts the thread."""
 
     def __init__(self) -> None:
-        """Start no thread before there is something to write."""
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="profdeck", initializer=_leave_the_cores)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="profdeck", initializer=_reset_affinity)
         self._futures: list[Future[None]] = []
-        self._written = 0
+        self._written_count = 0
 
     @property
     def idle(self) -> bool:
-        """Whether everything is written."""
-        # Futures are not asked: they lock, and a signal's handler in this very thread waits for them.
-        return self._written == len(self._futures)
+        """True if all files are written."""
+        # Do not query the futures: their lock would deadlock a signal handler that waits in this thread.
+        return self._written_count == len(self._futures)
 
     def write(self, recording: Recording) -> None:
-        """Write the files of a recording, in its turn."""
+        """Add a recording to the queue."""
         write = functools.partial(self._write, recording)
         try:
-            self._futures.append(self._executor.submit(_after_serving, write))
-        except RuntimeError:  # the interpreter is ending, and starts no threads any more
+            self._futures.append(self._executor.submit(_write_after_pause, write))
+        except RuntimeError:  # no new threads can be started during interpreter shutdown
             write()
-            self._written -= 1  # it had no future
+            self._written_count -= 1  # `idle` compares with the number of futures
 
     def close(self) -> None:
-        """Take nothing more; what is being written goes on."""
+        """Stop accepting recordings. The queued recordings are still written."""
         self._executor.shutdown(wait=False)
 
     def wait(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all files are written."""
         wait(self._futures)
 
     def _write(self, recording: Recording) -> None:
         try:
             run_without_waiting(recording.write())
-        except Exception as error:  # noqa: BLE001  # nobody asks the future
+        except Exception as error:  # noqa: BLE001  # the future's exception is never retrieved
             logger.warning(
                 "The manifest %s cannot be written: %s", recording.capture.manifest_path, describe_error(error)
             )
             recording.capture.problems.append(describe_error(error))
         finally:
-            self._written += 1
+            self._written_count += 1
 
 
-def _after_serving(write: Callable[[], None]) -> None:
+def _write_after_pause(write: Callable[[], None]) -> None:
     time.sleep(SERVE_S)
     write()
 
 
-def _leave_the_cores() -> None:
-    """Let this thread run anywhere: engines bind themselves to cores, on which they spin."""
+def _reset_affinity() -> None:
+    """Allow this thread to run on all cores. Engines pin their process to a few cores and busy-wait on them."""
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, range(os.cpu_count() or 1))

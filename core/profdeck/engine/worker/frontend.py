@@ -1,4 +1,4 @@
-"""Records a process of an engine that runs no batches, such as its frontend: its CPU, as a role of its own."""
+"""Recorder for engine processes that run no batches, such as the frontend. It records the CPU, as a separate role."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ class FrontendRecorder:
 
     def __init__(self, name: str) -> None:
         """Args:
-        name: what the process is in the engine; its role is the capture's, a hyphen and this. Requests whose
-            ``engine`` says so under this name record it.
+        name: kind of the process. Its role is ``ROLE-NAME``, and it records if ``engine`` in the request has a true
+            value for this name.
         """
         self._name = name
         self._recorder = EngineRecorder(Identity(), _DEVICE, {})
-        self._asked = False
+        self._is_selected = False
 
     def command(self, command: str, payload: Mapping[str, Any]) -> Reply | None:
-        """Execute a command that no worker has refused; see `profdeck.engine.worker.recorder.handle_command`.
+        """Execute a command; see `profdeck.engines.handle_command`. Send a start only after all workers accepted it.
 
         Returns:
             The reply, or None if the current request does not record this process.
         """
         if command == "start":
-            self._asked = bool(payload.get("engine", {}).get(self._name))
-        if not self._asked:
+            self._is_selected = bool(payload.get("engine", {}).get(self._name))
+        if not self._is_selected:
             return None
         return handle_command(command, payload, self._recorder, self._start, self._recorder.stop)
 
     def _start(self, request: CaptureRequest) -> None:
-        # The options are those of the workers' device, of which this process may have another one.
+        # The options are for the backend of the workers' device. The CPU backend may not support all of them.
         supported = supported_options(device_backend(_DEVICE))
         options = {**request.options, "activities": [_DEVICE]}
-        own = attrs.evolve(
+        frontend_request = attrs.evolve(
             request,
             role=f"{request.role}-{self._name}",
             ranks="all",
@@ -52,4 +52,4 @@ class FrontendRecorder:
             batch_kinds=(),
             options={name: value for name, value in options.items() if name in supported},
         )
-        self._recorder.start(own, at_once=True)
+        self._recorder.start(frontend_request, at_once=True)

@@ -1,4 +1,4 @@
-"""How many iterations of one kind are wanted, and how many have come."""
+"""Selection of the iterations that a capture records."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import attrs
 
 @attrs.define
 class IterationWindow:
-    """The iterations of one kind: how many came since they could be recorded, how many were recorded."""
+    """Iteration window for one kind of batch, and its progress."""
 
     skip: int
+    """Number of iterations to skip."""
     count: int | None
+    """Number of iterations to record. None: until the stop."""
     seen: int = 0
+    """Iterations since the device became available, including recorded ones."""
     recorded: int = 0
 
     @property
-    def wants_next(self) -> bool:
-        """Whether the next iteration is to be recorded."""
+    def includes_next(self) -> bool:
+        """True if the next iteration must be recorded."""
         return self.seen >= self.skip and not self.done
 
     @property
     def done(self) -> bool:
-        """Whether all that were asked for are recorded."""
+        """True if all requested iterations are recorded."""
         return self.count is not None and self.recorded >= self.count

@@ -1,6 +1,6 @@
-"""One request in one process of an engine: its windows of iterations, its turn on the device, its recordings and files.
+"""One capture request in one engine process: iteration windows, device lease, recordings and files.
 
-Recordings start and stop on the engine's thread; files are written by another one.
+Recordings start and stop on the engine's thread. A background thread writes the files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger("profdeck")
 
 
 @attrs.frozen
-class _Ending:
+class _DeferredStop:
     """A deferred stop of a capture. The engine's thread stops the capture later."""
 
     reason: str | None
@@ -48,53 +48,58 @@ class CaptureJob:
     def __init__(self, request: CaptureRequest, identity: Identity, backend: Backend, versions: dict[str, str]) -> None:
         self.request = request
         self.over = False
-        """No iteration is wanted any more."""
+        """True if no more iterations must be recorded."""
         self.problems: list[str] = []
         self.ended: list[CaptureRecord] = []
         self._identity = identity
         self._backend = backend
         self._hooks = RoleHooks(type(backend))
-        about = {"roles": [request.role]}
-        self._run = run_directory.RunDirectory(request.output.absolute(), request.run, about)
-        # Data-parallel ranks run batches of their own: which captures by kind another rank has cannot be known.
+        run_data = {"roles": [request.role]}
+        self._run = run_directory.RunDirectory(request.output.absolute(), request.run, run_data)
+        # Data-parallel ranks run different batches, so the captures by kind on other ranks are unknown.
         ranks = [identity.rank] if request.batch_kinds else range(identity.world_size)
         selected = tuple(rank for rank in ranks if request.selects(rank))
-        self._recorder = manifest.ManifestWriter(
+        self._manifest_writer = manifest.ManifestWriter(
             backend=backend.name, versions=versions, options=unstructure(backend.options), expected_ranks=selected
         )
-        wanted = request.iterations
-        # An absolute first iteration counts from the start of the engine, at which such requests are made.
-        skip = 0 if wanted is None else wanted.skip if wanted.first is None else wanted.first
-        new = functools.partial(IterationWindow, skip, wanted.count if wanted else None)
+        iterations = request.iterations
+        # `first` counts from the start of the engine. Such requests are created at engine startup.
+        skip = 0 if iterations is None else iterations.skip if iterations.first is None else iterations.first
+        new_window = functools.partial(IterationWindow, skip, iterations.count if iterations else None)
         self._windows: dict[BatchKind | None, IterationWindow] = {
-            batch: new() for batch in request.batch_kinds or (None,)
+            batch: new_window() for batch in request.batch_kinds or (None,)
         }
         self._iteration = 0
         self._key: BatchKind | None = None
+        """Key of the current iteration in `_windows`."""
         self._window: IterationWindow | None = None
-        """What the iteration that is under way counts for."""
-        self._absolute = wanted is not None and wanted.first is not None
-        # Held from the start on, so that of several who are asked to record in one step the first one is the first;
-        # and again for each later capture, so that others have their turn in between.
+        """Window that counts the current iteration, or None."""
+        self._absolute = iterations is not None and iterations.first is not None
+        # Leased from the request on, so that concurrent requests record in the order of arrival. Each later capture of
+        # this request acquires a new lease, so that other requests can record in between.
         self._lease_request = leases.LeaseRequest(backend.devices, f"{request.role}, {request.id}")
-        self._unbegun: Recording | None = None
-        """The capture that has not begun."""
+        self._unstarted: Recording | None = None
+        """Reserved recording that has not started."""
         self._recording: Recording | None = None
-        self._mark: AbstractContextManager[object] | None = None
+        self._annotation: AbstractContextManager[object] | None = None
+        """Annotation of the current iteration in the trace."""
         self._counts: Counter[BatchKind | None] = Counter()
+        """Number of captures by batch kind."""
         self._writer = FileWriter()
         self._deadline_s = math.inf
         """Time at which the capture exceeds ``max_capture_s``, as returned by `time.monotonic`."""
         self._thread = threading.get_ident()
+        """Thread that started the recording."""
         self._busy = False
-        self._held_up_s = 0.0
+        self._stall_s = 0.0
+        """Time for which the next capture to end has blocked the engine."""
         self._iterates = True
-        self._ending: _Ending | None = None
+        self._deferred_stop: _DeferredStop | None = None
         self._exiting = False
 
     @property
     def state(self) -> RequestState:
-        """How far it is."""
+        """The state of the request in this process."""
         if self._recording is not None:
             return RequestState.RECORDING
         if not self.over:
@@ -103,64 +108,65 @@ class CaptureJob:
 
     @property
     def waits_for(self) -> str | None:
-        """What is held, and by whom, while it waits for its turn."""
+        """The leased device that this request waits for, and its holder; None if it does not wait."""
         return None if self.over else self._lease_request.blocked_by
 
     @property
     def recorded(self) -> int:
-        """How many iterations have been recorded."""
+        """Number of recorded iterations."""
         return sum(window.recorded for window in self._windows.values())
 
     @property
     def pending(self) -> list[str]:
         """Message about a deferred stop, for the reply; empty if no stop is deferred."""
-        due = None if self.over else self._due()
-        if due is None:
+        pending_stop = None if self.over else self._pending_stop()
+        if pending_stop is None:
             return []
-        reason = f" ({due.reason})" if due.reason else ""
-        return [f"The end of the recording is pending until the engine's next iteration{reason}."]
+        reason = f" ({pending_stop.reason})" if pending_stop.reason else ""
+        return [f"The stop is deferred until the engine's next iteration{reason}."]
 
     def prepare(self) -> None:
-        """Check all that can be checked before the window, and leave a first manifest.
+        """Lease the device if it is free, and write the first manifest.
 
         Raises:
-            ProfdeckError: this process cannot record that.
+            ProfdeckError: this process cannot record the request.
         """
         try:
             self._lease_request.try_acquire()
         except OSError as error:
             raise CaptureError(f"The device cannot be leased: {describe_error(error)}.") from error
-        if self._absolute:  # its window may be far away
+        if self._absolute:  # the window may start much later
             self._lease_request.release()
-        first = self._capture(None)
-        first.waits_for = self._lease_request.blocked_by
+        first_capture = self._new_capture(None)
+        first_capture.waits_for = self._lease_request.blocked_by
         try:
-            reserve(first, self._run, self._recorder)
+            reserve(first_capture, self._run, self._manifest_writer)
         except BaseException:
             self._lease_request.release()
             raise
-        # Captures of kinds are reserved when their batches come: this one shows that they can be, or that it waits.
-        if self.request.batch_kinds and first.waits_for is None:
-            first.manifest_path.unlink()
+        # Captures by batch kind are reserved when the first batch of the kind arrives. This manifest only tests that
+        # the directory is writable, or shows that the request waits for the device.
+        if self.request.batch_kinds and first_capture.waits_for is None:
+            first_capture.manifest_path.unlink()
         else:
-            self._unbegun = Recording(first, self._backend, self._hooks, self._recorder, self._lease_request)
+            self._unstarted = Recording(first_capture, self._backend, self._hooks, self._manifest_writer, self._lease_request)
         self._deadline_s = time.monotonic() + self._backend.options.max_capture_s
         shutdown.watch(self, self._finish_at_exit)
 
     def begin_now(self) -> None:
-        """Begin without an iteration.
+        """Start recording immediately, in a process without iterations.
 
         Raises:
-            CaptureError: it could not start.
+            CaptureError: the recording did not start.
         """
         self._iterates = False
         try:
             with self._exclusive():
                 self.begin(None, "")
-                if self._unbegun is not None:
-                    error = f"it cannot wait for {self.waits_for}, as it has no iterations"
+                if self._unstarted is not None:
+                    error = f"a process without iterations cannot wait for {self.waits_for}"
                     self._abandon(error)
-                    raise CaptureError(f"Capture {self.request.id} did not start: {error}.")  # noqa: TRY301  # as others
+                    raise CaptureError(f"Capture {self.request.id} did not start: {error}.")  # noqa: TRY301  # cleanup below
         except BaseException:
             self._finish()
             shutdown.unwatch(self)
@@ -168,34 +174,34 @@ class CaptureJob:
         self.stop_if_due()
 
     def begin(self, batch: BatchKind | None, label: str) -> None:
-        """Report that an iteration begins."""
+        """Process the start of an iteration; see `EngineRecorder.begin`."""
         if self.over:
             return
-        if self._due():
+        if self._pending_stop():
             self.stop(None)
             return
         key = batch if self.request.batch_kinds else None
         window = self._windows.get(key)
-        wanted = window is not None and window.wants_next
-        if self._recording is not None and (not wanted or key != self._key):
+        is_included = window is not None and window.includes_next
+        if self._recording is not None and (not is_included or key != self._key):
             self._close(None)
         self._key = key
-        self._window = window if window is not None and self._count_in(window) else None
-        if wanted and self._window is not None:
+        self._window = window if window is not None and self._lease_for(window) else None
+        if is_included and self._window is not None:
             if self._recording is None:
                 self._open()
             else:
                 run_without_waiting(self._recording.step(Step(Unit.ENGINE_ITERATION, self._iteration - 1)))
             if self._recording is not None and label:
-                mark = self._recording.capture.annotate(label)
-                mark.__enter__()
-                self._mark = mark
+                annotation = self._recording.capture.annotate(label)
+                annotation.__enter__()
+                self._annotation = annotation
 
     def end(self) -> None:
-        """Report that an iteration has ended."""
-        mark, self._mark = self._mark, None
-        if mark is not None:
-            mark.__exit__(None, None, None)
+        """Process the end of an iteration."""
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
         if self.over:
             return
         self._iteration += 1
@@ -212,73 +218,77 @@ class CaptureJob:
                 self._finish()
 
     def stop(self, reason: str | None) -> None:
-        """End, on the thread that records; before its time if there is a reason."""
+        """Stop recording. Call this in the recording thread.
+
+        Args:
+            reason: why the capture is stopped early. None for a normal stop.
+        """
         if self.over:
             return
-        due = self._due()
-        reason = reason or (due.reason if due else None)
-        short = self._short()
+        pending_stop = self._pending_stop()
+        reason = reason or (pending_stop.reason if pending_stop else None)
+        missing_iterations = self._describe_missing_iterations()
         if self._recording is not None:
-            self._close(reason or " ".join(short) or None)
-        elif self._unbegun is None:
-            self.problems += self._in_vain()
+            self._close(reason or " ".join(missing_iterations) or None)
+        elif self._unstarted is None:
+            self.problems += self._describe_vain_wait()
         elif reason or self.waits_for:
             self._abandon(reason)
         elif (window := self._windows[None]).skip and window.seen:
-            self._abandon(f"It ended after {window.seen} iterations, before its window began.")
+            self._abandon(f"It was stopped after {window.seen} iterations, before its window started.")
         else:
             self._abandon("No engine iteration ran between start and stop.")
         self.problems += [sentence(reason)] if reason else []
-        self.problems += short
+        self.problems += missing_iterations
         self._finish()
 
     @contextmanager
-    def holding_up(self) -> Iterator[None]:
-        """Add to the time for which the next capture to end has kept the engine from its work."""
-        began = time.perf_counter()
+    def measured_stall(self) -> Iterator[None]:
+        """Add the duration of the block to ``stall_s`` of the next capture to end."""
+        started_s = time.perf_counter()
         try:
             yield
         finally:
-            self._held_up_s += time.perf_counter() - began
+            self._stall_s += time.perf_counter() - started_s
 
     def release_if_ended(self) -> None:
-        """Give back what is needed until the files are whole. On the engine's thread."""
+        """Unregister the exit handler if all files are written. Call this in the engine's thread."""
         if self.state is RequestState.ENDED:
             shutdown.unwatch(self)
 
-    def note(self, text: str) -> None:
-        """Note something in the capture that is under way, or the last one."""
-        running = self._recording or self._unbegun
-        for capture in [running.capture] if running else self.ended[-1:]:  # the last one is being written
+    def add_note(self, text: str) -> None:
+        """Add a note to the running capture, or to the last one, whose files are being written."""
+        running = self._recording or self._unstarted
+        for capture in [running.capture] if running else self.ended[-1:]:
             capture.notes.append(text)
 
-    def stop_here_or_later(self, reason: str | None) -> None:
-        """End on this thread, or ask the one that records to do so at its next iteration."""
+    def stop_or_defer(self, reason: str | None) -> None:
+        """Stop recording, or defer the stop to the recording thread if the recorder must be stopped there."""
         recording = self._recording
-        bound = self._backend.thread_bound and self._iterates
-        if recording is None or not bound or self._thread == threading.get_ident():
-            self.guarded(functools.partial(self.stop, reason))
-        elif self._due() is None:
-            self._ending = _Ending(reason)
+        is_bound = self._backend.thread_bound and self._iterates
+        if recording is None or not is_bound or self._thread == threading.get_ident():
+            self.call_safely(functools.partial(self.stop, reason))
+        elif self._pending_stop() is None:
+            self._deferred_stop = _DeferredStop(reason)
             recording.capture.notes.append(
-                "A stop from another thread than the one that records is carried out at the engine's next iteration."
+                "The stop was requested in another thread and is deferred until the engine's next iteration."
             )
             recording.publish()
 
-    def guarded(self, call: Callable[[], None]) -> None:
-        """Call without raising into the engine; an ending that was asked for meanwhile follows."""
+    def call_safely(self, call: Callable[[], None]) -> None:
+        """Call a function. On an error, fail the capture instead of raising. Then execute a pending stop."""
         with self._exclusive():
             try:
                 call()
-            except Exception as error:  # noqa: BLE001  # the engine serves on
+            except Exception as error:  # noqa: BLE001  # errors must not stop the engine
                 self._fail(error)
         self.stop_if_due()
 
     def stop_if_due(self) -> None:
         """In the recording thread, stop the capture if a stop was deferred or ``max_capture_s`` has passed."""
-        here = self._thread == threading.get_ident()
-        if here and self._mark is None and not self.over and self._due():
-            self.guarded(functools.partial(self.stop, None))
+        is_recording_thread = self._thread == threading.get_ident()
+        if is_recording_thread and self._annotation is None and not self.over and self._pending_stop():
+            self.call_safely(functools.partial(self.stop, None))
         if self._exiting and self.over:
             self._release()
 
@@ -290,78 +300,82 @@ class CaptureJob:
         finally:
             self._busy = False
 
-    def _short(self) -> list[str]:
-        """Say which windows are not full."""
+    def _describe_missing_iterations(self) -> list[str]:
         return [
             f"Only {window.recorded} of {window.count} {f'{batch} ' if batch else ''}iterations ran before the stop."
             for batch, window in self._windows.items()
-            # A kind of batch that never came is no loss when all kinds were asked for; and while it waited for its
-            # turn, nobody counted.
+            # With several kinds, a kind without any batch is not reported. Iterations are not counted while the request
+            # waits for the device.
             if window.count is not None
             and not window.done
             and (window.seen or (len(self._windows) == 1 and not self.waits_for))
         ]
 
-    def _in_vain(self) -> list[str]:
-        """Say that the turn of a later capture never came, if it waits for that."""
+    def _describe_vain_wait(self) -> list[str]:
+        """Return a problem if the next capture was still waiting for the device."""
         wait = self._lease_request.pop_wait() if self.waits_for else None
         return [] if wait is None else [describe_failed_wait(wait)]
 
-    def _capture(self, batch: BatchKind | None) -> CaptureRecord:
+    def _new_capture(self, batch: BatchKind | None) -> CaptureRecord:
         return self._run.capture_of(
             self.request, self._identity, batch, count=self._counts[batch], first_iteration=self._iteration
         )
 
-    def _count_in(self, window: IterationWindow) -> bool:
-        """Take the device if it is free; return whether the iteration then counts for its window."""
-        if window.done or (self._absolute and not window.wants_next):
+    def _lease_for(self, window: IterationWindow) -> bool:
+        """Lease the device for a window if required. Return False if it is leased by another recording.
+
+        The current iteration then does not count for the window.
+        """
+        if window.done or (self._absolute and not window.includes_next):
             return True
         if not self._lease_request.try_acquire():
-            if self._unbegun is not None:
-                self._unbegun.update_waits_for()
+            if self._unstarted is not None:
+                self._unstarted.update_waits_for()
             return False
-        if self._unbegun is not None and self.request.batch_kinds:  # delete the manifest, which only reported the wait
-            self._unbegun.capture.manifest_path.unlink(missing_ok=True)
-            self._unbegun = None
+        if self._unstarted is not None and self.request.batch_kinds:  # its manifest only reported the wait
+            self._unstarted.capture.manifest_path.unlink(missing_ok=True)
+            self._unstarted = None
         return True
 
     def _open(self) -> None:
-        recording, self._unbegun = self._unbegun, None
+        """Start a recording at the current iteration."""
+        recording, self._unstarted = self._unstarted, None
         if recording is None:
             self._counts[self._key] += 1
-            capture = self._capture(self._key)
-            reserve(capture, self._run, self._recorder)
-            recording = Recording(capture, self._backend, self._hooks, self._recorder, self._lease_request)
+            capture = self._new_capture(self._key)
+            reserve(capture, self._run, self._manifest_writer)
+            recording = Recording(capture, self._backend, self._hooks, self._manifest_writer, self._lease_request)
         recording.capture.first_iteration = self._iteration
         self._thread = threading.get_ident()
         try:
-            with self.holding_up():
-                begun = run_without_waiting(recording.start())
+            with self.measured_stall():
+                has_started = run_without_waiting(recording.start())
         except Exception:
             self.ended.append(recording.capture)
             raise
-        if begun:
+        if has_started:
             self._recording = recording
         elif self._key is None:
-            self._unbegun = recording
+            self._unstarted = recording
         else:
             recording.capture.manifest_path.unlink()
             self._counts[self._key] -= 1
 
     def _abandon(self, reason: str | None) -> None:
-        """End the capture that has not begun."""
-        recording, self._unbegun = self._unbegun, None
+        """End the capture whose recording has not started."""
+        recording, self._unstarted = self._unstarted, None
         if recording is not None:
             self.ended.append(recording.capture)
             recording.abandon(reason)
 
     def _close(self, reason: str | None) -> None:
+        """Stop the running recording, and queue its files for writing."""
         recording, self._recording = self._recording, None
         if recording is not None:
             self.ended.append(recording.capture)
-            with self.holding_up():
+            with self.measured_stall():
                 run_without_waiting(recording.stop_recording(reason))
-            recording.capture.stall_s, self._held_up_s = self._held_up_s, 0.0
+            recording.capture.stall_s, self._stall_s = self._stall_s, 0.0
             self._writer.write(recording)
 
     def _finish(self) -> None:
@@ -375,28 +389,28 @@ class CaptureJob:
         try:
             self._abandon(describe_error(error))
             self._close(describe_error(error))
-        except Exception as second:  # noqa: BLE001  # as above
-            self.problems.append(describe_error(second))
+        except Exception as cleanup_error:  # noqa: BLE001  # errors must not stop the engine
+            self.problems.append(describe_error(cleanup_error))
         self._finish()
 
-    def _due(self) -> _Ending | None:
+    def _pending_stop(self) -> _DeferredStop | None:
         """Return the deferred stop, if any; create one when ``max_capture_s`` has passed."""
-        if self._ending is None and time.monotonic() >= self._deadline_s:
-            self._ending = _Ending(describe_timeout(self._backend.options.max_capture_s))
-        return self._ending
+        if self._deferred_stop is None and time.monotonic() >= self._deadline_s:
+            self._deferred_stop = _DeferredStop(describe_timeout(self._backend.options.max_capture_s))
+        return self._deferred_stop
 
     # Stops caused by a signal or by interpreter exit.
 
     def _finish_at_exit(self, reason: str) -> bool:
         if self._busy:
-            self._ending = _Ending(reason)  # what is under way goes on to it
+            self._deferred_stop = _DeferredStop(reason)  # executed after the current operation
             self._exiting = True
             return False
-        self.guarded(lambda: self.stop(reason))
+        self.call_safely(lambda: self.stop(reason))
         self._release()
         return True
 
     def _release(self) -> None:
-        """Wait until the files are whole; a signal that waited for them is delivered then."""
+        """Wait until the files are written, then unregister the exit handler, which delivers a delayed signal."""
         self._writer.wait()
         shutdown.unwatch(self)

@@ -1,8 +1,7 @@
-"""Records in one process of an engine, one request at a time, while the engine serves.
+"""Recorder in one process of an engine. It processes one request at a time.
 
-The engine's plugin calls `EngineRecorder.begin` and `EngineRecorder.end` around every iteration while the recorder is
-active, and nothing at all while it is not. Nothing here raises into the engine: what fails is in the reply and in the
-manifests.
+While the recorder is active, the engine's plugin calls `EngineRecorder.begin` and `EngineRecorder.end` around every
+iteration. Otherwise, it makes no calls. No errors are raised into the engine: replies and manifests contain them.
 """
 
 from __future__ import annotations
@@ -30,38 +29,38 @@ class EngineRecorder:
 
     def __init__(self, identity: Identity, device_type: str, versions: dict[str, str]) -> None:
         """Args:
-        identity: the place of this process in the engine; role and replica come with the requests.
-        device_type: the type of device that it runs on, in torch's words.
-        versions: versions of the engine by distribution, for the manifests.
+        identity: rank and parallel coordinates of this process. Each request sets the role and the replica.
+        device_type: torch type of the process's device.
+        versions: versions of the engine's distributions, for the manifests.
         """
         self.identity = identity
         self._device_type = device_type
         self._versions = versions
         self._job: CaptureJob | None = None
-        self._last: CaptureRequest | None = None
+        self._last_request: CaptureRequest | None = None
 
     @property
     def active(self) -> bool:
-        """Whether iterations have to be reported."""
+        """True if the plugin must report iterations."""
         return self._job is not None and not self._job.over
 
     def start(self, request: CaptureRequest, *, at_once: bool = False) -> None:
-        """Take a request: record from the first iteration of its window on.
+        """Accept a request. Recording starts at the first iteration of its window.
 
         Args:
-            request: what to record.
-            at_once: begin now, in a process that has no iterations.
+            request: the request.
+            at_once: start recording immediately, for processes without iterations.
 
         Raises:
-            ProfdeckError: it is refused; what ran before goes on untouched.
+            ProfdeckError: the request is refused. An earlier request continues unchanged.
         """
         if self._job is not None:
             self._job.stop_if_due()
         if self._job is not None and self._job.state is not RequestState.ENDED:
-            self._job.note(f"A second start ({request.id}) was refused.")
+            self._job.add_note(f"A second start ({request.id}) was refused.")
             raise TargetError(
-                f"Capture {self._job.request.id} is {self._job.state} in this engine; {request.id} cannot start "
-                "before its files are whole. Wait until it has ended, or stop it.",
+                f"Capture {request.id} cannot start while capture {self._job.request.id} is {self._job.state} in this "
+                "engine. Wait until it has ended, or stop it.",
                 Outcome.ALREADY_ACTIVE,
             )
         if not request.selects(self.identity.rank):
@@ -73,7 +72,7 @@ class EngineRecorder:
         identity = attrs.evolve(self.identity, role=request.role, replica=request.replica)
         versions = dict(filter(None, (library.installed() for library in cls.libraries))) | self._versions
         job = CaptureJob(request, identity, backend, versions)
-        with job.holding_up():
+        with job.measured_stall():
             job.prepare()
         if at_once:
             job.begin_now()
@@ -82,31 +81,39 @@ class EngineRecorder:
     def _replace(self, request: CaptureRequest, job: CaptureJob | None) -> None:
         if self._job is not None:
             self._job.release_if_ended()
-        self._last, self._job = request, job
+        self._last_request, self._job = request, job
 
     def begin(self, batch: BatchKind | None, label: str) -> None:
-        """Pass the beginning of an iteration: what its batch holds, and how it is marked in the trace."""
+        """Report the start of an iteration.
+
+        Args:
+            batch: kind of the iteration's batch.
+            label: name of the iteration's annotation in the trace. Empty: no annotation.
+        """
         if self._job is not None:
-            self._job.guarded(functools.partial(self._job.begin, batch, label))
+            self._job.call_safely(functools.partial(self._job.begin, batch, label))
 
     def end(self) -> None:
-        """Pass the end of an iteration."""
+        """Report the end of an iteration."""
         if self._job is not None:
-            self._job.guarded(self._job.end)
+            self._job.call_safely(self._job.end)
 
-    def holds(self, request: str, token: str | None) -> bool:
-        """Tell whether the last request is the one of an id and, if that is known, a token."""
-        last = self._last
+    def matches(self, request: str, token: str | None) -> bool:
+        """Return whether the last request has an ID and a token. If the token is None, only the ID is compared."""
+        last = self._last_request
         return last is not None and last.id == request and token in {None, last.token}
 
     def stop(self, reason: str | None = None) -> None:
-        """End the request, before its time if there is a reason. Harmless when there is nothing to end.
+        """Stop the request. Do nothing if no request is active.
 
-        Where only the thread that records may end it, another one asks it to: the reply says that this is pending
-        until the next iteration, and so does the manifest.
+        If only the recording thread can stop the recorder, calls from other threads are deferred until the next
+        iteration. The reply and the manifest contain a message about this.
+
+        Args:
+            reason: why the request is stopped early. None for a normal stop.
         """
         if self._job is not None:
-            self._job.stop_here_or_later(reason)
+            self._job.stop_or_defer(reason)
 
     def reply(self, error: str | None = None, refusal: Outcome | None = None) -> Reply:
         """Return the state of the recorder and, if a command was rejected, the message and the reason code.
@@ -124,11 +131,11 @@ class EngineRecorder:
             host=self.identity.host,
             pid=self.identity.pid,
             state=job.state if job else RequestState.IDLE,
-            request=self._last.id if self._last else None,
-            token=self._last.token if self._last else None,
-            owner=self._last.owner if self._last else None,
+            request=self._last_request.id if self._last_request else None,
+            token=self._last_request.token if self._last_request else None,
+            owner=self._last_request.owner if self._last_request else None,
             iterations=job.recorded if job else 0,
-            captures=tuple(map(_recorded, job.ended)) if job else (),
+            captures=tuple(map(_to_recorded, job.ended)) if job else (),
             problems=(*job.problems, *job.pending) if job else (),
             error=error,
             refusal=refusal,
@@ -136,7 +143,7 @@ class EngineRecorder:
         )
 
 
-def _recorded(capture: CaptureRecord) -> Recorded:
+def _to_recorded(capture: CaptureRecord) -> Recorded:
     return Recorded(
         id=capture.id,
         status=capture.status,
@@ -173,14 +180,14 @@ def handle_command(
             case "start":
                 start(structure(payload, CaptureRequest, where=""))
             case "stop":
-                if recorder.holds(payload["request"], payload.get("token")):
+                if recorder.matches(payload["request"], payload.get("token")):
                     stop(payload.get("reason"))
             case "status":
                 pass
             case _:
-                error = f"There is no command {command!r}; expected start, stop or status."
+                error = f"Unknown command {command!r}. Expected start, stop or status."
                 refusal = Outcome.REFUSED
-    except Exception as problem:  # noqa: BLE001  # the engine serves on
+    except Exception as problem:  # noqa: BLE001  # errors must not stop the engine
         error, refusal = describe_error(problem), target_error(problem).outcome
     return recorder.reply(error, refusal)
 

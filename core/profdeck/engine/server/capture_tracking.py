@@ -1,4 +1,4 @@
-"""Track captures that were started through a server's routes, and update the server's metrics.
+"""Tracks captures that were started through a server's routes, and updates the server's metrics.
 
 Ranks report their progress only in replies to commands. If no client sends a command, for example because the client
 that started the capture has exited, the server polls the engine.
@@ -18,7 +18,7 @@ import attrs
 from profdeck.base.errors import target_error
 from profdeck.base.outcome import Outcome
 from profdeck.config.structuring import unstructure
-from profdeck.engine.control.outcomes import AT_REST
+from profdeck.engine.control.outcomes import INACTIVE
 from profdeck.engine.engine import Engine
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply
 from profdeck.records.status import Status
@@ -44,10 +44,10 @@ class EndedCapture:
     @classmethod
     def of(cls, ranks: Sequence[Recorded]) -> EndedCapture:
         """Combine the recordings of all ranks. If there are no recordings, the status is ``failed``."""
-        found = {rank.status for rank in ranks}
-        some = Status.PARTIAL if found & {Status.COMPLETE, Status.PARTIAL} else Status.FAILED
+        statuses = {rank.status for rank in ranks}
+        mixed_status = Status.PARTIAL if statuses & {Status.COMPLETE, Status.PARTIAL} else Status.FAILED
         return cls(
-            status=found.pop() if len(found) == 1 else some,
+            status=statuses.pop() if len(statuses) == 1 else mixed_status,
             size_bytes=sum(rank.size_bytes for rank in ranks),
             duration_s=max((rank.duration_s or 0.0 for rank in ranks), default=0.0),
             stall_s=max((rank.stall_s or 0.0 for rank in ranks), default=0.0),
@@ -59,7 +59,7 @@ class _ActiveRequest:
     """A request for which at least one process is still recording or writing files."""
 
     token: str
-    asked_ns: int
+    sent_ns: int
     """Unix time at which the start command was sent, in nanoseconds."""
 
 
@@ -76,13 +76,13 @@ class CaptureObserver(Protocol):
         """Handle a request that every process refused."""
 
 
-class Following:
+class CaptureTracker:
     """Tracks the requests of one engine. The engine accepts one request at a time."""
 
     def __init__(self) -> None:
         self.observer: CaptureObserver | None = None
         self._request: _ActiveRequest | None = None
-        self._heard_s = 0.0
+        self._last_answer_s = 0.0
         self._polling: asyncio.Task[None] | None = None
 
     async def start(self, engine: Engine, request: CaptureRequest) -> Answer:
@@ -91,70 +91,70 @@ class Following:
         Raises:
             CaptureError: the engine does not reply.
         """
-        if self._request is not None:  # processes stop reporting it when the next request starts
-            await self._ask(engine)
-        asked_ns = time.time_ns()
+        if self._request is not None:  # processes stop reporting a request when the next one starts
+            await self._query(engine)
+        sent_ns = time.time_ns()
         try:
             answer = await engine.command("start", unstructure(request))
         except ProfdeckError as error:
             if (outcome := target_error(error).outcome) is Outcome.TIMED_OUT:
-                self._follow(engine, request.token, asked_ns)
+                self._follow(engine, request.token, sent_ns)
             else:
                 self._notify(lambda observer: observer.refused(outcome))
             raise
-        if any(reply.error for reply in answer.all) and not _holding(answer, request.token):
+        if any(reply.error for reply in answer.all) and not _replies_to(answer, request.token):
             refusal = Outcome.from_refusals(reply.refusal for reply in answer.all)
             self._notify(lambda observer: observer.refused(refusal))
         else:
-            self._follow(engine, request.token, asked_ns)
+            self._follow(engine, request.token, sent_ns)
         return answer
 
-    def heard(self, answer: Answer, asked_ns: int) -> None:
-        """Process the engine's reply to a ``stop`` or ``status`` command.
+    def process_answer(self, answer: Answer, sent_ns: int) -> None:
+        """Process the engine's answer to a ``stop`` or ``status`` command.
 
         Args:
             answer: the replies of the engine's processes.
-            asked_ns: Unix time at which the command was sent, in nanoseconds.
+            sent_ns: Unix time at which the command was sent, in nanoseconds.
         """
         request = self._request
-        if request is None or asked_ns <= request.asked_ns:
+        if request is None or sent_ns <= request.sent_ns:
             return
-        self._heard_s = time.monotonic()
-        held = _holding(answer, request.token)
-        if any(reply.state not in AT_REST for reply in held):
+        self._last_answer_s = time.monotonic()
+        replies = _replies_to(answer, request.token)
+        if any(reply.state not in INACTIVE for reply in replies):
             return
         ranks: dict[str, list[Recorded]] = {}
-        for recorded in (recorded for reply in held for recorded in reply.captures):
+        for recorded in (recorded for reply in replies for recorded in reply.captures):
             ranks.setdefault(recorded.id, []).append(recorded)
         captures = tuple(map(EndedCapture.of, ranks.values() or [()]))
         self._request = None
         self._notify(lambda observer: observer.ended(captures))
 
-    def _follow(self, engine: Engine, token: str, asked_ns: int) -> None:
-        request = _ActiveRequest(token, asked_ns)
-        self._request, self._heard_s = request, time.monotonic()
+    def _follow(self, engine: Engine, token: str, sent_ns: int) -> None:
+        request = _ActiveRequest(token, sent_ns)
+        self._request, self._last_answer_s = request, time.monotonic()
         self._notify(lambda observer: observer.began())
         self._polling = asyncio.create_task(self._poll(engine, request))
 
     async def _poll(self, engine: Engine, request: _ActiveRequest) -> None:
         while self._request is request:
             await asyncio.sleep(_POLL_S)
-            if self._request is request and time.monotonic() - self._heard_s >= _POLL_S:
-                await self._ask(engine)
+            if self._request is request and time.monotonic() - self._last_answer_s >= _POLL_S:
+                await self._query(engine)
 
-    async def _ask(self, engine: Engine) -> None:
-        asked_ns = time.time_ns()
+    async def _query(self, engine: Engine) -> None:
+        sent_ns = time.time_ns()
         with suppress(ProfdeckError):
-            self.heard(await engine.command("status", {}), asked_ns)
+            self.process_answer(await engine.command("status", {}), sent_ns)
 
     def _notify(self, event: Callable[[CaptureObserver], None]) -> None:
         if self.observer is None:
             return
         try:
             event(self.observer)
-        except Exception:  # a full disk, for example, must not stop the capture
+        except Exception:  # an observer error, such as a full disk, must not stop the capture
             logger.exception("profdeck could not update the metrics of the server")
 
 
-def _holding(answer: Answer, token: str) -> list[Reply]:
+def _replies_to(answer: Answer, token: str) -> list[Reply]:
     return [reply for reply in answer.all if reply.token == token]

@@ -14,13 +14,13 @@ import pytest
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
 from profdeck.engine.engine import Engine
-from profdeck.engine.server import following
-from profdeck.engine.server.following import EndedCapture, Following
+from profdeck.engine.server import capture_tracking
+from profdeck.engine.server.capture_tracking import CaptureTracker, EndedCapture
 from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.records.status import Status
 
 REQUEST = CaptureRequest(id="step3", output=Path("/profiles"), run="job", role="rollout", token="ours")  # noqa: S106  # no secret
-IDLE = Reply(rank=0, world_size=2, host="here", pid=1, state=RequestState.IDLE)
+IDLE = Reply(rank=0, world_size=2, host="host1", pid=1, state=RequestState.IDLE)
 ARMED = attrs.evolve(IDLE, state=RequestState.ARMED, request="step3", token="ours")  # noqa: S106  # as above
 
 
@@ -45,7 +45,7 @@ ENDED = tuple(
 
 
 class ScriptedEngine(Engine):
-    """Gives the answers of a script, one after another."""
+    """Returns scripted answers, one per command."""
 
     name = "scripted"
 
@@ -80,29 +80,29 @@ class Log:
         self.events.append(outcome)
 
 
-WHOLE = (EndedCapture(status=Status.PARTIAL, size_bytes=10, duration_s=2, stall_s=0.5),)
-NOTHING = (EndedCapture(status=Status.FAILED, size_bytes=0, duration_s=0, stall_s=0),)
+COMBINED = (EndedCapture(status=Status.PARTIAL, size_bytes=10, duration_s=2, stall_s=0.5),)
+EMPTY = (EndedCapture(status=Status.FAILED, size_bytes=0, duration_s=0, stall_s=0),)
 
 
 @pytest.mark.parametrize(
     ("script", "events"),
     [
-        ((ARMED, ARMED, ENDED), ["began", WHOLE]),
-        ((ARMED, TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", WHOLE]),
-        ((ARMED, IDLE), ["began", NOTHING]),  # the engine's processes were replaced
-        ((TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", WHOLE]),  # started despite the timeout
+        ((ARMED, ARMED, ENDED), ["began", COMBINED]),
+        ((ARMED, TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", COMBINED]),
+        ((ARMED, IDLE), ["began", EMPTY]),  # the engine's processes were replaced
+        ((TargetError("It is busy.", Outcome.TIMED_OUT), ENDED), ["began", COMBINED]),  # started despite the timeout
     ],
 )
-def test_a_capture_whose_client_is_gone_is_followed_to_its_end(
+def test_capture_is_polled_until_its_end_without_a_client(
     monkeypatch: pytest.MonkeyPatch, script: tuple[Any, ...], events: list[Any]
 ) -> None:
-    monkeypatch.setattr(following, "_POLL_S", 0.001)
+    monkeypatch.setattr(capture_tracking, "_POLL_S", 0.001)
 
     async def main() -> list[Any]:
-        log, followed = Log(), Following()
-        followed.observer = log
+        log, tracker = Log(), CaptureTracker()
+        tracker.observer = log
         with contextlib.suppress(TargetError):
-            await followed.start(ScriptedEngine(*script), REQUEST)
+            await tracker.start(ScriptedEngine(*script), REQUEST)
         await asyncio.wait_for(log.is_over.wait(), 10)
         return log.events
 
@@ -116,32 +116,32 @@ def test_a_capture_whose_client_is_gone_is_followed_to_its_end(
         TargetError("Another one records.", Outcome.ALREADY_ACTIVE),
     ],
 )
-def test_a_refused_start_is_told_and_ends_nothing(answer: Any) -> None:
+def test_refused_start_is_reported_and_does_not_end_the_active_capture(answer: Any) -> None:
     async def main() -> list[Any]:
-        log, followed = Log(), Following()
-        followed.observer = log
-        engine = ScriptedEngine(ARMED, ARMED, answer, ENDED)  # the second answer is to the question before a start
-        await followed.start(engine, REQUEST)
+        log, tracker = Log(), CaptureTracker()
+        tracker.observer = log
+        engine = ScriptedEngine(ARMED, ARMED, answer, ENDED)  # the second start first queries the status
+        await tracker.start(engine, REQUEST)
         with contextlib.suppress(TargetError):
-            await followed.start(engine, attrs.evolve(REQUEST, id="second", token="second"))  # noqa: S106  # as above
-        await followed._ask(engine)
+            await tracker.start(engine, attrs.evolve(REQUEST, id="second", token="second"))  # noqa: S106  # as above
+        await tracker._query(engine)
         return log.events
 
-    assert asyncio.run(main()) == ["began", Outcome.ALREADY_ACTIVE, WHOLE]
+    assert asyncio.run(main()) == ["began", Outcome.ALREADY_ACTIVE, COMBINED]
 
 
 def test_observer_error_does_not_stop_the_capture(caplog: pytest.LogCaptureFixture) -> None:
-    class Full(Log):
+    class FailingObserver(Log):
         def began(self) -> None:
             raise OSError("the disk is full")
 
     async def main() -> list[Any]:
-        log, followed = Full(), Following()
-        followed.observer = log
+        log, tracker = FailingObserver(), CaptureTracker()
+        tracker.observer = log
         engine = ScriptedEngine(ARMED, ENDED)
-        await followed.start(engine, REQUEST)
-        await followed._ask(engine)
+        await tracker.start(engine, REQUEST)
+        await tracker._query(engine)
         return log.events
 
-    assert asyncio.run(main()) == [WHOLE]
+    assert asyncio.run(main()) == [COMBINED]
     assert "the disk is full" in caplog.text
