@@ -324,6 +324,6 @@ def _without_ranges(value: Any) -> Any:
             continue
         first, last = map(int, match.groups())
         if last < first:
-            raise _InvalidValueError(f"the range {show(item)} is empty, because its end is less than its start.")
+            raise _InvalidValueError(f"the range {item!r} is empty, because its end is less than its start.")
         found += range(first, last + 1)
     return value if not found or found == [value] else found

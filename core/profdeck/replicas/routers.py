@@ -32,7 +32,7 @@ _ASK_S = 2.0
 _ALL_S = 20.0
 
 
-def is_to_be_found(where: str) -> bool:
+def is_search_location(where: str) -> bool:
     """Tell what `find_router` takes from the URL of a router."""
     return where == AUTO or Path(where).is_file()
 

@@ -75,7 +75,7 @@ class CheckedServer:
             self.problem = TargetError(str(error), Outcome.REFUSED)
 
     @classmethod
-    def found(cls, role: str, target: Target, backend: str | None) -> Self:
+    def from_target(cls, role: str, target: Target, backend: str | None) -> Self:
         """Create a server from a target that discovery found for a role."""
         return cls(
             role=role,

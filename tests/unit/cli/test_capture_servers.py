@@ -19,7 +19,7 @@ import attrs
 import pytest
 from typer.testing import Result
 
-from profdeck import ServerRequest, capture_servers
+from profdeck import ServerObserver, ServerRequest, acapture_servers, capture_servers
 from profdeck.backends.api import TargetState
 from profdeck.cli import capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
@@ -453,7 +453,14 @@ URL = "http://127.0.0.1:1"
         ),
         (["--router", URL, "--set", "server.targets.policy=most"], "expected one of any, quorum, all"),
         (["--url", URL, "--skip", "2"], "skip is set, but iterations is not."),
-        (["--url", URL, "--ranks", "first"], "ranks 'first': expected all, or numbers"),
+        (["--url", URL, "--ranks", "first"], "ranks: expected all, or numbers such as 0,8 or 0..7, got 'first'"),
+        (["--url", URL, "--ranks", "7..0"], "ranks: the range '7..0' is empty"),
+        (["--url", URL, "--ranks", "0,7.."], "ranks[1]: expected an integer, got '7..'"),
+        (["--url", URL, "--ranks", "-1"], "ranks: -1 is not a rank"),
+        (["--url", URL, "--set", "server.ranks=7..0"], "roles.server.ranks: the range '7..0' is empty"),
+        (["--router", URL, "--set", "server.ranks=[-1]"], "roles.server: ranks: -1 is not a rank"),
+        (["--url", URL, "--batch-kind", "encode"], "batch_kinds[0]: expected one of prefill, decode, mixed"),
+        (["--url", URL, "--role", "a b"], "'a b' is not a role"),
         (["--url", URL, "--set", "run=profiles/run"], "run: 'profiles/run' is not a directory name"),
         (["--config", "job.yaml"], "no role of the config specifies servers under targets"),
         (["--config", "job.yaml", "--role", "trainer"], "The role 'trainer' has no servers under targets"),
@@ -501,6 +508,8 @@ def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0."),
         ({"sample": 0}, "sample must be at least 1, got 0."),
+        ({"iterations": 1, "skip": -1}, "skip must be at least 0, got -1."),
+        ({"ranks": "7..0"}, "ranks: the range '7..0' is empty"),
         ({"timeout_s": -1.0}, "timeout_s must be a positive number of seconds, got -1.0."),
         ({"timeout_s": float("nan")}, "timeout_s must be a positive number"),
         ({"urls": URL}, "urls: expected a tuple of strings, got"),
@@ -510,6 +519,24 @@ def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments
 def test_invalid_requests_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         capture_servers(ServerRequest(**({"urls": (URL,)} | changes)))
+
+
+def test_stop_event_ends_the_recording_early(fleet: Fleet) -> None:
+    class Stopping(ServerObserver):
+        def recording_started(self, *_: object) -> None:
+            stop.set()
+
+    with fleet(1) as servers:
+        stop, request = asyncio.Event(), ServerRequest(urls=(servers[0].url,), settings={"run": "run"})
+        captured = asyncio.run(acapture_servers(request, Stopping(), stop))
+        assert captured.error is None
+        assert "stop" in servers[0].commands()
+
+
+def test_error_names_the_source_of_settings() -> None:
+    request = ServerRequest(urls=(URL,), settings={"mode": "discrete"})
+    with pytest.raises(ConfigError, match="^file x mode: it has no effect on a capture of servers"):
+        capture_servers(request, settings_source="file x")
 
 
 def test_the_sync_function_rejects_a_running_event_loop() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from profdeck.base.errors import CaptureError
 from profdeck.replicas import routers
-from profdeck.replicas.routers import AUTO, find_router, is_to_be_found
+from profdeck.replicas.routers import AUTO, find_router, is_search_location
 from profdeck_ray.cluster import RayCluster
 
 
@@ -74,7 +74,7 @@ def test_the_one_that_a_log_mentions(line: str, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     with serving(WORKERS) as port, serving(WORKERS) as other:
         log.write_text(f"worker 127.0.0.1:{other}\nno router at 127.0.0.1:1\n{line.format(port)}\n")
-        assert is_to_be_found(str(log))
+        assert is_search_location(str(log))
         assert asyncio.run(find_router(str(log))).endswith(f":{port}")
 
 
@@ -91,4 +91,4 @@ def test_several_and_none_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_url_is_not_to_be_found() -> None:
-    assert not is_to_be_found("http://127.0.0.1:8000")
+    assert not is_search_location("http://127.0.0.1:8000")
