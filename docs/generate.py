@@ -139,7 +139,7 @@ def entry(doc: options.OptionDoc, name: str) -> str:
     required = " Required." if doc.default == "required" else ""
     if doc.type not in _TYPES:
         raise SystemExit(f"{name} has the type {doc.type}: say in _TYPES of {__file__} how readers write it")
-    text = doc.text.replace("as `profdeck.config.schedule.GRAMMAR` says", "as under [Steps](#steps)")
+    text = doc.text.replace("`profdeck.config.schedule.GRAMMAR` describes", "[Steps](#steps) describes")
     return f"### `{name}`\n\nType: {_TYPES[doc.type]}.{required}\n\n{prose(text)}\n\n"
 
 

@@ -1199,5 +1199,5 @@ def test_a_process_that_is_gone_ends_no_captures_by_the_clock(
 
 
 def test_captures_by_the_clock_need_requests(job: Callable[..., Job]) -> None:
-    with pytest.raises(ConfigError, match="'every 1 s' is asked for .* which on_demand: false forbids"):
+    with pytest.raises(ConfigError, match="'every 1 s' requires on-demand requests, but on_demand is false"):
         job(1, steps=["every 1 s"], on_demand=False)

@@ -103,7 +103,7 @@ def test_the_spec_of_a_span_gives_it_back(entries: list[int | str]) -> None:
     ],
 )
 def test_refuses_what_is_no_step(spec: int | str) -> None:
-    with pytest.raises(ValueError, match=r"step|empty|interval|selects|for [05] does not fit between every 5"):
+    with pytest.raises(ValueError, match=r"step|empty|interval|selects|[05] steps do not fit in an interval of 5"):
         parse_span(spec)
 
 

@@ -18,7 +18,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.processes import ProcessId
 from profdeck.config.batch_kinds import BatchKind as BatchKind  # noqa: PLC0414  # re-exported
 from profdeck.config.schedule import Iterations
-from profdeck.config.structuring import LEFT_OUT
+from profdeck.config.structuring import OMIT_IF_NONE
 from profdeck.records.status import Status
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -93,9 +93,9 @@ class Recorded:
     size_bytes: int
     events: int
     problems: tuple[str, ...]
-    duration_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
+    duration_s: float | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """From its begin until its files were whole. Left out before, as older readers do not know it."""
-    stall_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
+    stall_s: float | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """How long its start and stop kept the process from its work. Left out as above."""
 
 
@@ -120,11 +120,11 @@ class Reply:
     """What kept it from recording what was asked for."""
     error: str | None = None
     """Why the command was refused; nothing has changed then."""
-    refusal: Outcome | None = attrs.field(default=None, metadata=LEFT_OUT)
+    refusal: Outcome | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """The code of the refusal, where one is told. Left out when there is none, as older readers do not know it."""
-    owner: ProcessId | None = attrs.field(default=None, metadata=LEFT_OUT)
+    owner: ProcessId | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """The process that made the last request, where it is known. Left out when it is not, as above."""
-    waits_for: str | None = attrs.field(default=None, metadata=LEFT_OUT)
+    waits_for: str | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """What it waits for before its window can begin, and who holds that: a device that somebody else records. Left out
     when it does not wait, as above."""
 
@@ -137,7 +137,7 @@ class Answer:
     """One per worker whose answer reaches the one that asked."""
     frontends: Mapping[str, Reply] = attrs.field(factory=dict)
     """By name, those of processes that are no worker, as far as they record."""
-    recording: tuple[int, ...] | None = attrs.field(default=None, metadata=LEFT_OUT)
+    recording: tuple[int, ...] | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """The ranks that record, where the engine chose them: `CaptureRequest.ranks` are then those of each of its parts,
     such as the stages of a pipeline. Left out else, as older readers do not know it."""
 

@@ -445,7 +445,7 @@ URL = "http://127.0.0.1:1"
         (["--url", "ftp://host"], "'ftp://host' is not the URL of a server"),
         (["--url", "http://host:99999"], "'http://host:99999' is not the URL of a server"),
         (["--url", URL, "--url", f"{URL}/"], f"{URL}: this server is specified twice."),
-        (["--router", "host"], "'host' is no URL of a server"),
+        (["--router", "host"], "'host' is not the URL of a server"),
         (["--targets", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (
             ["--router", URL, "--set", "server.targets.worker_types=[encode]"],

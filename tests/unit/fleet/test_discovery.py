@@ -271,9 +271,9 @@ def test_the_token_goes_to_no_host_that_only_the_router_names(monkeypatch: pytes
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"worker_hosts": ["http://gpu7"], "router": A}, "'http://gpu7' is no host or network, such as gpu7"),
-        ({"worker_hosts": ["10.0.0.0/99"], "router": A}, "'10.0.0.0/99' is no host or network"),
-        ({"worker_hosts": ["gpu7"], "urls": [A]}, "there is no router"),
+        ({"worker_hosts": ["http://gpu7"], "router": A}, "'http://gpu7' is not a host or network, such as gpu7"),
+        ({"worker_hosts": ["10.0.0.0/99"], "router": A}, "'10.0.0.0/99' is not a host or network"),
+        ({"worker_hosts": ["gpu7"], "urls": [A]}, "set router as well"),
     ],
 )
 def test_hosts_of_workers_that_are_wrong(config: dict[str, Any], message: str) -> None:
