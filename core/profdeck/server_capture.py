@@ -135,7 +135,7 @@ class _Role:
 
     name: str
     alone: bool
-    """True for a single server, which is captured without targets."""
+    """True for a single server, which is captured directly instead of as a target."""
     servers: list[CheckedServer]
 
     @property

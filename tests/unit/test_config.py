@@ -163,7 +163,9 @@ def test_iterations_are_checked(iterations: dict[str, Any], message: str) -> Non
 def test_a_server_has_one_role_unless_stages_come_one_after_the_other() -> None:
     urls = {"backend": "vllm", "targets": {"urls": ["http://127.0.0.1:1/"]}}
     roles = {"rollout": urls, "reference": {**urls, "targets": {"urls": ["http://127.0.0.1:1"]}}}
-    with pytest.raises(ConfigError, match=r"roles\.reference\.targets\.urls: .* is also a target of the role 'rollout'"):
+    with pytest.raises(
+        ConfigError, match=r"roles\.reference\.targets\.urls: .* is also a target of the role 'rollout'"
+    ):
         structure({"steps": [1], "roles": roles}, Config, where="")
     assert structure({"steps": [1], "mode": "discrete", "roles": roles}, Config, where="").roles
 

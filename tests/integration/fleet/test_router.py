@@ -22,7 +22,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
-from profdeck.replicas.discovery import workers_of
+from profdeck.replicas.discovery import query_workers
 from profdeck.verification.run_report import read_run
 
 WINDOW_S = 120
@@ -92,7 +92,7 @@ def test_a_sample_has_the_worker_that_the_router_keeps_busy(
     targets = {"router": router.url, "sample": 1, "sample_by": "load"}
     profiler = rollouts(settings(root, "busiest", rollout__targets=targets))
     with busy(router, clients=4):
-        until(lambda: any(worker.load for worker in asyncio.run(workers_of(router.url, None))), timeout_s=30)
+        until(lambda: any(worker.load for worker in asyncio.run(query_workers(router.url, None))), timeout_s=30)
         (record,) = captured(profiler)
     assert record.name in urls
     (whole,) = (target for target in read_run(root / "busiest").targets if target.policy)

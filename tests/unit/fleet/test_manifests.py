@@ -86,12 +86,12 @@ def test_nothing_is_claimed_while_targets_are_being_asked(build: Build, disk: Di
 def test_of_several_manifests_for_a_path_the_last_one_stays(tmp_path: Path) -> None:
     async def main() -> None:
         manifests = ManifestBatch()
-        assert await manifests.written() == {}
+        assert await manifests.flush() == {}
         for number in range(3):
             for name in "abc":
-                manifests.put(tmp_path / name, f"{name}{number}".encode())
+                manifests.add(tmp_path / name, f"{name}{number}".encode())
             if number:
-                assert await manifests.written() == {}
+                assert await manifests.flush() == {}
 
     asyncio.run(main())
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "a2", "b": "b2", "c": "c2"}
@@ -101,9 +101,9 @@ def test_each_capture_may_have_a_loop_of_its_own(tmp_path: Path) -> None:
     manifests = ManifestBatch()
 
     async def write(content: bytes) -> None:
-        manifests.put(tmp_path / "a", content)
+        manifests.add(tmp_path / "a", content)
         await asyncio.sleep(0)  # it waits for others that may follow
-        assert await manifests.written() == {}
+        assert await manifests.flush() == {}
 
     for content in (b"old", b"new"):
         asyncio.run(write(content))
@@ -123,11 +123,11 @@ def test_what_comes_while_others_are_written_is_written_as_well(
             write(path, content, durable=durable)
 
         monkeypatch.setattr(files, "_write", slow)
-        manifests.put(tmp_path / "a", b"old")
-        waiting = asyncio.create_task(manifests.written())
+        manifests.add(tmp_path / "a", b"old")
+        waiting = asyncio.create_task(manifests.flush())
         await begun.wait()
-        manifests.put(tmp_path / "a", b"new")
-        manifests.put(tmp_path / "b", b"new")
+        manifests.add(tmp_path / "a", b"new")
+        manifests.add(tmp_path / "b", b"new")
         go_on.set()
         assert await waiting == {}
 
@@ -138,12 +138,12 @@ def test_what_comes_while_others_are_written_is_written_as_well(
 def test_what_cannot_be_written_is_told_once(tmp_path: Path) -> None:
     async def main() -> None:
         manifests, path = ManifestBatch(), tmp_path / "missing" / "a"
-        manifests.put(path, b"")
-        manifests.put(tmp_path / "b", b"")
-        problems = await manifests.written()
+        manifests.add(path, b"")
+        manifests.add(tmp_path / "b", b"")
+        problems = await manifests.flush()
         assert [*problems] == [path]
         assert isinstance(problems[path], FileNotFoundError)
-        assert await manifests.written() == {}
+        assert await manifests.flush() == {}
 
     asyncio.run(main())
     assert [path.name for path in tmp_path.iterdir()] == ["b"]  # and no temporary file
@@ -153,13 +153,13 @@ def test_who_gives_up_waiting_does_not_end_the_writing(tmp_path: Path) -> None:
     async def main() -> None:
         manifests = ManifestBatch()
         for number in range(50):
-            manifests.put(tmp_path / str(number), b"")
-        waiting = asyncio.create_task(manifests.written())
+            manifests.add(tmp_path / str(number), b"")
+        waiting = asyncio.create_task(manifests.flush())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert await manifests.written() == {}
+        assert await manifests.flush() == {}
 
     asyncio.run(main())
     assert len([*tmp_path.iterdir()]) == 50
