@@ -363,8 +363,8 @@ def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
         if server.about is not None and _release(server.about.profdeck) != _release(__version__):
             servers_by_version[server.about.profdeck].append(server.name)
     return [
-        f"{names[0] if len(names) == 1 else f'{names[0]} and {len(names) - 1} more'}: the version of profdeck is {version} "
-        f"there and {__version__} here. If the capture fails, install the same version on both sides."
+        f"{names[0] if len(names) == 1 else f'{names[0]} and {len(names) - 1} more'}: the version of profdeck is "
+        f"{version} there and {__version__} here. If the capture fails, install the same version on both sides."
         for version, names in servers_by_version.items()
     ]
 

@@ -208,7 +208,7 @@ def test_a_worker_that_its_router_calls_unhealthy(cli: Cli, fleet: Fleet) -> Non
         assert servers[1].commands() == []
     states = {one["url"]: one["state"] for one in json.loads(result.stdout)["servers"]}
     assert states == {servers[0].url: "ready", servers[1].url: "unhealthy"}
-    assert "Its router says that it is not healthy, so it is left out." in words(result.stderr)
+    assert "The router reports that this worker is unhealthy, so it is not captured." in words(result.stderr)
 
 
 def test_a_file_of_targets(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_servers_of_several_kinds_are_two_roles(cli: Cli, fleet: Fleet) -> None:
     simulated = ", ".join(sorted([servers[0].url, servers[2].url]))
     assert f"simulated: {simulated}" in said
     assert f"other: {servers[1].url}" in said
-    assert "Give each kind a role of its own in a config" in said
+    assert "Define a role for each backend in a config" in said
 
 
 def test_directories_that_differ(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_versions_that_may_not_fit(cli: Cli, fleet: Fleet) -> None:
         result = cli("capture", "servers", *by_url(servers), *QUIET)
     assert result.exit_code == 0, result.output
     said = words(result.stderr)
-    assert "and 1 more: profdeck is 0.0.9 there and 0.1.0 here." in said
-    assert f"{servers[3].url}: profdeck is strange there and 0.1.0 here." in said
+    assert "and 1 more: the version of profdeck is 0.0.9 there and 0.1.0 here." in said
+    assert f"{servers[3].url}: the version of profdeck is strange there and 0.1.0 here." in said
     assert "profdeck is 0.1.7" not in said
 
 
@@ -301,7 +301,7 @@ def test_a_server_that_is_not_well(cli: Cli, fleet: Fleet, *, many: bool) -> Non
     assert result.exit_code == 1
     said = words(result.stderr)
     assert ("warning" in said) is not many
-    assert f"{servers[0].url}: Its /health does not answer that it is well." in said
+    assert f"{servers[0].url}: The health check at /health failed." in said
 
 
 def test_a_server_is_asked_how_it_is_by_the_route_of_its_backend(
@@ -315,7 +315,7 @@ def test_a_server_is_asked_how_it_is_by_the_route_of_its_backend(
         result = cli("capture", "servers", *by_url(servers), *QUIET)
         assert [server.commands().count("cheap") for server in servers] == [1, 0]
         assert "health" not in servers[0].commands() + servers[1].commands()
-    assert f"{servers[0].url}: Its /cheap does not answer that it is well." in words(result.stderr)
+    assert f"{servers[0].url}: The health check at /cheap failed." in words(result.stderr)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -330,14 +330,14 @@ def test_a_server_that_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host
         assert "start" in servers[0].commands()  # permissions do not tell all
     assert result.exit_code == 1
     said = words(result.stderr)
-    sentence = f"{servers[0].url}: It cannot write below {tmp_path}/profiles on {here['host']}."
+    sentence = f"{servers[0].url}: The server cannot write to {tmp_path}/profiles on {here['host']}."
     assert sentence.replace(" ", "") in said.replace(" ", "")  # a long path is folded
     assert ("warning" in said) is not many
     assert ("simulated 0.1.0 not writable" in said) is many
     if many:
         (told,) = (one for one in json.loads(result.stdout)["servers"] if one["url"] == servers[0].url)
         assert told["state"] == "not_writable"
-        assert "start it with another output in its config" in told["reason"]
+        assert "restart it with another output in its config" in told["reason"]
 
 
 def test_a_server_that_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
@@ -369,7 +369,7 @@ def test_what_no_backend_recognises(cli: Cli, fleet: Fleet) -> None:
     assert (one.exit_code, two.exit_code) == (3, 3)
     assert f"No backend recognises the server at {servers[0].url}. Check its address." in words(one.stderr)
     assert "and 1 more. Check its address." in words(two.stderr)
-    assert f"{servers[0].url}: No backend knows such a server." in words(some.stderr)
+    assert f"{servers[0].url}: No installed backend recognises this server." in words(some.stderr)
     assert some.exit_code == 0, some.output  # it takes part: its backend hides, and is that of the others
 
 
@@ -381,7 +381,7 @@ def test_the_backend_may_be_named(cli: Cli, fleet: Fleet) -> None:
             assert result.exit_code == 0, result.output
         result = cli("capture", "servers", *by_url(servers), *QUIET, "--set", "server.backend=paper")
     assert result.exit_code == 2
-    assert "The backend 'paper' records its own process and controls no server." in words(result.stderr)
+    assert "The backend 'paper' records its own process and cannot control servers." in words(result.stderr)
 
 
 @pytest.mark.parametrize("given", [[], ["--set", "server.backend=simulated"]])
@@ -410,10 +410,10 @@ def test_very_many_are_not_all_listed(cli: Cli, fleet: Fleet) -> None:
 def test_a_router_that_does_not_help(cli: Cli, fleet: Fleet) -> None:
     with fleet(1) as (router,):
         for act, text in (
-            (Act(status=503), f"The router {router.url} answered 503 to /workers. See its log."),
-            (Act(status=401), "Set the variable that router_key_variable names to its API key."),
-            (Act(content=b'{"workers": []}'), f"There is no target (none found); looked in: {router.url}."),
-            (Act(content=b"<html>"), "does not answer /workers as routers do"),
+            (Act(status=503), f"The router {router.url} replied to /workers with 503. Check its log."),
+            (Act(status=401), "Set the environment variable in router_key_variable to its API key."),
+            (Act(content=b'{"workers": []}'), f"There is no target (none found). Searched: {router.url}."),
+            (Act(content=b"<html>"), "replied to /workers with an unknown format"),
         ):
             router.acts["workers"] = [act]
             result = cli("capture", "servers", "--router", router.url, *FIVE)

@@ -19,7 +19,7 @@ from profdeck.config.targets import Policy, SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.clusters import Actor
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import BatchKind
-from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, sampled
+from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, select_sample
 from profdeck.replicas.worker_kinds import select_kinds
 from profdeck_traces.base.errors import ConfigError
 from simulated_servers import Act, SimulatedServer, simulated_servers
@@ -113,10 +113,16 @@ def test_a_file_lists_servers(tmp_path: Path, name: str, text: str) -> None:
         ("[3]", r"targets\[0\]: expected a mapping of keys to values, got 3"),
         ("[{replica: 1}]", r"targets\[0\].url: this key is required"),
         ("[{url: 'http://a', replicas: 1}]", "unknown key 'replicas'. Did you mean 'replica'?"),
-        ("[{url: 'http://a', replica: -1}]", "replica: -1 is no number of a replica; they count from 0"),
+        ("[{url: 'http://a', replica: -1}]", "replica: expected 0 or greater, got -1"),
         ("[{url: 'http://a', worker_type: x}]", "expected one of regular, prefill, decode"),
-        ("[{url: 'http://a', replica: 1}, {url: 'http://a', replica: 2}]", "http://a is listed as replica 1 and as 2"),
-        ("[{url: 'http://a', replica: 1}, {url: 'http://b', replica: 1}]", "http://a and http://b are both replica 1"),
+        (
+            "[{url: 'http://a', replica: 1}, {url: 'http://a', replica: 2}]",
+            "http://a is listed with two replica numbers, 1 and 2",
+        ),
+        (
+            "[{url: 'http://a', replica: 1}, {url: 'http://b', replica: 1}]",
+            "http://a and http://b both have the replica number 1",
+        ),
         ("[", "not valid YAML"),
     ],
 )
@@ -128,9 +134,9 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
 
 def test_what_is_selected() -> None:
     assert numbered(found(urls=[A, B, C], replicas=[2, 0, 7])) == {0: A, 2: C}
-    with pytest.raises(CaptureError, match=r"no target \(1 found, none of them selected by .*\); looked in: http"):
+    with pytest.raises(CaptureError, match=r"no target \(1 found, but not selected by .*\)\. Searched: http"):
         found(urls=[A], replicas=[1])
-    with pytest.raises(CaptureError, match="none of them selected"):
+    with pytest.raises(CaptureError, match="but not selected"):
         found(urls=[A], worker_types=["decode"])
     assert numbered(found(urls=[A], worker_types=["regular"])) == {0: A}
 
@@ -149,7 +155,7 @@ def test_the_number_of_a_file_is_not_given_to_another_server(tmp_path: Path) -> 
     file.write_text(f"['{C}', '{A}', '{B}']")
     assert numbered(found(numbers, file=str(file))) == {0: C, 1: A, 2: B}
     file.write_text(f"[{{url: '{A}', replica: 2}}, '{B}']")
-    with pytest.raises(ConfigError, match="are both replica 2; numbers are unique"):
+    with pytest.raises(ConfigError, match="both have the replica number 2. Replica numbers must be unique"):
         found(numbers, file=str(file))
 
 
@@ -169,9 +175,9 @@ def test_a_router_lists_its_workers() -> None:
 def test_a_sample_has_some_of_each_model() -> None:
     models = {A: "small", B: "large", C: "large"}
     act = answer(*(worker(url) | {"model_id": model} for url, model in models.items()))
-    chosen, notes = sampled(from_router(act), 1)
+    chosen, notes = select_sample(from_router(act), 1)
     assert [(target.handle, target.model) for target in chosen] == [(A, "small"), (B, "large")]
-    assert notes == ["2 of 3 targets were chosen to record, as sample: 1 says."]
+    assert notes == ["Selected 2 of 3 targets, because sample is 1."]
 
 
 def test_a_sample_has_the_busiest() -> None:
@@ -179,18 +185,21 @@ def test_a_sample_has_the_busiest() -> None:
     targets = from_router(answer(*(worker(url) | {"load": load} for url, load in busy.items())))
     assert [target.load for target in targets] == [7, 5, None]
     for most, expected in ((1, [A]), (2, [A, B])):
-        chosen, notes = sampled(targets, most, SampleBy.LOAD)
+        chosen, notes = select_sample(targets, most, SampleBy.LOAD)
         assert [target.handle for target in chosen] == expected
-        assert notes == [f"{most} of 3 targets were chosen to record, as sample: {most} says."]
+        assert notes == [f"Selected {most} of 3 targets, because sample is {most}."]
 
 
 @pytest.mark.parametrize("load", [{}, {"load": None}, {"load": -1}, {"load": 0}])
 def test_a_sample_by_load_of_a_router_that_tells_none_is_spread(load: dict[str, Any]) -> None:
     bare = {key: value for key, value in VLLM_WORKER.items() if key != "load"}
     act = answer(*(bare | {"url": f"http://10.0.0.1:{port}", "is_healthy": True} | load for port in range(8000, 8004)))
-    chosen, notes = sampled(from_router(act), 2, SampleBy.LOAD)
+    chosen, notes = select_sample(from_router(act), 2, SampleBy.LOAD)
     assert [target.replica for target in chosen] == [0, 2]
-    assert notes[1:] == ["They are spread, as the router calls all idle: with --policy round_robin it always does."]
+    assert notes[1:] == [
+        "The targets were selected by replica number, because the router reports no requests in flight. With "
+        "--policy round_robin, it never counts them."
+    ]
 
 
 # Prefill and decode apart.
@@ -259,12 +268,14 @@ def test_the_token_goes_to_no_host_that_only_the_router_names(monkeypatch: pytes
     assert set(refused(worker_hosts=["10.0.0.0/28", "*:*"])) == {named, "no URL"}
     at_socket = answer(worker("unix:/run/docker.sock"))
     (target,) = from_router(at_socket, worker_hosts=["*"])
-    assert "this socket may be anything. If it is one, give it in urls" in str(target.problem)
+    assert "only the router lists this socket, so profdeck does not connect to it. If you trust this socket" in str(
+        target.problem
+    )
     (target,) = from_router(at_socket, urls=["unix:/run/docker.sock"])
     assert target.problem is None
     (target,) = from_router(answer(worker(A)))
     assert isinstance(target.problem, TargetError)
-    assert "only its router names it" in str(target.problem)
+    assert "only the router lists this" in str(target.problem)
     assert "worker_hosts: [10.0.0.2]" in str(target.problem)
 
 
@@ -304,11 +315,15 @@ def test_the_router_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("act", "message", "outcome"),
     [
-        (Act(status=503), "answered 503 to /workers. See its log.", Outcome.REFUSED),
-        (Act(status=401), "answered 401 to /workers. Set the variable that router_key_variable", Outcome.REFUSED),
-        (Act(content=b"<html>"), "does not answer /workers as routers do", Outcome.NOT_ENABLED),
-        (Act(content=b'{"workers": [{}]}'), "does not answer /workers as routers do: .*`url`", Outcome.NOT_ENABLED),
-        (Act(content=b"[]"), "does not answer /workers as routers do", Outcome.NOT_ENABLED),
+        (Act(status=503), "replied to /workers with 503. Check its log.", Outcome.REFUSED),
+        (
+            Act(status=401),
+            "replied to /workers with 401. Set the environment variable in router_key_variable",
+            Outcome.REFUSED,
+        ),
+        (Act(content=b"<html>"), "replied to /workers with an unknown format", Outcome.NOT_ENABLED),
+        (Act(content=b'{"workers": [{}]}'), "replied to /workers with an unknown format: .*`url`", Outcome.NOT_ENABLED),
+        (Act(content=b"[]"), "replied to /workers with an unknown format", Outcome.NOT_ENABLED),
         (Act(raw=b"", close=True), "cannot be reached", Outcome.UNREACHABLE),
     ],
 )
@@ -319,7 +334,7 @@ def test_a_router_that_does_not_tell(act: Act, message: str, outcome: Outcome) -
 
 
 def test_a_router_without_workers() -> None:
-    with pytest.raises(CaptureError, match=r"no target \(none found\); looked in: http://127"):
+    with pytest.raises(CaptureError, match=r"no target \(none found\)\. Searched: http://127"):
         from_router(answer())
 
 
@@ -357,7 +372,7 @@ def test_an_elastic_fleet(
         assert (gone.outcome, gone.capture, gone.reason) == (
             Outcome.UNREACHABLE,
             None,
-            "Its router says that it is not healthy, so it was not asked.",
+            "The router reports that this worker is unhealthy, so it was not contacted.",
         )
         assert by_name[1][urls[2]].outcome is Outcome.FLUSHED
 
@@ -378,7 +393,7 @@ def test_a_router_that_is_down_starts_nothing(
 
     with_router(check, Act(status=503))
     assert manifest().status is Status.FAILED
-    assert "answered 503 to /workers" in manifest().problems[0]
+    assert "replied to /workers with 503" in manifest().problems[0]
     assert (manifest().policy, manifest().targets) == (policy, ())
     assert manifest(3).status is Status.COMPLETE
 
@@ -393,7 +408,7 @@ targets = st.lists(st.tuples(st.none() | st.sampled_from(WorkerType), st.boolean
 
 @given(found=targets, most=st.integers(1, 50))
 def test_a_sample_has_of_each_kind_what_there_is(found: list[Target], most: int) -> None:
-    chosen, notes = sampled(found, most)
+    chosen, notes = select_sample(found, most)
     assert bool(notes) == (len(chosen) < len(found))
     assert [target.replica for target in chosen] == sorted({target.replica for target in chosen})
     for kind in WorkerType:
@@ -406,8 +421,8 @@ def test_a_sample_has_of_each_kind_what_there_is(found: list[Target], most: int)
 
 def test_a_sample_is_spread_and_always_the_same() -> None:
     found = [Target(handle=f"http://{number}", replica=number) for number in range(64)]
-    chosen, notes = sampled(found, 4)
+    chosen, notes = select_sample(found, 4)
     assert [target.replica for target in chosen] == [0, 16, 32, 48]
-    assert notes == ["4 of 64 targets were chosen to record, as sample: 4 says."]
-    assert sampled(found, 4) == (chosen, notes)
-    assert sampled(found, None) == (found, [])
+    assert notes == ["Selected 4 of 64 targets, because sample is 4."]
+    assert select_sample(found, 4) == (chosen, notes)
+    assert select_sample(found, None) == (found, [])

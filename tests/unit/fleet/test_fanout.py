@@ -68,7 +68,7 @@ def test_what_is_late_is_cancelled_and_waited_for(timeout_s: float, each_timeout
 
     results = asyncio.run(fan_out(wait, [0, 1, 2], timeout_s=timeout_s, each_timeout_s=each_timeout_s))
     assert results[0] == 0
-    assert [str(result) for result in results[1:]] == ["It was not done within 0.02 seconds."] * 2
+    assert [str(result) for result in results[1:]] == ["The operation did not finish within 0.02 seconds."] * 2
     assert target_error(results[1]).outcome is Outcome.TIMED_OUT
     assert taken_back == [1, 2]
 

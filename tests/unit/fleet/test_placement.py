@@ -61,6 +61,6 @@ def test_the_ranks_on_those_gpus_record(
 def test_ranks_on_which_no_engine_runs_are_refused(simulated: None, settings: dict[str, Any]) -> None:
     target = PlacedEngine("http://127.0.0.1:9", [4, 5])  # one alone, at which nobody is asked
     profiler = Profiler.from_config(role="rollout", settings=settings | {"rollout.ranks": [0]}, target=target)
-    said = r"\[0\] are GPU ranks of this job, .*; targets run on 4, 5\."
+    said = r"\[0\] are GPU ranks of this job, .* Targets run on the GPU ranks 4, 5\."
     with profiler, pytest.raises(CaptureError, match=said):
         profiler.start(1)

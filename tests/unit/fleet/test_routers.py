@@ -61,8 +61,8 @@ WORKERS = {"workers": [{"url": "http://127.0.0.1:1"}]}
 def test_the_one_of_this_host(family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(RayCluster, "log_directory", tmp_path)
     with serving(WORKERS, family) as port, serving({"models": []}) as other:
-        tables = [without_others(Path(table), {port, other}, tmp_path) for table in routers._TABLES]
-        monkeypatch.setattr(routers, "_TABLES", tables)
+        tables = [without_others(Path(table), {port, other}, tmp_path) for table in routers._SOCKET_TABLES]
+        monkeypatch.setattr(routers, "_SOCKET_TABLES", tables)
         found = asyncio.run(find_router(AUTO))
     assert found == (f"http://127.0.0.1:{port}" if family is socket.AF_INET else f"http://[::1]:{port}")
 
@@ -83,10 +83,10 @@ def test_several_and_none_are_refused(tmp_path: Path) -> None:
     with serving(WORKERS) as one, serving(WORKERS) as other:
         log.write_text(f"router 127.0.0.1:{one}\nrouter 127.0.0.1:{other}\n")
         with pytest.raises(
-            CaptureError, match=f"Several routers answer: http://127.0.0.1:{other}, http://127.0.0.1:{one}; "
+            CaptureError, match=f"Several routers respond: http://127.0.0.1:{other}, http://127.0.0.1:{one}. "
         ):
             asyncio.run(find_router(str(log)))
-    with pytest.raises(CaptureError, match=r"No router answers at 2 places; looked at the lines of .*train.log"):
+    with pytest.raises(CaptureError, match=r"None of 2 URLs is a router\. Searched the lines of .*train.log"):
         asyncio.run(find_router(str(log)))
 
 
