@@ -18,7 +18,7 @@ from profdeck_traces.base.errors import ConfigError
 ROLE = {"backend": "torch"}
 
 
-def test_a_full_config_is_read(tmp_path: Path) -> None:
+def test_complete_config(tmp_path: Path) -> None:
     file = tmp_path / "profdeck.yaml"
     file.write_text(
         """
@@ -54,7 +54,7 @@ def test_a_full_config_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
+def test_toml_and_yaml_are_equivalent(tmp_path: Path) -> None:
     yaml, toml = tmp_path / "a.yaml", tmp_path / "a.toml"
     yaml.write_text('steps: [1, "3..4"]\nroles: {trainer: {backend: torch, options: {with_stack: true}}}')
     toml.write_text('steps = [1, "3..4"]\n[roles.trainer]\nbackend = "torch"\noptions.with_stack = true')
@@ -114,7 +114,7 @@ def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_its_path(data: dict[str, Any], message: str) -> None:
+def test_errors_contain_the_path(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         structure(data, Config, where="")
     assert message in str(caught.value)
@@ -135,9 +135,7 @@ def test_what_is_wrong_is_said_with_its_path(data: dict[str, Any], message: str)
         ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not the backend of an engine"),
     ],
 )
-def test_keys_that_the_backend_has_no_use_for(
-    tally: ModuleType, backend: str, data: dict[str, Any], message: str
-) -> None:
+def test_unsupported_keys_of_the_backend(tally: ModuleType, backend: str, data: dict[str, Any], message: str) -> None:
     config = structure({"roles": {"trainer": {"backend": backend} | data}}, Config, where="")
     with pytest.raises(ConfigError) as caught:
         build_backend(config, "trainer")
@@ -160,7 +158,7 @@ def test_iterations_are_checked(iterations: dict[str, Any], message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_a_server_has_one_role_unless_stages_come_one_after_the_other() -> None:
+def test_server_has_one_role_in_continuous_mode() -> None:
     urls = {"backend": "vllm", "targets": {"urls": ["http://127.0.0.1:1/"]}}
     roles = {"rollout": urls, "reference": {**urls, "targets": {"urls": ["http://127.0.0.1:1"]}}}
     with pytest.raises(
@@ -170,7 +168,7 @@ def test_a_server_has_one_role_unless_stages_come_one_after_the_other() -> None:
     assert structure({"steps": [1], "mode": "discrete", "roles": roles}, Config, where="").roles
 
 
-def test_all_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         structure({"mode": "x", "final_step": "y", "roles": {"a": {"backend": 3}}}, Config, where="")
     assert len(str(caught.value).splitlines()) == 3
@@ -194,7 +192,7 @@ def test_options_are_not_coerced(options: dict[str, Any], message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_null_means_automatic_where_that_is_allowed() -> None:
+def test_null_selects_the_default() -> None:
     assert structure({"activities": None}, CommonOptions, where="").activities is None
     with pytest.raises(ConfigError, match=r"record_shapes: expected true or false, got nothing \(null\)"):
         structure({"record_shapes": None}, CommonOptions, where="")
@@ -209,7 +207,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from([*TOP_LEVEL_KEYS, "x"]), anything, max_size=4))
-def test_any_data_gives_a_config_or_a_config_error(data: dict[str, Any]) -> None:
+def test_arbitrary_data_raises_only_config_errors(data: dict[str, Any]) -> None:
     try:
         config = structure(data, Config, where="")
     except ConfigError as error:
@@ -218,7 +216,7 @@ def test_any_data_gives_a_config_or_a_config_error(data: dict[str, Any]) -> None
         assert structure(unstructure(config), Config, where="") == config
 
 
-def test_the_strongest_layer_wins_and_its_source_is_known(tmp_path: Path) -> None:
+def test_precedence_and_sources_of_values(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(
         "steps: [1]\nmode: discrete\nroles: {Trainer: {backend: a, ranks: all, options: {with_flops: true}}}"
@@ -255,7 +253,7 @@ def test_the_strongest_layer_wins_and_its_source_is_known(tmp_path: Path) -> Non
         ("a.yaml", b"\xff\xfe\x00", "not valid YAML"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+def test_unusable_file_is_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=message) as caught:
@@ -263,7 +261,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, name: str, content:
     assert str(file) in str(caught.value)
 
 
-def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:
+def test_missing_file_and_empty_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.yaml", environ={})
     (tmp_path / "empty.yaml").touch()
@@ -280,20 +278,20 @@ def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:
         ("trainer.backend=[a", "is not valid YAML"),
     ],
 )
-def test_a_wrong_setting_is_explained(setting: str, message: str) -> None:
+def test_invalid_settings_are_explained(setting: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(settings=dict([parse_setting(setting)]), environ={})
     assert message in str(caught.value)
 
 
-def test_a_setting_below_a_value_is_refused(tmp_path: Path) -> None:
+def test_setting_below_a_scalar_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("roles: {trainer: {backend: torch, options: [1]}}")
     with pytest.raises(ConfigError, match="cannot be set, because 'options' is"):
         load_config(file, settings={"trainer.options.x": 1}, environ={})
 
 
-def test_a_plugin_own_options_are_strict_too(tally: ModuleType) -> None:
+def test_plugin_options_are_strict(tally: ModuleType) -> None:
     with pytest.raises(ConfigError, match="unknown key 'fail_on'. Did you mean 'fail_at'?"):
         structure({"fail_on": "start"}, tally.TallyOptions, where="roles.trainer.options")
 

@@ -475,7 +475,7 @@ URL = "http://127.0.0.1:1"
         (["--url", URL, "--set", "roles=3"], "roles: expected a mapping of role names, got 3"),
     ],
 )
-def test_what_is_given_is_wrong(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_invalid_arguments_are_rejected(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "job.yaml").write_text("roles: {trainer: {backend: paper}}")
     result = cli("capture", "servers", *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
