@@ -1,4 +1,4 @@
-"""A run in Python and in notebooks: its summary, its tables, its events and its page."""
+"""Python and notebook API for loaded traces: summary, tables, events and report page."""
 
 from __future__ import annotations
 
@@ -41,41 +41,41 @@ class Run:
     problems: tuple[str, ...]
     """Messages about traces that could not be read."""
     paths: tuple[Path, ...]
-    _how: dict[str, Any] = attrs.field(factory=dict, repr=False)
+    _arguments: dict[str, Any] = attrs.field(factory=dict, repr=False)
 
     @property
     def kernels(self) -> Table:
-        """All runs of each kernel, copy and fill."""
+        """Statistics of each kernel, copy and memset."""
         return self.table("kernels")
 
     @property
     def operators(self) -> Table:
-        """All calls of each operator and annotation of the host, which the column ``kind`` tells apart."""
+        """Statistics of each host operator and annotation, distinguished by the column ``kind``."""
         return self.table("operators")
 
     @property
     def stages(self) -> Table:
-        """What the job marks inside its steps."""
+        """Stages inside the steps of the job."""
         return self.table("stages")
 
     @property
     def steps(self) -> Table:
-        """The global steps, one by one."""
+        """Global steps, one row each."""
         return self.table("steps")
 
     @property
     def iterations(self) -> Table:
-        """The iterations of engines, one by one."""
+        """Engine iterations, one row each."""
         return self.table("iterations")
 
     @property
     def devices(self) -> Table:
-        """What each device did in all."""
+        """Total times of each device."""
         return self.table("devices")
 
     @property
     def gaps(self) -> Table:
-        """The longest times in which a device did nothing."""
+        """Longest idle intervals of each device."""
         return self.table("gaps")
 
     @property
@@ -85,30 +85,30 @@ class Run:
 
     @property
     def skew(self) -> Table:
-        """How late each rank was at collectives."""
+        """Delay of each rank at collectives."""
         return self.table("skew")
 
     @property
     def captures(self) -> Table:
-        """Whether each rank of each capture is there."""
+        """Status of each rank in each capture."""
         return self.table("captures")
 
     @property
     def findings(self) -> Table:
-        """What stands out, and what to do about it."""
+        """Findings, with the recommended action."""
         return self.table("findings")
 
     def table(self, name: str) -> Table:
-        """Return any of the tables.
+        """Return a table by name.
 
         Args:
-            name: One of `profdeck_traces.tables.of_run.NAMES`: those above, and what else there is.
+            name: One of `profdeck_traces.tables.of_run.NAMES`.
 
         Raises:
             TraceError: There is no such table.
         """
         if name not in NAMES:
-            raise TraceError(f"There is no table {name!r}. There are {', '.join(NAMES)}.")
+            raise TraceError(f"There is no table {name!r}. The tables are {', '.join(NAMES)}.")
         return table_of(self.summary, name)
 
     def events(
@@ -120,48 +120,55 @@ class Run:
         capture: str | None = None,
         run: str | None = None,
     ) -> pa.RecordBatchReader:
-        """Read the complete events of one trace once more, as Arrow in batches, in bounded memory.
+        """Read the duration events of one trace as Arrow record batches, in bounded memory.
 
-        Columns: ``name``, ``category``, ``pid``, ``tid``; ``start_ns`` and ``end_ns``, which count from the trace's
-        own origin.
+        The columns are ``name``, ``category``, ``pid``, ``tid``, ``start_ns`` and ``end_ns``. Times are relative to the
+        trace's origin.
 
         Args:
-            rank: Of which rank; needed where there are several.
-            role: Of which role, as the next three.
-            replica: Of which replica.
-            capture: Of which capture.
-            run: Of which run, by its directory.
+            rank: Rank of the trace. Required if there are several.
+            role: Role of the trace. Required if there are several, as are the next arguments.
+            replica: Replica of the trace.
+            capture: Capture of the trace.
+            run: Run directory of the trace.
 
         Raises:
-            TraceError: No trace, or more than one, is meant.
+            TraceError: The arguments match no trace, or more than one.
             ProfdeckError: pyarrow is not installed.
         """
         arrow()
-        wanted = {"rank": rank, "role": role, "replica": replica, "capture": capture, "run": run}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        found = [one for one in self.summary.ranks if all(getattr(one, name) == given[name] for name in given)]
-        if len(found) != 1:
+        arguments = {"rank": rank, "role": role, "replica": replica, "capture": capture, "run": run}
+        selection = {name: value for name, value in arguments.items() if value is not None}
+        matches = [
+            trace for trace in self.summary.ranks if all(getattr(trace, name) == selection[name] for name in selection)
+        ]
+        if len(matches) != 1:
             raise TraceError(
-                f"{len(found)} traces are meant by {given or 'no choice'}. Choose one by rank, role, replica, "
-                f"capture and run; there are: {'; '.join(self._named())}."
+                f"{selection or 'No argument'} matches {len(matches)} traces. Select one by rank, role, replica, "
+                f"capture and run: {'; '.join(self._labels())}."
             )
-        return read_trace(Path(found[0].path), devices_only=self._how["devices_only"]).to_batches()
+        return read_trace(Path(matches[0].path), devices_only=self._arguments["devices_only"]).to_batches()
 
-    def _named(self) -> list[str]:
+    def _labels(self) -> list[str]:
         labels = labels_of(self.summary.ranks)
-        return [f"{labels[one.path]}, {one.capture}" if one.capture else labels[one.path] for one in self.summary.ranks]
+        return [
+            f"{labels[trace.path]}, {trace.capture}" if trace.capture else labels[trace.path]
+            for trace in self.summary.ranks
+        ]
 
     def report(self, file: Path | str | None = None) -> str:
-        """Return the page of ``profdeck report``; without a cache that reads the traces once more for its pictures.
+        """Return the HTML page of ``profdeck report``.
+
+        Without a cache, this reads the traces again.
 
         Args:
-            file: Where to write it, too.
+            file: Path to write the page to; ``None`` to only return it.
 
         Raises:
             OSError: The file cannot be written.
         """
         buckets = buckets_of(len(self.summary.ranks))
-        summary, _ = summarise(self.paths, buckets=buckets, **self._how)
+        summary, _ = summarise(self.paths, buckets=buckets, **self._arguments)
         trend = trend_of(points_of([summary], find_sources(self.paths)))
         page = write_page([summary], [" ".join(map(str, self.paths))], trend)
         if file is not None:
@@ -169,7 +176,7 @@ class Run:
         return page
 
     def _repr_html_(self) -> str:
-        """Show the page in a notebook, closed off from it."""
+        """Show the report page in a notebook, inside a sandboxed frame."""
         return (
             f'<iframe sandbox="allow-scripts" srcdoc="{html.escape(self.report())}" '
             f'style="width:100%;height:{_FRAME_PIXELS}px;border:0"></iframe>'
@@ -186,24 +193,24 @@ def load(
     """Read all traces in the given paths, for use in tables and notebooks.
 
     Args:
-        paths: runs, captures, directories of traces, or traces.
-        devices_only: read only devices and annotations, not operators, which is about three times as fast.
-        rules: a file with additional rules for kernel classes.
-        processes: the number of traces to read in parallel.
-        cache: cache the results, so that later calls read only files that have changed.
+        paths: Runs, captures, directories of traces, or traces.
+        devices_only: Read only devices and annotations, not operators. This is about three times as fast.
+        rules: File with additional rules for kernel classes.
+        processes: Number of traces to read in parallel.
+        cache: Cache the results, so that later calls read only files that have changed.
 
     Raises:
-        TraceError: a directory has no traces, or no trace can be read.
-        ConfigError: the rules are invalid.
+        TraceError: A directory contains no traces, or no trace can be read.
+        ConfigError: The rules are invalid.
     """
-    how: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "devices_only": devices_only,
         "classifier": Classifier(load_rules(Path(rules))) if rules else None,
         "processes": processes,
         "cache": ResultCache.of_user() if cache else None,
     }
-    read = tuple(map(Path, paths))
-    summary, errors = summarise(read, **how)
+    inputs = tuple(map(Path, paths))
+    summary, errors = summarise(inputs, **arguments)
     if not summary.ranks:
         raise TraceError(" ".join(map(str, errors)))
-    return Run(summary, tuple(map(str, errors)), read, how)
+    return Run(summary, tuple(map(str, errors)), inputs, arguments)

@@ -148,7 +148,7 @@ def test_who_waits_is_ended(
     assert report.status is Status.MISSING
     if number is signal.SIGKILL:
         assert found.status is Status.RECORDING
-        assert report.ranks[0].problems[0].endswith("ended without ending the capture.")
+        assert report.ranks[0].problems[0].endswith("exited without ending the capture.")
     else:
         why = "SIGTERM in mid-capture." if number is signal.SIGTERM else "The process ended in mid-capture."
         assert (found.status, found.problems[0]) == (Status.MISSING, why)

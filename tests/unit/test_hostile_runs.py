@@ -102,7 +102,7 @@ def test_a_manifest_that_cannot_be_read_is_one_rank(run: Path, damage: Callable[
 def test_a_trace_that_is_no_regular_file_is_not_opened(run: Path, damage: Callable[[Path], object]) -> None:
     replace_by(damage)(trace_of(run))
     code, output = ls(run)
-    assert (code, "is no regular file" in output) == (1, True), output
+    assert (code, "is not a regular file" in output) == (1, True), output
 
 
 @pytest.mark.parametrize("damage", [os.mkfifo, Path.mkdir, lambda file: file.symlink_to("/dev/zero")])
@@ -137,7 +137,7 @@ def test_another_sound_trace_in_the_place_of_ours(run: Path) -> None:
     trace.write_text(text + " " * (size - len(text)))
     code, output = ls(run)
     assert code == 1
-    assert "has 1 events where" in output
+    assert "has 1 events, but" in output
 
 
 def test_a_sound_trace_of_the_same_size_and_as_many_events(run: Path) -> None:
@@ -148,18 +148,18 @@ def test_a_sound_trace_of_the_same_size_and_as_many_events(run: Path) -> None:
     about = {"name": trace.name, "kind": "trace", "size_bytes": len(texts[0]), "whole": True, "events": 1}
     edit(manifest_of(run), artifacts=[about | {"sha256": digest}])
     trace.write_text(texts[0])
-    assert "is not the file that was written" not in ls(run)[1]
+    assert "has changed since it was written" not in ls(run)[1]
     trace.write_text(texts[1])
     code, output = ls(run)
     assert code == 1
-    assert "is not the file that was written: its SHA-256 differs" in output
+    assert "has changed since it was written: its SHA-256 differs" in output
 
 
 def test_a_step_that_was_removed_is_missed(run: Path) -> None:
     shutil.rmtree(run / "step_000003")
     code, output = ls(run)
     assert code == 1
-    assert "Step 3 was selected, and nothing is there of it, though a later one was captured." in output
+    assert "Step 3 has no files, although selected by the schedule and followed by a captured step." in output
 
 
 def test_a_directory_that_cannot_be_read_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

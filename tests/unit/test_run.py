@@ -85,12 +85,12 @@ def test_a_whole_run_is_complete(record) -> None:
 @pytest.mark.parametrize(
     ("damage", "status", "problem", "is_there"),
     [
-        (lambda path: path.unlink(), Status.MISSING, "the file is gone", False),
+        (lambda path: path.unlink(), Status.MISSING, "does not exist", False),
         (lambda path: path.write_bytes(b""), Status.MISSING, "empty", False),
         (lambda path: path.write_bytes(path.read_bytes()[:-3]), Status.PARTIAL, "", False),
         (lambda path: path.write_text('{"traceEvents": []}'), Status.PARTIAL, "no event", False),
-        (lambda path: path.write_bytes(path.read_bytes() + b" "), Status.PARTIAL, "bytes where", True),
-        (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "no regular file", False),
+        (lambda path: path.write_bytes(path.read_bytes() + b" "), Status.PARTIAL, "bytes, but", True),
+        (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "not a regular file", False),
     ],
 )
 def test_files_are_read_not_trusted(record, damage: Any, status: Status, problem: str, *, is_there: bool) -> None:
@@ -119,7 +119,7 @@ def test_what_belongs_to_no_capture_is_listed(record) -> None:
     (run / "step_000001" / "trainer" / "rank_0007.step1.trace.json.gz").write_bytes(b"x")
     (run / "step_000001" / "trainer" / "rank_0008.step1.json").write_text("{")
     problems = read_run(run).problems
-    assert any("rank_0007.step1.trace.json.gz is in no manifest" in problem for problem in problems)
+    assert any("rank_0007.step1.trace.json.gz is not listed in any manifest" in problem for problem in problems)
     assert any("rank_0008.step1.json: not a readable manifest" in problem for problem in problems)
     assert "The role 'rollout' recorded nothing." in problems
 
@@ -149,7 +149,7 @@ def test_an_artifact_cannot_replace_the_manifest(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_explained(record, tmp_path: Path) -> None:
     record(0)
-    with pytest.raises(ProfdeckError, match=r"holds 1 run\(s\): run. Name one, such as"):
+    with pytest.raises(ProfdeckError, match=r"contains 1 run: run. Pass the path of a run, such as"):
         read_run(tmp_path)
     with pytest.raises(ProfdeckError, match="does not exist"):
         read_run(tmp_path / "none")
@@ -236,7 +236,7 @@ def test_a_directory_of_torch_npu_that_is_gone_is_missing(of_torch_npu) -> None:
     directory = of_torch_npu()
     shutil.rmtree(directory)
     _, rank = rank_0(directory)
-    assert (rank.status, rank.problems) == (Status.MISSING, (f"{directory.name}: the file is gone",))
+    assert (rank.status, rank.problems) == (Status.MISSING, (f"{directory.name}: does not exist",))
 
 
 def test_a_directory_of_torch_npu_that_nobody_knows_is_listed_but_while_it_is_recorded(of_torch_npu) -> None:
@@ -245,7 +245,7 @@ def test_a_directory_of_torch_npu_that_nobody_knows_is_listed_but_while_it_is_re
     (directory / "FRAMEWORK" / "rank_0000.trace.json").touch()  # nothing in it counts
     content = json.loads(manifest.read_text()) | {"artifacts": []}
     manifest.write_text(json.dumps(content))
-    listed = (f"step_000001/trainer/{directory.name} is in no manifest.",)
+    listed = (f"step_000001/trainer/{directory.name} is not listed in any manifest.",)
     assert rank_0(directory)[0].problems == listed
     manifest.write_text(json.dumps(content | {"status": "recording"}))
     assert rank_0(directory)[0].problems == ()

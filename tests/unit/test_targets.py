@@ -389,7 +389,7 @@ def test_kinds_of_one_rank_do_not_hide_another_rank(build: Build, engine: Any, t
     report = read_run(tmp_path / "run")
     assert (report.status, report.targets[0].problems) == (
         Status.MISSING,
-        ("Rank 1 should have recorded and left nothing.",),
+        ("Rank 1 was expected to record, but wrote no files.",),
     )
 
 
@@ -403,8 +403,8 @@ def test_a_rank_of_another_replica_or_request_does_not_count(build: Build, tally
         file.unlink()
     edit(tmp_path, "replica_000/rank_0001_tp1.step1.json", request="step1-take2")
     assert {(target.replica, target.problems) for target in read_run(tmp_path / "run").targets} == {
-        (0, ("Rank 1 should have recorded and left nothing.",)),
-        (1, tuple(f"Rank {rank} should have recorded and left nothing." for rank in (0, 1))),
+        (0, ("Rank 1 was expected to record, but wrote no files.",)),
+        (1, tuple(f"Rank {rank} was expected to record, but wrote no files." for rank in (0, 1))),
     }
 
 
@@ -439,7 +439,7 @@ def test_the_files_of_a_target_are_known_and_checked(build: Build, engine: Any, 
     artifact.path.write_text("b")
     assert (the_target(tmp_path).status, the_target(tmp_path).artifacts[0].whole) == (Status.PARTIAL, False)
     artifact.path.with_name("target.step1.other.txt").touch()
-    assert "target.step1.other.txt is in no manifest." in read_run(tmp_path / "run").problems[0]
+    assert "target.step1.other.txt is not listed in any manifest." in read_run(tmp_path / "run").problems[0]
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "never written"])

@@ -113,7 +113,7 @@ def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecord
         (manifest,) = manifests(tmp_path).values()
         assert (manifest.status, manifest.waits_for) == (Status.RECORDING, HELD)
         (report,) = (one for one in read_run(tmp_path / "run").captures if one.role == "trainer")
-        assert f"waits for its turn: for {HELD}." in report.ranks[0].problems[0]
+        assert f"waits for {HELD}." in report.ranks[0].problems[0]
         with trainer.stage("generate"):
             iterate(engine, D, D, D)
         assert calls_of(trainer) == []

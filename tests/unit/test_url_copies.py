@@ -125,7 +125,8 @@ def test_latest_is_the_newest_run_by_its_creation(store: RecordingStore) -> None
     store.pipe("/profiles/empty/file.json", b"{}")
     assert fetch("recording://profiles/latest").name == "a"
     with pytest.raises(
-        ProfdeckError, match="profiles holds 5 run.*: a, b, c, d, job. Name one, such as recording://profiles/a"
+        ProfdeckError,
+        match="profiles contains 5 runs: a, b, c, d, job. Pass the URL of a run, such as recording://profiles/a",
     ):
         fetch("recording://profiles")
     with pytest.raises(

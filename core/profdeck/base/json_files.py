@@ -75,7 +75,7 @@ def read_bounded(descriptor: int) -> bytes:
     """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "is no regular file")
+        raise OSError(errno.EINVAL, "is not a regular file")
     with open(descriptor, "rb", closefd=False) as file:  # as above
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:

@@ -1,4 +1,4 @@
-"""What a run directory is found to hold: the result of reading it back."""
+"""Reports about the files of a run: the results of `profdeck.verification.run_report.read_run`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from profdeck.records.pruned import PrunedStep
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 
-# From the best to the worst; a capture or run is as good as its worst part.
+# From best to worst. The status of a capture or run is the worst status of its parts.
 _ORDER = (Status.COMPLETE, Status.RECORDING, Status.PARTIAL, Status.FAILED, Status.MISSING)
 
 
 @attrs.frozen(kw_only=True)
 class ArtifactReport:
-    """One artifact as it stands on disk."""
+    """State of one artifact on disk."""
 
     path: Path
     kind: str
@@ -30,14 +30,14 @@ class ArtifactReport:
     problem: str | None
     iterations: tuple[int, int] | None
     notes: tuple[str, ...] = ()
-    """What else there is to say of it."""
+    """Remarks that are not problems."""
     kept: bool = False
-    """Whether it was read before, and not again since it did not change."""
+    """True if the result comes from the cache, because the file has not changed."""
 
 
 @attrs.frozen(kw_only=True)
 class RankReport:
-    """What one rank left of one capture."""
+    """State of one rank's files in one capture."""
 
     rank: int
     parallel: dict[str, int]
@@ -50,18 +50,18 @@ class RankReport:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all artifacts."""
+        """Total size of the artifacts in bytes."""
         return sum(artifact.size_bytes for artifact in self.artifacts)
 
     @property
     def events(self) -> int:
-        """The trace events in all artifacts that are here and can be read."""
+        """Number of trace events in all readable artifacts."""
         return sum(artifact.events or 0 for artifact in self.artifacts)
 
 
 @attrs.frozen(kw_only=True)
 class CaptureReport:
-    """One capture of one role and replica, over all of its ranks."""
+    """A capture of one role or replica, with all ranks."""
 
     id: str
     role: str
@@ -80,20 +80,20 @@ class CaptureReport:
 
 @attrs.frozen(kw_only=True)
 class TargetReport:
-    """What the process that asked for a capture says of an engine, a server or a fleet as a whole."""
+    """Result of a capture request for an engine, a server or a fleet, written by the requesting process."""
 
     id: str
     role: str
     replica: int | None
     target: str
     policy: Policy | None
-    """Of a fleet: how many targets had to start."""
+    """For a fleet, the policy for the number of targets that had to start."""
     needed: int | None
-    """The same as a number."""
+    """Number of targets that `policy` required."""
     start_skew_ms: float | None
-    """Of a fleet: the time between the first and the last start that was sent."""
+    """For a fleet, the time in milliseconds between the first and the last start request."""
     targets: tuple[TargetRecord, ...]
-    """Of a fleet: what came of each target, each of which has a report of its own if it was asked."""
+    """For a fleet, the outcome of each target. Each target that received a request also has its own report."""
     first_step: int
     status: Status
     problems: tuple[str, ...]
@@ -104,30 +104,30 @@ class TargetReport:
 
 @attrs.frozen(kw_only=True)
 class RunReport:
-    """A whole run."""
+    """State of all captures in a run."""
 
     path: Path
     captures: tuple[CaptureReport, ...]
     targets: tuple[TargetReport, ...]
     problems: tuple[str, ...]
-    """What belongs to no capture: roles that recorded nothing, files that no manifest mentions."""
+    """Problems outside captures, such as roles without a capture and files that no manifest lists."""
     pruned: tuple[PrunedStep, ...] = ()
-    """What was deleted on purpose."""
+    """Steps that `profdeck prune` deleted."""
 
     @property
     def status(self) -> Status:
-        """The worst status of its captures and targets; ``missing`` for a run without any."""
+        """Worst status of the captures and targets; ``missing`` if there are none."""
         parts = [*(part.status for part in self.captures), *(part.status for part in self.targets)]
         return worst(parts) if parts else Status.MISSING
 
 
 def worst(statuses: Iterable[Status]) -> Status:
-    """Return the worst of some statuses; ``complete`` for none."""
+    """Return the worst status, or ``complete`` if there are none."""
     return max(statuses, key=_ORDER.index, default=Status.COMPLETE)
 
 
 def plain(report: RunReport) -> dict[str, Any]:
-    """Turn a report into JSON data."""
+    """Convert a report to JSON data."""
     return {
         "path": str(report.path),
         "status": report.status,
@@ -154,7 +154,7 @@ def plain(report: RunReport) -> dict[str, Any]:
 
 
 def totals(report: RunReport) -> dict[str, Any]:
-    """Count what is in a report, as JSON data."""
+    """Return the counts and sizes of a report as JSON data."""
     ranks = [rank for capture in report.captures for rank in capture.ranks]
     return {
         "captures": len(report.captures),

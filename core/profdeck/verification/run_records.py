@@ -19,6 +19,7 @@ from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, rea
 from profdeck.records.run_directory import RUN_FILE, run_of, runs_below
 from profdeck.records.status import Status
 from profdeck.verification.file_checks import KnownChecks
+from profdeck.verification.report_model import CaptureReport, RankReport, TargetReport
 from profdeck.verification.run_report import is_in_place, judge
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, files_below, kind_named, kind_of
@@ -36,7 +37,11 @@ class Records:
             with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it; the trace can be read without it
                 manifests.append((file, read_manifest(file)))
         # For engines, a host's clock is stored in the target's manifest, not in the manifests of the ranks.
-        clocks = {(one.request_token, one.clock.host): one.clock for _, one in manifests if one.clock is not None}
+        clocks = {
+            (manifest.request_token, manifest.clock.host): manifest.clock
+            for _, manifest in manifests
+            if manifest.clock is not None
+        }
         facts = {}
         for file, manifest in manifests:
             clock = clocks.get((manifest.request_token, manifest.host)) if manifest.target is None else None
@@ -55,10 +60,12 @@ class Records:
             checks: Results of reading the traces, by path.
         """
         manifests = _manifests_below(paths)
-        captures = _captures(manifests, KnownChecks(checks))
+        known = KnownChecks(checks)
+        statuses = [status for run, group in manifests.items() for status in _statuses(str(run), group, known)]
+        captures = tuple(sorted(statuses, key=_sort_key))
         return RunState(
             captures=captures,
-            recordings=_recordings(manifests.values()),
+            recordings=_recordings(manifest for group in manifests.values() for _, manifest in group),
             silent_roles=_silent_roles(paths, captures),
         )
 
@@ -107,23 +114,31 @@ def _clock_offset_ns(anchors: Sequence[ClockAnchor], clock: HostClock | None) ->
     return offsets[len(offsets) // 2] + (clock.offset_ns if clock else 0) if offsets else None
 
 
-def _manifests_below(paths: Sequence[Path]) -> dict[Path, Manifest]:
-    """Return the manifests below all directories in `paths`, by file. Other paths are ignored.
+def _manifests_below(paths: Sequence[Path]) -> dict[Path, list[tuple[Path, Manifest]]]:
+    """Return the manifests below all directories in `paths` by run. Other paths are ignored.
 
+    As in `profdeck ls`, copies of manifests are skipped, and a run directory contains only its own captures.
     Unreadable manifests are skipped, because `profdeck ls` reports them.
     """
-    manifests: dict[Path, Manifest] = {}
-    for path in paths:
-        for file in sorted(files_below(path)) if path.is_dir() else ():
-            if is_manifest(file):
-                with contextlib.suppress(ProfdeckError):
-                    manifests[file] = read_manifest(file)
+    manifests: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
+    files = {file: path for path in paths if path.is_dir() for file in sorted(files_below(path)) if is_manifest(file)}
+    has_run_file = functools.cache(lambda directory: (directory / RUN_FILE).exists())
+    for file, path in files.items():
+        try:
+            manifest = read_manifest(file)
+        except ProfdeckError:
+            continue
+        run = run_of(file, manifest.replica)
+        in_place = is_in_place(file.absolute(), manifest, run.absolute())
+        is_in_run = any(map(has_run_file, file.absolute().parents))
+        if (in_place or not is_in_run) and (run == path or not has_run_file(path)):
+            manifests[run].append((file, manifest))
     return manifests
 
 
 def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
     """Return the distinct combinations of role, backend, versions and options in the manifests."""
-    found = {
+    recordings = {
         RecordingAbout(
             role=manifest.role,
             backend=manifest.backend,
@@ -133,60 +148,44 @@ def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
         ): None
         for manifest in manifests
     }
-    return tuple(found)
+    return tuple(recordings)
 
 
-def _captures(manifests: Mapping[Path, Manifest], checks: KnownChecks) -> tuple[CaptureStatus, ...]:
-    """Return the state of every rank in every capture, and of each target that is not complete."""
-    runs: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
-    run_above = functools.cache(_run_above)
-    for file, manifest in manifests.items():
-        run = run_above(file.absolute().parent)
-        if run is None or is_in_place(file.absolute(), manifest, run):
-            runs[run_of(file, manifest.replica)].append((file, manifest))
-    states = [state for run, group in runs.items() for state in _states(str(run), group, checks)]
-    return tuple(sorted(states, key=_order))
-
-
-def _run_above(directory: Path) -> Path | None:
-    """Return the run directory that contains `directory`, or ``None`` if there is none."""
-    return next((parent for parent in (directory, *directory.parents) if (parent / RUN_FILE).exists()), None)
-
-
-def _states(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownChecks) -> Iterator[CaptureStatus]:
+def _statuses(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownChecks) -> Iterator[CaptureStatus]:
+    """Yield the status of every rank in every capture, and of each target that is not complete."""
     captures, targets = judge(manifests, checks)
     for capture in captures:
         for rank in capture.ranks:
-            yield CaptureStatus(
-                run=run,
-                capture=capture.id,
-                role=capture.role,
-                replica=capture.replica,
-                stage=capture.stage,
-                first_step=capture.first_step,
-                last_step=capture.last_step,
-                rank=rank.rank,
-                host=rank.host,
-                status=str(rank.status),
-                problem=" ".join(rank.problems) or None,
-            )
-    of_file = dict(manifests)
+            yield _status(run, capture, rank, stage=capture.stage, last_step=capture.last_step, host=rank.host)
+    by_file = dict(manifests)
     for target in targets:
         if target.status is not Status.COMPLETE:
-            manifest = of_file[target.manifest]
-            yield CaptureStatus(
-                run=run,
-                capture=target.id,
-                role=target.role,
-                replica=target.replica,
-                stage=manifest.stage,
-                first_step=target.first_step,
-                last_step=manifest.last_step,
-                rank=None,
-                host=manifest.host,
-                status=str(target.status),
-                problem=" ".join(target.problems) or None,
-            )
+            manifest = by_file[target.manifest]
+            yield _status(run, target, target, stage=manifest.stage, last_step=manifest.last_step, host=manifest.host)
+
+
+def _status(  # noqa: PLR0913
+    run: str,
+    capture: CaptureReport | TargetReport,
+    part: RankReport | TargetReport,
+    *,
+    stage: str | None,
+    last_step: int,
+    host: str | None,
+) -> CaptureStatus:
+    return CaptureStatus(
+        run=run,
+        capture=capture.id,
+        role=capture.role,
+        replica=capture.replica,
+        stage=stage,
+        first_step=capture.first_step,
+        last_step=last_step,
+        rank=part.rank if isinstance(part, RankReport) else None,
+        host=host,
+        status=str(part.status),
+        problem=" ".join(part.problems) or None,
+    )
 
 
 def _silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> tuple[str, ...]:
@@ -194,14 +193,21 @@ def _silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> t
     roles: dict[str, None] = {}
     for path in paths:
         try:
-            named = JSON_OBJECT.read(path / RUN_FILE).get("roles")
+            listed = JSON_OBJECT.read(path / RUN_FILE).get("roles")
         except (OSError, ValueError):
             continue
-        roles |= dict.fromkeys(role for role in (named if isinstance(named, list) else []) if isinstance(role, str))
-    seen = {capture.role for capture in captures}
-    return tuple(role for role in roles if role not in seen)
+        roles |= dict.fromkeys(role for role in (listed if isinstance(listed, list) else []) if isinstance(role, str))
+    recorded = {capture.role for capture in captures}
+    return tuple(role for role in roles if role not in recorded)
 
 
-def _order(state: CaptureStatus) -> tuple[object, ...]:
-    replica = -1 if state.replica is None else state.replica
-    return state.run, state.first_step, state.role, replica, state.capture, -1 if state.rank is None else state.rank
+def _sort_key(status: CaptureStatus) -> tuple[object, ...]:
+    replica = -1 if status.replica is None else status.replica
+    return (
+        status.run,
+        status.first_step,
+        status.role,
+        replica,
+        status.capture,
+        -1 if status.rank is None else status.rank,
+    )

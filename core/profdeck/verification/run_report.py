@@ -1,11 +1,11 @@
-"""Determines the state of each rank in a run's captures from manifests and the files that they list."""
+"""Verifies a run: determines the status of each rank from its manifest and from the files that the manifest lists."""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,10 @@ from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.files import directory_size
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.artifact_kinds import TRACE, files_below, kind_named
 
-_MOST_STEPS = 1000
+_MAX_MISSING_STEPS = 1000
 
 
 def read_run(  # noqa: PLR0913 - all but the path have defaults
@@ -39,20 +40,20 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     processes: int = 1,
     on_progress: Progress | None = None,
 ) -> RunReport:
-    """Read all manifests of a run and check every file that they mention.
+    """Read all manifests of a run and check every file that they list.
 
     Args:
-        path: a run directory.
-        only: returns True for each manifest to include; None to include all manifests. If it is given, skipped steps,
-            silent roles and unlisted files are not reported.
-        within: pattern for the names of the step directories to read.
-        contents: whether to read files completely. If False, only their sizes are compared.
-        cache: cache of check results; None to read all files. Unchanged files with a cached result are not read.
-        processes: number of traces to read in parallel.
-        on_progress: called with the number of bytes read so far and the total.
+        path: Run directory.
+        only: Returns True for each manifest to include; ``None`` to include all manifests. If it is given, missing
+            steps, roles without a capture and unlisted files are not reported.
+        within: Glob pattern for the names of the step directories to read.
+        contents: If False, compare only the sizes of files.
+        cache: Cache of check results. Unchanged files with a cached result are not read. ``None`` to read all files.
+        processes: Number of traces to read in parallel.
+        on_progress: Called with the number of bytes read so far and the total.
 
     Raises:
-        ProfdeckError: the path is not a run directory.
+        ProfdeckError: The path is not a run directory.
     """
     about = read_about(path)
     roles = [role for role in _list(about.get("roles")) if isinstance(role, str)]
@@ -62,10 +63,14 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     listed: set[Path] = set()
     pruned = read_pruned(path)
 
-    def unreadable(error: OSError) -> None:
-        problems.append(f"{_below(error.filename, path)} cannot be read: {error.strerror}.")
+    def report_unreadable(error: OSError) -> None:
+        problems.append(f"{str(error.filename).removeprefix(f'{path}/')} cannot be read: {error.strerror}.")
 
-    files = sorted(file for step in path.glob(within) for file in files_below(step, on_error=unreadable))
+    steps = sorted(path.glob(within))
+    problems += [f"{step.name} is a symbolic link. Its files are not read." for step in steps if step.is_symlink()]
+    files = sorted(
+        file for step in steps if not step.is_symlink() for file in files_below(step, on_error=report_unreadable)
+    )
     for file in filter(is_manifest, files):
         try:
             manifest = read_manifest(file)
@@ -76,7 +81,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         if only is not None and not only(manifest):
             continue
         if not is_in_place(file, manifest, path):
-            problems.append(f"{file.relative_to(path)} is a copy: it is the manifest of another rank, step or role.")
+            problems.append(f"{file.relative_to(path)} is a copy of the manifest of another rank, step or role.")
             continue
         manifests.append((file, manifest))
     checks: FileChecker | KnownChecks = KnownChecks({})
@@ -91,26 +96,26 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
                 if record.kind == TRACE and not (trace := file.parent / record.name).is_symlink() and trace.is_file()
             ]
         )
-    captures, asked = judge(manifests, checks)
+    captures, targets = judge(manifests, checks)
     ranked = (rank for capture in captures for rank in capture.ranks)
-    reports: tuple[RankReport | TargetReport, ...] = (*ranked, *asked)
-    # A backend may give an artifact a name like a manifest's, such as rank_0000.step1.memory.json.
+    reports: tuple[RankReport | TargetReport, ...] = (*ranked, *targets)
+    # An artifact may have a name like a manifest, such as rank_0000.step1.memory.json.
     problems += [
         error
         for file, error in errors.items()
-        if listed.isdisjoint((file, *file.parents)) and not str(file).startswith(_begun(reports))
+        if listed.isdisjoint((file, *file.parents)) and not str(file).startswith(_unfinished_prefixes(reports))
     ]
     if only is None:
-        problems += _skipped(about, captures, asked, pruned)
-        seen = {capture.role for capture in captures} | {target.role for target in asked}
-        problems += [f"The role '{role}' recorded nothing." for role in roles if role not in seen]
-        known = {artifact.path for report in reports for artifact in report.artifacts}
+        problems += _missing_steps(about, captures, targets, pruned)
+        recorded = {capture.role for capture in captures} | {target.role for target in targets}
+        problems += [f"The role '{role}' recorded nothing." for role in roles if role not in recorded]
+        artifacts = {artifact.path for report in reports for artifact in report.artifacts}
         problems += [
-            f"{stray.relative_to(path)} is in no manifest."
-            for stray in _strays(files, known)
-            if not str(stray).startswith(_begun(reports))
+            f"{file.relative_to(path)} is not listed in any manifest."
+            for file in _unlisted(files, artifacts)
+            if not str(file).startswith(_unfinished_prefixes(reports))
         ]
-    return RunReport(path=path, captures=captures, targets=asked, problems=tuple(problems), pruned=pruned)
+    return RunReport(path=path, captures=captures, targets=targets, problems=tuple(problems), pruned=pruned)
 
 
 def judge(
@@ -130,68 +135,67 @@ def judge(
             continue
         replica = -1 if manifest.replica is None else manifest.replica
         groups[manifest.first_step, manifest.role, replica, manifest.capture].append((file, manifest))
-    ends: dict[_Place, int] = {(file.parent, manifest.capture): manifest.last_step for file, manifest in targets}
-    captures = tuple(_capture(group, ends, checks) for _, group in sorted(groups.items()))
-    there: dict[_Place, set[int]] = defaultdict(set)
-    for file, manifest in (one for group in groups.values() for one in group):
-        there[file.parent, manifest.request].add(manifest.rank)
-    places: set[_Place] = {(file.parent, manifest.capture) for file, manifest in targets}
-    return captures, tuple(_target(file, manifest, there, places, checks) for file, manifest in targets)
+    last_steps: dict[_RequestKey, int] = {
+        (file.parent, manifest.capture): manifest.last_step for file, manifest in targets
+    }
+    captures = tuple(_capture(group, last_steps, checks) for _, group in sorted(groups.items()))
+    ranks: dict[_RequestKey, set[int]] = defaultdict(set)
+    for file, manifest in itertools.chain.from_iterable(groups.values()):
+        ranks[file.parent, manifest.request].add(manifest.rank)
+    return captures, tuple(_target(file, manifest, ranks, last_steps.keys(), checks) for file, manifest in targets)
 
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _below(file: Any, path: Path) -> str:
-    return str(file).removeprefix(f"{path}/")
-
-
 def is_in_place(file: Path, manifest: Manifest, run: Path) -> bool:
-    """Return True if a manifest is at its original path.
+    """Return True if the path of a manifest matches its contents.
 
-    A copy at another path would count as another rank.
+    Copies at other paths must not count as additional ranks.
     """
     directory = run / f"step_{manifest.first_step:06d}" / manifest.role
     if manifest.replica is not None:
         directory = replica_directory(directory, manifest.replica)
-    about = "target." if manifest.target is not None else f"rank_{manifest.rank:04d}"
-    return file.parent == directory and file.name.startswith(about) and file.name.endswith(f".{manifest.capture}.json")
+    prefix = "target." if manifest.target is not None else f"rank_{manifest.rank:04d}"
+    return file.parent == directory and file.name.startswith(prefix) and file.name.endswith(f".{manifest.capture}.json")
 
 
-def _skipped(
+def _missing_steps(
     about: Mapping[str, Any],
     captures: Iterable[CaptureReport],
     targets: Iterable[TargetReport],
     pruned: Iterable[PrunedStep],
 ) -> Iterator[str]:
-    """Yield the selected steps between others that were captured of which nothing is there, and was not deleted."""
+    """Yield a problem for each gap in the schedule: steps without files although a later step was captured."""
     config = recorded_config(about)
     try:
         schedule = Schedule.from_list(_list(config.get("steps")))
     except (ValueError, TypeError):
         return
-    if config.get("mode") != Mode.CONTINUOUS:  # a step may have no stage
+    if config.get("mode") != Mode.CONTINUOUS:  # in other modes, a step without the stage has no capture
         return
-    there = sorted(
-        {(one.first_step, one.last_step) for one in captures}
-        | {(one.first_step, one.last_step) for one in pruned}
-        | {(one.first_step,) * 2 for one in targets}
+    spans = sorted(
+        {(capture.first_step, capture.last_step) for capture in captures}
+        | {(step.first_step, step.last_step) for step in pruned}
+        | {(target.first_step, target.first_step) for target in targets}
     )
-    reached = there[0][1] if there else 0
-    for first, last in there[1:]:
-        gap = list(itertools.islice(schedule.steps(reached + 1, first - 1), _MOST_STEPS)) if first > reached + 1 else []
-        if gap:
-            which = f"Step {gap[0]} was" if len(gap) == 1 else f"Steps {gap[0]} to {gap[-1]} were"
-            yield f"{which} selected, and nothing is there of it, though a later one was captured."
+    reached = spans[0][1] if spans else 0
+    for first, last in spans[1:]:
+        missing: list[int] = []
+        if first > reached + 1:
+            missing = list(itertools.islice(schedule.steps(reached + 1, first - 1), _MAX_MISSING_STEPS))
+        if missing:
+            steps = f"Step {missing[0]} has" if len(missing) == 1 else f"Steps {missing[0]} to {missing[-1]} have"
+            yield f"{steps} no files, although selected by the schedule and followed by a captured step."
         reached = max(reached, last)
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """Return what the ``run.json`` of a run says.
+    """Return the contents of a run's ``run.json``.
 
     Raises:
-        ProfdeckError: the path is not a run directory.
+        ProfdeckError: The path is not a run directory.
     """
     try:
         return JSON_OBJECT.read(path / RUN_FILE)
@@ -199,12 +203,13 @@ def read_about(path: Path) -> dict[str, Any]:
         runs = [run.name for run in runs_below(path)]
         if runs:
             raise ProfdeckError(
-                f"{path} holds {len(runs)} run(s): {', '.join(runs[:5])}. Name one, such as {path / runs[0]}."
+                f"{path} contains {plural(len(runs), 'run')}: {', '.join(runs[:5])}. "
+                f"Pass the path of a run, such as {path / runs[0]}."
             ) from None
         if path.is_file():
-            raise ProfdeckError(f"{path} is a file, not the directory of a run. Try: profdeck summary {path}") from None
-        what = "has no" if path.is_dir() else "does not exist, so it has no"
-        raise ProfdeckError(f"{path} {what} {RUN_FILE}: it is not the directory of a run.") from None
+            raise ProfdeckError(f"{path} is a file, not a run directory. Try: profdeck summary {path}") from None
+        reason = f"It has no {RUN_FILE}." if path.is_dir() else "It does not exist."
+        raise ProfdeckError(f"{path} is not a run directory. {reason}") from None
     except (OSError, ValueError) as error:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
 
@@ -216,16 +221,16 @@ def recorded_config(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _capture(
-    group: list[tuple[Path, Manifest]], ends: Mapping[_Place, int], checks: FileChecker | KnownChecks
+    group: list[tuple[Path, Manifest]], last_steps: Mapping[_RequestKey, int], checks: FileChecker | KnownChecks
 ) -> CaptureReport:
     manifest = group[0][1]
-    # An engine knows no global steps. Without a window it has recorded to the end of those that its target was asked
-    # for; a window may end at any of them.
-    asked = [ends.get((file.parent, one.request), one.last_step) for file, one in group if one.iterations is None]
+    # Engines do not count global steps, so the last step is in the target's manifest. With a window of iterations,
+    # the capture can end before that step.
+    steps = [one.last_step for _, one in group]
+    steps += [last_steps.get((file.parent, one.request), 0) for file, one in group if one.iterations is None]
     ranks = [_rank(file, manifest, checks) for file, manifest in group]
-    there = {rank.rank for rank in ranks}
     expected = {rank for _, manifest in group for rank in manifest.expected_ranks}
-    ranks += [_absent(rank) for rank in expected - there]
+    ranks += [_missing_rank(rank) for rank in expected - {rank.rank for rank in ranks}]
     return CaptureReport(
         id=manifest.capture,
         role=manifest.role,
@@ -233,32 +238,32 @@ def _capture(
         backend=manifest.backend,
         stage=manifest.stage,
         first_step=manifest.first_step,
-        last_step=max([*(one.last_step for _, one in group), *asked]),
+        last_step=max(steps),
         ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
     )
 
 
-_Place = tuple[Path, str | None]
-"""A directory, and the id of the capture that was asked for there."""
+_RequestKey = tuple[Path, str | None]
+"""Directory and capture ID of a request."""
 
 
 def _target(
     file: Path,
     manifest: Manifest,
-    ranks: Mapping[_Place, set[int]],
-    places: set[_Place],
+    ranks: Mapping[_RequestKey, set[int]],
+    requests: AbstractSet[_RequestKey],
     checks: FileChecker | KnownChecks,
 ) -> TargetReport:
     artifacts = tuple(_artifact(file.parent, record, checks) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
-    there = ranks.get((file.parent, manifest.capture), set())
-    absent = [f"Rank {rank}" for rank in manifest.expected_ranks if rank not in there]
-    absent += [
+    recorded_ranks = ranks.get((file.parent, manifest.capture), set())
+    missing = [f"Rank {rank}" for rank in manifest.expected_ranks if rank not in recorded_ranks]
+    missing += [
         f"Replica {record.replica}"
         for record in manifest.targets
-        if record.took_part and (replica_directory(file.parent, record.replica), record.capture) not in places
+        if record.took_part and (replica_directory(file.parent, record.replica), record.capture) not in requests
     ]
-    if absent:
+    if missing:
         status = worst([status, Status.MISSING])
     return TargetReport(
         id=manifest.capture,
@@ -271,20 +276,20 @@ def _target(
         targets=manifest.targets,
         first_step=manifest.first_step,
         status=status,
-        problems=(*problems, *(f"{who} should have recorded and left nothing." for who in absent)),
+        problems=(*problems, *(f"{name} was expected to record, but wrote no files." for name in missing)),
         notes=manifest.notes,
         artifacts=artifacts,
         manifest=file,
     )
 
 
-def _absent(rank: int) -> RankReport:
+def _missing_rank(rank: int) -> RankReport:
     return RankReport(
         rank=rank,
         parallel={},
         host=None,
         status=Status.MISSING,
-        problems=("It should have recorded and left nothing: its process ended before, or never took part.",),
+        problems=("This rank was expected to record, but wrote no files. Its process ended earlier or never joined.",),
         notes=(),
         artifacts=(),
         manifest=None,
@@ -312,15 +317,15 @@ def _rank(file: Path, manifest: Manifest, checks: FileChecker | KnownChecks) -> 
 def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[Status, tuple[str, ...]]:
     if manifest.status is Status.RECORDING:
         if manifest.under_way:
-            does = f"waits for its turn: for {manifest.waits_for}" if manifest.waits_for else "is still recording"
-            return Status.RECORDING, (f"Process {manifest.pid} {does}.",)
-        return Status.MISSING, (f"Process {manifest.pid} on {manifest.host} ended without ending the capture.",)
-    found = [f"{artifact.path.name}: {artifact.problem}" for artifact in artifacts if artifact.problem]
-    problems = tuple(dict.fromkeys([*manifest.problems, *found]))
-    # A target's own files are extras: its traces are its ranks'.
+            state = f"waits for {manifest.waits_for}" if manifest.waits_for else "is still recording"
+            return Status.RECORDING, (f"Process {manifest.pid} {state}.",)
+        return Status.MISSING, (f"Process {manifest.pid} on {manifest.host} exited without ending the capture.",)
+    file_problems = [f"{artifact.path.name}: {artifact.problem}" for artifact in artifacts if artifact.problem]
+    problems = tuple(dict.fromkeys([*manifest.problems, *file_problems]))
+    # A target's own files are optional, because its ranks write the traces.
     if manifest.target is None and artifacts and not any(artifact.size_bytes for artifact in artifacts):
         return (Status.MISSING if manifest.status is Status.COMPLETE else Status.FAILED), problems
-    if manifest.status is Status.COMPLETE and found:
+    if manifest.status is Status.COMPLETE and file_problems:
         return Status.PARTIAL, problems
     return manifest.status, problems
 
@@ -338,37 +343,38 @@ def _artifact(directory: Path, record: ArtifactRecord, checks: FileChecker | Kno
         iterations=record.iterations,
     )
     if not os.path.lexists(path):
-        report = attrs.evolve(report, events=None, whole=False, problem=record.problem or "the file is gone")
+        report = attrs.evolve(report, events=None, whole=False, problem=record.problem or "does not exist")
     elif (not path.is_file() and not (kind and path.is_dir())) or path.is_symlink():
-        report = attrs.evolve(report, events=None, whole=False, problem="is no regular file")
+        report = attrs.evolve(report, events=None, whole=False, problem="is not a regular file")
     else:
         report = checks.read(report, kind)
     if report.whole and size_bytes != record.size_bytes and not (kind and kind.grows):
-        problem = f"has {size_bytes:,} bytes where {record.size_bytes:,} were written"
+        problem = f"has {size_bytes:,} bytes, but {record.size_bytes:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
     if report.whole and record.events is not None and report.events != record.events:
-        problem = f"has {report.events:,} events where {record.events:,} were written"
+        problem = f"has {report.events:,} events, but {record.events:,} were written"
         report = attrs.evolve(report, whole=False, problem=problem)
     if report.whole and record.sha256 is not None and not checks.is_original(path, record.sha256):
-        report = attrs.evolve(report, whole=False, problem="is not the file that was written: its SHA-256 differs")
+        report = attrs.evolve(report, whole=False, problem="has changed since it was written: its SHA-256 differs")
     return report
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file, or of all files in a directory; 0 if there is nothing."""
+    """Return the size of a file or directory in bytes, or 0 if it does not exist."""
     if path.is_dir() and not path.is_symlink():
         return directory_size(path)
     return path.stat().st_size if path.is_file() else 0
 
 
-def _begun(reports: Iterable[RankReport | TargetReport]) -> tuple[str, ...]:
-    """Return how the paths of what is still being recorded begin: its manifest names it at the end."""
+def _unfinished_prefixes(reports: Iterable[RankReport | TargetReport]) -> tuple[str, ...]:
+    """Return path prefixes of files that running captures write. Their manifests list these files only at the end."""
     recording = [report.manifest for report in reports if report.status is Status.RECORDING and report.manifest]
-    return tuple(f"{file.with_suffix('')}{after}" for file in recording for after in "_.")
+    return tuple(f"{file.with_suffix('')}{separator}" for file in recording for separator in "_.")
 
 
-def _strays(files: Iterable[Path], known: set[Path]) -> Iterator[Path]:
+def _unlisted(files: Iterable[Path], artifacts: set[Path]) -> Iterator[Path]:
+    """Yield recorded files that are neither manifests nor artifacts, nor inside an artifact."""
     for file in files:
-        ours = file.name.startswith(("rank_", "target.")) and not is_manifest(file)
-        if ours and file not in known and not any(parent in known for parent in file.parents):
+        is_recorded = file.name.startswith(("rank_", "target.")) and not is_manifest(file)
+        if is_recorded and artifacts.isdisjoint((file, *file.parents)):
             yield file

@@ -33,7 +33,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     """
     from profdeck_traces.base.result_cache import ResultCache
     from profdeck_traces.inputs.sources import recorded_sources
-    from profdeck_traces.trend.change_points import LEAST
+    from profdeck_traces.trend.change_points import MIN_CHANGE
     from profdeck_traces.trend.points import read_points
     from profdeck_traces.trend.trend import trend_of
 
@@ -44,8 +44,8 @@ def command(  # noqa: PLR0913 - the options of the command line
             cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,
         )
-    smallest = LEAST if least is None else least
-    trend = trend_of(points, left_out=left_out, least=smallest)
+    smallest = MIN_CHANGE if least is None else least
+    trend = trend_of(points, left_out=left_out, min_change=smallest)
     if json:
         terminal.print_json(trend.to_dict())
     elif trend.series:

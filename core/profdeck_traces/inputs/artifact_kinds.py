@@ -1,8 +1,8 @@
-"""Kinds of artifacts: how each is recognised, checked, sized, opened and read.
+"""Base class and registry of artifact kinds, which detect, check and read recorded files.
 
-A Chrome trace, plain or gzip, is the kind that profdeck knows by itself. Plugins bring others through the entry points
-``profdeck.artifact_kinds``: an entry point names a class that extends `ArtifactKind`. Its module is imported by
-everything that looks for traces, so it imports what it needs in its methods.
+Chrome traces, plain or gzip-compressed, are built in. Plugins register a subclass of `ArtifactKind` in the entry-point
+group ``profdeck.artifact_kinds``. Every search for traces imports these modules, so they should import heavy
+dependencies inside their methods.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ logger = logging.getLogger("profdeck")
 
 ARTIFACT_KINDS = "profdeck.artifact_kinds"
 TRACE = "trace"
+"""Kind of Chrome traces in manifests."""
 ASIDE = ".pruned."
 """Prefix of directories that are being deleted. They are not searched."""
-"""What manifests call a Chrome trace."""
 
 
 class FileCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +54,9 @@ class PendingWork:
     """Work on an artifact that continues after its capture, such as the analysis of raw data."""
 
     what: str
-    """In words, with the process and its host."""
+    """Description, with the process and its host."""
     alive: bool | None
-    """Whether its process runs; None where that cannot be known from here."""
+    """True if its process is running; ``None`` if unknown, for example on another host."""
     pid: int
 
 
@@ -74,60 +74,60 @@ class ArtifactKind(ABC):
     """Base class for artifact kinds. All other methods are only called with paths for which `matches` returns True."""
 
     name: ClassVar[str]
-    """The kind that manifests name, and the name of the entry point."""
+    """Name in manifests, and name of the entry point."""
     suffix: ClassVar[str] = ""
-    """How the name of a directory of this kind ends; empty for kinds that are files."""
+    """Suffix of directory names of this kind; empty if artifacts are files."""
     grows: ClassVar[bool] = False
-    """Whether its size may change after the capture."""
+    """True if the size may change after the capture."""
 
     @abstractmethod
     def matches(self, path: Path) -> bool:
-        """Tell by the name and the type of a path whether it is such an artifact. Never raises."""
+        """Return True if the name and file type of a path match this kind. Must not raise."""
 
     @abstractmethod
     def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:
-        """Read the artifact to its end.
+        """Read the complete artifact.
 
         Raises:
-            ProfdeckError: it cannot be read.
-            OSError: the same.
+            ProfdeckError: The artifact cannot be read.
+            OSError: The artifact cannot be read.
         """
 
     @abstractmethod
     def size_to_read(self, path: Path) -> int:
-        """Return how many bytes a reader reads, 0 if there is nothing."""
+        """Return the number of bytes that `read` reads, or 0 if there are none."""
 
     @abstractmethod
     def read(self, path: Path, *, devices_only: bool, **how: Any) -> Any:
-        """Read it into columns.
+        """Read the artifact into columns.
 
         Args:
-            path: the artifact.
-            devices_only: whether the host's events can be left out.
-            how: the other arguments of `profdeck_traces.reading.reader.read_trace`.
+            path: The artifact.
+            devices_only: True if host events are not required.
+            how: The other arguments of `profdeck_traces.reading.reader.read_trace`.
 
         Returns:
             A `profdeck_traces.reading.trace.Trace`.
 
         Raises:
-            TraceError: it cannot be read.
+            TraceError: The artifact cannot be read.
         """
 
     def chrome_trace(self, path: Path) -> Path:
-        """Return the Chrome trace in it, which merging and trimming take.
+        """Return the Chrome trace in the artifact, for merging and trimming.
 
         Raises:
-            TraceError: there is none.
+            TraceError: The artifact contains no Chrome trace.
         """
         raise TraceError(f"{path} has no Chrome trace.")
 
     def has_chrome_trace(self, path: Path) -> bool:
-        """Tell whether there is a Chrome trace in it. Never raises for what is only unfinished."""
+        """Return True if the artifact contains a Chrome trace. Must not raise if the artifact is incomplete."""
         del path
         return False
 
     def rank(self, path: Path) -> int | None:
-        """Return the rank that it names, if it names one."""
+        """Return the rank that the artifact specifies, or ``None``."""
         del path
         return None
 
@@ -136,15 +136,15 @@ class ArtifactKind(ABC):
         del path
 
     def steps_on_devices(self, path: Path) -> list[StepOnDevice]:
-        """Return where the work of each step is on each device, if something other than its Chrome trace tells it."""
+        """Return the steps on each device from other files than the Chrome trace, if there are any."""
         del path
         return []
 
     def pending(self, path: Path) -> PendingWork | None:
-        """Return what is still being made of it.
+        """Return the unfinished work on the artifact, such as an analysis.
 
         Raises:
-            TraceError: that cannot be told.
+            TraceError: The state of the work cannot be read.
         """
         del path
         return None
@@ -152,53 +152,53 @@ class ArtifactKind(ABC):
 
 @functools.cache
 def kinds() -> tuple[ArtifactKind, ...]:
-    """Return the kinds that installed plugins bring; one that cannot be loaded is logged and left out."""
-    found: list[ArtifactKind] = []
+    """Return the kinds of installed plugins. Kinds that cannot be loaded are logged and skipped."""
+    loaded: list[ArtifactKind] = []
     for name in installed(ARTIFACT_KINDS):
         try:
-            found.append(load(ARTIFACT_KINDS, name)())
+            loaded.append(load(ARTIFACT_KINDS, name)())
         except ProfdeckError as error:
-            logger.warning("The kind of artifacts '%s' is left out: %s", name, error)
-    return tuple(found)
+            logger.warning("The artifact kind '%s' is skipped: %s", name, error)
+    return tuple(loaded)
 
 
 def kind_of(path: Path) -> ArtifactKind | None:
-    """Return the kind of what is at a path; None for a Chrome trace and whatever no plugin knows."""
+    """Return the kind of an artifact, or ``None`` for Chrome traces and unknown files."""
     return next((kind for kind in kinds() if kind.matches(path)), None)
 
 
 def kind_named(name: str) -> ArtifactKind | None:
-    """Return the kind that a manifest names; None for Chrome traces and kinds that no installed plugin brings."""
+    """Return a kind by its name in manifests, or ``None`` for Chrome traces and kinds without an installed plugin."""
     return None if name == TRACE else next((kind for kind in kinds() if kind.name == name), None)
 
 
 def files_below(path: Path, on_error: Callable[[OSError], None] | None = None) -> Iterator[Path]:
-    """Yield the files below a directory, in no order; a directory that is an artifact counts as one.
+    """Yield the files below a directory, unsorted. A directory that is an artifact counts as a file.
 
     Args:
-        path: the directory.
-        on_error: told of directories that cannot be read.
+        path: The directory. Symbolic links in it are not followed.
+        on_error: Called with the error for each directory that cannot be read.
     """
     suffixes = tuple(kind.suffix for kind in kinds() if kind.suffix)
     for name, directories, files in os.walk(path, onerror=on_error):
         directory = Path(name)
-        whole = {child for child in directories if suffixes and child.endswith(suffixes)}
-        yield from (directory / child for child in (*whole, *files))
-        directories[:] = [child for child in directories if child not in whole and not child.startswith(ASIDE)]
+        artifacts = {child for child in directories if suffixes and child.endswith(suffixes)}
+        yield from (directory / child for child in (*artifacts, *files))
+        directories[:] = [child for child in directories if child not in artifacts and not child.startswith(ASIDE)]
 
 
 def chrome_trace(path: Path) -> Path:
-    """Return the Chrome trace that a path means: the file itself, or the one in an artifact of another kind.
+    """Return the path of the Chrome trace: the file itself, or the trace in an artifact of a plugin's kind.
 
     Raises:
-        TraceError: there is none.
+        TraceError: The artifact contains no Chrome trace.
     """
     kind = kind_of(path)
     return path if kind is None else kind.chrome_trace(path)
 
 
 def size_to_read(path: Path) -> int:
-    """Return how many bytes a reader of a trace reads, 0 if there is nothing."""
+    """Return the number of bytes to read for an artifact, or 0 if there are none."""
     kind = kind_of(path)
     if kind is None:
         return file_size(path)

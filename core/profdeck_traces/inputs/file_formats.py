@@ -1,4 +1,4 @@
-"""What a file is, by how its content begins: Chrome traces, merged ones, and profiles that other tools read."""
+"""Detects Chrome traces, merged traces and profiles of other tools from the first bytes of a file."""
 
 from __future__ import annotations
 
@@ -14,40 +14,43 @@ _HEAD_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 12
 _MERGED = re.compile(rb'\s*\{\s*"profdeck"\s*:\s*\{\s*"sources"')
 _EVENTS = re.compile(rb'\s*(?:\{.*"traceEvents"\s*:\s*\[|\[\s*\{.*"ph"\s*:)', re.DOTALL)
-# A Chrome trace of Python functions alone; "fee" stands for function entry and exit.
+# VizTracer writes Chrome traces of Python functions. Their category "fee" means function entry and exit.
 _VIZTRACER = re.compile(rb'\s*\{.*(?:"viztracer_metadata"|"cat"\s*:\s*"fee")', re.DOTALL | re.IGNORECASE)
-_OTHERS = (
-    (re.compile(rb"SQLite format 3\0"), "an SQLite database, such as nsys export makes: open it in Nsight Systems"),
-    (re.compile(rb'\s*\{.*"https://www\.speedscope\.app/file-format', re.DOTALL), "of speedscope: see speedscope.app"),
-    (_VIZTRACER, "of VizTracer: vizviewer FILE"),
-    (re.compile(rb"\s*<svg|\s*<\?xml"), "a picture, such as py-spy draws: open it in a browser"),
-    # Stacks and how often each was seen, a line each.
+_BY_CONTENT = (
+    (re.compile(rb"SQLite format 3\0"), "an SQLite database, for example from nsys export. Open it in Nsight Systems"),
+    (
+        re.compile(rb'\s*\{.*"https://www\.speedscope\.app/file-format', re.DOTALL),
+        "a speedscope profile. Open it at speedscope.app",
+    ),
+    (_VIZTRACER, "a VizTracer trace. Open it with: vizviewer FILE"),
+    (re.compile(rb"\s*<svg|\s*<\?xml"), "a picture, for example from py-spy. Open it in a browser"),
+    # One line per stack: function names separated by semicolons, and the number of samples.
     (
         re.compile(rb"(?:[^;\n\0]+;)+[^;\n\0]+ \d+\n"),
-        "folded stacks, such as py-spy writes: see speedscope.app",
+        "a file of folded stacks, for example from py-spy. Open it at speedscope.app",
     ),
 )
-_OTHER_ENDINGS = {
-    (".pftrace", ".pftrace.gz", ".perfetto-trace"): "of Perfetto: open it at https://ui.perfetto.dev",
-    (".nsys-rep", ".qdrep"): "a report of Nsight Systems: nsys stats FILE, or open it there",
-    (".ncu-rep",): "a report of Nsight Compute: open it there",
-    (".pickle", ".pkl"): "a pickle, such as a memory snapshot: open it at https://pytorch.org/memory_viz",
+_BY_SUFFIX = {
+    (".pftrace", ".pftrace.gz", ".perfetto-trace"): "a Perfetto trace. Open it at https://ui.perfetto.dev",
+    (".nsys-rep", ".qdrep"): "an Nsight Systems report. Run nsys stats FILE, or open it in Nsight Systems",
+    (".ncu-rep",): "an Nsight Compute report. Open it in Nsight Compute",
+    (".pickle", ".pkl"): "a pickle, for example a memory snapshot. Open snapshots at https://pytorch.org/memory_viz",
 }
-"""By how names end, for formats that begin in many ways."""
+"""Formats without common first bytes, by suffix."""
 
 
 class FileFormat(StrEnum):
-    """What a file is to profdeck."""
+    """File format, detected from the first bytes."""
 
     TRACE = "trace"
     """A Chrome trace of one rank."""
     MERGED = "merged"
-    """One that `profdeck merge` made."""
+    """A trace written by `profdeck merge`."""
     OTHER = "other"
 
 
 def format_of(path: Path) -> FileFormat:
-    """Tell what a file is by its first MiB; what cannot be read is `FileFormat.OTHER`."""
+    """Return the format of a file from its first MiB, or `FileFormat.OTHER` if it cannot be read."""
     head = _head(path)
     if _MERGED.match(head):
         return FileFormat.MERGED
@@ -56,29 +59,29 @@ def format_of(path: Path) -> FileFormat:
 
 
 def is_merged(path: Path) -> bool:
-    """Tell whether a file is one that `profdeck merge` made, by how it begins."""
+    """Return True if `profdeck merge` wrote the file."""
     return _MERGED.match(_head(path, _FIRST_BYTES)) is not None
 
 
 def reader_of(path: Path) -> str | None:
-    """Say whose a profile is that profdeck does not read, and what does; None for everything else."""
-    for endings, what in _OTHER_ENDINGS.items():
-        if path.name.endswith(endings):
-            return what
+    """Return the format of an unsupported profile and a tool that opens it, or ``None`` for other files."""
+    for suffixes, description in _BY_SUFFIX.items():
+        if path.name.endswith(suffixes):
+            return description
     head = _head(path)
-    return next((what for pattern, what in _OTHERS if pattern.match(head)), None)
+    return next((description for pattern, description in _BY_CONTENT if pattern.match(head)), None)
 
 
-def _head(path: Path, most_bytes: int = _HEAD_BYTES) -> bytes:
+def _head(path: Path, max_bytes: int = _HEAD_BYTES) -> bytes:
     with suppress(OSError):
-        if path.is_file():  # neither a pipe, which would wait, nor a device
+        if path.is_file():  # not a pipe, because opening it can block
             with path.open("rb") as file:
-                head = file.read(most_bytes)
-            return _inflated(head, most_bytes) if head.startswith(GZIP_MAGIC) else head
+                head = file.read(max_bytes)
+            return _decompress(head, max_bytes) if head.startswith(GZIP_MAGIC) else head
     return b""
 
 
-def _inflated(head: bytes, most_bytes: int) -> bytes:
-    with suppress(Exception):  # of isal: it is damaged, which its reader reports
-        return bytes(igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP).decompress(head, most_bytes))
+def _decompress(head: bytes, max_bytes: int) -> bytes:
+    with suppress(Exception):  # from isal; the trace reader reports corrupt files
+        return bytes(igzip_lib.IgzipDecompressor(igzip_lib.DECOMP_GZIP).decompress(head, max_bytes))
     return b""

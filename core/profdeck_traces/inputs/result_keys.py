@@ -1,8 +1,8 @@
-"""What was read of a Chrome trace and is kept: under a key by which it is found only where nothing changed since.
+"""Cache keys for results from Chrome traces.
 
-A key holds what the file was (size, times, inode, and the bytes at its end, which of gzip are checksum and length),
-what was asked, and the code that answered. Nothing is kept of a file that has just changed: it may change again
-within the resolution of its times. Artifacts of other kinds are read each time.
+A key contains the file's identity (size, times, inode and last bytes, which in gzip files are checksum and length), the
+question and the version of the code. Results for a recently changed file are not cached, because the file can change
+again within the resolution of its timestamps. Results for artifacts of plugins are not cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.base.version import __version__
 from profdeck_traces.inputs.artifact_kinds import kind_of
 
-# Kernels count time in ticks of 10 ms at most, file systems such as FAT in steps of two seconds.
+# Timestamps have a resolution of at most 10 ms, or 2 s on file systems such as FAT.
 _UNSETTLED_NS, _UNSETTLED_COARSE_NS = 100_000_000, 2_000_000_000
 _NS_PER_S = 1_000_000_000
 _END_BYTES = 4096
@@ -31,20 +31,20 @@ _END_BYTES = 4096
 
 @attrs.frozen
 class FileIdentity:
-    """What a file was at some moment."""
+    """State of a file: a change of its content changes this."""
 
     device: int
     inode: int
     size_bytes: int
     modified_ns: int
     changed_ns: int
-    """When its content or status changed, which no program can set."""
+    """Time of the last status change, which programs cannot set."""
     end: bytes
-    """SHA-256 of its last 4 KiB."""
+    """SHA-256 of the last 4 KiB."""
 
 
 def identity_of(path: Path) -> FileIdentity | None:
-    """Return what the file of a Chrome trace is now; ``None`` of anything else, and where it may change unnoticed."""
+    """Return the identity of a Chrome trace file, or ``None`` for other files or if it could change undetected."""
     if kind_of(path) is not None:
         return None
     try:
@@ -66,51 +66,51 @@ def identity_of(path: Path) -> FileIdentity | None:
 
 
 class KeptResults:
-    """The results of one way of asking, such as a summary by some rules.
+    """Cached results of one question about traces, such as a summary by certain rules.
 
     Args:
-        cache: Where they are kept; ``None`` keeps nothing.
-        asked: What the answer depends on besides the file: plain data.
+        cache: Cache, or ``None`` to cache nothing.
+        question: Parameters of the question, as plain data.
     """
 
-    def __init__(self, cache: ResultCache | None, *asked: Any) -> None:
+    def __init__(self, cache: ResultCache | None, *question: Any) -> None:
         self._cache = cache
-        self._asked = asked
+        self._question = question
 
-    def get(self, path: Path, *about: Any) -> bytes | None:
-        """Return what is kept of a trace.
+    def get(self, path: Path, *parameters: Any) -> bytes | None:
+        """Return the cached result for a trace, or ``None``.
 
         Args:
             path: The trace.
-            about: What else the answer depends on.
+            parameters: Parameters of the question for this trace.
         """
         if self._cache is None or (identity := identity_of(path)) is None:
             return None
-        return self._cache.get(self._key(identity, about))
+        return self._cache.get(self._key(identity, parameters))
 
     def before(self, path: Path) -> FileIdentity | None:
-        """Return what a trace is before it is read; ``None`` if nothing will be kept of it."""
+        """Return a trace file's identity before it is read, or ``None`` if its result cannot be cached."""
         return None if self._cache is None else identity_of(path)
 
-    def put(self, before: FileIdentity | None, path: Path, content: bytes, *about: Any) -> None:
-        """Keep what was read, if the file is still what it was before that."""
+    def put(self, before: FileIdentity | None, path: Path, content: bytes, *parameters: Any) -> None:
+        """Cache a result if the file's identity is still `before`."""
         if self._cache is not None and before is not None and identity_of(path) == before:
-            self._cache.put(self._key(before, about), content)
+            self._cache.put(self._key(before, parameters), content)
 
     def tidy_up(self) -> None:
-        """Keep the cache within its bounds."""
+        """Delete the least recently used results if the cache exceeds its limits."""
         if self._cache is not None:
             self._cache.tidy_up()
 
-    def _key(self, identity: FileIdentity, about: tuple[Any, ...]) -> str:
-        # As Python writes it, which takes any text and number.
-        content = repr([_code(), attrs.astuple(identity), self._asked, about])
+    def _key(self, identity: FileIdentity, parameters: tuple[Any, ...]) -> str:
+        # JSON cannot encode all strings and numbers of a trace.
+        content = repr([_code_version(), attrs.astuple(identity), self._question, parameters])
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @functools.cache
-def _code() -> list[Any]:
-    """Return what tells one state of the code that reads traces from another."""
+def _code_version() -> list[Any]:
+    """Return values that change if the code that reads traces changes."""
     root = Path(__file__).parents[1]
     newest_ns = max(path.stat().st_mtime_ns for path in root.rglob("*.py"))
     plugins = [(name, point.value, _version(point)) for name, point in installed(TRACE_NAMES).items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -16,7 +16,7 @@ from profdeck_traces.inputs.file_formats import FileFormat, format_of, reader_of
 
 _TRACES = (".trace.json", ".trace.json.gz")
 _JSON = (".json", ".json.gz")
-_OF_RUNS = ("rank_", "target.", ".")
+_RECORDER_PREFIXES = ("rank_", "target.", ".")
 
 
 @attrs.frozen
@@ -65,74 +65,86 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     search, because the traces of the ranks have the same events.
 
     Args:
-        paths: files and directories.
-        on_left_out: called with the path and the reason for each skipped path: a merged trace below a directory, a
+        paths: Files and directories.
+        on_left_out: Called with the path and the reason for each skipped path: a merged trace below a directory, a
             profile of another tool, or a directory that cannot be read.
 
     Raises:
         TraceError: There is no trace below a directory, or a file is a profile of another tool.
     """
-    found: dict[Path, TraceSource] = {}
-    for given in paths:
-        # Make "." and ".." absolute, because manifests are in the parent directory and refer to the trace by name.
-        path = Path(os.path.abspath(given)) if given.name in {"", ".."} and kind_of(given) is not None else given  # noqa: PTH100
-        told = {file: TraceSource(file, facts) for file, facts in run_records().facts(path).items()}
-        if _is_one(path):
-            _reject_unreadable(path, is_known=path in told)
-            found.setdefault(path, told.get(path, TraceSource(path)))
+    sources: dict[Path, TraceSource] = {}
+    for argument in paths:
+        path = argument
+        if path.name in {"", ".."} and kind_of(path) is not None:
+            # The manifest is in the parent directory and refers to the artifact by name.
+            path = Path(os.path.abspath(path))  # noqa: PTH100  # does not resolve links
+        recorded = {file: TraceSource(file, facts) for file, facts in run_records().facts(path).items()}
+        if _is_trace_path(path):
+            _reject_unreadable(path, is_recorded=path in recorded)
+            sources.setdefault(path, recorded.get(path, TraceSource(path)))
             continue
-        for source in _sources_below(path, told, on_left_out):
-            found.setdefault(source.path, source)
-    return list(found.values())
+        for source in _sources_below(path, recorded, on_left_out):
+            sources.setdefault(source.path, source)
+    return list(sources.values())
 
 
-def _reject_unreadable(path: Path, *, is_known: bool) -> None:
+def _nested_runs(path: Path, facts: Iterable[TraceFacts]) -> set[str]:
+    """Return the runs in subdirectories of a run. For other directories, return an empty set."""
+    runs = {trace.run for trace in facts} - {str(path)}
+    records = run_records()
+    return {run for run in runs if records.is_run(Path(run))} if runs and records.is_run(path) else set()
+
+
+def _reject_unreadable(path: Path, *, is_recorded: bool) -> None:
     """Reject special files and profiles in other tools' formats.
 
     Args:
         path: Path of a single trace.
-        is_known: True if a manifest lists it.
+        is_recorded: True if a manifest lists the trace.
     """
-    if kind_of(path) is not None or is_known:
+    if kind_of(path) is not None or is_recorded:
         return
     if path.exists() and not path.is_file():
         raise TraceError(f"{path} is not a regular file.")
     if (reader := reader_of(path)) is not None:
-        raise TraceError(f"{path} is no Chrome trace, but {reader}.")
+        raise TraceError(f"{path} is not a Chrome trace. It is {reader}.")
 
 
 def _sources_below(
-    path: Path, told: Mapping[Path, TraceSource], on_left_out: Callable[[Path, str], None] | None
+    path: Path, recorded: Mapping[Path, TraceSource], on_left_out: Callable[[Path, str], None] | None
 ) -> list[TraceSource]:
     """Return the traces in a directory tree.
 
     Args:
         path: The directory.
-        told: The traces in it that manifests list.
+        recorded: The traces in it that manifests list.
         on_left_out: See `find_sources`.
     """
-    below = set(told)
-    for file in files_below(path, on_error=functools.partial(_tell_unreadable, on_left_out)):
-        if file in told:
+    below = set(recorded)
+    for file in files_below(path, on_error=functools.partial(_report_unreadable, on_left_out)):
+        if file in recorded:
             continue
         if _is_special(file):
-            why: str | None = "is not a regular file"
+            reason: str | None = "is not a regular file"
         elif _is_trace(file):
             below.add(file)
             continue
         else:
-            why = _why_left_out(file)
-        if on_left_out is not None and why is not None:
-            on_left_out(file, why)
+            reason = _reason_to_skip(file)
+        if on_left_out is not None and reason is not None:
+            on_left_out(file, reason)
     # JSON files next to a plugin's artifact belong to it, unless their names or manifests identify them as traces.
     of_plugins = {file.parent for file in below if kind_of(file) is not None}
-    below = {file for file in below if file.parent not in of_plugins or _is_named_so(file) or file in told}
-    sources = [told.get(file, TraceSource(file)) for file in sorted(below)]
+    below = {file for file in below if file.parent not in of_plugins or _has_trace_name(file) or file in recorded}
+    sources = [recorded.get(file, TraceSource(file)) for file in sorted(below)]
     sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
+    nested = _nested_runs(path, (source.facts for source in sources if source.facts is not None))
+    if on_left_out is not None:
+        for run in sorted(nested):
+            on_left_out(Path(run), f"is a different run than {path}. To read it, pass its path")
+    sources = [source for source in sources if source.facts is None or source.facts.run not in nested]
     if not sources:
-        raise TraceError(
-            f"{path}: there is no trace below this directory; their names end in {' or '.join(_endings())}."
-        )
+        raise TraceError(f"No trace found in {path} (expected names ending in {' or '.join(_endings())}).")
     return sources
 
 
@@ -149,42 +161,45 @@ def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
     """
     for path in paths:
         if not os.path.lexists(path):
-            raise TraceError(f"{path}: there is no such file or directory.")
-    told = {file: facts for path in paths for file, facts in run_records().facts(path).items()}
-    found = [TraceSource(file, facts) for file, facts in told.items() if facts.rank is not None]
-    if not found:
+            raise TraceError(f"{path} does not exist.")
+    traces: dict[Path, TraceFacts] = {}
+    for path in paths:
+        by_file = run_records().facts(path)
+        nested = _nested_runs(path, by_file.values())
+        traces |= {file: facts for file, facts in by_file.items() if facts.run not in nested}
+    sources = [TraceSource(file, facts) for file, facts in traces.items() if facts.rank is not None]
+    if not sources:
         raise TraceError(
-            f"{', '.join(map(str, paths))}: there is no trace with a manifest that says which capture it is of. Give "
-            "runs that profdeck has recorded."
+            f"No trace with a manifest found in {', '.join(map(str, paths))}. Pass runs recorded by profdeck."
         )
-    return found
+    return sources
 
 
-def _is_one(path: Path) -> bool:
+def _is_trace_path(path: Path) -> bool:
     """Return True if a path is itself a trace, and False if it is a directory to search."""
     return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112 - never raises
 
 
-def _is_named_so(path: Path) -> bool:
+def _has_trace_name(path: Path) -> bool:
     return path.name.endswith(_TRACES) or kind_of(path) is not None
 
 
 def _is_trace(path: Path) -> bool:
-    if _is_named_so(path):
+    if _has_trace_name(path):
         return True
     return path.name.endswith(_JSON) and format_of(path) is FileFormat.TRACE
 
 
-def _tell_unreadable(on_left_out: Callable[[Path, str], None] | None, error: OSError) -> None:
+def _report_unreadable(on_left_out: Callable[[Path, str], None] | None, error: OSError) -> None:
     if on_left_out is not None:
         on_left_out(Path(error.filename), f"cannot be read: {error.strerror}")
 
 
-def _why_left_out(path: Path) -> str | None:
-    if path.name.startswith(_OF_RUNS):  # what captures leave besides traces
+def _reason_to_skip(path: Path) -> str | None:
+    if path.name.startswith(_RECORDER_PREFIXES):  # other files of captures
         return None
     if path.name.endswith(_JSON) and format_of(path) is FileFormat.MERGED:
-        return "holds the traces of several ranks; they count by themselves"
+        return "is a merged trace. The traces of its ranks are read instead"
     reader = reader_of(path)
     return None if reader is None else f"is {reader}"
 

@@ -24,6 +24,7 @@ from profdeck_traces.base.errors import ProfdeckError, describe_error
 from profdeck_traces.base.files import directory_size, file_size, lock_directory, replace_file
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url, redact
 
 MAX_BYTES = 50_000_000_000
@@ -98,8 +99,8 @@ def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
             return {_name(remote): {**info, "name": remote.path}}
     if not remote.read("exists", f"{remote.path}/{_RUN_FILE}") and (runs := _runs(remote)):
         raise RemoteError(
-            f"{remote} holds {len(runs)} run(s): {', '.join(runs[:5])}. Name one, such as {remote / runs[0]}; "
-            f"{remote / 'latest'} is the newest."
+            f"{remote} contains {plural(len(runs), 'run')}: {', '.join(runs[:5])}. Pass the URL of a run, such as "
+            f"{remote / runs[0]}, or {remote / 'latest'} for the newest run."
         )
     listed: dict[str, Mapping[str, Any]] = {}
     with suppress(FileNotFoundError):

@@ -1,1 +1,1 @@
-"""A run as one self-contained page: findings, timelines, tables and pictures, without anything from elsewhere."""
+"""HTML report of a run: a self-contained page with findings, timelines, tables and plots."""

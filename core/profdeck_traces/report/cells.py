@@ -1,4 +1,4 @@
-"""Tables of a page: headings and cells, and how numbers, times and names are written in them."""
+"""Table headings and cells of a page, with number formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME_LENGTH = 110
 
 @attrs.frozen
 class Column:
-    """A heading."""
+    """Heading of a column."""
 
     name: str
     number: bool = True
@@ -21,7 +21,7 @@ class Column:
 
 @attrs.frozen
 class Cell:
-    """What a table shows; numbers are sorted as such."""
+    """Text of a table cell. The page sorts cells of kind ``n`` by number."""
 
     text: str
     title: str = ""
@@ -29,27 +29,27 @@ class Cell:
 
 
 def filled(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> tuple[list[Column], list[list[Cell]]]:
-    """Return columns and rows without the columns in which all rows are empty."""
-    used = [place for place in range(len(columns)) if any(row[place].text for row in rows)]
-    return [columns[place] for place in used], [[row[place] for place in used] for row in rows]
+    """Remove the columns without any text."""
+    used = [index for index in range(len(columns)) if any(row[index].text for row in rows)]
+    return [columns[index] for index in used], [[row[index] for index in used] for row in rows]
 
 
 def number(value: float | None, digits: int = 3) -> Cell:
-    """Return a number with so many digits; an empty cell for none."""
+    """Format a number with `digits` decimals; empty for ``None``."""
     return Cell("", kind="n") if value is None else Cell(f"{value:,.{digits}f}", kind="n")
 
 
 def ms(time_us: float | None) -> Cell:
-    """Return microseconds as milliseconds."""
+    """Format microseconds as milliseconds."""
     return number(None if time_us is None else time_us / 1000)
 
 
 def percent(share: float | None) -> Cell:
-    """Return a share."""
+    """Format a fraction as a percentage."""
     return Cell("", kind="n") if share is None else Cell(f"{share:.1%}", kind="n")
 
 
 def name(name: str, *, kernel: bool = False) -> Cell:
-    """Return a name that fits a table; the whole one is its title."""
+    """Shorten a name to fit a table. The tooltip contains the full name."""
     short = short_kernel(name, _NAME_LENGTH) if kernel else name
     return Cell(short, title=full_name(name)[:300] if short != name else "", kind="name copy")

@@ -1,4 +1,4 @@
-"""A flame graph without scripts, from the top down: the width of a box is its share of the time."""
+"""Static SVG flame graph. The width of a box is its fraction of the total time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TITLE = 200
 
 
 def flame_graph(frames: Sequence[StackFrame], label: str) -> Markup:
-    """Return the picture of a tree of calls; the name and times of each box are its title."""
+    """Return the SVG of a call tree. The tooltip of each box contains its name and times."""
     all_us = sum(frame.total_us for frame in frames if frame.parent is None)
     if not all_us:
         return Markup()

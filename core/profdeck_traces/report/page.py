@@ -1,4 +1,4 @@
-"""Makes the page of a run, or of two runs: what the terminal says, with pictures and a timeline to look into."""
+"""Creates the HTML report of a run, or of a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _MOST_TRACES = 16
 def write_page(runs: Sequence[RunSummary], labels: Sequence[str], trend: Trend | None = None) -> str:
     """Return the page as HTML.
 
-    It loads nothing: style and script are in it, and its policy allows no others. All texts of traces are escaped.
+    The page is self-contained, and its content security policy blocks other scripts. Texts from traces are escaped.
 
     Args:
-        runs: One run, or a baseline and what is compared with it; with pictures: see `summarise_trace`.
+        runs: One run, or a baseline and the run to compare with it. The summaries must contain timelines.
         labels: What to call each.
         trend: How the numbers of its captures change, or those of both runs.
     """
@@ -65,7 +65,7 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str], trend: Trend |
         "recordings": recording_rows,
         "recording_columns": recording_columns,
         "trend": trend_section(trend) if trend is not None and has_trend(trend) else None,
-        # What could end the element is written as an escape of JSON.
+        # Escape characters that could close the script element.
         "data": Markup(json.dumps(payload, separators=(",", ":")).replace("<", "\\u003c")),
     }
     context["sections"] = [
@@ -81,7 +81,7 @@ def write_page(runs: Sequence[RunSummary], labels: Sequence[str], trend: Trend |
 
 
 def _findings(run: RunSummary, ranks: Sequence[RankSummary]) -> list[dict[str, Any]]:
-    places = {rank.path: place for place, rank in enumerate(ranks)}  # of two runs the last one counts
+    places = {rank.path: place for place, rank in enumerate(ranks)}  # a trace in both runs counts for the second
     return [
         {
             "text": finding.text,

@@ -1,4 +1,4 @@
-"""Renders pages: one file each, which loads nothing else and runs no script but its own."""
+"""Renders self-contained HTML pages, which load no other files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError:
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:
-    """Return a page. All texts of the context are escaped, but for `Markup`.
+    """Render a page. All strings of the context except `Markup` are escaped.
 
     Args:
         template: The name of its file in this package.

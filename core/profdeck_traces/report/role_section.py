@@ -1,4 +1,4 @@
-"""The section of a role: stages, device time, steps, kernels, operators and what else its traces have."""
+"""Report section of a role: stages, device time, steps, kernels, operators and more."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from profdeck_traces.report.cells import Cell, Column, filled, ms, name, number,
 from profdeck_traces.report.flame import flame_graph
 
 _MOST_ROWS = 100
-"""Of kernels and operators: more is for tables."""
+"""Maximum number of kernels and operators; `profdeck summary --csv` prints all."""
 _MOST_SMALL_ROWS = 40
-# Of so many traces the rows of each table are fewer, so that the page stays small.
+# With more traces, tables have fewer rows, to limit the size of the page.
 _MANY_RANKS = 16
 _LEAST_SHARE = 0.001
 
 
 def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
-    """Return what the template shows of a role.
+    """Return the template context for a role.
 
     Args:
         team: The role.
@@ -87,7 +87,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
 
 
 def _memory(team: Team) -> list[dict[str, Any]]:
-    """Return the memory of the devices of the rank that has the highest peak of all."""
+    """Return plots of device memory for the rank with the highest peak."""
     view = max(team.views, key=lambda view: max((one.peak_allocated_bytes for one in view.rank.memory), default=-1))
     return [
         {
@@ -102,7 +102,7 @@ def _memory(team: Team) -> list[dict[str, Any]]:
 
 
 def _shapes(team: Team) -> dict[str, Any]:
-    """Return operators by shape, of the first rank that has them."""
+    """Return operators by input shape, from the first rank with shapes."""
     view = next((view for view in team.views if view.rank.shapes), None)
     rows = view.rank.shapes[:_MOST_SMALL_ROWS] if view else ()
     columns, cells = filled(
@@ -126,7 +126,7 @@ def _shapes(team: Team) -> dict[str, Any]:
 
 
 def _flops(rank: RankSummary) -> str:
-    """Say how fast the matrix products of a rank are, over all that was recorded."""
+    """Format the FLOP rate of a rank's matrix multiplications over the whole recording."""
     if not rank.product_flops or not rank.span_us:
         return ""
     rate = rank.product_flops / rank.span_us / 1e6
@@ -134,7 +134,7 @@ def _flops(rank: RankSummary) -> str:
 
 
 def _stacks(team: Team) -> dict[str, Any]:
-    """Return the flame graph and the hottest functions of the first rank that has stacks."""
+    """Return the flame graph and the slowest functions of the first rank with stacks."""
     view = next((view for view in team.views if view.rank.stacks), None)
     label = f"Calls by Python stack, {view.label}" if view else ""
     return {

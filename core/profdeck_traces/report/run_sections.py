@@ -1,4 +1,4 @@
-"""The sections of a run beside those of its roles: captures, skew between ranks, and what changed between two runs."""
+"""Report sections of a run: captures, skew between ranks, and changes between two runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STYLES = {"slower": "poor", "faster": "good"}
 
 
 def skew_section(group: GroupSkew, of_run: str, place: int) -> dict[str, Any]:
-    """Return which rank of a group arrived last, and what the others waited."""
+    """Return the section about arrival times at collectives."""
     who = "No rank stands out" if group.straggler is None else f"The others wait for rank {group.straggler}"
     return {
         "id": f"skew{place}",
@@ -49,13 +49,13 @@ def skew_section(group: GroupSkew, of_run: str, place: int) -> dict[str, Any]:
 
 
 def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
-    """Return what each role and rank was to record and did, and the traces that were given as files."""
+    """Return the status of each capture, and of traces outside runs."""
     rows, runs = [], runs_of(run.captures)
     paths = {_place(rank): rank for rank in run.ranks if rank.run is not None}
-    told: set[str] = set()
+    listed: set[str] = set()
     for capture in run.captures:
         rank = paths.get(_place(capture))
-        told |= {rank.path} if rank else set()
+        listed |= {rank.path} if rank else set()
         step = f"{capture.first_step}" + (f"..{capture.last_step}" if capture.last_step > capture.first_step else "")
         rows.append(
             [
@@ -72,7 +72,7 @@ def captures(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
             ]
         )
     for rank in run.ranks:
-        if rank.path not in told:
+        if rank.path not in listed:
             whole = "whole" if rank.whole else "not proved" if rank.problem is None else "partial"
             rows.append(
                 [
@@ -95,7 +95,7 @@ def _place(one: RankSummary | CaptureStatus) -> tuple[object, ...]:
 
 
 def recordings(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
-    """Return with what each role was recorded."""
+    """Return the backend, versions and options of each role."""
     columns = [Column(words, number=False) for words in ("role", "backend", "versions", "options", "profdeck")]
     rows = [
         [Cell(one.role), Cell(one.backend), Cell(one.versions), Cell(_options(one.options)), Cell(one.profdeck)]
@@ -105,12 +105,12 @@ def recordings(run: RunSummary) -> tuple[list[Column], list[list[Cell]]]:
 
 
 def _options(text: str) -> str:
-    """Write options without those that are off or empty."""
+    """Format options, omitting disabled and empty ones."""
     return ", ".join(f"{name}: {json.dumps(value)}" for name, value in json.loads(text).items() if value)
 
 
 def changes(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Return what changed in each role from the first run to the second, and the verdict."""
+    """Return the changes of each role from the first to the second run, and the verdict."""
     diff = diff_runs(runs[0], runs[1])
     return [_change(role, place) for place, role in enumerate(diff.roles)]
 

@@ -1,4 +1,4 @@
-"""Pictures without scripts: bars, steps over time, and how long kernels take. Texts are escaped, sizes are numbers."""
+"""Static SVG plots: bars, steps over time and kernel durations. Texts are escaped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def bars(rows: Sequence[TimeRow]) -> Markup:
-    """Return a bar for each part of the time of a device, as long as its share."""
+    """Return a bar chart of device time by class and idle cause."""
     if not rows:
         return Markup()
     longest = max(row.share for row in rows)
@@ -38,10 +38,10 @@ def bars(rows: Sequence[TimeRow]) -> Markup:
 
 
 def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup:
-    """Return durations over time.
+    """Return a plot of durations over time.
 
     Args:
-        series: Of each kind of step: its name, and start and duration of each, in microseconds.
+        series: For each kind of step, its name and the (start, duration) of each step in microseconds.
     """
     points = [point for _, of_kind in series for point in of_kind]
     if len(points) < 4:  # noqa: PLR2004 - a table is enough
@@ -57,7 +57,7 @@ def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup
         every = -(-len(of_kind) // _MOST_POINTS)
         for at in range(0, len(of_kind), every):
             some = of_kind[at : at + every]
-            start, duration = max(some, key=lambda point: point[1])  # the slowest one of many is what matters
+            start, duration = max(some, key=lambda point: point[1])  # if points overlap, show the slowest
             x = 64 + (start - begin) / (end - begin or 1.0) * (_PLOT_WIDTH - 70)
             parts.append(
                 Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="2.2"/>').format(x, 92 - duration / most * 78)
@@ -69,13 +69,13 @@ def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup
 def levels(
     values: Sequence[float], changes: Sequence[tuple[int, float, float, str]], label: str, caption: str
 ) -> Markup:
-    """Return one value for each capture, with a line at each level.
+    """Return a plot of one value per capture, with a line at each level.
 
     Args:
-        values: In the order of the captures, none of them negative.
-        changes: Of each: the index of the first value after it, the levels before and after, and since when it is.
-        label: What it is.
-        caption: The unit of the values, and what they are of.
+        values: Non-negative values in the order of the captures.
+        changes: For each change, the index of the first value after it, the levels before and after, and its label.
+        label: Accessible name of the plot.
+        caption: Unit and extent of the values.
     """
     most = max(values) or 1.0
     width = (_PLOT_WIDTH - 70) / max(1, len(values) - 1)
@@ -91,7 +91,7 @@ def levels(
     every = -(-len(values) // _MOST_POINTS)
     for index in range(0, len(values), every):
         some = values[index : index + every]
-        x, height = place(index, max(some))  # the slowest one of many is what matters
+        x, height = place(index, max(some))  # if points overlap, show the slowest
         parts.append(
             Markup('<circle class="dot" fill-opacity="0.5" cx="{:.1f}" cy="{:.1f}" r="2.2"/>').format(x, height)
         )
@@ -116,7 +116,7 @@ def levels(
 
 
 def histogram(bins: Sequence[DurationBin]) -> Markup:
-    """Return how many kernels take how long."""
+    """Return a histogram of kernel durations."""
     if not bins:
         return Markup()
     most = max(one.count for one in bins)
@@ -139,14 +139,14 @@ def histogram(bins: Sequence[DurationBin]) -> Markup:
     return _svg(len(bins) * width + 8, 94, "Number of kernels by duration", parts)
 
 
-def memory(found: MemorySummary) -> Markup:
-    """Return how much memory was allocated and reserved over time."""
-    most = max(found.peak_allocated_bytes, found.peak_reserved_bytes) or 1
+def memory(summary: MemorySummary) -> Markup:
+    """Return a plot of allocated and reserved memory over time."""
+    most = max(summary.peak_allocated_bytes, summary.peak_reserved_bytes) or 1
     scale, unit = next(((scale, unit) for scale, unit in _UNITS if most >= scale), (1.0, "B"))
-    begin_us, span_us = found.points[0].start_us, (found.points[-1].start_us - found.points[0].start_us) or 1.0
+    begin_us, span_us = summary.points[0].start_us, (summary.points[-1].start_us - summary.points[0].start_us) or 1.0
 
     def line(values: Sequence[int]) -> str:
-        places = [64 + (point.start_us - begin_us) / span_us * (_PLOT_WIDTH - 70) for point in found.points]
+        places = [64 + (point.start_us - begin_us) / span_us * (_PLOT_WIDTH - 70) for point in summary.points]
         heights = [92 - value / most * 78 for value in values]
         steps = [f"H{x:.1f}V{y:.1f}" for x, y in zip(places[1:], heights[1:], strict=True)]
         return f"M{places[0]:.1f} {heights[0]:.1f}{''.join(steps)}"
@@ -158,11 +158,13 @@ def memory(found: MemorySummary) -> Markup:
                 y + 4, f"{share * most / scale:,.1f}"
             )
         )
-    if found.peak_reserved_bytes:
-        reserved = line([point.reserved_bytes for point in found.points])
+    if summary.peak_reserved_bytes:
+        reserved = line([point.reserved_bytes for point in summary.points])
         parts.append(Markup('<path class="plot reserved" d="{}"/>').format(reserved))
-    parts.append(Markup('<path class="plot" d="{}"/>').format(line([point.allocated_bytes for point in found.points])))
-    label = f"Memory of {found.device} over time"
+    parts.append(
+        Markup('<path class="plot" d="{}"/>').format(line([point.allocated_bytes for point in summary.points]))
+    )
+    label = f"Memory of {summary.device} over time"
     parts.append(Markup('<text class="dim" x="64" y="107">{}, over {}</text>').format(unit, f"{span_us / 1e6:,.3f} s"))
     return _svg(_PLOT_WIDTH, _PLOT_HEIGHT, label, parts)
 

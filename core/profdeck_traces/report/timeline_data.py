@@ -1,4 +1,4 @@
-"""What the script of a page needs to draw timelines, as plain data."""
+"""Data of the interactive timelines, for the script of the page."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.analysis.rank_labels import labels_of
 
 _KINDS = ("global_step", "iteration", "stage")
-# Beyond so many traces only devices are shown, or the busiest thread where there is none.
+# With more traces, show only devices, or the busiest thread if there is no device.
 _MOST_WITH_STREAMS = 16
 _MOST_MARKS = 4000
-"""In all traces together."""
+"""Maximum number of events, over all traces."""
 
 
 def timeline_data(ranks: Sequence[tuple[str, RankSummary]], *, shared: bool) -> dict[str, Any]:
-    """Return names, and of each trace its windows with lanes, marks and events.
+    """Return the names and, for each trace, its windows with their lanes, annotations and events.
 
     Args:
         ranks: What each run is called, and the traces with their pictures.
-        shared: Whether all are of one run, so that they may share an axis.
+        shared: True if all traces belong to one run and can share a time axis.
     """
     known = [rank.origin_unix_ns for _, rank in ranks if rank.origin_unix_ns is not None]
     first_ns = min(known, default=0)

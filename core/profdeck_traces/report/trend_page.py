@@ -1,4 +1,4 @@
-"""The page of a trend: the changes, and a plot of each series."""
+"""HTML page of a trend, with the changes and a plot of each series."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from profdeck_traces.trend.model import Trend
 
 
 def write_trend_page(trend: Trend, labels: Sequence[str]) -> str:
-    """Return the page.
+    """Return the page as HTML.
 
     Args:
         trend: What it is of.

@@ -1,4 +1,4 @@
-"""How a job changes over its captures, as sentences and plots."""
+"""Report section about performance changes across captures, with sentences and plots."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ from profdeck_traces.trend.trend_text import (
     value_of,
 )
 
-_FEWEST_POINTS = 2
+_MIN_POINTS = 2
 
 
 def has_trend(trend: Trend) -> bool:
-    """Tell whether there are captures enough to find a change between them."""
+    """Return True if any series has enough captures to detect a change."""
     return any(map(is_long_enough, trend.series))
 
 
 def trend_section(trend: Trend) -> dict[str, Any]:
-    """Return what changed; plots of the numbers that changed and of the first one of each team; and those of others."""
+    """Return the template context: sentences about changes, and plots of all series.
+
+    Series with a change and the first series of each role come first; ``other_plots`` contains the remaining series.
+    """
     runs = runs_of(trend)
-    shown = [series for series in trend.series if len(series.points) >= _FEWEST_POINTS]
+    shown = [series for series in trend.series if len(series.points) >= _MIN_POINTS]
     firsts = {(series.role, series.replica, series.stage): series for series in reversed(shown)}
-    told = [series for series in shown if series.changes or series in firsts.values()]
+    main = [series for series in shown if series.changes or series in firsts.values()]
     return {
         "changes": [
             {"text": sentence(series, change, runs), "with": explanation(change), "is_worse": change.is_worse}
             for series, change in headings(trend)
         ],
-        "no_change": "Nothing changed that is not chance." if has_trend(trend) else TOO_FEW,
-        "told": [_plot(series, runs) for series in told],
-        "others": [_plot(series, runs) for series in shown if series not in told],
+        "no_change": "No significant change." if has_trend(trend) else TOO_FEW,
+        "main_plots": [_plot(series, runs) for series in main],
+        "other_plots": [_plot(series, runs) for series in shown if series not in main],
     }
 
 

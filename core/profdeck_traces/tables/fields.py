@@ -1,4 +1,4 @@
-"""Columns of tables from the classes of the model, so that what is added to those is in the tables as well."""
+"""Derives table columns from attrs classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import attrs
 
 
 class ColumnType(StrEnum):
-    """What the values of a column are; any may be missing."""
+    """Type of the values in a column. Values can be missing."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -20,7 +20,7 @@ class ColumnType(StrEnum):
     TRUTH = "truth"
 
 
-_OF: dict[type, ColumnType] = {
+_COLUMN_TYPES: dict[type, ColumnType] = {
     str: ColumnType.TEXT,
     int: ColumnType.INTEGER,
     float: ColumnType.NUMBER,
@@ -29,34 +29,34 @@ _OF: dict[type, ColumnType] = {
 
 
 def columns_of(model: type, prefix: str = "") -> dict[str, ColumnType]:
-    """Return the columns of what the class says by itself: its scalars, and those of a single part of it.
+    """Return the columns for the scalar fields of a class and of its nested classes.
 
-    Ids of processes, threads and streams may be numbers or words; they are text. What has many parts is a table of
-    its own. The scalars of a part such as ``per_step`` have its name in front.
+    Columns of a nested class such as ``per_step`` have its field name as prefix. Fields with several types, such as
+    thread IDs, become text. Lists are omitted, because they have their own tables.
     """
-    found: dict[str, ColumnType] = {}
-    for name, kinds in _fields(model):
-        if len(kinds) == 1 and attrs.has(kinds[0]):
-            found |= columns_of(kinds[0], f"{prefix}{name}_")
-        elif set(kinds) <= _OF.keys():
-            found[prefix + name] = _OF[kinds[0]] if len(kinds) == 1 else ColumnType.TEXT
-    return found
+    columns: dict[str, ColumnType] = {}
+    for name, types_ in _fields(model):
+        if len(types_) == 1 and attrs.has(types_[0]):
+            columns |= columns_of(types_[0], f"{prefix}{name}_")
+        elif set(types_) <= _COLUMN_TYPES.keys():
+            columns[prefix + name] = _COLUMN_TYPES[types_[0]] if len(types_) == 1 else ColumnType.TEXT
+    return columns
 
 
 def values_of(item: Any, model: type) -> Iterator[Any]:
-    """Yield the values of these columns; ``None`` for all of a part that is not there."""
-    for name, kinds in _fields(model):
+    """Yield the values of the columns of `columns_of`. Values of a missing nested object are ``None``."""
+    for name, types_ in _fields(model):
         value = None if item is None else getattr(item, name)
-        if len(kinds) == 1 and attrs.has(kinds[0]):
-            yield from values_of(value, kinds[0])
-        elif set(kinds) <= _OF.keys():
-            yield value if value is None or len(kinds) == 1 else str(value)
+        if len(types_) == 1 and attrs.has(types_[0]):
+            yield from values_of(value, types_[0])
+        elif set(types_) <= _COLUMN_TYPES.keys():
+            yield value if value is None or len(types_) == 1 else str(value)
 
 
 def _fields(model: type) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the fields with the types that they can have, beside ``None``."""
+    """Yield each field with its types, except ``None``."""
     attrs.resolve_types(model)
     for field in attrs.fields(model):
         kind = field.type
         alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-        yield field.name, tuple(one for one in alternatives if one is not types.NoneType)
+        yield field.name, tuple(type_ for type_ in alternatives if type_ is not types.NoneType)

@@ -1,4 +1,4 @@
-"""The tables of a run, each with role, replica, rank, host, capture and run in front."""
+"""Tables of a run. Each table starts with role, replica, rank, host, capture and run."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _FRONT = {
 _PATH = {"path": ColumnType.TEXT}
 
 _Row = tuple[tuple[Any, ...], Any]
-"""What is in front of an item, and the item."""
+"""Values of the columns before an item, and the item."""
 
 
 @attrs.frozen
 class _Kind:
-    """What a table has, and where its rows come from."""
+    """Definition of a table."""
 
     item: type
-    """Its class gives the columns."""
+    """Class that defines the columns."""
     rows: Callable[[RunSummary], Iterable[_Row]]
     between: dict[str, ColumnType] = attrs.field(factory=lambda: dict(_PATH))
-    """The columns between those of the rank and those of the item."""
+    """Columns between those of the rank and those of the item."""
     renamed: dict[str, str] = attrs.field(factory=dict)
-    """Columns of the item whose names mean something else in front."""
+    """New names for columns of the item that conflict with preceding columns."""
 
 
 def _of_ranks(item: type, rows: Callable[[RankSummary], Iterable[_Row]], **between: ColumnType) -> _Kind:
-    """Make a table from what each rank has; its path comes behind it."""
+    """Define a table with rows of each rank. The path of the trace follows the rank's columns."""
 
     def of_run(run: RunSummary) -> Iterator[_Row]:
         for rank in run.ranks:
-            about = (*(getattr(rank, name) for name in _FRONT), rank.path)
-            yield from (((*about, *front), one) for front, one in rows(rank))
+            values = (*(getattr(rank, name) for name in _FRONT), rank.path)
+            yield from (((*values, *front), item) for front, item in rows(rank))
 
     return _Kind(item, of_run, _PATH | between)
 
@@ -61,12 +61,12 @@ def _steps(kind: str) -> _Kind:
 
 
 def _of_devices(item: type, name: str, renamed: dict[str, str] | None = None) -> _Kind:
-    found = _of_ranks(
+    table = _of_ranks(
         item,
-        lambda rank: (((str(one.device),), part) for one in rank.devices for part in getattr(one, name)),
+        lambda rank: (((str(device.device),), part) for device in rank.devices for part in getattr(device, name)),
         device=ColumnType.TEXT,
     )
-    return attrs.evolve(found, renamed=renamed or {})
+    return attrs.evolve(table, renamed=renamed or {})
 
 
 def _operators(rank: RankSummary) -> Iterator[_Row]:
@@ -160,7 +160,7 @@ _KINDS = {
     "findings": _Kind(run_model.Finding, _findings, {"ranks": _TEXT}),
 }
 NAMES = tuple(_KINDS)
-"""All tables."""
+"""Names of all tables."""
 
 
 def table_of(run: RunSummary, name: str) -> Table:
@@ -172,12 +172,12 @@ def table_of(run: RunSummary, name: str) -> Table:
     """
     kind = _KINDS[name]
     front = _FRONT | kind.between
-    own = {kind.renamed.get(column, column): type_ for column, type_ in columns_of(kind.item).items()}
-    kept = [place for place, column in enumerate(own) if column not in front]
+    item_columns = {kind.renamed.get(column, column): type_ for column, type_ in columns_of(kind.item).items()}
+    kept = [index for index, column in enumerate(item_columns) if column not in front]
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for before, item in kind.rows(run):
             values = tuple(values_of(item, kind.item))
-            yield *before, *(values[place] for place in kept)
+            yield *before, *(values[index] for index in kept)
 
-    return Table(name, front | {column: type_ for column, type_ in own.items() if column not in front}, rows)
+    return Table(name, front | {column: type_ for column, type_ in item_columns.items() if column not in front}, rows)

@@ -1,4 +1,4 @@
-"""The stacks of a run for https://www.speedscope.app: its own file format, of samples with weights.
+"""Exports the stacks of a run in the file format of https://www.speedscope.app, as weighted samples.
 
 Format: https://www.speedscope.app/file-format-schema.json.
 """
@@ -14,7 +14,7 @@ from profdeck_traces.analysis.rank_labels import labels_of
 
 
 def speedscope(run: RunSummary) -> dict[str, Any] | None:
-    """Return the document, with a profile for each trace that has stacks; ``None`` where none has."""
+    """Return a document with one profile for each trace with stacks, or ``None`` if no trace has stacks."""
     frames: dict[str, int] = {}
     labels = labels_of(run.ranks)
     profiles = [_profile(labels[rank.path], rank.stacks, frames) for rank in run.ranks if rank.stacks]

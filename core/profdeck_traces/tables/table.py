@@ -1,4 +1,4 @@
-"""A table: columns with types, and rows; as Arrow, and through that for pandas, polars and DuckDB."""
+"""Typed tables, convertible to Arrow, pandas and polars."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SHOWN_ROWS = 20
 
 @attrs.frozen
 class Table:
-    """Rows of values, each in the order of the columns."""
+    """A table with typed columns. The values of each row are in the order of `columns`."""
 
     name: str
     columns: Mapping[str, ColumnType]
     rows: Callable[[], Iterator[tuple[Any, ...]]] = attrs.field(repr=False)
-    """Yields the rows."""
+    """Function that yields the rows."""
 
     def to_arrow(self) -> pa.Table:
-        """Return it as a table of Arrow.
+        """Convert to an Arrow table.
 
         Raises:
             ProfdeckError: pyarrow is not installed.
@@ -52,50 +52,50 @@ class Table:
         )
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return it as a data frame of pandas, which must be installed."""
+        """Convert to a pandas DataFrame. pandas must be installed."""
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 
     def to_polars(self) -> pl.DataFrame:
-        """Return it as a data frame of polars, which must be installed."""
+        """Convert to a polars DataFrame. polars must be installed."""
         import polars as pl
 
         return pl.DataFrame(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """Hand it to what speaks Arrow's C stream interface, such as DuckDB and polars."""
+        """Export through the Arrow C stream interface, for DuckDB and polars for example."""
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
     def _repr_html_(self) -> str:
-        """Show the first rows in a notebook."""
+        """Return the first rows as HTML, for notebooks."""
         rows = list(itertools.islice(self.rows(), _SHOWN_ROWS + 1))
         more = f"<p>The first {_SHOWN_ROWS} rows of <code>{self.name}</code>.</p>" if len(rows) > _SHOWN_ROWS else ""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
-            f"<tr>{''.join(f'<td>{_shown(value)}</td>' for value in row)}</tr>" for row in rows[:_SHOWN_ROWS]
+            f"<tr>{''.join(f'<td>{_format(value)}</td>' for value in row)}</tr>" for row in rows[:_SHOWN_ROWS]
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 
 def arrow() -> Any:
-    """Return the module pyarrow.
+    """Import pyarrow.
 
     Raises:
-        ProfdeckError: It is not installed.
+        ProfdeckError: pyarrow is not installed.
     """
     try:
         import pyarrow as pa
     except ImportError:
         raise ProfdeckError(
-            "Tables of Arrow need pyarrow, which is not installed. Run: pip install 'profdeck[tables]'."
+            "Arrow tables require pyarrow, which is not installed. Run: pip install 'profdeck[tables]'."
         ) from None
     return pa
 
 
 def _clean(value: str | None) -> str | None:
-    """Return text without halves of surrogate pairs, which a damaged trace may have and UTF-8 has not."""
+    """Replace unpaired surrogates, which corrupt traces can contain and UTF-8 cannot encode."""
     return None if value is None else value.encode("utf-8", "replace").decode()
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     return "" if value is None else html.escape(f"{value:,.3f}" if isinstance(value, float) else str(value))

@@ -1,1 +1,1 @@
-"""How the numbers of captures change over a run, and over runs."""
+"""Performance changes across the captures of one or more runs."""

@@ -1,15 +1,14 @@
-"""Where a series of measurements changes its level: a test with few false alarms, for captures in their order.
+"""Detects level changes in a series of measurements, with a low false-positive rate.
 
-For each place that leaves five values or more on both sides, the ranks of all values give the score of Mann and
-Whitney; the place with the largest score is the candidate. How often chance alone gives such a largest score is the
-formula of Csörgő and Horváth for the standardized Brownian bridge (Limit Theorems in Change-Point Analysis, 1997,
-theorem 1.3.3). Values that depend on the ones before widen the distribution, as in
+The candidate is the split with the largest Mann-Whitney score. Both sides of a split have at least five values. The
+p-value of the largest score is the tail of the standardized Brownian bridge (Csörgő and Horváth, Limit Theorems in
+Change-Point Analysis, 1997, theorem 1.3.3). Autocorrelation increases the variance of the score, as in
 `profdeck_traces.analysis.rank_sum_test`.
 
-A level that comes and goes hides from a test of the whole series, so parts of it are tested as well: those of seeded
-binary segmentation (Kovács, Bühlmann, Li and Munk, Biometrika 110, 2023). The whole is tested at half of the level, and
-the parts share the other half. Both sides of a change are searched again; in the end each change is tested once more
-between its neighbours.
+A test of the complete series misses a level that changes back. Therefore segments are tested as well, by seeded binary
+segmentation (Kovács, Bühlmann, Li and Munk, Biometrika 110, 2023). The complete series gets half of the significance
+level, and the segments share the other half. The search continues on both sides of each change. Finally, each change is
+tested again between its neighbors.
 """
 
 from __future__ import annotations
@@ -24,152 +23,152 @@ from numpy.typing import NDArray
 
 from profdeck_traces.analysis.rank_sum_test import inflation
 
-FEWEST = 5
-"""Values on each side of a change."""
+MIN_VALUES = 5
+"""Minimum number of values on each side of a change."""
 LEVEL = 0.01
-"""How often chance alone may give a change anywhere in all series that are looked at together."""
-LEAST = 0.02
-"""Smaller changes, as a fraction of the level before, are none."""
+"""Significance level for all series that are tested together."""
+MIN_CHANGE = 0.02
+"""Smallest change to report, as a fraction of the previous level."""
 
-_SHORTEST = 4 * FEWEST
-"""Values in a part of a series that is tested by itself."""
-_MOST_PASSES = 50
+_MIN_SEGMENT = 4 * MIN_VALUES
+"""Minimum number of values in a segment."""
+_MAX_PASSES = 50
 _NEAR = 20
 _DECAY = 0.5**0.5
-"""The length of such a part by that of the next longer ones."""
+"""Ratio between the lengths of consecutive layers of segments."""
 
 
 @attrs.frozen
 class ChangePoint:
-    """A place where the level of a series changes."""
+    """A level change in a series."""
 
     index: int
-    """Of the first value after it."""
+    """Index of the first value after the change."""
     before: float
-    """The median from the change before to here."""
+    """Median of the values since the previous change."""
     after: float
-    """The median from here to the next change."""
+    """Median of the values until the next change."""
     p_value: float
-    """How often chance alone gives such a change anywhere between its neighbours."""
+    """Probability of such a change between its neighbors if the level is constant."""
 
 
-def change_points(values: Sequence[float], *, level: float = LEVEL, least: float = LEAST) -> list[ChangePoint]:
-    """Return the changes of a series, in their order.
+def change_points(
+    values: Sequence[float], *, level: float = LEVEL, min_change: float = MIN_CHANGE
+) -> list[ChangePoint]:
+    """Return the level changes of a series, sorted by index.
 
     Args:
-        values: In the order in which they were measured.
-        level: Changes that chance gives as often as this are none. Of several series that are looked at together, the
-            level of all divided by their number.
-        least: Smaller changes are none, as a fraction of the level before.
+        values: Measurements in chronological order.
+        level: Significance level. For several series that are tested together, divide it by their number.
+        min_change: Smallest change to report, as a fraction of the previous level.
     """
     series = np.asarray(values, dtype=float)
-    found = _search(series, 0, level, least)
-    for _ in range(_MOST_PASSES):
-        edges = [0, *found, len(values)]
-        parts = list(zip(edges, edges[1:], edges[2:], strict=False))
-        places = [begin + _nearest(series[begin:end], place - begin) for begin, place, end in parts]
+    indexes = _search(series, 0, level, min_change)
+    for _ in range(_MAX_PASSES):
+        edges = [0, *indexes, len(values)]
+        spans = list(zip(edges, edges[1:], edges[2:], strict=False))
+        refined = [begin + _refine(series[begin:end], index - begin) for begin, index, end in spans]
         tested = [
-            (place, _judged(values[begin:end], place - begin, least))
-            for place, (begin, _, end) in zip(places, parts, strict=True)
+            (index, _test_split(values[begin:end], index - begin, min_change))
+            for index, (begin, _, end) in zip(refined, spans, strict=True)
         ]
-        kept = [place for place, (p_value, _, _) in tested if p_value < level]
-        if kept == found:
-            return [ChangePoint(place, before, after, p_value) for place, (p_value, before, after) in tested]
-        found = kept
-    return []  # it moves on and on, so that no place can be told
+        significant = [index for index, (p_value, _, _) in tested if p_value < level]
+        if significant == indexes:
+            return [ChangePoint(index, before, after, p_value) for index, (p_value, before, after) in tested]
+        indexes = significant
+    return []  # the positions do not converge
 
 
-def _search(values: NDArray[np.float64], offset: int, level: float, least: float) -> list[int]:
-    parts = _parts(len(values))
+def _search(values: NDArray[np.float64], offset: int, level: float, min_change: float) -> list[int]:
+    segments = _segments(len(values))
     best: tuple[float, int] | None = None
-    for begin, end in parts:
-        part = values[begin:end]
-        place = _candidate(part)
-        if place is None:
+    for begin, end in segments:
+        segment = values[begin:end]
+        index = _candidate(segment)
+        if index is None:
             continue
-        share = 2 if end - begin == len(values) else 2 * (len(parts) - 1)
-        p_value = _judged(part.tolist(), place, least)[0] * share
+        tests = 2 if end - begin == len(values) else 2 * (len(segments) - 1)
+        p_value = _test_split(segment.tolist(), index, min_change)[0] * tests
         if p_value < level and (best is None or p_value < best[0]):
-            best = p_value, begin + place
+            best = p_value, begin + index
     if best is None:
         return []
-    place = best[1]
+    index = best[1]
     return [
-        *_search(values[:place], offset, level, least),
-        offset + place,
-        *_search(values[place:], offset + place, level, least),
+        *_search(values[:index], offset, level, min_change),
+        offset + index,
+        *_search(values[index:], offset + index, level, min_change),
     ]
 
 
-def _parts(count: int) -> list[tuple[int, int]]:
-    """Return begin and end of the parts that are tested: the whole, and shorter and shorter ones that overlap by half
-    or more.
-    """
-    found = {(0, count): None}
+def _segments(count: int) -> list[tuple[int, int]]:
+    """Return the bounds of the segments to test: the complete series, then layers of shorter, overlapping segments."""
+    segments = {(0, count): None}
     length = count * _DECAY
-    while length >= _SHORTEST:
+    while length >= _MIN_SEGMENT:
         number = 2 * math.ceil(count / length) - 1
         shift = (count - length) / (number - 1)
-        found |= {(math.floor(shift * one), min(count, math.ceil(shift * one + length))): None for one in range(number)}
+        starts = [shift * index for index in range(number)]
+        segments |= {(math.floor(start), min(count, math.ceil(start + length))): None for start in starts}
         length *= _DECAY
-    return list(found)
+    return list(segments)
 
 
 def _scores(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return the score of each place that leaves enough on both sides; None where all values are equal."""
+    """Return the standardized Mann-Whitney score of each allowed split, or ``None`` if all values are equal."""
     count = len(values)
-    _, place, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    rank = (np.cumsum(sizes) - (sizes - 1) / 2)[place]
+    _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(sizes) - (sizes - 1) / 2)[group]
     ties = float((sizes.astype(float) ** 3 - sizes).sum())
     spread = (count + 1 - ties / (count * (count - 1))) / 12
     if spread <= 0:
         return None
-    left = np.arange(FEWEST, count - FEWEST + 1)
+    left = np.arange(MIN_VALUES, count - MIN_VALUES + 1)
     sums = np.cumsum(rank)[left - 1] - left * (count + 1) / 2
     scores: NDArray[np.float64] = np.maximum(np.abs(sums) - 0.5, 0) / np.sqrt(left * (count - left) * spread)
     return scores
 
 
 def _candidate(values: NDArray[np.float64]) -> int | None:
-    scores = _scores(values) if len(values) >= 2 * FEWEST else None
-    return None if scores is None else FEWEST + int(scores.argmax())
+    scores = _scores(values) if len(values) >= 2 * MIN_VALUES else None
+    return None if scores is None else MIN_VALUES + int(scores.argmax())
 
 
-def _nearest(values: NDArray[np.float64], place: int) -> int:
-    """Return the place near this one from which the values on both sides are least far from their medians.
+def _refine(values: NDArray[np.float64], index: int) -> int:
+    """Return the split near `index` with the smallest total deviation from the medians of both sides.
 
-    Ranks tell that there is a change, but not where: once the sides do not overlap, they know no distance.
+    The rank test alone is imprecise, because ranks contain no distances.
     """
 
-    def distance(cut: int) -> float:
-        return sum(float(np.abs(side - np.median(side)).sum()) for side in (values[:cut], values[cut:]))
+    def deviation(split: int) -> float:
+        return sum(float(np.abs(side - np.median(side)).sum()) for side in (values[:split], values[split:]))
 
-    near = range(max(FEWEST, place - _NEAR), min(len(values) - FEWEST, place + _NEAR) + 1)
-    return min(near, key=distance, default=place)
+    splits = range(max(MIN_VALUES, index - _NEAR), min(len(values) - MIN_VALUES, index + _NEAR) + 1)
+    return min(splits, key=deviation, default=index)
 
 
-def _judged(values: Sequence[float], place: int, least: float) -> tuple[float, float, float]:
-    """Return how often chance gives a change anywhere in the values like that at a place, and the medians beside it."""
-    before, after = values[:place], values[place:]
-    if min(len(before), len(after)) < FEWEST:
+def _test_split(values: Sequence[float], index: int, min_change: float) -> tuple[float, float, float]:
+    """Return the p-value of the change at `index`, and the medians of both sides."""
+    before, after = values[:index], values[index:]
+    if min(len(before), len(after)) < MIN_VALUES:
         return 1.0, 0.0, 0.0
     medians = statistics.median(before), statistics.median(after)
     scores = _scores(np.asarray(values, dtype=float))
-    if scores is None or abs(medians[1] - medians[0]) <= least * abs(medians[0]):
+    if scores is None or abs(medians[1] - medians[0]) <= min_change * abs(medians[0]):
         return 1.0, *medians
-    score = float(scores[place - FEWEST]) / math.sqrt(inflation(before, after))
-    return _chance(score, FEWEST / len(values)), *medians
+    score = float(scores[index - MIN_VALUES]) / math.sqrt(inflation(before, after))
+    return _p_value(score, MIN_VALUES / len(values)), *medians
 
 
-def _chance(score: float, aside: float) -> float:
-    """Return how often the largest score is greater than this.
+def _p_value(score: float, margin: float) -> float:
+    """Return the probability that the largest score of a series with a constant level exceeds `score`.
 
     Args:
-        score: Of one place.
-        aside: The part of the series at each end in which no place is looked at.
+        score: Largest score.
+        margin: Fraction of the series at each end without allowed splits.
     """
     if score < 1:
         return 1.0
-    width = 2 * math.log((1 - aside) / aside)
+    width = 2 * math.log((1 - margin) / margin)
     tail = score * math.exp(-score * score / 2) / math.sqrt(2 * math.pi)
     return min(1.0, tail * (width - width / score**2 + 4 / score**2))

@@ -1,4 +1,4 @@
-"""What a trend says, as data: the documented, stable JSON of ``profdeck trend --json``."""
+"""Data model of a trend. ``profdeck trend --json`` prints it as JSON."""
 
 from __future__ import annotations
 
@@ -9,79 +9,78 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class TrendPoint:
-    """What one capture says, over the ranks that recorded it."""
+    """Value of one capture, over all ranks."""
 
     run: str
-    """The directory of its run."""
+    """Path of the run directory."""
     capture: str
     first_step: int
-    """The first global step of the capture; of servers that were captured by hand, 0."""
+    """First global step of the capture; 0 for servers captured from the command line."""
     started_ns: int
-    """When it began, in Unix nanoseconds."""
+    """Start of the capture in Unix nanoseconds."""
     value: float
-    """The mean of the ranks; of stalls, the longest."""
+    """Mean over the ranks; for stalls, the maximum."""
     ranks: int
-    """Of how many ranks."""
+    """Number of ranks."""
 
 
 @attrs.frozen(kw_only=True)
 class TrendPart:
-    """A part that changed with a series."""
+    """A stage, kernel class or idle cause that changed together with a series."""
 
     kind: str
-    """``stage``, ``class`` of kernels, or cause of ``idle`` time."""
+    """``stage``, ``class`` (kernel class) or ``idle`` (cause of idle time)."""
     name: str
     delta_us: float
-    """By how much it is longer per step, of the rank that changed most; of a class and of idle time, the mean of the
-    ranks."""
+    """Increase per step in microseconds: of the rank that changed most for a stage, else the mean over the ranks."""
     rank: int | None
-    """The rank whose stage changed, if those of the others changed less than half as much; ``None`` for all of them."""
+    """Rank of the stage, if the stage changed by less than half as much on the other ranks; otherwise ``None``."""
 
 
 @attrs.frozen(kw_only=True)
 class TrendChange:
-    """A change of level, which chance gives seldom."""
+    """A statistically significant change of a series."""
 
     index: int
-    """Of the first point after it."""
+    """Index of the first point after the change."""
     before: float
-    """The median of the points from the change before to this one."""
+    """Median of the points since the previous change."""
     after: float
-    """The median of the points from here to the next change."""
+    """Median of the points until the next change."""
     ratio: float | None
-    """``after / before - 1``; ``None`` if there was nothing before."""
+    """``after / before - 1``; ``None`` if `before` is 0."""
     p_value: float
-    """How often chance alone gives such a change anywhere between its neighbours."""
+    """Probability of such a change between its neighbors if the level is constant."""
     is_worse: bool
-    """Whether it means slower."""
+    """True if performance decreased."""
     parts: tuple[TrendPart, ...]
-    """What changed with it in the same direction: at most one stage, one class and one cause of idle time."""
+    """Parts that changed in the same direction: at most one stage, one class and one cause of idle time."""
 
 
 @attrs.frozen(kw_only=True)
 class TrendSeries:
-    """One number of a role, or of a replica of it, over captures."""
+    """One metric of a role or replica across captures."""
 
     role: str
     replica: int | None
     stage: str | None
-    """The stage or kind of batch that the captures are of, where they are of one."""
+    """Stage or batch kind of the captures, if they record only one."""
     what: str
-    """Such as ``global step``, ``mini-batch``, ``decode iteration``, ``decode tokens``, ``device busy``,
-    ``exposed communication``, ``stall``."""
+    """Metric, such as ``global step``, ``mini-batch``, ``decode iteration``, ``decode tokens``, ``device busy``,
+    ``exposed communication`` or ``stall``."""
     unit: str
     """``us``, ``tokens/s`` or ``share``."""
     points: tuple[TrendPoint, ...]
-    """By run in the order in which the runs began, then by step and time."""
+    """Points sorted by the start of the run, then by step and time."""
     changes: tuple[TrendChange, ...]
 
 
 @attrs.frozen(kw_only=True)
 class Trend:
-    """How the numbers of captures change."""
+    """Metrics across captures, with their changes."""
 
     series: tuple[TrendSeries, ...]
-    """By role and replica; first what decides how long it takes."""
+    """Series sorted by role and replica; step durations come first."""
     left_out: int
     """Number of traces skipped because they are incomplete or have no step."""
     cold_left_out: int = 0

@@ -1,4 +1,4 @@
-"""The numbers of one finished capture, under the names that trackers show."""
+"""Metrics of one finished capture, for experiment trackers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class CaptureNumbers:
     """Metrics of one capture."""
 
     step: int
-    """Its first global step."""
+    """First global step."""
     values: Mapping[str, float]
-    """By name: ``profdeck/trainer/global_step_ms``, ``profdeck/rollout/2/decode_tokens_per_s``,
-    ``profdeck/trainer/stage/update_ms``, ``profdeck/complete`` (1, or 0 for a capture that is not)."""
+    """Values by name, such as ``profdeck/trainer/global_step_ms``, ``profdeck/rollout/2/decode_tokens_per_s`` or
+    ``profdeck/trainer/stage/update_ms``. ``profdeck/complete`` is 1 for a complete capture, else 0."""
 
 
 def numbers_of_capture(document: Mapping[str, Any], *, processes: int = 1) -> CaptureNumbers:

@@ -1,4 +1,4 @@
-"""Reads the numbers of all captures below some paths; what did not change since is taken from the cache."""
+"""Reads the metrics of each rank in each capture, using the cache for unchanged traces."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from profdeck_traces.inputs.result_keys import KeptResults
 from profdeck_traces.inputs.sources import TraceSource
 from profdeck_traces.trend.rank_numbers import RankNumbers, numbers_of
 
-_AT_ONCE = 64
-"""Summaries that are held at a time."""
+_BATCH = 64
+"""Number of summaries in memory at the same time."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(RankNumbers).decode
 
 
 @attrs.frozen(kw_only=True)
 class RankPoint:
-    """One rank in one capture."""
+    """Metrics of one rank in one capture."""
 
     run: str
     capture: str
     role: str
     replica: int | None
     stage: str | None
-    """The stage that the capture is of, if it is of one."""
+    """Stage or batch kind of the capture, if it records only one."""
     rank: int
     first_step: int
     started_ns: int
@@ -49,57 +49,57 @@ def read_points(
     cache: ResultCache | None = None,
     on_progress: Progress | None = None,
 ) -> tuple[list[RankPoint], int, list[TraceError]]:
-    """Read the numbers of all ranks of all captures.
+    """Read the metrics of all ranks in all captures.
 
     Args:
-        sources: As from `profdeck_traces.inputs.sources.recorded_sources`.
-        processes: How many traces are read at once.
-        cache: Where results are kept.
-        on_progress: Called with the traces read so far and in all.
+        sources: Traces from `profdeck_traces.inputs.sources.recorded_sources`.
+        processes: Number of traces to read in parallel.
+        cache: Cache of results, or ``None``.
+        on_progress: Called with the number of traces read so far and the total.
 
     Returns:
-        What each rank of each capture says; how many traces are not whole or have no step; and why others could not be
-        read.
+        The metrics of each rank in each capture, the number of traces that are incomplete or have no step, and the
+        errors of the traces that cannot be read.
     """
     classifier, step_names = Classifier(), StepNames.load()
-    kept = KeptResults(cache, "trend", *cached_reading.question(classifier, step_names, devices_only=False))
+    cached = KeptResults(cache, "trend", *cached_reading.question(classifier, step_names, devices_only=False))
     numbers: dict[int, RankNumbers | None] = {}
     for index, source in enumerate(sources):
-        if (content := kept.get(source.path, *cached_reading.about(source))) is not None:
+        if (content := cached.get(source.path, *cached_reading.about(source))) is not None:
             numbers[index] = _decode(content) if content else None
     errors: list[TraceError] = []
-    left = [index for index in range(len(sources)) if index not in numbers]
-    for begin in range(0, len(left), _AT_ONCE):
-        some = {str(sources[index].path): index for index in left[begin : begin + _AT_ONCE]}
-        before = {path: kept.before(sources[index].path) for path, index in some.items()}
+    uncached = [index for index in range(len(sources)) if index not in numbers]
+    for begin in range(0, len(uncached), _BATCH):
+        batch = {str(sources[index].path): index for index in uncached[begin : begin + _BATCH]}
+        before = {path: cached.before(sources[index].path) for path, index in batch.items()}
         summary, problems = summarise_run(
-            [sources[index] for index in some.values()], classifier=classifier, processes=processes, cache=cache
+            [sources[index] for index in batch.values()], classifier=classifier, processes=processes, cache=cache
         )
         errors += problems
         for rank in summary.ranks:
-            index = some[rank.path]
-            found = numbers_of(rank) if rank.whole else None
-            numbers[index] = found
-            content = b"" if found is None else _encode(found)
-            kept.put(before[rank.path], sources[index].path, content, *cached_reading.about(sources[index]))
+            index = batch[rank.path]
+            rank_numbers = numbers_of(rank) if rank.whole else None
+            numbers[index] = rank_numbers
+            content = b"" if rank_numbers is None else _encode(rank_numbers)
+            cached.put(before[rank.path], sources[index].path, content, *cached_reading.about(sources[index]))
         if on_progress is not None:
-            on_progress(min(begin + _AT_ONCE, len(left)), len(left))
-    points = [_point(sources[index], found) for index, found in sorted(numbers.items()) if found and found.values]
+            on_progress(min(begin + _BATCH, len(uncached)), len(uncached))
+    points = [_point(sources[index], value) for index, value in sorted(numbers.items()) if value and value.values]
     return points, len(numbers) - len(points), errors
 
 
 def points_of(runs: Sequence[RunSummary], sources: Sequence[TraceSource]) -> list[RankPoint]:
-    """Take the numbers of all ranks of all captures from summaries; the same as `read_points` reads.
+    """Return the same metrics as `read_points`, from summaries.
 
     Args:
-        runs: Of the sources.
-        sources: As from `profdeck_traces.inputs.sources.find_sources`; those of no run are passed over.
+        runs: Summaries of the sources.
+        sources: Traces from `profdeck_traces.inputs.sources.find_sources`. Traces outside runs are skipped.
     """
     numbers = {rank.path: numbers_of(rank) for run in runs for rank in run.ranks if rank.whole}
     return [
-        _point(source, found)
+        _point(source, value)
         for source in sources
-        if source.facts is not None and (found := numbers.get(str(source.path))) is not None and found.values
+        if source.facts is not None and (value := numbers.get(str(source.path))) is not None and value.values
     ]
 
 

@@ -1,4 +1,4 @@
-"""The numbers of one rank in one capture that are followed over captures, and what explains them."""
+"""Metrics of one rank in one capture, and the parts that can explain their changes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck_traces.findings.rank_view import RankView
 
 STEPS = {"global_step": "global step", "mini_batch": "mini-batch", "engine_iteration": "profiler step"}
-"""What the steps of a recorder are called, by their unit."""
+"""Metric name of a step's duration, by the unit of the recorder's steps."""
 BUSY, EXPOSED = "device busy", "exposed communication"
 TOKENS = "tokens"
-"""The last word of the names of rates of tokens."""
+"""Last word in metric names of token rates."""
 
 
 @attrs.frozen(kw_only=True)
 class RankNumbers:
-    """Of one rank in one capture; medians of its steps, and sums over them per step."""
+    """Metrics of one rank in one capture."""
 
     values: Mapping[str, float]
-    """By what they are: times in microseconds, rates of tokens per second, shares of 1."""
+    """Values by metric: durations in microseconds, token rates per second, fractions."""
     stages: Mapping[str, float]
-    """Microseconds per step, without those in which a collective was open: these wait for other ranks."""
+    """Stage durations in microseconds per step, excluding time in collectives, where a rank can wait for others."""
     classes: Mapping[str, float]
     """Kernel time by class, in microseconds per step."""
     idle: Mapping[str, float]
@@ -37,17 +37,17 @@ class RankNumbers:
 
 
 def numbers_of(rank: RankSummary) -> RankNumbers:
-    """Take the numbers from a summary."""
+    """Compute the metrics from a rank's summary."""
     view = RankView(rank, "", None)
     values: dict[str, float] = {}
     if view.kind == GLOBAL_STEP and view.durations_us:
         values[STEPS[rank.unit or GLOBAL_STEP]] = statistics.median(view.durations_us)
-    for found in rank.iterations:
-        if found.kind == ITERATION:
-            of_stage = f"{found.stage} " if found.stage else ""
-            values[f"{of_stage}iteration"] = found.p50_us
-            if found.tokens_per_wall_s is not None:
-                values[f"{of_stage}{TOKENS}"] = found.tokens_per_wall_s
+    for statistic in rank.iterations:
+        if statistic.kind == ITERATION:
+            prefix = f"{statistic.stage} " if statistic.stage else ""
+            values[f"{prefix}iteration"] = statistic.p50_us
+            if statistic.tokens_per_wall_s is not None:
+                values[f"{prefix}{TOKENS}"] = statistic.tokens_per_wall_s
     if values and rank.devices:
         values[BUSY] = view.of_devices("busy_us") / view.step_us if view.step_us else 0.0
         if exposed_us := view.of_devices("exposed_communication_us"):
@@ -56,7 +56,7 @@ def numbers_of(rank: RankSummary) -> RankNumbers:
     return RankNumbers(
         values=values,
         stages={stage.name: (stage.total_us - stage.communication_us) / steps for stage in view.stages},
-        classes={of.category: view.per_step(of.total_us) for of in rank.categories},
+        classes={summary.category: view.per_step(summary.total_us) for summary in rank.categories},
         idle=view.idle,
         cold=view.is_cold,
         excludes_cold=bool(view.excluded),

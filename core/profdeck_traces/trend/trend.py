@@ -1,4 +1,4 @@
-"""Puts the numbers of captures in their order, finds where they change, and what changed with them."""
+"""Sorts the metrics of captures into series, and detects their changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import attrs
 
 from profdeck_traces.analysis.rank_sum_test import LEVEL as PART_LEVEL, rank_test
-from profdeck_traces.trend.change_points import LEAST, LEVEL, ChangePoint, change_points
+from profdeck_traces.trend.change_points import LEVEL, MIN_CHANGE, ChangePoint, change_points
 from profdeck_traces.trend.model import Trend, TrendChange, TrendPart, TrendPoint, TrendSeries
 from profdeck_traces.trend.points import RankPoint
 from profdeck_traces.trend.rank_numbers import BUSY, EXPOSED, STEPS, TOKENS, RankNumbers
@@ -24,29 +24,29 @@ _Capture = list[RankPoint]
 
 @attrs.frozen
 class _Line:
-    """What becomes a series."""
+    """Input of one series."""
 
     role: str
     replica: int | None
     stage: str | None
     what: str
     captures: Sequence[_Capture]
-    """In their order."""
+    """Captures in chronological order."""
 
 
-def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, least: float = LEAST) -> Trend:
+def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, min_change: float = MIN_CHANGE) -> Trend:
     """Return the series of all roles and replicas, and their changes.
 
     Args:
-        points: What each rank of each capture says.
+        points: Metrics of each rank in each capture.
         left_out: Number of traces without usable values.
-        least: Smallest change to report, as a fraction of the previous level.
+        min_change: Smallest change to report, as a fraction of the previous level.
     """
     kept = _without_cold(points)
     lines = list(_lines(kept))
-    level = LEVEL / max(1, len(lines))  # of all series together
+    level = LEVEL / max(1, len(lines))  # shared by all series
     return Trend(
-        series=tuple(_series(line, level, least) for line in lines),
+        series=tuple(_series(line, level, min_change) for line in lines),
         left_out=left_out,
         cold_left_out=len(points) - len(kept),
         cold_excluded=sum(point.numbers.excludes_cold for point in kept),
@@ -64,34 +64,34 @@ def _team(point: RankPoint) -> tuple[str, int, str]:
 
 
 def _lines(points: Sequence[RankPoint]) -> Iterator[_Line]:
-    began: dict[str, int] = {}
+    starts: dict[str, int] = {}
     for point in points:
-        began[point.run] = min(point.started_ns, began.get(point.run, point.started_ns))
+        starts[point.run] = min(point.started_ns, starts.get(point.run, point.started_ns))
     teams: defaultdict[tuple[str, int, str], defaultdict[tuple[str, str], _Capture]]
     teams = defaultdict(lambda: defaultdict(list))
     for point in points:
         teams[_team(point)][point.run, point.capture].append(point)
     for (role, replica, stage), captures in sorted(teams.items()):
-        in_order = sorted(captures.values(), key=lambda ranks: _order(ranks[0], began))
-        for what in _names(in_order):
-            having = [ranks for ranks in in_order if any(_value(rank, what) is not None for rank in ranks)]
-            yield _Line(role, None if replica < 0 else replica, stage or None, what, having)
+        ordered = sorted(captures.values(), key=lambda ranks: _order(ranks[0], starts))
+        for what in _names(ordered):
+            with_value = [ranks for ranks in ordered if any(_value(rank, what) is not None for rank in ranks)]
+            yield _Line(role, None if replica < 0 else replica, stage or None, what, with_value)
 
 
-def _order(point: RankPoint, began: Mapping[str, int]) -> tuple[object, ...]:
-    return began[point.run], point.run, point.first_step, point.started_ns
+def _order(point: RankPoint, starts: Mapping[str, int]) -> tuple[object, ...]:
+    return starts[point.run], point.run, point.first_step, point.started_ns
 
 
 def _names(captures: Sequence[_Capture]) -> list[str]:
-    """Return what the captures have numbers of: times of steps first, then rates, then the rest."""
+    """Return the metrics of the captures: step durations first, then rates, then the others."""
     names = dict.fromkeys(name for ranks in captures for rank in ranks for name in rank.numbers.values)
     if any(rank.stall_s is not None for ranks in captures for rank in ranks):
         names[STALL] = None
 
-    def place(name: str) -> tuple[object, ...]:
+    def sort_key(name: str) -> tuple[object, ...]:
         return name in _LAST, name not in STEPS.values(), name.endswith(TOKENS), name
 
-    return sorted(names, key=place)
+    return sorted(names, key=sort_key)
 
 
 def _value(rank: RankPoint, what: str) -> float | None:
@@ -100,9 +100,9 @@ def _value(rank: RankPoint, what: str) -> float | None:
     return rank.numbers.values.get(what)
 
 
-def _series(line: _Line, level: float, least: float) -> TrendSeries:
+def _series(line: _Line, level: float, min_change: float) -> TrendSeries:
     what, captures = line.what, line.captures
-    together: Callable[[list[float]], float] = max if what == STALL else statistics.fmean
+    combine: Callable[[list[float]], float] = max if what == STALL else statistics.fmean
     points = []
     for ranks in captures:
         values = [value for rank in ranks if (value := _value(rank, what)) is not None]
@@ -112,16 +112,16 @@ def _series(line: _Line, level: float, least: float) -> TrendSeries:
                 capture=ranks[0].capture,
                 first_step=ranks[0].first_step,
                 started_ns=min(rank.started_ns for rank in ranks),
-                value=together(values),
+                value=combine(values),
                 ranks=len(values),
             )
         )
-    found = change_points([point.value for point in points], level=level, least=least)
-    edges = [0, *(one.index for one in found), len(points)]
+    change_list = change_points([point.value for point in points], level=level, min_change=min_change)
+    edges = [0, *(change.index for change in change_list), len(points)]
     more_is_worse = not (what == BUSY or what.endswith(TOKENS))
     changes = [
-        _change(one, captures[begin : one.index], captures[one.index : end], more_is_worse=more_is_worse)
-        for begin, one, end in zip(edges, found, edges[2:], strict=False)
+        _change(change, captures[begin : change.index], captures[change.index : end], more_is_worse=more_is_worse)
+        for begin, change, end in zip(edges, change_list, edges[2:], strict=False)
     ]
     unit = "tokens/s" if what.endswith(TOKENS) else "share" if what == BUSY else "us"
     return TrendSeries(
@@ -136,74 +136,79 @@ def _series(line: _Line, level: float, least: float) -> TrendSeries:
 
 
 def _change(
-    found: ChangePoint, before: Sequence[_Capture], after: Sequence[_Capture], *, more_is_worse: bool
+    change: ChangePoint, before: Sequence[_Capture], after: Sequence[_Capture], *, more_is_worse: bool
 ) -> TrendChange:
-    is_worse = (found.after > found.before) == more_is_worse
+    is_worse = (change.after > change.before) == more_is_worse
     return TrendChange(
-        index=found.index,
-        before=found.before,
-        after=found.after,
-        ratio=found.after / found.before - 1 if found.before else None,
-        p_value=found.p_value,
+        index=change.index,
+        before=change.before,
+        after=change.after,
+        ratio=change.after / change.before - 1 if change.before else None,
+        p_value=change.p_value,
         is_worse=is_worse,
         parts=tuple(_parts(before, after, sign=1.0 if is_worse else -1.0)),
     )
 
 
-# What changed with it.
-
-_Of = Callable[[RankNumbers], Mapping[str, float]]
-"""Takes the parts of a kind."""
+_Selector = Callable[[RankNumbers], Mapping[str, float]]
+"""Returns the parts of one kind: stages, classes or idle causes."""
 
 
 def _parts(before: Sequence[_Capture], after: Sequence[_Capture], *, sign: float) -> Iterator[TrendPart]:
-    """Yield the stage of one rank, the class and the cause of idle time that changed most, if not by chance."""
-    kinds: dict[str, _Of] = {
+    """Yield the stage, the class and the idle cause that changed most, each if its change is significant."""
+    kinds: dict[str, _Selector] = {
         "stage": lambda numbers: numbers.stages,
         "class": lambda numbers: numbers.classes,
         "idle": lambda numbers: numbers.idle,
     }
-    for kind, of in kinds.items():
-        deltas = _deltas(before, after, of)
-        # A stage is slow on a rank; what devices do is compared over all ranks, as those that wait are busy, too.
+    for kind, select in kinds.items():
+        deltas = _deltas(before, after, select)
+        # A stage can be slow on one rank. Device times are averaged, because ranks that wait are busy as well.
         score = max if kind == "stage" else statistics.fmean
-        scores = {name: score([sign * delta for delta in of_ranks.values()]) for name, of_ranks in deltas.items()}
+        scores = {name: score([sign * delta for delta in by_rank.values()]) for name, by_rank in deltas.items()}
         name = max(scores, key=lambda name: scores[name], default="")
         if not scores or scores[name] <= 0:
             continue
-        of_ranks = {rank: sign * delta for rank, delta in deltas[name].items()}
-        slow = max(of_ranks, key=lambda rank: of_ranks[rank])
-        others = [delta for rank, delta in of_ranks.items() if rank != slow]
-        alone = kind == "stage" and bool(others) and statistics.median(others) < _HALF * of_ranks[slow]
-        if _is_certain(before, after, of, name, slow):
-            yield TrendPart(kind=kind, name=name, delta_us=sign * scores[name], rank=slow if alone else None)
+        by_rank = {rank: sign * delta for rank, delta in deltas[name].items()}
+        slowest = max(by_rank, key=lambda rank: by_rank[rank])
+        others = [delta for rank, delta in by_rank.items() if rank != slowest]
+        is_single_rank = kind == "stage" and bool(others) and statistics.median(others) < _HALF * by_rank[slowest]
+        if _is_significant(before, after, select, name, slowest):
+            yield TrendPart(
+                kind=kind, name=name, delta_us=sign * scores[name], rank=slowest if is_single_rank else None
+            )
 
 
-def _deltas(before: Sequence[_Capture], after: Sequence[_Capture], of: _Of) -> dict[str, dict[int, float]]:
-    """Return by name, and by the ranks that recorded on both sides, how much longer it is."""
+def _deltas(before: Sequence[_Capture], after: Sequence[_Capture], select: _Selector) -> dict[str, dict[int, float]]:
+    """Return the increase of each part on each rank that recorded on both sides."""
     sides = [_by_rank(captures) for captures in (before, after)]
     names = dict.fromkeys(
-        name for captures in (before, after) for ranks in captures for rank in ranks for name in of(rank.numbers)
+        name for captures in (before, after) for ranks in captures for rank in ranks for name in select(rank.numbers)
     )
-    found: dict[str, dict[int, float]] = {}
+    deltas: dict[str, dict[int, float]] = {}
     for name in names:
         for rank in sorted(sides[0].keys() & sides[1].keys()):
-            old, new = (statistics.median(of(one.numbers).get(name, 0.0) for one in side[rank]) for side in sides)
-            found.setdefault(name, {})[rank] = new - old
-    return found
+            old, new = (
+                statistics.median(select(point.numbers).get(name, 0.0) for point in side[rank]) for side in sides
+            )
+            deltas.setdefault(name, {})[rank] = new - old
+    return deltas
 
 
 def _by_rank(captures: Sequence[_Capture]) -> dict[int, list[RankPoint]]:
-    found: defaultdict[int, list[RankPoint]] = defaultdict(list)
+    by_rank: defaultdict[int, list[RankPoint]] = defaultdict(list)
     for ranks in captures:
         for rank in ranks:
-            found[rank.rank].append(rank)
-    return found
+            by_rank[rank.rank].append(rank)
+    return by_rank
 
 
-def _is_certain(before: Sequence[_Capture], after: Sequence[_Capture], of: _Of, name: str, rank: int) -> bool:
+def _is_significant(
+    before: Sequence[_Capture], after: Sequence[_Capture], select: _Selector, name: str, rank: int
+) -> bool:
     old, new = (
-        [of(one.numbers).get(name, 0.0) for one in _by_rank(captures).get(rank, ())] for captures in (before, after)
+        [select(point.numbers).get(name, 0.0) for point in _by_rank(captures).get(rank, ())]
+        for captures in (before, after)
     )
-    tested = rank_test(old, new)
-    return tested is not None and tested.p_value < PART_LEVEL
+    test = rank_test(old, new)
+    return test is not None and test.p_value < PART_LEVEL

@@ -1,4 +1,4 @@
-"""A trend in words: what changed, since when, by how much, and what changed with it."""
+"""Formats the changes in a trend as sentences."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import statistics
 from collections.abc import Sequence
 
 from profdeck_traces.analysis.formatting import ms
-from profdeck_traces.trend.change_points import FEWEST
+from profdeck_traces.trend.change_points import MIN_VALUES
 from profdeck_traces.trend.model import Trend, TrendChange, TrendPart, TrendPoint, TrendSeries
 from profdeck_traces.trend.rank_numbers import EXPOSED
 
-_LEAST_P = 0.0001
-TOO_FEW = f"Nothing can be said of changes: that takes {2 * FEWEST} captures at least, and 20 for small ones."
+_MIN_P = 0.0001
+TOO_FEW = f"Too few captures to detect changes: at least {2 * MIN_VALUES} are required, and 20 for small changes."
 _KINDS = {"stage": "stage", "class": "kernels of class", "idle": "idle time,"}
 
 
 def runs_of(trend: Trend) -> dict[str, str]:
-    """Return by directory what the runs are called, in the order in which they began."""
+    """Return display names of the runs by run directory, sorted by start time."""
     points = sorted((point for series in trend.series for point in series.points), key=lambda point: point.started_ns)
     directories = list(dict.fromkeys(point.run for point in points))
     names = [directory.rpartition("/")[2] for directory in directories]
@@ -24,51 +24,51 @@ def runs_of(trend: Trend) -> dict[str, str]:
 
 
 def team_of(series: TrendSeries) -> str:
-    """Return whose numbers they are: ``rollout/2, decode``."""
-    who = series.role if series.replica is None else f"{series.role}/{series.replica}"
-    return f"{who}, {series.stage}" if series.stage else who
+    """Return the role, replica and stage of a series, such as ``rollout/2, decode``."""
+    role = series.role if series.replica is None else f"{series.role}/{series.replica}"
+    return f"{role}, {series.stage}" if series.stage else role
 
 
 def value_of(series: TrendSeries, value: float) -> str:
-    """Write a value with its unit."""
+    """Format a value with its unit."""
     if series.unit == "us":
         return f"{ms(value)} ms"
     return f"{value:.1%}" if series.unit == "share" else f"{value:,.0f}/s"
 
 
 def is_long_enough(series: TrendSeries) -> bool:
-    """Tell whether it has captures enough to find a change between them."""
-    return len(series.points) >= 2 * FEWEST
+    """Return True if the series has enough captures to detect a change."""
+    return len(series.points) >= 2 * MIN_VALUES
 
 
 def usual(series: TrendSeries) -> tuple[float, float]:
-    """Return the level in the beginning and at the end: medians up to the first and from the last change.
+    """Return the levels at the beginning and end: the medians before the first and after the last change.
 
-    Without a change, of the first and the last five.
+    Without changes, return the medians of the first and last five points.
     """
     values = [point.value for point in series.points]
     if series.changes:
         return series.changes[0].before, series.changes[-1].after
-    return statistics.median(values[:FEWEST]), statistics.median(values[-FEWEST:])
+    return statistics.median(values[:MIN_VALUES]), statistics.median(values[-MIN_VALUES:])
 
 
 def since(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> str:
-    """Say from which capture on: by its step, and its run where there are several."""
+    """Format the position of a change: the step, and the run if there are several."""
     before, after = series.points[change.index - 1], series.points[change.index]
     if before.run != after.run:
         return f"since run {runs[after.run]}"
     of_run = f" of {runs[after.run]}" if len(runs) > 1 else ""
-    if before.first_step == after.first_step:  # of a server, whose captures have no steps
+    if before.first_step == after.first_step:  # captures of servers have no steps
         return f"since {after.capture}{of_run}"
     return f"since step {after.first_step:,}{of_run}"
 
 
 def sentence(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> str:
-    """Say what changed: ``trainer is slower since step 1,200: global step 101.2 ms, before 93.4 ms, +8.4%``."""
+    """Format a change: ``trainer is slower since step 1,200: global step 101.2 ms, before 93.4 ms, +8.4%``."""
     slower = series.unit == "us" and series.what != EXPOSED
     word = ("slower" if change.is_worse else "faster") if slower else ("worse" if change.is_worse else "better")
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
-    chance = "p < 0.0001" if change.p_value < _LEAST_P else f"p {change.p_value:.2g}"
+    chance = "p < 0.0001" if change.p_value < _MIN_P else f"p {change.p_value:.2g}"
     return (
         f"{team_of(series)} is {word} {since(series, change, runs)}: {series.what} "
         f"{value_of(series, change.after)}, before {value_of(series, change.before)}{ratio} ({chance})."
@@ -76,7 +76,7 @@ def sentence(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> 
 
 
 def explanation(change: TrendChange) -> str:
-    """Say what changed with it: ``With it: stage reward of rank 1 +7.7 ms, ...``; nothing where nothing did."""
+    """Format the parts of a change: ``With it: stage reward of rank 1 +7.7 ms, ...``. Empty if there are none."""
     return f"With it: {', '.join(map(_part, change.parts))}." if change.parts else ""
 
 
@@ -86,24 +86,24 @@ def _part(part: TrendPart) -> str:
 
 
 def headings(trend: Trend) -> list[tuple[TrendSeries, TrendChange]]:
-    """Return the changes that people are told first: of each team and place the first of its series that has one.
+    """Return one change for each position and each role, replica and stage.
 
-    What a step takes decides; what changes at the same capture beside it is the same change, seen in another number.
+    Several metrics often change at the same capture. The first series is kept, because step durations come first.
     """
-    found: dict[tuple[object, ...], tuple[TrendSeries, TrendChange]] = {}
+    headings: list[tuple[TrendSeries, TrendChange]] = []
     for series in trend.series:
         for change in series.changes:
-            key = (series.role, series.replica, series.stage)
             point = series.points[change.index]
-            if not any(
-                of == key and _are_near(point, other.points[one.index], series.points)
-                for (of, _), (other, one) in found.items()
-            ):
-                found[key, len(found)] = series, change
-    return list(found.values())
+            is_known = any(
+                team_of(other) == team_of(series) and _are_near(point, other.points[other_change.index], series.points)
+                for other, other_change in headings
+            )
+            if not is_known:
+                headings.append((series, change))
+    return headings
 
 
-def _are_near(one: TrendPoint, other: TrendPoint, points: Sequence[TrendPoint]) -> bool:
-    places = {(point.run, point.capture): place for place, point in enumerate(points)}
-    at = places.get((other.run, other.capture))
-    return at is not None and abs(places[one.run, one.capture] - at) < FEWEST
+def _are_near(point: TrendPoint, other: TrendPoint, points: Sequence[TrendPoint]) -> bool:
+    indexes = {(point.run, point.capture): index for index, point in enumerate(points)}
+    index = indexes.get((other.run, other.capture))
+    return index is not None and abs(indexes[point.run, point.capture] - index) < MIN_VALUES

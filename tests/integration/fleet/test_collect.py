@@ -194,7 +194,7 @@ def test_what_cannot_be_fetched_is_listed_with_its_host(
     (target,) = json.loads(out)["ls"]["targets"]
     place = directory / "run" / "step_000000" / "server"
     assert f"Files of rank 0 are on elsewhere, in {place}, which cannot be seen from here" in target["problems"][0]
-    assert "Rank 0 should have recorded and left nothing." in target["problems"]
+    assert "Rank 0 was expected to record, but wrote no files." in target["problems"]
     collect(directory / "run")
     report = read_run(directory / "run")
     assert (report.status, report.problems) == (Status.COMPLETE, ())

@@ -151,7 +151,7 @@ def test_a_replica_that_is_killed_in_mid_capture(job: Start, tmp_path: Path) -> 
     killed = [one for one in report.captures if (one.role, one.replica) == ("rollout", 1)]
     assert [rank.status for one in killed for rank in one.ranks] == [Status.MISSING], (code, running.words[-3000:])
     (problem,) = killed[0].ranks[0].problems
-    assert "ended without ending the capture" in problem
+    assert "exited without ending the capture" in problem
     assert report.status is not Status.COMPLETE
 
 

@@ -264,7 +264,7 @@ def test_several_runs_are_named(profdeck: Profdeck, run: Path, bucket: Any) -> N
     run.rename(run.with_name("later"))
     said(profdeck("upload", "profiles/later", f"s3://{name}"))
     refused = profdeck("ls", f"s3://{name}")
-    assert f"s3://{name} holds 2 run(s): job, later. Name one, such as s3://{name}/job;" in refused.stderr
+    assert f"s3://{name} contains 2 runs: job, later. Pass the URL of a run, such as s3://{name}/job," in refused.stderr
     assert f"s3://{name}/later: 3 captures" in said(profdeck("ls", f"s3://{name}/latest"))
 
 

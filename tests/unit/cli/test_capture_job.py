@@ -429,7 +429,7 @@ def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
 def test_a_directory_that_is_no_run(cli: Cli, tmp_path: Path) -> None:
     result = cli("capture", "job", tmp_path / "absent")
     assert result.exit_code == 4
-    assert "absent does not exist, so it has no run.json" in result.stderr
+    assert "absent is not a run directory. It does not exist." in result.stderr
 
 
 def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any) -> None:

@@ -220,13 +220,13 @@ def test_a_document_that_is_no_summary(cli: Cli, document: Document, tmp_path: P
 
 def test_an_error_ends_the_command(cli: Cli, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
-        raise TraceError(f"{paths[0].name}: there is no trace below this directory.")
+        raise TraceError(f"No trace found in {paths[0].name}.")
 
     monkeypatch.setattr(arguments, "summarise_paths", fail)
     path = document("a.json", rank())
     result = cli("diff", path, path.parent)
     assert (result.exit_code, result.stdout) == (4, "")
-    assert "there is no trace below this directory" in result.stderr
+    assert "No trace found in" in result.stderr
 
 
 def test_a_run_and_the_summary_of_it_are_the_same(cli: Cli, record: Callable[..., Path], tmp_path: Path) -> None:

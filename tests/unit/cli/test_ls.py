@@ -62,7 +62,9 @@ def test_missing_rank(cli: Cli, record: Record) -> None:
     result = cli("ls", record(3, 4, ranks=(1,), world_size=2, role="rollout", replica=2))
     assert result.exit_code == 1
     assert "3..4 rollout/2 0 missing 0 B 0" in words(result)
-    assert "Step 3..4, rollout/2, rank 0: It should have recorded and left nothing" in " ".join(words(result))
+    assert "Step 3..4, rollout/2, rank 0: This rank was expected to record, but wrote no files" in " ".join(
+        words(result)
+    )
 
 
 def test_truncated_trace(cli: Cli, record: Record) -> None:
@@ -96,7 +98,7 @@ def test_fits_80_columns_and_keeps_names(cli: Cli, record: Record) -> None:
 def test_not_a_run(cli: Cli, tmp_path: Path, below: str) -> None:
     result = cli("ls", tmp_path / below, "--json")
     assert (result.exit_code, result.stdout) == (4, "")
-    assert "it is not the directory of a run" in result.stderr
+    assert "is not a run directory" in result.stderr
 
 
 def test_runs_are_listed_and_the_latest_is_found(

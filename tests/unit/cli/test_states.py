@@ -147,6 +147,27 @@ def test_copied_manifests_do_not_count_in_relative_paths(
     assert [(one.rank, one.status) for one in summary.captures] == [(0, "complete"), (1, "complete")]
 
 
+def test_a_run_inside_a_run_is_not_part_of_it(cli: Cli, record: Record) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    shutil.copytree(run, run / "backup")
+    shutil.copy(run / "run.json", run / "step_000003")
+    by_ls, by_summary = states(cli, run)
+    assert by_summary == by_ls == {("step3", 0): "complete", ("step3", 1): "complete"}
+    summary = cli("summary", run)
+    assert "1 capture, 2 ranks" in " ".join(summary.stdout.split())
+    assert "backup is a different run than" in " ".join(summary.stderr.split())
+    assert json.loads(cli("trend", run, "--json").stdout)["series"][0]["points"][0]["ranks"] == 2
+
+
+def test_linked_step_directories_are_not_read(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3, 5, ranks=(0, 1), world_size=2)
+    (run / "step_000005").rename(tmp_path / "elsewhere")
+    (run / "step_000005").symlink_to(tmp_path / "elsewhere")
+    by_ls, by_summary = states(cli, run)
+    assert by_summary == by_ls == {("step3", 0): "complete", ("step3", 1): "complete"}
+    assert "step_000005 is a symbolic link. Its files are not read." in " ".join(cli("ls", run).stdout.split())
+
+
 def test_diff_reports_incomplete_captures(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
     damaged = tmp_path / "damaged"

@@ -145,7 +145,7 @@ def test_progress_starts_no_thread(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_directory_without_traces(cli: Cli, tmp_path: Path) -> None:
     result = cli("summary", tmp_path)
     assert (result.exit_code, result.stdout) == (4, "")
-    assert "there is no trace below this directory" in result.stderr
+    assert "No trace found in" in result.stderr
 
 
 def test_manifest_that_cannot_be_read_costs_the_names_only(cli: Cli, record: Record) -> None:

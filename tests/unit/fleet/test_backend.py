@@ -225,7 +225,7 @@ def test_the_run_reads_back_complete(build: Build, recording: Callable[..., Any]
     (fleet,) = (one for one in report.targets if one.replica is None and one.first_step == 3)
     assert (report.status, fleet.problems) == (
         Status.MISSING,
-        ("Replica 1 should have recorded and left nothing.",),
+        ("Replica 1 was expected to record, but wrote no files.",),
     )
 
 

@@ -84,6 +84,6 @@ def test_a_kind_that_cannot_be_loaded_is_left_out(
     offer("broken = offered_kinds:Missing")
     with caplog.at_level(logging.WARNING, logger="profdeck"):
         assert artifact_kinds.kind_named("broken") is None
-    assert "The kind of artifacts 'broken' is left out" in caplog.text
+    assert "The artifact kind 'broken' is skipped" in caplog.text
     assert artifact_kinds.kind_named("ascend_pt") is not None
     assert artifact_kinds.kind_of(tmp_path) is None

@@ -69,7 +69,7 @@ def test_traces_of_a_directory_are_found_by_content(tmp_path: Path) -> None:
     assert "nsys stats FILE" in said["x.nsys-rep"]
     for name, why in said.items():
         if name != "merged.json":
-            with pytest.raises(TraceError, match="is no Chrome trace") as caught:
+            with pytest.raises(TraceError, match="is not a Chrome trace") as caught:
                 find_sources([tmp_path / name])
             assert why.removeprefix("is ") in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_a_merged_trace_is_not_added_up(tmp_path: Path) -> None:
     shutil.copy(merged, tmp_path / "all.json.gz")
     result = cli("summary", tmp_path, "--json")
     assert len(json.loads(result.stdout)["ranks"]) == 2
-    assert "they count by themselves" in result.stderr
+    assert "The traces of its ranks are read instead" in result.stderr
 
 
 def test_tables_have_each_name_once(tmp_path: Path) -> None:

@@ -107,6 +107,6 @@ def test_a_folder_without_traces_says_so(tmp_path: Path) -> None:
     (tmp_path / "file_ascend_pt").touch()
 
     with pytest.raises(
-        TraceError, match=r"no trace below this directory; their names end in \.trace\.json\[\.gz\] or _asc"
+        TraceError, match=r"No trace found in .* \(expected names ending in \.trace\.json\[\.gz\] or _asc"
     ):
         find_sources([tmp_path])

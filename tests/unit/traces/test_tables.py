@@ -127,11 +127,11 @@ def test_events_of_a_rank(directory: Path, run: Run) -> None:
     assert isinstance(reader, pa.RecordBatchReader)
     (path,) = directory.glob("rank1.*")
     assert reader.read_all() == read_trace(path).to_arrow()
-    with pytest.raises(TraceError, match="2 traces are meant by no choice.*there are: rank 0; rank 1"):
+    with pytest.raises(TraceError, match="No argument matches 2 traces.*capture and run: rank 0; rank 1"):
         run.events()
-    with pytest.raises(TraceError, match="0 traces are meant by {'rank': 7}"):
+    with pytest.raises(TraceError, match="{'rank': 7} matches 0 traces"):
         run.events(7)
-    with pytest.raises(TraceError, match="no table 'kernel'. There are ranks, kernels"):
+    with pytest.raises(TraceError, match="no table 'kernel'. The tables are ranks, kernels"):
         run.table("kernel")
 
 

@@ -26,7 +26,7 @@ from profdeck_traces.inputs.sources import find_sources, recorded_sources
 from profdeck_traces.loading import summarise
 from profdeck_traces.report.trend_page import write_trend_page
 from profdeck_traces.trend import points as reading
-from profdeck_traces.trend.change_points import FEWEST, change_points
+from profdeck_traces.trend.change_points import MIN_VALUES, change_points
 from profdeck_traces.trend.model import Trend, TrendSeries
 from profdeck_traces.trend.points import points_of, read_points
 from profdeck_traces.trend.trend import trend_of
@@ -106,7 +106,7 @@ def test_a_level_that_comes_and_goes_over_runs(tmp_path: Path, slower: Path) -> 
 
 def test_ranks_that_are_no_captures_have_no_order(tmp_path: Path) -> None:
     GpuJob().write(tmp_path)
-    with pytest.raises(TraceError, match="there is no trace with a manifest"):
+    with pytest.raises(TraceError, match="No trace with a manifest found"):
         read(tmp_path)
 
 
@@ -156,12 +156,12 @@ def test_the_report_of_a_run_says_since_when(slower: Path, tmp_path: Path) -> No
 
 
 def test_the_page_of_few_captures_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
-    page = write_trend_page(read(write_run(tmp_path / "run", 2 * FEWEST - 1, noisy)), ["run"])
-    assert "that takes 10 captures at least" in page
+    page = write_trend_page(read(write_run(tmp_path / "run", 2 * MIN_VALUES - 1, noisy)), ["run"])
+    assert "at least 10 are required" in page
     assert "Nothing changed" not in page
 
 
-@pytest.mark.parametrize("captures", [1, 2 * FEWEST - 1])
+@pytest.mark.parametrize("captures", [1, 2 * MIN_VALUES - 1])
 def test_a_report_of_few_captures_has_no_trend(tmp_path: Path, captures: int) -> None:
     assert "Over time" not in load(write_run(tmp_path / "run", captures, noisy), cache=False).report()
 
@@ -216,7 +216,7 @@ def wandering(chance: np.random.Generator, count: int, correlation: float, *, he
 def test_false_alarms_are_few(count: int, correlation: float, heavy: bool, most: int) -> None:
     """At a level of 1 %: two of 200 jobs, and a little more where captures depend on the one before."""
     chance = np.random.default_rng(count)
-    alarms = [change_points(wandering(chance, count, correlation, heavy=heavy), least=0) for _ in range(JOBS)]
+    alarms = [change_points(wandering(chance, count, correlation, heavy=heavy), min_change=0) for _ in range(JOBS)]
     assert sum(map(bool, alarms)) <= most
 
 
@@ -247,5 +247,5 @@ def test_any_series_has_changes_in_order_and_inside(before: Sequence[float], aft
     found = [one.index for one in change_points(values)]
     assert found == sorted(set(found))
     edges = [0, *found, len(values)]
-    assert not found or min(later - earlier for earlier, later in itertools.pairwise(edges)) >= FEWEST
+    assert not found or min(later - earlier for earlier, later in itertools.pairwise(edges)) >= MIN_VALUES
     assert [one.index for one in change_points([value * 8 for value in values])] == found
