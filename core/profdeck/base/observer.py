@@ -16,8 +16,8 @@ class Observer:
         """Display a warning."""
 
     def phase(self, text: str) -> AbstractContextManager[Callable[[int, int], None]]:  # noqa: ARG002
-        """Return a context manager that displays one phase of the operation. It yields a progress callback, which
-        accepts the completed amount and the total.
+        """Return a context manager for one phase of the operation. It yields a callback for progress, which accepts the
+        completed amount and the total.
 
         Args:
             text: Description of the phase, such as "Checking 3 servers".

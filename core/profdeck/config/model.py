@@ -152,8 +152,7 @@ class Config:
     ``profdeck plugins``: for hosts without a shared directory. ``false``: disabled."""
 
     join_steps: bool = True
-    """Whether adjacent steps share one capture. Default: true. The steps of an on-demand request always share one
-    capture."""
+    """Capture adjacent steps together, in one capture. Default: true. An on-demand request is always one capture."""
 
     mode: Mode = Mode.CONTINUOUS
     """``continuous``: captures contain complete steps (default). ``discrete``: each stage has its own capture."""

@@ -249,7 +249,7 @@ class PlannedSteps:
     final_step: int | None = None
     warmup_steps: int = 0
     joined: bool = True
-    """Whether adjacent scheduled steps share one capture."""
+    """True if adjacent scheduled steps share one capture."""
     demands: list[OnDemandSteps] = attrs.field(factory=list)
     """Steps of unfinished requests. Modified only by `add` and `remove`."""
     idle_range: tuple[float, float] = attrs.field(default=(0, 0), init=False)
@@ -348,7 +348,7 @@ class Window:
     wait: int = attrs.field(default=0, validator=validators.ge(0))
     """Iterations not recorded at the start of each cycle. Default: 0."""
     warmup: int = attrs.field(default=0, validator=validators.ge(0))
-    """Iterations recorded and discarded before the active ones, to exclude start-up overhead. Default: 0."""
+    """Warm-up iterations per cycle. They are recorded and discarded, to exclude start-up overhead. Default: 0."""
     repeat: int = attrs.field(default=1, validator=validators.ge(0))
     """Cycles per capture; 0 repeats until the capture ends. Default: 1."""
     skip_first: int = attrs.field(default=0, validator=validators.ge(0))
