@@ -241,7 +241,7 @@ def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
     fleet = manifest()
     assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]
     assert fleet.targets[1].reason == "The stop did not finish within stop_timeout_s=120 seconds."
-    assert "raise stop_timeout_s of the targets" in str(fleet.targets[1].fix)
+    assert "increase stop_timeout_s under targets" in str(fleet.targets[1].fix)
     replica = manifest(replica=1)
     assert (replica.status, replica.problems[-1]) == (Status.PARTIAL, fleet.targets[1].reason)
 
