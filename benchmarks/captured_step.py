@@ -1,9 +1,9 @@
-"""Captured training steps under profdeck's torch backend, against the same steps under a hand-written torch.profiler.
+"""Compare captured training steps of profdeck's torch backend with a hand-written torch.profiler.
 
 python -m benchmarks.captured_step [--rounds 60] [--json FILE]
 
-In every round the same steps run plain, under profdeck, and twice under the hand-written profiler: the second time
-shows how far two equal things differ on this machine. The order is drawn anew for every round.
+Each round runs the same steps without a profiler, with profdeck, and twice with the hand-written profiler. The second
+hand-written run shows the measurement noise. The order is random in each round.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ Body = Callable[[], None]
 
 
 class Recording(Protocol):
-    """One recording of `STEPS` steps after one of warm-up; each method is what a host writes at that place."""
+    """Recording of `STEPS` steps after one warm-up step. Each method is the host's call at one point of the loop."""
 
     def begin(self) -> None:
-        """Before the step of warm-up."""
+        """Start the recording before the warm-up step."""
 
     def record(self) -> None:
-        """Between the step of warm-up and the first that is recorded."""
+        """Begin the first recorded step after the warm-up step."""
 
     def mark(self) -> None:
-        """Between two recorded steps."""
+        """End a recorded step and begin the next one."""
 
     def end(self) -> int:
-        """After the last step: stop and write the trace; return its size in bytes."""
+        """Stop the recording, write the trace and return its size in bytes."""
         ...
 
 
 class Plain:
-    """No profiler."""
+    """Recording that does nothing."""
 
     def begin(self) -> None:
         """Do nothing."""
@@ -57,12 +57,12 @@ class Plain:
     record = mark = begin
 
     def end(self) -> int:
-        """Do nothing."""
+        """Return 0, because there is no trace."""
         return 0
 
 
 class ByHand:
-    """What a host without profdeck writes."""
+    """Recording with a hand-written `torch.profiler.profile`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -79,20 +79,20 @@ class ByHand:
         self._profile.__enter__()
 
     def mark(self) -> None:
-        """Pass to the next step."""
+        """Call ``step`` of the profiler."""
         self._profile.step()
 
     record = mark
 
     def end(self) -> int:
-        """Pass the last step, which exports, and leave the ``with``."""
+        """Call ``step``, which exports the trace, and exit the profiler."""
         self._profile.step()
         self._profile.__exit__(None, None, None)
         return self._path.stat().st_size
 
 
 class ByProfdeck:
-    """What a host with profdeck writes: ``start(n)`` and ``stop()`` around every global step."""
+    """Recording with profdeck: ``start(n)`` and ``stop()`` around each global step."""
 
     def __init__(self, profiler: Profiler, first: int) -> None:
         self._profiler = profiler
@@ -100,7 +100,7 @@ class ByProfdeck:
         self._capture: Capture | None = None
 
     def begin(self) -> None:
-        """Begin the global step of warm-up."""
+        """Begin the global step that is the warm-up."""
         self._capture = self._profiler.start(self._step)
 
     def mark(self) -> None:
@@ -112,7 +112,7 @@ class ByProfdeck:
     record = mark
 
     def end(self) -> int:
-        """End the last global step."""
+        """End the last global step and check the capture."""
         self._profiler.stop()
         assert self._capture is not None
         assert self._capture.status is Status.COMPLETE, self._capture.problems
@@ -121,7 +121,7 @@ class ByProfdeck:
 
 @attrs.frozen
 class Figures:
-    """What one recording took."""
+    """Times and trace size of one recording."""
 
     start_ms: float
     step_ms: float
@@ -130,7 +130,7 @@ class Figures:
 
 
 def training_step() -> Body:
-    """Return a training step of a small transformer: short operators, so that the cost per operator shows."""
+    """Return a training step of a small transformer. Short operators make the overhead per operator visible."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     device = "cuda" if ON_DEVICE else "cpu"
@@ -156,8 +156,8 @@ def training_step() -> Body:
 
 
 def run(body: Body, recording: Recording) -> Figures:
-    """Run a step of warm-up and `STEPS` more, and time the parts."""
-    gc.collect()  # what the last recording left is not this one's to clean up
+    """Run a warm-up step and `STEPS` recorded steps. Return the times of the parts."""
+    gc.collect()  # collect garbage of the previous recording now, not during this one
     clock = time.perf_counter
     began_s = clock()
     recording.begin()
@@ -178,7 +178,7 @@ def run(body: Body, recording: Recording) -> Figures:
 
 
 def measure(output: Path, rounds: int) -> dict[str, list[Figures]]:
-    """Return the times of every round but the first, which pays for what a process does once."""
+    """Return the figures of each round. The first round, which includes one-time costs, is omitted."""
     profiler = Profiler.from_config(
         settings={
             "output": str(output),
@@ -203,22 +203,22 @@ def measure(output: Path, rounds: int) -> dict[str, list[Figures]]:
         chance.shuffle(order)
         for name in order:
             figures[name].append(run(body, recordings[name]))
-    return {name: found[1:] for name, found in figures.items()}
+    return {name: recorded[1:] for name, recorded in figures.items()}
 
 
 def row(
     what: str, figure: str, figures: dict[str, list[Figures]], names: tuple[str, str], max_ratio: float | None = None
 ) -> Row:
-    """Compare one figure of two kinds of recording, round by round."""
-    one, other = ([getattr(found, figure) for found in figures[name]] for name in names)
-    ratio, interval = ratio_interval(one, other)
+    """Compare one figure of two kinds of recording, paired by round."""
+    measured, peer = ([getattr(recorded, figure) for recorded in figures[name]] for name in names)
+    ratio, interval = ratio_interval(measured, peer)
     unit = figure.rpartition("_")[2].replace("mb", "MB")
-    (low, _, high), (peer_low, _, peer_high) = (statistics.quantiles(found, n=4) for found in (one, other))
+    (low, _, high), (peer_low, _, peer_high) = (statistics.quantiles(values, n=4) for values in (measured, peer))
     return Row(
         what=what,
         unit=unit,
-        measured=statistics.median(one),
-        peer=statistics.median(other),
+        measured=statistics.median(measured),
+        peer=statistics.median(peer),
         peer_name=names[1],
         ratio=ratio,
         interval=interval,
@@ -229,7 +229,7 @@ def row(
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=60)
     chosen = options.parse_args()

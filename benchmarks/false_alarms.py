@@ -1,11 +1,11 @@
-"""How often `profdeck trend` finds a change in a job in which nothing was changed, on real captures.
+"""Measure the false alarm rate of `profdeck trend` with real captures.
 
 python -m benchmarks.false_alarms [--jobs 200] [--json FILE]
 
-Jobs of 40 captures each take turns in one process, so that the captures of one lie seconds apart, as those of long jobs
-lie minutes apart: all steps train the same small network. A tenth as many jobs become slower by 30 % half-way, which
-must be found. What the machine does beside them are changes, too, and hit all jobs at once: the same captures in an
-order drawn anew have none.
+Jobs of 40 captures each run interleaved in one process and train the same small network. Captures of one job are
+therefore seconds apart, like captures of long jobs that are minutes apart. A tenth as many additional jobs become 30 %
+slower halfway, and `trend` must find these changes. Load changes of the machine affect all jobs at the same time. As a
+control, the captures are also tested in random order, in which there is no change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HALF, OTHER_HALF = slice(None, CAPTURES // 2), slice(CAPTURES // 2, None)
 
 @attrs.define(eq=False)
 class Job:
-    """One of the jobs that take turns."""
+    """A job that runs interleaved with others."""
 
     run: Path
     changes: bool
@@ -46,7 +46,7 @@ class Job:
 
     @classmethod
     def begin(cls, run: Path, *, changes: bool) -> Job:
-        """Build one that becomes slower half-way, or does not."""
+        """Create a job. If `changes` is true, it becomes slower halfway."""
         settings = {
             "output": str(run.parent),
             "run": run.name,
@@ -60,7 +60,7 @@ class Job:
         return cls(run, changes, Profiler.from_config(settings=settings), model, optimizer)
 
     def train(self, step: int) -> None:
-        """Run one step."""
+        """Run one global step."""
         with self.profiler.capture(step):
             began_s = time.perf_counter()
             self.model(torch.rand(64, 128)).sum().backward()
@@ -71,30 +71,30 @@ class Job:
                     pass
 
     def steps(self) -> dict[str, Any]:
-        """Return the series of the steps that the command finds, with its changes."""
+        """Return the series of global steps from `profdeck trend`, with its changes."""
         command = [sys.executable, "-m", "profdeck", "trend", str(self.run), "--json"]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        (series,) = found["series"]
+        document = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        (series,) = document["series"]
         return dict(series)
 
 
 def is_found(series: dict[str, Any]) -> bool:
-    """Tell whether the change that was made is found, in its place."""
+    """Return whether a change was found close to its true position."""
     return any(change["is_worse"] and abs(change["index"] - CAPTURES // 2) <= NEAR for change in series["changes"])
 
 
 def row(what: str, jobs: Sequence[bool]) -> Row:
-    """Say of how many jobs something is true."""
+    """Return a row with the number of jobs for which a condition is true."""
     return Row(what=what, unit=f"of {len(jobs)}", measured=sum(jobs))
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=200)
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    chance = random.Random(0)
+    random_order = random.Random(0)
     with tempfile.TemporaryDirectory() as directory:
         jobs = [
             Job.begin(Path(directory) / str(number), changes=number >= chosen.jobs)
@@ -105,24 +105,30 @@ def main() -> None:
                 for step in range(EVERY * capture - 1, EVERY * capture + COUNT):
                     job.train(step)
         series = {job: job.steps() for job in jobs}
-    even = [series[job] for job in jobs if not job.changes]
+    steady = [series[job] for job in jobs if not job.changes]
     changed = [series[job] for job in jobs if job.changes]
-    values = [[point["value"] for point in one["points"]] for one in even]
-    halves = [[value for one in values for value in one[half]] for half in (HALF, OTHER_HALF)]
+    values = [[point["value"] for point in job["points"]] for job in steady]
+    halves = [[value for job_values in values for value in job_values[half]] for half in (HALF, OTHER_HALF)]
     slower = statistics.median(halves[1]) / statistics.median(halves[0])
     rows = [
-        Row(what="the machine, second half by first", unit="times", measured=slower),
-        row("jobs without a change in which one is found", [bool(one["changes"]) for one in even]),
-        row("the same, slower", [any(change["is_worse"] for change in one["changes"]) for one in even]),
-        row("the same captures in another order", [changes_in_another_order(chance, one) for one in values]),
-        row("jobs that become slower by 30 %, found", [is_found(one) for one in changed]),
+        Row(what="step time, second half divided by first", unit="times", measured=slower),
+        row("jobs without a change, change found", [bool(job["changes"]) for job in steady]),
+        row(
+            "jobs without a change, slowdown found",
+            [any(change["is_worse"] for change in job["changes"]) for job in steady],
+        ),
+        row(
+            "jobs without a change, random order, change found",
+            [has_change_in_random_order(random_order, job_values) for job_values in values],
+        ),
+        row("jobs that become 30 % slower, slowdown found", [is_found(job) for job in changed]),
     ]
     report(rows, chosen.json)
 
 
-def changes_in_another_order(chance: random.Random, values: list[float]) -> bool:
-    """Tell whether there is a change in values in an order drawn anew."""
-    return bool(change_points(chance.sample(values, len(values))))
+def has_change_in_random_order(generator: random.Random, values: list[float]) -> bool:
+    """Return whether a change is found in the values in random order."""
+    return bool(change_points(generator.sample(values, len(values))))
 
 
 if __name__ == "__main__":

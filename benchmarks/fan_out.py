@@ -1,28 +1,28 @@
-"""How long starting and stopping many servers takes beside the slowest of them, and how far apart the starts are.
+"""Compare the time to start and stop many servers with the slowest server, and measure the start skew.
 
 python -m benchmarks.fan_out [--quick] [--servers 8 64 512 1000] [--rounds 4] [--delay-ms 1000] [--directory DIRECTORY]
                              [--hosts 1] [--json FILE]
 
-Servers with profdeck's routes run in one other process (`benchmarks.fleet_servers`), or with `--hosts` in one for each
-host, which has an address of its own (127.1.0.1 and so on). They answer every request after a delay: by default a
-second, about what a real engine takes at the least until its files are whole. In each round a `Profiler` whose target
-is the list of servers captures one step: on new connections it asks all whether they have profdeck, starts them, and
-stops them; it writes a manifest per server and one of the fleet, and reads that of a rank per server.
+Simulated servers with profdeck's routes run in another process (`benchmarks.fleet_servers`). With `--hosts`, there is
+one process per host, each with its own address (127.1.0.1 and so on). Servers reply to every request after a delay. The
+default of one second is about the minimum that a real engine needs to write its files. In each round, a `Profiler` with
+all servers as its target captures one step. It checks, starts and stops the servers over new connections, writes a
+manifest per server and one of the fleet, and reads the manifest of one rank per server.
 
-All servers take the same time, which is the worst case: all answers come at once. Engines differ, and what is done for
-the early ones costs nothing while the late ones are awaited; so the number that has a goal is measured once more with
-servers of which the fastest takes half of the time of the slowest.
+Equal delays are the worst case, because all replies arrive at the same time. With different delays, early replies are
+processed while the client waits for late ones. The server count that has a goal is therefore measured again with
+different delays, where the fastest server needs half the time of the slowest.
 
-The run is in memory, where the system has a file system for that: on a disk that others use a stop takes as long as
-that lets it, and for minutes after thousands of files were removed ext4 takes ten times as long to make one.
-`--directory` measures a disk.
+By default, the run directory is in memory if the system has a memory file system. On a shared disk, the stop time
+depends on other users, and ext4 creates files ten times more slowly for minutes after thousands were deleted. Use
+`--directory` to measure a disk.
 
-Beside it, as scripts for rollouts do it: two POSTs per server, one server after the other, each on a connection of its
-own. That takes the same time for each, so it is measured with a few servers, and multiplied.
+The peer is a sequential script: two POST requests per server, one server at a time, each on its own connection. Its
+time per server is constant, so it is measured with a few servers and multiplied.
 
-The slowest server is the one that took longest from the arrival of its requests to its answers, as the servers saw it.
-The skew is the time from the first start that arrived to each other one, as they saw it; the manifest tells the last of
-them, as the client saw it.
+The slowest server is the one with the longest time from a request to its reply, measured in the server. The start skew
+is the time from the first start to each other start, measured in the servers. The manifest contains the skew of the
+last start, measured in the client.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Self
 
 import attrs
-from benchmarks.fleet_servers import Seen, raise_limit_of_files, serve
+from benchmarks.fleet_servers import ServerLog, raise_open_file_limit, serve
 from benchmarks.measure import Row, parser, ratio_interval, report
 from benchmarks.stall import Child
 
@@ -55,9 +55,9 @@ ROUNDS = 4
 DELAY_MS = 1000.0
 QUICK = {"servers": (8, 64), "rounds": 2, "delay_ms": 100.0}
 SPREAD = 0.5
-IN_MEMORY = Path("/dev/shm")  # noqa: S108  # for a directory of our own
+IN_MEMORY = Path("/dev/shm")  # noqa: S108  # only used as the parent of a temporary directory
 ONE_BY_ONE = 3
-"""With so many servers the sequential client is measured."""
+"""Number of servers for the sequential client."""
 GOAL_AT = 512
 MAX_RATIO = 1.2
 MAX_SKEW_MS = 100.0
@@ -68,35 +68,35 @@ clock = time.perf_counter
 
 @attrs.frozen
 class Round:
-    """One start and stop of all servers."""
+    """Figures of one start and stop of all servers."""
 
     start_s: float
-    """With what is asked before."""
+    """Includes the status requests before the start."""
     stop_s: float
     slowest_start_s: float
     slowest_stop_s: float
     skew_ms: list[float]
-    """Of each start that arrived, after the first; in order."""
-    told_skew_ms: float
-    """What the manifest says."""
+    """Skew of each start relative to the first one, sorted."""
+    manifest_skew_ms: float
+    """Skew of the last start in the manifest."""
     cpu_s: float
     server_cpu_s: float
 
     def skew_at_ms(self, share: float) -> float:
-        """Return the skew that this share of the starts does not exceed."""
+        """Return the quantile `share` of the start skew."""
         return self.skew_ms[min(int(share * len(self.skew_ms)), len(self.skew_ms) - 1)]
 
 
 class Fleet:
-    """Servers in a process for each host, and what captures them."""
+    """Simulated servers, in one process per host, and the profiler that captures them."""
 
     def __init__(self, count: int, delay_s: float, directory: Path, *, hosts: int = 1, spread: float = 0.0) -> None:
-        raise_limit_of_files(count)
+        raise_open_file_limit(count)
         self._directory = directory
-        of_host = [len(range(host, count, hosts)) for host in range(min(hosts, count))]
+        servers_per_host = [len(range(host, count, hosts)) for host in range(min(hosts, count))]
         self._children = [
             Child(directory / f"servers{host}.log", {}, serve, f"127.1.0.{host + 1}", servers, delay_s, spread)
-            for host, servers in enumerate(of_host)
+            for host, servers in enumerate(servers_per_host)
         ]
         self._urls: list[str] = [url for child in self._children for url in child.answer()]
         self._server_cpu_s = 0.0
@@ -106,44 +106,44 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         for child in self._children:
-            child.send(False)  # noqa: FBT003  # nothing more
+            child.send(False)  # noqa: FBT003  # False ends the child
             child.__exit__()
 
-    def seen(self) -> Seen:
-        """Return what the servers have seen since the last call, with what they have used since then."""
+    def take_log(self) -> ServerLog:
+        """Return the requests since the last call, and the CPU time that the servers used for them."""
         for child in self._children:
-            child.send(True)  # noqa: FBT003  # any message asks
-        of_host: list[Seen] = [child.answer() for child in self._children]
-        requests = [of_server for seen in of_host for of_server in seen.requests]
-        cpu_s = sum(seen.cpu_s for seen in of_host)
+            child.send(True)  # noqa: FBT003  # True requests the log
+        logs: list[ServerLog] = [child.answer() for child in self._children]
+        requests = [server_requests for log in logs for server_requests in log.requests]
+        cpu_s = sum(log.cpu_s for log in logs)
         used_s, self._server_cpu_s = cpu_s - self._server_cpu_s, cpu_s
-        return Seen(requests, used_s)
+        return ServerLog(requests, used_s)
 
     def rounds(self, count: int) -> list[Round]:
-        """Capture all servers so often, after one time that pays for what a process does once."""
+        """Capture all servers `count` times, after one uncounted round for one-time costs."""
         return [self.round() for _ in range(count + 1)][1:]
 
     def round(self) -> Round:
-        """Capture all servers once."""
-        gc.collect()  # of what came before
-        self.seen()
+        """Capture all servers once and return the figures."""
+        gc.collect()  # exclude garbage of previous rounds
+        self.take_log()
         cpu_s = time.process_time()
-        start_s, stop_s, told_ms = asyncio.run(self._captured())
+        start_s, stop_s, manifest_ms = asyncio.run(self._captured())
         cpu_s = time.process_time() - cpu_s
-        seen = self.seen()
-        commands = [[name for name, *_ in requests] for requests in seen.requests]
+        log = self.take_log()
+        commands = [[name for name, *_ in requests] for requests in log.requests]
         assert commands == [["status", "start", "stop"]] * len(self._urls), commands
-        busy_s = [{name: (answered - at) / 1e9 for name, at, answered in requests} for requests in seen.requests]
-        starts = sorted(requests[1][1] for requests in seen.requests)
+        busy_s = [{name: (answered - at) / 1e9 for name, at, answered in requests} for requests in log.requests]
+        starts = sorted(requests[1][1] for requests in log.requests)
         return Round(
             start_s=start_s,
             stop_s=stop_s,
             slowest_start_s=max(times["status"] + times["start"] for times in busy_s),
             slowest_stop_s=max(times["stop"] for times in busy_s),
             skew_ms=[(start - starts[0]) / 1e6 for start in starts],
-            told_skew_ms=told_ms,
+            manifest_skew_ms=manifest_ms,
             cpu_s=cpu_s,
-            server_cpu_s=seen.cpu_s,
+            server_cpu_s=log.cpu_s,
         )
 
     async def _captured(self) -> tuple[float, float, float]:
@@ -167,7 +167,7 @@ class Fleet:
         return started_s - began_s, stopped_s - started_s, capture.fleet.start_skew_ms or 0.0
 
     def one_by_one(self) -> tuple[float, float]:
-        """Start and stop all servers as a script does; returns the seconds of both."""
+        """Start and stop all servers sequentially. Return the start and stop times in seconds."""
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
         def all_of(command: str) -> float:
@@ -182,59 +182,61 @@ class Fleet:
         return all_of("start"), all_of("stop")
 
 
-def rows_of(rounds: Sequence[Round], one_by_one_s: tuple[float, float], which: str = "") -> list[Row]:
-    """Put the rounds of one number of servers into rows."""
+def result_rows(rounds: Sequence[Round], one_by_one_s: tuple[float, float], which: str = "") -> list[Row]:
+    """Return the result rows of all rounds with the same number of servers."""
     count, rows = len(rounds[0].skew_ms), []
-    goal, who = count == GOAL_AT, f"{count} servers{which}"
+    has_goal, servers = count == GOAL_AT, f"{count} servers{which}"
     for what, total, slowest, each_s in (
         ("prepare and start", "start_s", "slowest_start_s", one_by_one_s[0]),
         ("stop", "stop_s", "slowest_stop_s", one_by_one_s[1]),
     ):
-        mine, least = ([getattr(one, name) for one in rounds] for name in (total, slowest))
-        ratios = [one / other for one, other in zip(mine, least, strict=True)]
-        ratio, interval = ratio_interval(mine, least)
+        totals_s, slowest_s = ([getattr(figures, name) for figures in rounds] for name in (total, slowest))
+        ratios = [total_s / peer_s for total_s, peer_s in zip(totals_s, slowest_s, strict=True)]
+        ratio, interval = ratio_interval(totals_s, slowest_s)
         rows += [
             Row(
-                what=f"{what}, {who}",
+                what=f"{what}, {servers}",
                 unit="s",
-                measured=statistics.median(mine),
-                peer=statistics.median(least),
+                measured=statistics.median(totals_s),
+                peer=statistics.median(slowest_s),
                 peer_name="slowest server",
                 ratio=ratio,
                 interval=interval,
-                goal=f"ratio <= {MAX_RATIO}" if goal else "",
-                met=ratio <= MAX_RATIO if goal else None,
+                goal=f"ratio <= {MAX_RATIO}" if has_goal else "",
+                met=ratio <= MAX_RATIO if has_goal else None,
                 detail=f"best round {min(ratios):.3f}, worst {max(ratios):.3f}",
             ),
             Row(
-                what=f"{what}, {who}",
+                what=f"{what}, {servers}",
                 unit="s",
-                measured=statistics.median(mine),
+                measured=statistics.median(totals_s),
                 peer=each_s * count,
                 peer_name="one by one",
-                ratio=statistics.median(mine) / (each_s * count),
+                ratio=statistics.median(totals_s) / (each_s * count),
             ),
         ]
     shares = {"p50": 0.5, "p99": 0.99, "last": 1.0}
-    figures = {name: statistics.median(one.skew_at_ms(share) for one in rounds) for name, share in shares.items()}
-    told_ms = statistics.median(one.told_skew_ms for one in rounds)
+    skews_ms = {
+        name: statistics.median(figures.skew_at_ms(share) for figures in rounds) for name, share in shares.items()
+    }
+    manifest_ms = statistics.median(figures.manifest_skew_ms for figures in rounds)
     rows.append(
         Row(
-            what=f"start skew p99, {who}",
+            what=f"start skew p99, {servers}",
             unit="ms",
-            measured=figures["p99"],
-            goal=f"< {MAX_SKEW_MS:g} ms" if goal else "",
-            met=figures["p99"] < MAX_SKEW_MS if goal else None,
-            detail=", ".join(f"{name} {value:.3g} ms" for name, value in figures.items())
-            + f" as the servers saw them; last {told_ms:.3g} ms in the manifest",
+            measured=skews_ms["p99"],
+            goal=f"< {MAX_SKEW_MS:g} ms" if has_goal else "",
+            met=skews_ms["p99"] < MAX_SKEW_MS if has_goal else None,
+            detail=", ".join(f"{name} {value:.3g} ms" for name, value in skews_ms.items())
+            + f" measured in the servers; last {manifest_ms:.3g} ms in the manifest",
         )
     )
-    cpu_s = statistics.median(one.cpu_s for one in rounds)
-    server_cpu_s = statistics.median(one.server_cpu_s for one in rounds)
+    cpu_s = statistics.median(figures.cpu_s for figures in rounds)
+    server_cpu_s = statistics.median(figures.server_cpu_s for figures in rounds)
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     rows.append(
         Row(
-            what=f"CPU of a capture, {who}",
+            what=f"CPU of a capture, {servers}",
             unit="s",
             measured=cpu_s,
             peer=server_cpu_s,
@@ -246,30 +248,30 @@ def rows_of(rounds: Sequence[Round], one_by_one_s: tuple[float, float], which: s
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
-    options.add_argument("--servers", type=int, nargs="+", metavar="N", help="how many")
-    options.add_argument("--rounds", type=int, help="with each number, after one that is not counted")
-    options.add_argument("--delay-ms", type=float, help="what a server takes to answer")
-    options.add_argument("--hosts", type=int, default=1, help="on how many hosts they are (254 at most)")
-    options.add_argument("--directory", type=Path, help="where the run is written")
-    options.add_argument("--quick", action="store_true", help="in some seconds, with few servers that are fast")
+    options.add_argument("--servers", type=int, nargs="+", metavar="N", help="numbers of servers")
+    options.add_argument("--rounds", type=int, help="rounds for each number of servers, after one uncounted round")
+    options.add_argument("--delay-ms", type=float, help="time in which a server replies")
+    options.add_argument("--hosts", type=int, default=1, help="number of simulated hosts (at most 254)")
+    options.add_argument("--directory", type=Path, help="parent of the run directory")
+    options.add_argument("--quick", action="store_true", help="quick test with few, fast servers")
     options.set_defaults(servers=SERVERS, rounds=ROUNDS, delay_ms=DELAY_MS)
     if options.parse_known_args()[0].quick:
         options.set_defaults(**QUICK)
     chosen = options.parse_args()
-    os.environ.pop(TOKEN_VARIABLE, None)  # the servers have none
+    os.environ.pop(TOKEN_VARIABLE, None)  # the servers accept requests without a token
     delay_s, rows = chosen.delay_ms / 1e3, list[Row]()
-    where = chosen.directory or (IN_MEMORY if IN_MEMORY.is_dir() else None)
-    with tempfile.TemporaryDirectory(dir=where) as directory:
+    parent = chosen.directory or (IN_MEMORY if IN_MEMORY.is_dir() else None)
+    with tempfile.TemporaryDirectory(dir=parent) as directory:
         with Fleet(ONE_BY_ONE, delay_s, Path(directory)) as few:
             each_s = [total_s / ONE_BY_ONE for total_s in few.one_by_one()]
-        for count in sorted(chosen.servers):  # so that the peak of memory is that of the largest so far
+        for count in sorted(chosen.servers):  # ascending, because peak memory never decreases
             with Fleet(count, delay_s, Path(directory), hosts=chosen.hosts) as fleet:
-                rows += rows_of(fleet.rounds(chosen.rounds), (each_s[0], each_s[1]))
+                rows += result_rows(fleet.rounds(chosen.rounds), (each_s[0], each_s[1]))
             if count == GOAL_AT:
                 with Fleet(count, delay_s, Path(directory), hosts=chosen.hosts, spread=SPREAD) as fleet:
-                    rows += rows_of(fleet.rounds(chosen.rounds), (each_s[0], each_s[1]), " that differ")
+                    rows += result_rows(fleet.rounds(chosen.rounds), (each_s[0], each_s[1]), " with different delays")
     loads = " ".join(f"{load:.1f}" for load in os.getloadavg())
     about = {
         "hosts": str(chosen.hosts),
@@ -277,7 +279,7 @@ def main() -> None:
         "rounds": str(chosen.rounds),
         "load_average": loads,
     }
-    report(rows, chosen.json, **about, directory=str(where or tempfile.gettempdir()))
+    report(rows, chosen.json, **about, directory=str(parent or tempfile.gettempdir()))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Servers for `benchmarks.fan_out`: they have profdeck's routes, and cost as little as they can.
+"""Simulated servers for `benchmarks.fan_out`. They provide profdeck's routes with minimal overhead.
 
-Those of a host run on one thread of one process, without asyncio: a request is read, its time of arrival is kept, and
-a prepared answer is sent when its time has come. Between a stop and its answer a rank's manifest is written, as engines
-do, but no trace. So what a client is seen to take is its own, even where both share two cores. Engines that behave are
-in `tests.simulated_servers`; these here answer whatever they are asked.
+All servers of a host run on one thread without asyncio. A server reads a request, records its arrival time, and sends a
+prepared reply when it is due. Between a stop and its reply, it writes a rank's manifest as engines do, but no trace.
+The measured time is therefore the client's, even if client and servers share two cores. These servers accept every
+request; `tests.simulated_servers` simulates the behaviour of engines.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from profdeck.records.run_directory import RunDirectory
 from profdeck.records.status import Status
 
 _TOKEN = b"0123456789abcdef"
-"""Stands in the prepared answers for that of the request, which has as many characters."""
-_FOUND = re.compile(rb'"token": ?"([0-9a-f]{16})"')
+"""Placeholder for the token in prepared replies. It has the length of a real token."""
+_TOKEN_KEY = re.compile(rb'"token": ?"([0-9a-f]{16})"')
 _LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n", re.IGNORECASE)
 _CHUNK_BYTES = 64 << 10
 _BACKLOG = 16
@@ -44,39 +44,40 @@ _NAME = "rank_0000.step1.json"
 
 
 @attrs.frozen
-class Seen:
-    """What the servers have seen since they were last asked."""
+class ServerLog:
+    """Requests that the servers received since the last report."""
 
     requests: list[list[tuple[str, int, int]]]
-    """By server: the command, when it arrived and when it was answered, by `time.monotonic_ns`."""
+    """For each server: command, arrival time and reply time, by `time.monotonic_ns`."""
     cpu_s: float
-    """What the process of all servers has used."""
+    """Total CPU time of the servers' process."""
 
 
 def serve(connection: Connection, address: str, count: int, delay_s: float, spread: float) -> None:
     """Run the servers of one host.
 
     Args:
-        connection: gets their URLs, then what they have seen whenever it sends anything, until that is False.
-        address: of the host, one of loopback.
-        count: how many.
-        delay_s: how long the slowest takes to answer, in seconds.
-        spread: by which share of that the fastest is faster; those between are in no order.
+        connection: Receives the server URLs, then a `ServerLog` for each true message. A false message ends the
+            servers.
+        address: Loopback address of the host.
+        count: Number of servers.
+        delay_s: Reply delay of the slowest server, in seconds.
+        spread: Fraction by which the fastest server is faster. Other delays are distributed evenly in random order.
     """
-    raise_limit_of_files(count)
+    raise_open_file_limit(count)
     shares = [1 - spread * number / count for number in range(count)]
     random.Random(0).shuffle(shares)
     _Servers(connection, address, [int(delay_s * share * 1e9) for share in shares]).run()
 
 
-def raise_limit_of_files(count: int) -> None:
-    """Let this process have so many connections, as far as it may."""
-    allow_files(2 * count + 256)  # a server has a socket to listen, too
+def raise_open_file_limit(count: int) -> None:
+    """Raise the limit of open files for `count` connections, as far as the system allows."""
+    allow_files(2 * count + 256)  # each server also has a listening socket
 
 
 @attrs.define
 class _Client:
-    """A connection of a client."""
+    """A client's connection."""
 
     socket: socket.socket
     server: int
@@ -89,18 +90,18 @@ class _Servers:
         self._parent = connection
         self._delays_ns = delays_ns
         self._listening = [socket.create_server((address, 0), backlog=_BACKLOG) for _ in range(count)]
-        self._server_of = {one.fileno(): number for number, one in enumerate(self._listening)}
+        self._server_of = {listening.fileno(): number for number, listening in enumerate(self._listening)}
         self._clients: dict[int, _Client] = {}
         self._due: list[tuple[int, int, int, str, bytes, _Client]] = []
-        """A heap: when to answer, and what."""
+        """Heap of pending replies, by due time."""
         self._number = itertools.count()
-        self._seen: list[list[tuple[str, int, int]]] = [[] for _ in range(count)]
-        self._answers = {command: _answer(command) for command in ("status", "start", "stop")}
+        self._requests: list[list[tuple[str, int, int]]] = [[] for _ in range(count)]
+        self._responses = {command: _prepared_response(command) for command in ("status", "start", "stop")}
         self._manifest = _manifest()
-        self._asked: list[bytes] = [b""] * count
-        """By server, the body of the last start."""
+        self._start_bodies: list[bytes] = [b""] * count
+        """For each server, the body of the last start request."""
         self._stopped: set[int] = set()
-        """Servers whose manifest is still to be written."""
+        """Servers that have not yet written their manifest."""
         self._poll = select.epoll()
         for listening in self._listening:
             listening.setblocking(False)  # noqa: FBT003  # the library's signature
@@ -108,13 +109,13 @@ class _Servers:
         self._poll.register(connection.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        self._parent.send(["http://{}:{}".format(*one.getsockname()) for one in self._listening])
+        self._parent.send(["http://{}:{}".format(*listening.getsockname()) for listening in self._listening])
         while True:
-            left_ns = max(self._due[0][0] - time.monotonic_ns(), 0) if self._due else None
-            found = self._poll.poll(0 if self._stopped else None if left_ns is None else left_ns / 1e9)
-            if self._stopped and not found:
+            remaining_ns = max(self._due[0][0] - time.monotonic_ns(), 0) if self._due else None
+            ready = self._poll.poll(0 if self._stopped else None if remaining_ns is None else remaining_ns / 1e9)
+            if self._stopped and not ready:
                 self._write(next(iter(self._stopped)))
-            for descriptor, _ in found:
+            for descriptor, _ in ready:
                 if descriptor in self._clients:
                     self._read(descriptor)
                 elif descriptor in self._server_of:
@@ -122,19 +123,19 @@ class _Servers:
                 elif not self._parent.recv():
                     return
                 else:
-                    self._parent.send(Seen(self._seen, time.process_time()))
-                    self._seen = [[] for _ in self._seen]
-            self._answer()
+                    self._parent.send(ServerLog(self._requests, time.process_time()))
+                    self._requests = [[] for _ in self._requests]
+            self._send_due()
 
     def _accept(self, server: int) -> None:
         accepted, _ = self._listening[server].accept()
-        accepted.setblocking(False)  # noqa: FBT003  # as above
+        accepted.setblocking(False)  # noqa: FBT003  # the library's signature
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._clients[accepted.fileno()] = _Client(accepted, server)
         self._poll.register(accepted.fileno(), select.EPOLLIN)
 
     def _read(self, descriptor: int) -> None:
-        at_ns, client = time.monotonic_ns(), self._clients[descriptor]
+        arrival_ns, client = time.monotonic_ns(), self._clients[descriptor]
         try:
             data = client.socket.recv(_CHUNK_BYTES)
         except ConnectionError:
@@ -149,36 +150,36 @@ class _Servers:
         if end and len(body) >= int(length[1] if length else 0):
             client.data = b""
             command = head.partition(b" HTTP/")[0].rpartition(b"/")[2].decode()
-            token = _FOUND.search(body)
-            content = self._answers[command].replace(_TOKEN, token[1] if token else _TOKEN)
-            due_ns = at_ns + self._delays_ns[client.server]
-            heapq.heappush(self._due, (due_ns, next(self._number), at_ns, command, content, client))
+            token = _TOKEN_KEY.search(body)
+            content = self._responses[command].replace(_TOKEN, token[1] if token else _TOKEN)
+            due_ns = arrival_ns + self._delays_ns[client.server]
+            heapq.heappush(self._due, (due_ns, next(self._number), arrival_ns, command, content, client))
             if command == "start":
-                self._asked[client.server] = body
+                self._start_bodies[client.server] = body
             elif command == "stop" and token:
                 self._stopped.add(client.server)
 
     def _write(self, server: int) -> None:
         self._stopped.discard(server)
-        asked = json.loads(self._asked[server])
-        identity = Identity(role=asked["role"], replica=asked["replica"])
-        directory = RunDirectory(Path(asked["output"]), asked["run"], {}).directory(asked["first_step"], identity)
-        Path(directory, _NAME).write_bytes(self._manifest.replace(_TOKEN, asked["token"].encode()))
+        request = json.loads(self._start_bodies[server])
+        identity = Identity(role=request["role"], replica=request["replica"])
+        directory = RunDirectory(Path(request["output"]), request["run"], {}).directory(request["first_step"], identity)
+        Path(directory, _NAME).write_bytes(self._manifest.replace(_TOKEN, request["token"].encode()))
 
-    def _answer(self) -> None:
+    def _send_due(self) -> None:
         now_ns = time.monotonic_ns()
         while self._due and self._due[0][0] <= now_ns:
-            _, _, at_ns, command, content, client = heapq.heappop(self._due)
+            _, _, arrival_ns, command, content, client = heapq.heappop(self._due)
             if client.server in self._stopped:
                 self._write(client.server)
-            with suppress(OSError):  # the client has ended, and says why
+            with suppress(OSError):  # the client has disconnected
                 client.socket.sendall(content)
-            self._seen[client.server].append((command, at_ns, time.monotonic_ns()))
+            self._requests[client.server].append((command, arrival_ns, time.monotonic_ns()))
 
 
-def _answer(command: str) -> bytes:
-    """Prepare what a server of one rank answers to a command of a request that it carries out."""
-    asked = command != "status"
+def _prepared_response(command: str) -> bytes:
+    """Return the prepared HTTP response of a server with one rank."""
+    has_request = command != "status"
     recorded = Recorded(
         id="step1",
         status=Status.COMPLETE,
@@ -194,8 +195,8 @@ def _answer(command: str) -> bytes:
         host=socket.gethostname(),
         pid=1,
         state={"status": RequestState.IDLE, "start": RequestState.RECORDING, "stop": RequestState.ENDED}[command],
-        request="step1" if asked else None,
-        token=_TOKEN.decode() if asked else None,
+        request="step1" if has_request else None,
+        token=_TOKEN.decode() if has_request else None,
         iterations=1 if command == "stop" else 0,
         captures=(recorded,) if command == "stop" else (),
     )
@@ -206,7 +207,7 @@ def _answer(command: str) -> bytes:
 
 
 def _manifest() -> bytes:
-    """Prepare the manifest of a rank."""
+    """Return the prepared manifest of a rank."""
     now_ns = time.time_ns()
     manifest = Manifest(
         schema=SCHEMA,

@@ -1,13 +1,13 @@
-"""What a profiler costs a host in the steps that are not captured, against an empty bound method.
+"""Compare the cost of a profiler in steps that are not captured with an empty bound method.
 
 python -m benchmarks.idle_step [--repeats 301] [--directory DIR] [--json FILE]
 
-The profiler has a real config and has captured a step before, so what is measured is the state that `stop` leaves.
-Each repeat times every statement once, in the same process; the same empty loop is subtracted from all. A statement
-is about two global steps, since a profiler looks for requests once per step; the figures are for one.
+The profiler has a config and has already captured a step, so the benchmark measures the state after `stop`. Each repeat
+times every statement once in the same process, and the time of an empty loop is subtracted. A statement contains two
+global steps, because a profiler checks for requests once per step. The figures are per step.
 
-With `on_demand`, the default, a profiler looks into its run directory once per step, which is below `--directory`:
-name one on a shared file system to see what it costs there. Its peer is the same profiler without.
+By default (`on_demand`), a profiler checks its run directory, below `--directory`, once per step. To measure a shared
+file system, pass one of its directories. The peer is the same profiler with `on_demand: false`.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ STATEMENTS = {
     "idle stop()": "profiler.stop(); profiler.stop()",
     "idle `with capture(n): pass`": SCOPE,
 }
-# As they are with `on_demand: false`.
+# Statements with `on_demand: false`.
 WITHOUT = {statement: statement.replace("profiler", "without") for statement in (START, SCOPE)}
 
 
 class Empty:
-    """What a host could not do without: a call."""
+    """Host object with an empty method, the minimal cost of a call."""
 
     def step(self, index: int) -> None:
         """Do nothing."""
 
 
 def idle_profiler(output: str, *, on_demand: bool) -> Profiler:
-    """Return a profiler that has captured step 10 and waits for step 1000, or for a request."""
+    """Return a profiler that has captured step 10. Its next selected step is 1000."""
     profiler = Profiler.from_config(
         settings={
             "output": output,
@@ -66,7 +66,7 @@ def idle_profiler(output: str, *, on_demand: bool) -> Profiler:
 
 
 def measure(output: str, repeats: int) -> dict[str, list[float]]:
-    """Return nanoseconds per global step of each statement, one for each repeat."""
+    """Return the nanoseconds per global step of each statement, one value per repeat."""
     names = {
         "source": idle_profiler(output, on_demand=True),
         "off": idle_profiler(output, on_demand=False),
@@ -81,16 +81,16 @@ def measure(output: str, repeats: int) -> dict[str, list[float]]:
     for _ in range(repeats):
         for statement in order:
             spent[statement].append(timers[statement].timeit(CALLS) / CALLS * 1e9)
-        order.append(order.pop(0))  # nobody is always first
+        order.append(order.pop(0))  # rotate the order, so that no statement is always first
     loop = statistics.median(spent.pop(EMPTY_LOOP))
-    return {statement: [(one - loop) / 2 for one in times] for statement, times in spent.items()}
+    return {statement: [(time_ns - loop) / 2 for time_ns in times] for statement, times in spent.items()}
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
     options.add_argument("--repeats", type=int, default=301)
-    options.add_argument("--directory", metavar="DIR", help="where the run directory is made")
+    options.add_argument("--directory", metavar="DIR", help="parent of the run directory")
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.directory) as output:
         times = measure(output, chosen.repeats)
@@ -98,7 +98,7 @@ def main() -> None:
     rows = []
     for what, statement in STATEMENTS.items():
         ratio, interval = ratio_interval(times[statement], peer)
-        judged = statement == STEP
+        has_goal = statement == STEP
         median_ns = statistics.median(times[statement])
         rows.append(
             Row(
@@ -109,25 +109,26 @@ def main() -> None:
                 peer_name="empty method",
                 ratio=ratio,
                 interval=interval,
-                goal=f"ratio <= {MAX_RATIO}, < {MAX_NS:.0f} ns" if judged else "",
-                met=ratio <= MAX_RATIO and median_ns < MAX_NS if judged else None,
-                detail=f"at least {min(times[statement]):.1f} ns, and {min(peer):.1f} ns for the empty method",
+                goal=f"ratio <= {MAX_RATIO}, < {MAX_NS:.0f} ns" if has_goal else "",
+                met=ratio <= MAX_RATIO and median_ns < MAX_NS if has_goal else None,
+                detail=f"minimum {min(times[statement]):.1f} ns; empty method {min(peer):.1f} ns",
             )
         )
     for statement, without in WITHOUT.items():
-        (what,) = (name for name, one in STATEMENTS.items() if one == statement)
+        (what,) = (name for name, idle in STATEMENTS.items() if idle == statement)
         ratio, interval = ratio_interval(times[statement], times[without])
-        look_ns = statistics.median(one - other for one, other in zip(times[statement], times[without], strict=True))
+        pairs = zip(times[statement], times[without], strict=True)
+        check_ns = statistics.median(time_ns - without_ns for time_ns, without_ns in pairs)
         rows.append(
             Row(
-                what=f"{what}, looking for requests",
+                what=f"{what}, with a check for requests",
                 unit="ns",
                 measured=statistics.median(times[statement]),
                 peer=statistics.median(times[without]),
                 peer_name="on_demand: false",
                 ratio=ratio,
                 interval=interval,
-                detail=f"{look_ns:.0f} ns more per global step",
+                detail=f"{check_ns:.0f} ns more per global step",
             )
         )
     report(rows, chosen.json)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a row of the result table, its statistics, and how it is printed and written."""
+"""Result rows of the benchmarks, their statistics and their output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADERS = ("what", "measured", "peer", "ratio", "goal", "met")
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One measured quantity beside its peer."""
+    """A measured quantity and its peer."""
 
     what: str
     unit: str
@@ -30,14 +30,14 @@ class Row:
     peer_name: str = ""
     ratio: float | None = None
     interval: tuple[float, float] | None = None
-    """Where the ratio lies, as far as the repeats can tell."""
+    """95 % confidence interval of the ratio."""
     goal: str = ""
     met: bool | None = None
-    """None for what has no goal."""
+    """None if there is no goal."""
     detail: str = ""
 
     def cells(self) -> tuple[str, ...]:
-        """Return the row as the table shows it."""
+        """Return the cells of the row in the result table."""
         ratio = "" if self.ratio is None else f"{self.ratio:.4g}"
         if self.interval:
             ratio += " ({:.4g}..{:.4g})".format(*self.interval)
@@ -52,15 +52,15 @@ class Row:
 
 
 def ratio_interval(measured: Sequence[float], peer: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    """Return the median of the ratios of paired rounds, and its 95% interval by bootstrap over the rounds."""
-    ratios = [one / other for one, other in zip(measured, peer, strict=True)]
-    chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
+    """Return the median ratio of paired rounds and its 95 % bootstrap interval."""
+    ratios = [value / peer_value for value, peer_value in zip(measured, peer, strict=True)]
+    generator = random.Random(0)
+    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     return statistics.median(ratios), (medians[_RESAMPLES // 40], medians[-_RESAMPLES // 40])
 
 
 def machine() -> dict[str, str]:
-    """Describe what the numbers depend on."""
+    """Return the CPU, the number of cores and the versions that affect the results."""
     cpuinfo = Path("/proc/cpuinfo")
     models = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     model = next((line.partition(":")[2].strip() for line in models if line.startswith("model name")), "")
@@ -68,7 +68,7 @@ def machine() -> dict[str, str]:
         "cpu": model or platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
-        **{name: found for name in ("torch", "profdeck") if (found := _version(name))},
+        **{name: version for name in ("torch", "profdeck") if (version := _version(name))},
     }
 
 
@@ -80,7 +80,7 @@ def _version(name: str) -> str | None:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Lay rows out in columns, with their details below."""
+    """Return a text table of the rows, followed by their details."""
     lines = [_HEADERS, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -89,16 +89,16 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark, with the option that `report` reads."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the result to this file as well")
-    return made
+    """Return an argument parser with the option ``--json``."""
+    arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+    return arguments
 
 
 def report(rows: Sequence[Row], destination: Path | None, **about: str) -> None:
-    """Print the table, and write the rows where ``--json`` says."""
-    found = machine() | about
-    print(", ".join(f"{key} {value}" for key, value in found.items()), table(rows), sep="\n\n")
+    """Print the result table. If `destination` is given, also write the rows as JSON."""
+    conditions = machine() | about
+    print(", ".join(f"{key} {value}" for key, value in conditions.items()), table(rows), sep="\n\n")
     if destination:
-        result: dict[str, Any] = {"machine": found, "rows": [attrs.asdict(row) for row in rows]}
+        result: dict[str, Any] = {"machine": conditions, "rows": [attrs.asdict(row) for row in rows]}
         destination.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

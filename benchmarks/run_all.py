@@ -1,8 +1,8 @@
-"""Run every benchmark in a process of its own and print one table.
+"""Run all benchmarks, each in its own process, and print one table.
 
 python benchmarks/run_all.py [--json FILE]
 
-Exits with 1 if a benchmark cannot run, and with 0 whatever the numbers are: this is a measurement, not a test.
+The exit code is 1 if a benchmark fails, and 0 otherwise, even if goals are missed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # this file may be run by its path
+sys.path.insert(0, str(ROOT))  # allows running this file by its path
 
-from benchmarks.measure import Row, parser, report  # noqa: E402  # found there
+from benchmarks.measure import Row, parser, report  # noqa: E402  # requires the sys.path entry above
 
 BENCHMARKS = ("idle_step", "import_time", "captured_step", "fan_out")
 TRACES = ROOT / "benchmarks" / "traces"
@@ -26,20 +26,20 @@ BASE = "inflate"
 
 
 def python(*arguments: str) -> str:
-    """Run Python in the root of the repository and return what it printed."""
+    """Run Python in the repository root and return its stdout."""
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
 
 
 def run(name: str, result: Path) -> dict[str, Any]:
-    """Run one of `BENCHMARKS` and return its result."""
+    """Run one of `BENCHMARKS` and return its JSON result."""
     python("-m", f"benchmarks.{name}", "--json", str(result))
-    found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
-    return found
+    document: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return document
 
 
 def verify(trace: Path) -> list[Row]:
-    """Make a large trace, run ``traces/verify.py`` on it and return its figures as rows."""
+    """Generate a large trace, run ``traces/verify.py`` on it and return the result rows."""
     python(str(TRACES / "generate.py"), str(trace))
     tasks = json.loads(python(str(TRACES / "verify.py"), str(trace), "--json"))["tasks"]
     base = tasks.pop(BASE)
@@ -58,7 +58,7 @@ def verify(trace: Path) -> list[Row]:
 
 
 def main() -> None:
-    """Run all, report, and say what could not run."""
+    """Run all benchmarks, report the results, and list failed benchmarks."""
     chosen = parser(__doc__).parse_args()
     rows: list[Row] = []
     about: dict[str, str] = {}
@@ -79,7 +79,7 @@ def main() -> None:
             print(f"{name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr)
     report(rows, chosen.json, **about)
     if failed:
-        sys.exit(f"could not run: {', '.join(failed)}")
+        sys.exit(f"Failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

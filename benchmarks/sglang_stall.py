@@ -1,11 +1,11 @@
-"""What a capture costs the running requests of an SGLang engine, against SGLang's own profiler.
+"""Compare how long a capture blocks running requests of an SGLang engine with SGLang's own profiler.
 
 python -m benchmarks.sglang_stall [--stops 10] [--json FILE]
 
-It needs the environment of the nox session `sglang` (``.nox/sglang-*/bin/python``). One engine with a random Llama of
-2 layers serves a few streams without a pause, and is captured by turns with profdeck and with SGLang's own profiler,
-with the same options. The figures are the longest that a running request waits for its next token around the start and
-the stop, and the time until the files are whole. Both stops end when they are.
+Run it in the environment of the nox session `sglang` (``.nox/sglang-*/bin/python``). One engine with a random Llama of
+2 layers continuously serves a few streams. Captures alternate between profdeck and SGLang's own profiler, with the same
+options. The figures are the longest wait of a running request for its next token around start and stop, and the time
+until the files are complete. Both stops return when the files are complete.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ PROMPT = [2, 3, 5, 7, 11, 13]
 
 
 def engine_arguments(model: Path) -> dict[str, Any]:
-    """Return the arguments of the engine; without CUDA it runs on the tests' platform of plain PyTorch."""
+    """Return the arguments of the engine. Without CUDA, the engine uses the tests' CPU platform."""
     import torch
 
-    own = {
+    arguments = {
         "model_path": str(model),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -66,11 +66,11 @@ def engine_arguments(model: Path) -> dict[str, Any]:
         "log_level": "warning",
     }
     cpu = {"device": "cpu", "attention_backend": "torch_native", "sampling_backend": "pytorch"}
-    return own if torch.cuda.is_available() else own | cpu
+    return arguments if torch.cuda.is_available() else arguments | cpu
 
 
 async def observe_engine(model: Path, output: Path, stops: int, *, with_stack: bool) -> dict[str, list[Stop]]:
-    """Observe an `Engine`."""
+    """Measure captures of an `Engine`. Return the figures by profiler."""
     import sglang
     import torch
     from sglang.srt.managers.io_struct import ProfileReq
@@ -79,8 +79,8 @@ async def observe_engine(model: Path, output: Path, stops: int, *, with_stack: b
     activities = ["CPU", "GPU"] if torch.cuda.is_available() else ["CPU"]
     manager = engine.tokenizer_manager
 
-    async def generate(stream: int, number: int) -> AsyncIterator[object]:  # noqa: ARG001  # requests need no name here
-        # They end at different times.
+    async def generate(stream: int, number: int) -> AsyncIterator[object]:  # noqa: ARG001  # the engine names the requests
+        # Different lengths prevent all streams from ending at the same time.
         parameters = {"max_new_tokens": TOKENS - 16 * stream, "ignore_eos": True, "temperature": 0}
         async for result in await engine.async_generate(input_ids=PROMPT, sampling_params=parameters, stream=True):
             yield result
@@ -100,14 +100,14 @@ async def observe_engine(model: Path, output: Path, stops: int, *, with_stack: b
 
 
 def stalled_engine(connection: Connection, model: Path, output: Path, stops: int, with_stack: bool) -> None:  # noqa: FBT001  # passed through a process
-    """Send what was seen."""
+    """Run in the child process and send the figures to the parent."""
     connection.send(asyncio.run(observe_engine(model, output, stops, with_stack=with_stack)))
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
-    options.add_argument("--stops", type=int, default=10, help="of each kind")
+    options.add_argument("--stops", type=int, default=10, help="number of captures per profiler")
     chosen = options.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:

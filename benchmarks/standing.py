@@ -1,9 +1,9 @@
-"""What standing captures cost a training job: blocks of steps with one capture in each, against the same without.
+"""Compare blocks of training steps with one regular capture each with the same blocks without captures.
 
 python -m benchmarks.standing [--rounds 12] [--json FILE]
 
-A block is as many steps as lie between two captures. In every round each block runs with and without its capture of
-three steps and one of warm-up, in an order drawn anew; the stop, the writing and the packing of the trace are in it.
+A block contains the steps from one capture to the next. Each round runs every block with and without its capture of
+three steps and one warm-up step, in random order. The time includes the stop, the export and the compression.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BLOCKS = (100, 500)
 
 
 def profiler_of(output: Path, every: int, *, captures: bool) -> Profiler:
-    """Return a profiler that captures in each block, or in none."""
+    """Return a profiler that captures once per block, or never."""
     return Profiler.from_config(
         settings={
             "output": str(output),
@@ -38,7 +38,7 @@ def profiler_of(output: Path, every: int, *, captures: bool) -> Profiler:
 
 
 def block(body: Body, profiler: Profiler, first: int, steps: int) -> float:
-    """Run a block, and return its seconds."""
+    """Run a block and return its duration in seconds."""
     began_s = time.perf_counter()
     for step in range(first, first + steps):
         with profiler.capture(step):
@@ -47,12 +47,12 @@ def block(body: Body, profiler: Profiler, first: int, steps: int) -> float:
 
 
 def measure(output: Path, body: Body, every: int, rounds: int) -> Row:
-    """Compare blocks of one length; the first round pays for what a process does once."""
+    """Compare blocks of one length. The first round, which includes one-time costs, is omitted."""
     profilers = {captures: profiler_of(output, every, captures=captures) for captures in (True, False)}
     times: dict[bool, list[float]] = {True: [], False: []}
-    chance = random.Random(0)
+    generator = random.Random(0)
     for number in range(rounds + 1):
-        for captures in chance.sample([True, False], 2):
+        for captures in generator.sample([True, False], 2):
             times[captures].append(block(body, profilers[captures], number * every, every))
     for profiler in profilers.values():
         profiler.close()
@@ -70,7 +70,7 @@ def measure(output: Path, body: Body, every: int, rounds: int) -> Row:
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=12)
     chosen = options.parse_args()

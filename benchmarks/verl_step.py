@@ -1,10 +1,11 @@
-"""What profdeck adds to a step of a verl job that does not select it.
+"""Measure the overhead of profdeck in a step of a verl job that is not captured.
 
 python -m benchmarks.verl_step [--rounds 5]
 
-It needs the environment of the nox session `hosts`. What is put around verl's methods is all that a step has more: the
-calls that a trainer and a worker make to profiling in each step, with profdeck loaded by verl and with its plugins but
-for the tests' platform left out, in processes of their own, alternating. A step of a job takes seconds.
+Run it in the environment of the nox session `hosts`. The overhead consists of wrappers around verl's methods, so the
+benchmark calls the profiling methods that a trainer and a worker call in each step. Processes in which verl loads
+profdeck alternate with processes in which verl loads only the tests' platform plugin. A step of a real job takes
+seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import sys
 import time
 
 _STEP_S = 0.1
-"""Of a very short step."""
+"""Duration of a very short step."""
 _CALLS = 5000
 
 
 def _measured() -> float:
-    """Return how long the calls of one step take, in seconds."""
+    """Return the time in seconds that the calls of one step take."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
     from verl.utils.profiler.config import ProfilerConfig
@@ -40,7 +41,7 @@ def _measured() -> float:
         worker.start()
         worker.step()
         worker.stop()
-        trainer._stop_profiling(False)  # noqa: FBT003, SLF001  # as above
+        trainer._stop_profiling(False)  # noqa: FBT003, SLF001  # as verl calls it
 
     times = []
     for _ in range(5):
@@ -52,24 +53,26 @@ def _measured() -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark from the command line."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    given = arguments.parse_args()
-    if given.one:
+    options = arguments.parse_args()
+    if options.one:
         sys.stdout.write(f"\n{_measured()}\n")
         return
-    found: dict[str, list[float]] = {"auto": [], "cpu": []}
-    for _ in range(given.rounds):
-        for plugins, times in found.items():
+    results: dict[str, list[float]] = {"auto": [], "cpu": []}
+    for _ in range(options.rounds):
+        for plugins, times in results.items():
             environ = os.environ | {"VERL_USE_EXTERNAL_PLUGINS": plugins, "VERL_ENGINE_DEVICE": "cuda"}
             command = [sys.executable, "-m", "benchmarks.verl_step", "--one"]
             done = subprocess.run(command, env=environ, check=True, stdout=subprocess.PIPE, text=True)
             times.append(float(done.stdout.split()[-1]))
-    loaded, without = (statistics.median(times) for times in found.values())
-    sys.stdout.write(f"calls of a step, profdeck loaded: {loaded * 1e6:.2f} us; left out: {without * 1e6:.2f} us\n")
-    sys.stdout.write(f"a step of {_STEP_S:g} s: {1 + (loaded - without) / _STEP_S:.6f} of one without\n")
+    loaded, without = (statistics.median(times) for times in results.values())
+    sys.stdout.write(
+        f"profiling calls of a step with profdeck: {loaded * 1e6:.2f} us; without: {without * 1e6:.2f} us\n"
+    )
+    sys.stdout.write(f"step of {_STEP_S:g} s: {1 + (loaded - without) / _STEP_S:.6f} times the step without profdeck\n")
 
 
 if __name__ == "__main__":

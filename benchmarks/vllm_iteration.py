@@ -1,24 +1,23 @@
-"""What profdeck costs a vLLM engine, idle and in a capture, against engines without it and vLLM's own profiler.
+"""Measure the overhead of profdeck in a vLLM engine, relative to no profiler and to vLLM's own profiler.
 
 python -m benchmarks.vllm_iteration [--forks 30] [--bursts 12] [--rounds 40] [--stops 10] [--json FILE]
 
-It needs the environment of the nox session `vllm` (``.nox/vllm-*/bin/python``), so `run_all`, which runs in the one of
-`torch`, leaves it out. The engine is a random Llama of 2 layers: short iterations, of which all that is added is a
-large part. Three parts, each with engines in processes of their own:
+Run it in the environment of the nox session `vllm` (``.nox/vllm-*/bin/python``). `run_all` runs in the environment of
+`torch` and therefore excludes it. The engine is a random Llama of 2 layers: its short iterations make the overhead
+visible. There are three parts, each with engines in their own processes:
 
-idle: iterations without and with profdeck in the worker; with it also after a capture. Two processes of the same
-program can differ by percents, so the engines are forks of one, into which profdeck is loaded by what vLLM calls for
-it. They generate one at a time, in short bursts whose order is drawn anew each time, and are forked anew many times:
-the interval is taken over the forks. One without profdeck is there twice.
+idle: iterations without profdeck, with profdeck, and with profdeck after a capture. Two processes of the same program
+can differ by several percent, so the engines are forks of one process, and profdeck is loaded in the fork. The forks
+generate in short bursts, one at a time and in random order, and are created many times. The interval is computed over
+the forks. A second fork without profdeck shows the noise.
 
-captured: iterations inside a recording, by profdeck and by vLLM's profiler with the same options, of one engine that
-has both. The order is drawn anew for every round, and vLLM's runs twice: that shows what two equal things differ by.
+captured: recorded iterations, by profdeck and by vLLM's profiler with the same options, in one engine with both. The
+order is random in each round. vLLM's profiler runs twice to show the noise.
 
-stall: how long running requests wait for their next token around the start and the stop of a capture, by profdeck and
-by vLLM's profiler with the same options, of one `AsyncLLM` that has both and serves a few streams without a pause.
-profdeck's stop ends when the files are whole, as vLLM's does: its window has all of the writing. The worker is in the
-process of the engine's core, as with one GPU; `--executor mp` gives it a process of its own, in which it spins while
-it waits, as vLLM does by default on the CPU and with several GPUs.
+stall: wait of running requests for their next token around the start and stop of a capture, by profdeck and by vLLM's
+profiler with the same options, in one `AsyncLLM` that continuously serves a few streams. Both stops return when the
+files are complete. By default, the worker runs in the process of the engine core, as with one GPU. With
+`--executor mp`, it has its own process and spins while it waits, as is vLLM's default on the CPU and with several GPUs.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ MODEL = {
 }
 ENVIRONMENT = {
     "VLLM_PLUGINS": "profdeck",
-    # Else the executor spins beside the engine; here an engine that rests must not disturb the others.
+    # A separate executor spins, and an idle engine would disturb the others.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
@@ -70,10 +69,10 @@ ENVIRONMENT = {
 }
 PROMPT = [2, 3, 5, 7, 11, 13]
 BURST = 100
-"""Iterations of a burst in the part `idle`."""
+"""Iterations per burst in the part `idle`."""
 REQUESTS = 4
 RECORDED = 100
-"""Iterations of a window in the part `captured`; the first `PASSED` are not timed."""
+"""Iterations per recording in the part `captured`. The first `PASSED` are not timed."""
 PASSED = 10
 MAX_IDLE = 1.005
 MAX_CAPTURED = 1.05
@@ -81,7 +80,7 @@ PARTS = ("idle", "captured", "stall")
 
 
 def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
-    """Return the arguments that all engines are built with."""
+    """Return the common arguments of all engines, and `more`."""
     return {
         "model": str(model),
         "load_format": "dummy",
@@ -95,7 +94,7 @@ def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
 
 
 def native_profiler(directory: Path, *, with_stack: bool) -> dict[str, Any]:
-    """Return the config of vLLM's own profiler that records what profdeck does, in the worker alone."""
+    """Return a config of vLLM's profiler that records the same as profdeck, in the worker only."""
     return {
         "profiler": "torch",
         "torch_profiler_dir": str(directory),
@@ -104,11 +103,11 @@ def native_profiler(directory: Path, *, with_stack: bool) -> dict[str, Any]:
     }
 
 
-# The part `idle`.
+# Part `idle`.
 
 
 class Twin:
-    """A fork of this process, whose engine it has, too, in the same place in memory."""
+    """Fork of this process that uses the inherited engine on request."""
 
     def __init__(self, llm: Any, kind: Callable[[Any], None]) -> None:
         context = get_context("fork")
@@ -118,29 +117,29 @@ class Twin:
         other.close()
 
     def burst_ms(self) -> float:
-        """Return the milliseconds of an iteration of a burst that it generates now."""
+        """Run a burst in the fork. Return the milliseconds per iteration."""
         self._connection.send("burst")
-        found: float = self._connection.recv()
-        return found
+        iteration_ms: float = self._connection.recv()
+        return iteration_ms
 
     def end(self) -> float:
-        """End it, and return what part of a core it used while it rested."""
+        """End the fork. Return the fraction of a core that it used while idle."""
         self._connection.send(None)
-        rest: float = self._connection.recv()
+        idle_share: float = self._connection.recv()
         self._process.join()
-        return rest
+        return idle_share
 
 
 def _generate_on_demand(connection: Connection, llm: Any, kind: Callable[[Any], None]) -> None:
     kind(llm)
-    _burst_ms(llm)  # the pages that it writes to are its own from now on
-    rest_s = rest_cpu_s = 0.0
+    _burst_ms(llm)  # copies the shared pages to which it writes
+    idle_s = idle_cpu_s = 0.0
     while True:
         began_s, began_cpu_s = clock(), time.process_time()
-        going_on = connection.recv()
-        rest_s, rest_cpu_s = rest_s + clock() - began_s, rest_cpu_s + time.process_time() - began_cpu_s
-        if not going_on:
-            connection.send(rest_cpu_s / rest_s)
+        message = connection.recv()
+        idle_s, idle_cpu_s = idle_s + clock() - began_s, idle_cpu_s + time.process_time() - began_cpu_s
+        if message is None:
+            connection.send(idle_cpu_s / idle_s)
             return
         connection.send(_burst_ms(llm))
 
@@ -156,7 +155,7 @@ def _burst_ms(llm: Any) -> float:
 
 
 def load_profdeck(_: Any) -> None:
-    """Do what vLLM does in a process that is to have profdeck."""
+    """Load profdeck in the same way as vLLM."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     from profdeck_vllm.autoload import register
@@ -167,7 +166,7 @@ def load_profdeck(_: Any) -> None:
 
 
 def load_and_capture(llm: Any) -> None:
-    """Load profdeck and record a burst."""
+    """Load profdeck and capture one burst."""
     load_profdeck(llm)
     with tempfile.TemporaryDirectory() as output:
         profiler = own_profiler(Path(output), "vllm", llm, with_stack=False)
@@ -178,7 +177,7 @@ def load_and_capture(llm: Any) -> None:
 
 
 def idle_engine(connection: Connection, model: Path, forks: int, bursts: int) -> None:
-    """Send the times of the bursts of each kind of twin, a list for each time that they were forked, and their rest."""
+    """Send the burst times of each kind of fork, one list per fork, and the mean CPU usage of idle forks."""
     from vllm import LLM
 
     llm = LLM(**engine_arguments(model))
@@ -190,31 +189,36 @@ def idle_engine(connection: Connection, model: Path, forks: int, bursts: int) ->
         "without again": lambda _: None,
     }
     times: dict[str, list[list[float]]] = {name: [] for name in kinds}
-    rests: list[float] = []
-    order, chance = list(kinds), random.Random(0)
+    idle_shares: list[float] = []
+    order, generator = list(kinds), random.Random(0)
     for _ in range(forks):
-        chance.shuffle(order)
+        generator.shuffle(order)
         twins = {name: Twin(llm, kinds[name]) for name in order}
-        for found in times.values():
-            found.append([])
+        for bursts_by_fork in times.values():
+            bursts_by_fork.append([])
         for _ in range(bursts):
-            chance.shuffle(order)
+            generator.shuffle(order)
             for name in order:
                 times[name][-1].append(twins[name].burst_ms())
-        rests += [twin.end() for twin in twins.values()]
-    connection.send((times, statistics.fmean(rests)))
+        idle_shares += [twin.end() for twin in twins.values()]
+    connection.send((times, statistics.fmean(idle_shares)))
 
 
 def idle_row(
-    what: str, times: dict[str, list[list[float]]], names: tuple[str, str], rest: float, max_ratio: float | None = None
+    what: str,
+    times: dict[str, list[list[float]]],
+    names: tuple[str, str],
+    idle_share: float,
+    max_ratio: float | None = None,
 ) -> Row:
-    """Compare the bursts that ran next to each other, fork by fork."""
-    one, other = (times[name] for name in names)
+    """Compare two kinds of forks, paired by burst and fork."""
+    measured, peer = (times[name] for name in names)
     ratios = [
-        statistics.median(mine / its for mine, its in zip(*pair, strict=True)) for pair in zip(one, other, strict=True)
+        statistics.median(burst_ms / peer_ms for burst_ms, peer_ms in zip(*bursts, strict=True))
+        for bursts in zip(measured, peer, strict=True)
     ]
     ratio, interval = ratio_interval(ratios, [1.0] * len(ratios))
-    medians = [[statistics.median(bursts) for bursts in forks] for forks in (one, other)]
+    medians = [[statistics.median(bursts) for bursts in forks] for forks in (measured, peer)]
     return Row(
         what=what,
         unit="ms",
@@ -226,24 +230,26 @@ def idle_row(
         goal=f"ratio <= {max_ratio}" if max_ratio else "",
         met=ratio <= max_ratio if max_ratio else None,
         detail=f"ratios of {len(ratios)} forks {min(ratios):.4g}..{max(ratios):.4g}; "
-        f"a resting engine used {rest:.2%} of a core",
+        f"an idle engine used {idle_share:.2%} of a core",
     )
 
 
-def idle_rows(times: dict[str, list[list[float]]], rest: float) -> list[Row]:
-    """Compare the kinds of twins."""
+def idle_rows(times: dict[str, list[list[float]]], idle_share: float) -> list[Row]:
+    """Return the result rows of the part `idle`."""
     return [
-        idle_row("idle iteration", times, ("profdeck", "without"), rest, MAX_IDLE),
-        idle_row("idle iteration, after a capture", times, ("profdeck after a capture", "without"), rest, MAX_IDLE),
-        idle_row("iteration without, again", times, ("without again", "without"), rest),
+        idle_row("idle iteration", times, ("profdeck", "without"), idle_share, MAX_IDLE),
+        idle_row(
+            "idle iteration, after a capture", times, ("profdeck after a capture", "without"), idle_share, MAX_IDLE
+        ),
+        idle_row("iteration without profdeck, repeated", times, ("without again", "without"), idle_share),
     ]
 
 
-# The part `captured`.
+# Part `captured`.
 
 
 class Windows:
-    """Runs the same iterations within recordings of several kinds."""
+    """Runs the same iterations in recordings of several profilers."""
 
     def __init__(self, model: Path, output: Path) -> None:
         from vllm import LLM, SamplingParams
@@ -257,29 +263,31 @@ class Windows:
         self._number = 0
 
     def profdeck(self) -> float:
-        """Record with profdeck."""
+        """Record with profdeck. Return the milliseconds per iteration."""
         captures: list[Capture | None] = []
-        found = self._run(lambda: captures.append(self._profiler.start(self._number * EVERY)), self._profiler.stop)
+        iteration_ms = self._run(
+            lambda: captures.append(self._profiler.start(self._number * EVERY)), self._profiler.stop
+        )
         check(captures[0])
-        return found
+        return iteration_ms
 
     def native(self) -> float:
-        """Record with vLLM's profiler."""
+        """Record with vLLM's profiler. Return the milliseconds per iteration."""
         return self._run(lambda: self._llm.start_profile(f"w{self._number}"), self._llm.stop_profile)
 
     def plain(self) -> float:
-        """Record nothing."""
+        """Run without a recording. Return the milliseconds per iteration."""
         return self._run(lambda: None, lambda: None)
 
     def _run(self, start: Callable[[], None], stop: Callable[[], None]) -> float:
-        """Return the milliseconds of an iteration within the window."""
+        """Return the milliseconds per recorded iteration."""
         self._number += 1
         engine = self._llm.llm_engine
         for number in range(REQUESTS):
             engine.add_request(f"{self._number}-{number}", {"prompt_token_ids": PROMPT}, self._parameters)
         for _ in range(PASSED):
             engine.step()
-        gc.collect()  # what the last recording left is not this one's to clean up
+        gc.collect()  # collect garbage of the previous recording now, not during this one
         start()
         for _ in range(PASSED):
             engine.step()
@@ -294,7 +302,7 @@ class Windows:
 
 
 def captured_engine(connection: Connection, model: Path, output: Path, rounds: int) -> None:
-    """Send the times of every round but the first, which pays for what a process does once."""
+    """Send the times of all rounds except the first, which includes one-time costs."""
     windows = Windows(model, output)
     kinds = {
         "profdeck": windows.profdeck,
@@ -303,28 +311,28 @@ def captured_engine(connection: Connection, model: Path, output: Path, rounds: i
         "plain": windows.plain,
     }
     times: dict[str, list[float]] = {name: [] for name in kinds}
-    order, chance = list(kinds), random.Random(0)
+    order, generator = list(kinds), random.Random(0)
     for _ in range(rounds + 1):
-        chance.shuffle(order)
+        generator.shuffle(order)
         for name in order:
             times[name].append(kinds[name]())
-    connection.send({name: found[1:] for name, found in times.items()})
+    connection.send({name: rounds_ms[1:] for name, rounds_ms in times.items()})
 
 
 def captured_rows(times: dict[str, list[float]]) -> list[Row]:
-    """Compare the rounds."""
+    """Return the result rows of the part `captured`."""
     return [
         row("captured iteration", "ms", times, ("profdeck", "native"), MAX_CAPTURED),
-        row("native iteration, again", "ms", times, ("native again", "native")),
+        row("native iteration, repeated", "ms", times, ("native again", "native")),
         row("native iteration", "ms", times, ("native", "plain")),
     ]
 
 
-# The part `stall`.
+# Part `stall`.
 
 
 async def observe_engine(model: Path, output: Path, stops: int, *, with_stack: bool) -> dict[str, list[Stop]]:
-    """Observe an `AsyncLLM`."""
+    """Measure captures of an `AsyncLLM`. Return the figures by profiler."""
     from vllm import AsyncEngineArgs, AsyncLLMEngine, SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -333,7 +341,7 @@ async def observe_engine(model: Path, output: Path, stops: int, *, with_stack: b
 
     def generate(stream: int, number: int) -> AsyncIterator[object]:
         parameters = SamplingParams(
-            max_tokens=TOKENS - 16 * stream,  # so that they end at different times
+            max_tokens=TOKENS - 16 * stream,  # different lengths, so that the streams end at different times
             ignore_eos=True,
             temperature=0,
             detokenize=False,
@@ -350,19 +358,21 @@ async def observe_engine(model: Path, output: Path, stops: int, *, with_stack: b
 
 
 def stalled_engine(connection: Connection, model: Path, output: Path, stops: int, with_stack: bool) -> None:  # noqa: FBT001  # passed through a process
-    """Send what was seen."""
+    """Run in the child process and send the figures to the parent."""
     connection.send(asyncio.run(observe_engine(model, output, stops, with_stack=with_stack)))
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
-    options.add_argument("--forks", type=int, default=30, help="of the part idle")
-    options.add_argument("--bursts", type=int, default=12, help="of the part idle, of each fork")
-    options.add_argument("--rounds", type=int, default=40, help="of the part captured")
-    options.add_argument("--stops", type=int, default=10, help="of each kind of the part stall")
-    options.add_argument("--executor", choices=("uni", "mp"), default="uni", help="of the part stall (default: uni)")
-    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
+    options.add_argument("--forks", type=int, default=30, help="part idle: number of sets of forks")
+    options.add_argument("--bursts", type=int, default=12, help="part idle: bursts per fork")
+    options.add_argument("--rounds", type=int, default=40, help="part captured: number of rounds")
+    options.add_argument("--stops", type=int, default=10, help="part stall: captures per profiler")
+    options.add_argument(
+        "--executor", choices=("uni", "mp"), default="uni", help="part stall: executor of the engine (default: uni)"
+    )
+    options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="parts to run (default: all)")
     chosen = options.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:

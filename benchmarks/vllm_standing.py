@@ -1,11 +1,11 @@
-"""What standing captures cost a server of vLLM under load: tokens per second, against the same without them.
+"""Measure the effect of regular captures on the throughput of a vLLM server under load.
 
 python -m benchmarks.vllm_standing [--rounds 8] [--block 30] [--json FILE]
 
-It needs the environment of the nox session `vllm`. A few clients stream from one server without a pause. Time goes in
-blocks; in every round one block has a capture of 20 decode iterations and one has none, in an order drawn anew. Start,
-stop, writing and packing are in it. So a ratio for blocks of 30 s is that of a capture every 30 s; what a capture costs
-in tokens does not depend on the block.
+Run it in the environment of the nox session `vllm`. A few clients continuously stream from one server. In each round,
+one time block has a capture of 20 decode iterations and one has none, in random order. The block includes the start,
+the stop, the export and the compression. The ratio for blocks of 30 s is therefore the cost of a capture every 30 s.
+The number of tokens that a capture costs does not depend on the block length.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ITERATIONS = 20
 
 @asynccontextmanager
 async def server(directory: Path) -> AsyncIterator[str]:
-    """Run a server with profdeck's routes; its URL."""
+    """Run a server with profdeck's routes, and yield its URL."""
     (directory / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     config = directory / "profdeck.yaml"
     config.write_text(f"output: {directory / 'profiles'}\nroles:\n  rollout: {{backend: vllm}}\n", encoding="utf-8")
@@ -69,7 +69,7 @@ async def server(directory: Path) -> AsyncIterator[str]:
                 except httpx.HTTPError:
                     await asyncio.sleep(1)
             else:
-                raise SystemExit("The server did not come up.")
+                raise SystemExit("The server did not become healthy in time.")
         yield url
     finally:
         process.terminate()
@@ -81,7 +81,7 @@ async def server(directory: Path) -> AsyncIterator[str]:
 
 
 class Load:
-    """Clients that stream from a server all the time."""
+    """Clients that continuously stream from a server."""
 
     def __init__(self, url: str) -> None:
         self.tokens = 0
@@ -89,28 +89,28 @@ class Load:
         self._tasks = [asyncio.ensure_future(self._stream()) for _ in range(CLIENTS)]
 
     async def _stream(self) -> None:
-        asked = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
-        asked |= {"temperature": 0, "detokenize": False}
-        async with httpx.AsyncClient(trust_env=False, timeout=None) as client:  # noqa: S113  # the block ends it
+        request = {"model": "tiny", "prompt": [5, 6, 7, 8], "max_tokens": TOKENS, "ignore_eos": True, "stream": True}
+        request |= {"temperature": 0, "detokenize": False}
+        async with httpx.AsyncClient(trust_env=False, timeout=None) as client:  # noqa: S113  # `stop` cancels the request
             while True:
-                async with client.stream("POST", f"{self._url}/v1/completions", json=asked) as response:
+                async with client.stream("POST", f"{self._url}/v1/completions", json=request) as response:
                     response.raise_for_status()
                     async for line in response.aiter_lines():
                         self.tokens += line.startswith("data: {")
 
     async def stop(self) -> None:
-        """End the clients, and raise what ended one before."""
+        """Stop the clients. Raise the error of a client that failed."""
         for task in self._tasks:
             task.cancel()
-        for found in await asyncio.gather(*self._tasks, return_exceptions=True):
-            if isinstance(found, Exception):
-                raise found
+        for result in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
 
 
 async def measure(directory: Path, rounds: int, block_s: float) -> Row:
-    """Compare blocks with and without a capture."""
+    """Compare the throughput of blocks with and without a capture."""
     rates: dict[bool, list[float]] = {True: [], False: []}
-    chance, step = random.Random(0), 0
+    generator, step = random.Random(0), 0
     async with server(directory) as url:
         profiler = Profiler.from_config(
             settings={
@@ -124,7 +124,7 @@ async def measure(directory: Path, rounds: int, block_s: float) -> Row:
         load = Load(url)
         try:
             for number in range(rounds + 1):
-                for captures in chance.sample([True, False], 2):
+                for captures in generator.sample([True, False], 2):
                     before, began_s = load.tokens, time.perf_counter()
                     if captures:
                         await profiler.astart(step)
@@ -132,7 +132,7 @@ async def measure(directory: Path, rounds: int, block_s: float) -> Row:
                         await profiler.astop()
                         step += 1
                     await asyncio.sleep(max(0.0, began_s + block_s - time.perf_counter()))
-                    if number:  # the first one pays for what a server does once
+                    if number:  # the first round includes one-time costs
                         rates[captures].append((load.tokens - before) / (time.perf_counter() - began_s))
         finally:
             await load.stop()
@@ -146,17 +146,17 @@ async def measure(directory: Path, rounds: int, block_s: float) -> Row:
         peer_name="no captures",
         ratio=ratio,
         interval=interval,
-        detail=f"a capture costs {(1 - ratio) * block_s:.2f} s of tokens",
+        detail=f"a capture costs the tokens of {(1 - ratio) * block_s:.2f} s",
     )
 
 
 def main() -> None:
-    """Measure and report."""
+    """Run the benchmark from the command line."""
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=8)
     options.add_argument("--block", type=float, default=30.0, metavar="S")
     chosen = options.parse_args()
-    os.environ["PROFDECK_TOKEN"] = TOKEN  # of the server, and of who asks it
+    os.environ["PROFDECK_TOKEN"] = TOKEN  # for the server and its client
     with tempfile.TemporaryDirectory() as directory:
         row = asyncio.run(measure(Path(directory), chosen.rounds, chosen.block))
     report([row], chosen.json)

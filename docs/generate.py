@@ -1,8 +1,8 @@
-"""Writes the parts of the reference pages that come from the code.
+"""Generates parts of the reference pages from the code.
 
-A page names each such part by a pair of comments, ``<!-- generated: NAME -->`` and ``<!-- end -->``; what stands
-between them is replaced. Run ``python docs/generate.py`` after a change of options, config keys, commands, hooks or
-docstrings; ``--check`` changes nothing and fails when a page is stale.
+A page contains pairs of comments, ``<!-- generated: NAME -->`` and ``<!-- end -->``, and this script replaces the text
+between them. Run ``python docs/generate.py`` after you change options, config keys, commands, hooks or docstrings. With
+``--check``, nothing is changed, and the script fails if a page is outdated.
 """  # noqa: INP001  # a script, not a package
 
 from __future__ import annotations
@@ -106,17 +106,17 @@ _ROLE = re.compile(r":(?:class|func|meth|mod):`~?(?:\w+\.)*(\w+)`")
 
 
 def main() -> None:
-    """Write or check all pages."""
+    """Generate or check all pages."""
     stale = [page for page, text in pages() if not page.exists() or page.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv[1:]:
         names = ", ".join(page.relative_to(DOCS.parent).as_posix() for page in stale)
-        sys.exit(f"stale: {names}; run: python docs/generate.py" if stale else 0)
+        sys.exit(f"Outdated: {names}. Run: python docs/generate.py" if stale else 0)
     for page, text in pages():
         page.write_text(text, encoding="utf-8")
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Yield every page that has generated parts, and what it should contain."""
+    """Yield each page with generated parts, and its current text."""
     for page in sorted(DOCS.rglob("*.md")):
         old = page.read_text(encoding="utf-8")
         new = _BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match['name']]().strip()}\n\n{match[3]}", old)
@@ -130,42 +130,42 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def keys(cls: type, prefix: str = "") -> str:
-    """Describe the keys of a config model."""
+    """Return the reference of a config model's keys."""
     return "".join(entry(doc, f"{prefix}{doc.name}") for doc in options.describe(cls))
 
 
 def entry(doc: options.OptionDoc, name: str) -> str:
-    """Describe one key or option under a heading of its own."""
+    """Return the section of one key or option."""
     required = " Required." if doc.default == "required" else ""
     if doc.type not in _TYPES:
-        raise SystemExit(f"{name} has the type {doc.type}: say in _TYPES of {__file__} how readers write it")
+        raise SystemExit(f"{name} has the type {doc.type}. Add a description of this type to _TYPES in {__file__}.")
     text = doc.text.replace("`profdeck.config.schedule.GRAMMAR` describes", "[Steps](#steps) describes")
     return f"### `{name}`\n\nType: {_TYPES[doc.type]}.{required}\n\n{prose(text)}\n\n"
 
 
 def step_grammar() -> str:
-    """Say how an entry of ``steps`` is written."""
+    """Return the grammar of an entry of ``steps``."""
     marked = re.sub(r"'([^']*)'", r"`\1`", schedule.GRAMMAR)
     return f"An entry is {marked}."
 
 
-def own_backends() -> dict[str, type[api.Backend]]:
-    """Load the backends that come with profdeck."""
-    found = entry_points.installed(plugins.BACKENDS).values()
-    return {point.name: plugins.load_backend(point.name) for point in found if of_profdeck(point)}
+def provided_backends() -> dict[str, type[api.Backend]]:
+    """Load the backends of the distribution profdeck."""
+    points = entry_points.installed(plugins.BACKENDS).values()
+    return {point.name: plugins.load_backend(point.name) for point in points if is_from_profdeck(point)}
 
 
 def engine_options() -> str:
-    """Describe the options of all backends of engines that are not common to all backends."""
+    """Return the reference of the options that all engine backends share, without the common options."""
     common = options.describe(options.CommonOptions)
     return "".join(entry(doc, doc.name) for doc in options.describe(EngineOptions) if doc not in common)
 
 
 def backend_options() -> str:
-    """Describe the options of each backend that are not common to all, or to all of engines."""
+    """Return the reference of each backend's own options."""
     common = [*options.describe(options.CommonOptions), *options.describe(EngineOptions)]
     text = ""
-    for name, cls in own_backends().items():
+    for name, cls in provided_backends().items():
         supported = ", ".join(f"{library.names[0]} `{library.versions}`" for library in cls.libraries)
         text += f"## Backend `{name}`\n\n{prose(inspect.getdoc(cls))}\n\nSupports {supported}.\n\n"
         text += "".join(entry(doc, doc.name) for doc in options.describe(cls.Options) if doc not in common)
@@ -176,7 +176,7 @@ def backend_options() -> str:
 
 
 def commands() -> Iterator[tuple[str, ...]]:
-    """Yield every subcommand of profdeck, as the words that call it."""
+    """Yield the words of every subcommand of profdeck."""
 
     def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         if not isinstance(command, TyperGroup):
@@ -185,7 +185,7 @@ def commands() -> Iterator[tuple[str, ...]]:
         for name in command.list_commands(typer.Context(command)):
             yield from below(command.get_command(typer.Context(command), name), (*words, name))
 
-    foreign = {point.name for point in metadata.entry_points(group=_commands.COMMANDS) if not of_profdeck(point)}
+    foreign = {point.name for point in metadata.entry_points(group=_commands.COMMANDS) if not is_from_profdeck(point)}
     yield from (words for words in below(get_command(app), ()) if words[0] not in foreign)
 
 
@@ -198,7 +198,7 @@ def usage(*words: str) -> str:
 
 
 def overview() -> str:
-    """Show the options of all commands, and list the commands."""
+    """Return the common options and a table of all commands."""
     rows = []
     for words in sorted(commands()):
         _, _, about = usage(*words).partition("\n\n")
@@ -206,18 +206,18 @@ def overview() -> str:
         name = f"profdeck {' '.join(words)}"
         rows.append((f"[`{name}`](#{name.replace(' ', '-')})", sentence))
     options_only = usage().partition("\n\nCapture:")[0]
-    return f"```text\n{options_only}\n```\n\n{table(('Command', 'What it does'), rows)}"
+    return f"```text\n{options_only}\n```\n\n{table(('Command', 'Description'), rows)}"
 
 
 def subcommands() -> str:
-    """Show the help of every subcommand."""
+    """Return the help of every subcommand."""
     return "\n\n".join(
         f"## `profdeck {' '.join(words)}`\n\n```text\n{usage(*words)}\n```" for words in sorted(commands())
     )
 
 
 def exit_codes() -> str:
-    """List the exit codes."""
+    """Return a table of the exit codes."""
     rows = [(f"`{terminal.ExitCode[name].value}`", text) for name, text in member_docs(terminal.ExitCode)]
     return table(("Code", "Meaning"), rows)
 
@@ -226,19 +226,19 @@ def exit_codes() -> str:
 
 
 def statuses() -> str:
-    """List what a capture of one rank can be worth."""
+    """Return a table of the statuses of a capture."""
     rows = [(f"`{status.Status[name].value}`", text) for name, text in member_docs(status.Status)]
     return table(("Status", "Meaning"), rows)
 
 
 def outcomes() -> str:
-    """List how the start or the stop of a target can come out."""
+    """Return a table of the outcomes of a target."""
     rows = [(f"`{Outcome[name].value}`", text) for name, text in member_docs(Outcome)]
     return table(("Outcome", "Meaning"), rows)
 
 
 def error_classes() -> str:
-    """List the errors, each below the one that it extends."""
+    """Return a nested list of the error classes."""
     modules = {ProfdeckError.__module__, CaptureError.__module__}
 
     def below(cls: type, depth: int) -> str:
@@ -250,7 +250,7 @@ def error_classes() -> str:
 
 
 def members(cls: type, *, level: str = "###") -> str:
-    """Describe the class variables and public methods of a class, from their docstrings."""
+    """Return the reference of a class's variables and public methods."""
     text = ""
     for name, doc in member_docs(cls):
         text += f"{level} `{name}`\n\n{prose(doc)}\n\n"
@@ -259,7 +259,7 @@ def members(cls: type, *, level: str = "###") -> str:
         if name.startswith("_") or not (inspect.isfunction(function) or isinstance(value, property)):
             continue
         source: Any = function.fget if isinstance(function, property) else function
-        if (inspect.getdoc(source) or "").startswith("Async version of `"):  # the async form of a method
+        if (inspect.getdoc(source) or "").startswith("Async version of `"):  # its signature is that of the sync method
             text += f"{level} `{name}`\n\n{docstring(source)}\n\n"
             continue
         text += f"{level} `{name}`\n\n```python\n{signature(source, called=source is function)}\n```\n\n"
@@ -268,7 +268,7 @@ def members(cls: type, *, level: str = "###") -> str:
 
 
 def signature(function: Callable[..., Any], *, called: bool) -> str:
-    """Write a method as its caller sees it."""
+    """Return the signature of a function, or the name and type of a property."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)  # noqa: S101  # for the type checker
     if node.args.args and node.args.args[0].arg in {"self", "cls"}:
@@ -285,7 +285,7 @@ def signature(function: Callable[..., Any], *, called: bool) -> str:
 
 
 def docstring(function: Callable[..., Any]) -> str:
-    """Turn a docstring in Google's style into Markdown."""
+    """Convert a Google-style docstring to Markdown."""
 
     def section(match: re.Match[str]) -> str:
         body = textwrap.dedent(match[2]).strip()
@@ -297,7 +297,7 @@ def docstring(function: Callable[..., Any]) -> str:
 
 
 def request_functions() -> str:
-    """Document the functions that request a capture, with their request and result classes."""
+    """Return the reference of the functions that request a capture, and of their request and result classes."""
     parts = []
     for function, *models in (
         (server_capture.capture_servers, server_capture.ServerRequest, server_capture.ServerCapture),
@@ -311,7 +311,7 @@ def request_functions() -> str:
 
 
 def members_table(cls: type) -> str:
-    """List the members of a class, each with the first paragraph of its docstring."""
+    """Return a table of a class's members with the first paragraph of each docstring."""
     rows = [(f"`{name}`", doc) for name, doc in member_docs(cls)]
     for name, value in vars(cls).items():
         if name.startswith("_") or not (inspect.isfunction(value) or isinstance(value, property)):
@@ -323,35 +323,35 @@ def members_table(cls: type) -> str:
 
 
 def member_docs(cls: type) -> list[tuple[str, str]]:
-    """Return the variables of a class that have a docstring under them."""
+    """Return the names and docstrings of a class's variables."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(node, ast.ClassDef)  # noqa: S101  # for the type checker
-    found: list[tuple[str, str]] = []
+    docs: list[tuple[str, str]] = []
     for variable, text in zip(node.body, node.body[1:], strict=False):
         match variable, text:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
                 ast.Expr(value=ast.Constant(value=str(doc))),
             ):
-                found.append((name, " ".join(doc.split())))
-    return found
+                docs.append((name, " ".join(doc.split())))
+    return docs
 
 
 # Traces.
 
 
 def schema(root: type) -> str:
-    """Describe the JSON of a class of results, and of all classes in it, as a JSON Schema."""
+    """Return the JSON Schema of a result class and its nested classes."""
     described = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$ref": f"#/$defs/{root.__name__}",
-        "$defs": {cls.__name__: schema_of_class(cls) for cls in within(root)},
+        "$defs": {cls.__name__: schema_of_class(cls) for cls in nested_classes(root)},
     }
     return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
 
 
 def schema_of_class(cls: type) -> dict[str, Any]:
-    """Describe the JSON of one class, key by key."""
+    """Return the JSON Schema of one class."""
     hints, docs = typing.get_type_hints(cls), dict(member_docs(cls))
     properties = {}
     for field in attrs.fields(cls):
@@ -363,39 +363,40 @@ def schema_of_class(cls: type) -> dict[str, Any]:
 
 
 def schema_of_type(hint: Any) -> dict[str, Any]:
-    """Describe the JSON of the value of a key."""
+    """Return the JSON Schema of a type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    found: dict[str, Any]
+    result: dict[str, Any]
     if isinstance(hint, UnionType):
-        found = {"anyOf": [schema_of_type(inner) for inner in arguments]}
+        result = {"anyOf": [schema_of_type(inner) for inner in arguments]}
     elif origin is tuple:
         is_list = arguments[-1] is Ellipsis
-        found = {"type": "array", "items": schema_of_type(arguments[0])}
-        found |= {} if is_list else {"minItems": len(arguments), "maxItems": len(arguments)}
+        result = {"type": "array", "items": schema_of_type(arguments[0])}
+        result |= {} if is_list else {"minItems": len(arguments), "maxItems": len(arguments)}
     elif origin is dict:
-        found = {"type": "object", "additionalProperties": schema_of_type(arguments[1])}
+        result = {"type": "object", "additionalProperties": schema_of_type(arguments[1])}
     elif origin is typing.Literal:
-        found = {"enum": list(arguments)}
+        result = {"enum": list(arguments)}
     elif hint is Any:
-        found = {}
+        result = {}
     elif issubclass(hint, StrEnum):
-        found = {"enum": [member.value for member in hint]}
+        result = {"enum": [member.value for member in hint]}
     else:
-        found = {"$ref": f"#/$defs/{hint.__name__}"} if attrs.has(hint) else {"type": _JSON_TYPES[hint]}
-    return found
+        result = {"$ref": f"#/$defs/{hint.__name__}"} if attrs.has(hint) else {"type": _JSON_TYPES[hint]}
+    return result
 
 
-def within(cls: type) -> list[type]:
-    """Return a class of results and those of its members, each once, in the order in which they are met."""
-    found = [cls]
-    for one in found:
-        for hint in typing.get_type_hints(one).values():
-            found += [inner for inner in alternatives(hint) if attrs.has(inner) and inner not in found]
-    return found
+def nested_classes(cls: type) -> list[type]:
+    """Return a result class and its nested classes without duplicates, in order of first use."""
+    result = [cls]
+    for current in result:  # the list grows during the iteration
+        for hint in typing.get_type_hints(current).values():
+            nested = [inner for inner in alternatives(hint) if attrs.has(inner)]
+            result += [inner for inner in nested if inner not in result]
+    return result
 
 
 def alternatives(hint: Any) -> Iterator[Any]:
-    """Yield the types that a value may have; of a list the types of its elements."""
+    """Yield the types in a union, and the element types of a tuple."""
     if isinstance(hint, UnionType) or typing.get_origin(hint) is tuple:
         for inner in typing.get_args(hint):
             yield from alternatives(inner)
@@ -404,14 +405,14 @@ def alternatives(hint: Any) -> Iterator[Any]:
 
 
 def idle_causes() -> str:
-    """List what takes idle time of devices."""
+    """Return a table of the causes of device idle time."""
     return table(
         ("Cause", "Meaning"), [(name, f"{text[0].upper()}{text[1:]}.") for name, text in host_states.CAUSES.items()]
     )
 
 
 def findings() -> str:
-    """List the rules for findings."""
+    """Return a list of the rules for findings."""
     single = [rule for rules in (device_rules.RULES, host_rules.RULES) for rule in rules]
     rules: list[Callable[..., Any]] = [*single, run_rules.skew, run_rules.slow_stage, run_rules.slow_links]
     rules += [run_rules.few_steps, run_rules.cold_steps, run_rules.incomplete]
@@ -419,29 +420,31 @@ def findings() -> str:
 
 
 def kernel_classes() -> str:
-    """List the classes of the built-in table."""
-    names = sorted({rule.category for rule in classes._RULES})  # noqa: SLF001  # there is no other list of them
+    """Return the names of the built-in kernel classes."""
+    names = sorted({rule.category for rule in classes._RULES})  # noqa: SLF001  # no public list exists
     return ", ".join(f"`{name}`" for name in names)
 
 
 def trace_names() -> str:
-    """List the functions that read and write traces; their docstrings have the arguments and the errors."""
+    """Return tables of the public names of profdeck_traces."""
     return public_names(traces.SECTIONS)
 
 
 def public_names(sections: Mapping[str, Mapping[str, str]]) -> str:
-    """List the names of a public module, grouped by subject."""
+    """Return tables of a module's public names, grouped by subject."""
     return "\n\n".join(f"### {title}\n\n{names_table(homes)}" for title, homes in sections.items())
 
 
 def names_table(homes: Mapping[str, str]) -> str:
-    """List names with the first sentence of their docstrings.
+    """Return a table of names with the first paragraph of their docstrings.
 
     Args:
-        homes: maps each module to its names, separated by spaces.
+        homes: Maps each module to its names, separated by spaces.
     """
     rows = [
-        (f"`{signature_of(home, name)}`", about(home, name)) for home, names in homes.items() for name in names.split()
+        (f"`{signature_of(home, name)}`", first_paragraph(home, name))
+        for home, names in homes.items()
+        for name in names.split()
     ]
     return table(("Name", "Description"), rows)
 
@@ -452,11 +455,11 @@ def signature_of(home: str, name: str) -> str:
     return f"{name}({', '.join(inspect.signature(value).parameters)})" if inspect.isfunction(value) else name
 
 
-def about(home: str, name: str) -> str:
+def first_paragraph(home: str, name: str) -> str:
     """Return the first paragraph of the docstring of a class, function or assignment.
 
     Raises:
-        SystemExit: there is no docstring.
+        SystemExit: There is no docstring.
     """
     module = importlib.import_module(home)
     body = ast.parse(inspect.getsource(module)).body
@@ -476,7 +479,7 @@ def about(home: str, name: str) -> str:
 
 
 def table(headings: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    """Write a table."""
+    """Return a Markdown table."""
     lines = [headings, ("---",) * len(headings), *((prose(cell).replace("|", r"\|") for cell in row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -498,7 +501,7 @@ def last_gpu_run(backend: str) -> str:
     """Return the date and the GPU of a backend's last run, or ``never``."""
     names = {part.name for part in PARTS if part.backend == backend}
     for result in reversed(gpu_results()):
-        if any(found["status"] != "skipped" for name, found in result["parts"].items() if name in names):
+        if any(part["status"] != "skipped" for name, part in result["parts"].items() if name in names):
             return f"{result['date']} on {result['host']['gpu']}"
     return "never"
 
@@ -510,26 +513,30 @@ def gpu_table() -> str:
     for part in PARTS:
         row: tuple[str, ...] = (part.backend, part.feature, "never", *[""] * 6)
         for result in gpu_results():
-            found = result["parts"].get(part.name, {"status": "skipped"})
-            if found["status"] == "skipped":
+            part_result = result["parts"].get(part.name, {"status": "skipped"})
+            if part_result["status"] == "skipped":
                 continue
             host, versions = result["host"], result["host"]["versions"]
             engine = f"vLLM {versions['vllm']}" if part.backend == "vllm" else ""
-            figures = "; ".join(f"{name}: {value}" for name, value in found["figures"].items())
-            outcome = f"{found['status']}: {found['reason']}" if "reason" in found else found["status"]
-            about = (host["gpu"], host["driver"] or "", versions["torch"], engine)
-            row = (part.backend, part.feature, result["date"], *about, outcome, figures)
+            figures = "; ".join(f"{name}: {value}" for name, value in part_result["figures"].items())
+            outcome = (
+                f"{part_result['status']}: {part_result['reason']}"
+                if "reason" in part_result
+                else part_result["status"]
+            )
+            host_cells = (host["gpu"], host["driver"] or "", versions["torch"], engine)
+            row = (part.backend, part.feature, result["date"], *host_cells, outcome, figures)
         rows.append(row)
     return table(headings, rows)
 
 
 def prose(text: str | None) -> str:
-    """Turn the code marks of docstrings into those of Markdown."""
+    """Convert code markup of docstrings to Markdown."""
     return _ROLE.sub(r"`\1`", text or "").replace("``", "`")
 
 
-def of_profdeck(point: metadata.EntryPoint) -> bool:
-    """Tell whether an entry point comes with profdeck."""
+def is_from_profdeck(point: metadata.EntryPoint) -> bool:
+    """Return whether an entry point belongs to the distribution profdeck."""
     return point.dist is not None and point.dist.name == "profdeck"
 
 

@@ -1,7 +1,7 @@
-"""Makes the pictures of the docs from a run of `profdeck demo`: the page, the terminal, Perfetto.
+"""Creates the pictures in the docs from a run of `profdeck demo`: report, terminal and Perfetto.
 
-Run ``python docs/pictures.py`` in an environment with torch, the extra ``view`` and Chromium. Each picture holds a
-digest of the sources that decide what it looks like; a test tells when one is stale.
+Run ``python docs/pictures.py`` in an environment with torch, the extra ``view`` and Chromium. Each picture contains a
+digest of the source files that determine its content, and a test fails if the digest is outdated.
 """  # noqa: INP001  # a script, not a package
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOURCES = {
     "report.png": [_TRACES / "report" / name for name in ("page.css", "page.html.jinja", "page.js")],
     "terminal.png": [_TRACES / "cli" / "summary_screen.py"],
     "perfetto.png": [_TRACES / "writing" / "perfetto.py"],
-    # Made by tracker_pictures.py.
+    # Created by tracker_pictures.py.
     "mlflow.png": [_TRACKERS / "mlflow.py", _TRACES / "trend" / "of_capture.py"],
     "tensorboard.png": [_TRACKERS / "tensorboard.py", _TRACES / "trend" / "of_capture.py"],
 }
@@ -32,27 +32,27 @@ _KEYWORD = b"Source"
 
 
 def digest(name: str) -> bytes:
-    """Return the digest of what decides how a picture looks."""
+    """Return the digest of the source files of a picture."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES[name])).hexdigest().encode()
 
 
 def recorded(png: bytes) -> bytes | None:
-    """Return the digest in a picture."""
-    at = 8
-    while at < len(png):
-        length, kind = struct.unpack(">I4s", png[at : at + 8])
-        data = png[at + 8 : at + 8 + length]
+    """Return the digest that a PNG file contains, or None."""
+    offset = 8
+    while offset < len(png):
+        length, kind = struct.unpack(">I4s", png[offset : offset + 8])
+        data = png[offset + 8 : offset + 8 + length]
         if kind == b"tEXt" and data.startswith(_KEYWORD + b"\0"):
             return data.partition(b"\0")[2]
-        at += length + 12
+        offset += length + 12
     return None
 
 
 def with_digest(png: bytes, name: str) -> bytes:
-    """Return a picture with the digest of its sources in it."""
+    """Return the PNG file with the digest of its source files added."""
     data = b"tEXt" + _KEYWORD + b"\0" + digest(name)
     chunk = struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data))
-    return png[:33] + chunk + png[33:]  # behind the signature and IHDR
+    return png[:33] + chunk + png[33:]  # after the signature and IHDR
 
 
 def _profdeck(directory: Path, *arguments: str, **environment: str) -> str:
@@ -63,13 +63,13 @@ def _profdeck(directory: Path, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def _terminal_page(shown: str, file: Path) -> None:
+def _terminal_page(output: str, file: Path) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(record=True, width=100, file=Path(os.devnull).open("w"))  # noqa: SIM115
     console.print(Text("$ profdeck summary profiles/demo-1", style="bold"))
-    console.print(Text.from_ansi(shown))
+    console.print(Text.from_ansi(output))
     page = console.export_html(inline_styles=True)
     file.write_text(page.replace("<body>", '<body style="margin:16px;width:880px">'), encoding="utf-8")
 
@@ -85,10 +85,10 @@ async def _main() -> None:
         directory = Path(temporary)
         _profdeck(directory, "demo")
         run, page = directory / "profiles" / "demo-1", directory / "profiles" / "demo-1.html"
-        shown = _profdeck(
+        output = _profdeck(
             directory, "summary", "profiles/demo-1", "--top", "5", COLUMNS="100", FORCE_COLOR="1", TERM="xterm-256color"
         )
-        _terminal_page(shown, directory / "terminal.html")
+        _terminal_page(output, directory / "terminal.html")
         trace = directory / "demo.pftrace"
         _profdeck(
             directory, "merge", str(run), "-o", str(trace), "--category", "cpu_op", "--category", "user_annotation"

@@ -1,7 +1,7 @@
-"""Makes the pictures of trackers that the docs show: MLflow and TensorBoard with the captures of a job.
+"""Creates the pictures of MLflow and TensorBoard in the docs.
 
 Run ``python docs/tracker_pictures.py`` in the environment of the nox session `trackers`, with Chromium. The job is
-synthetic, and gets slower with every capture.
+synthetic and becomes slower with every capture.
 """  # noqa: INP001  # a script, not a package
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ await_own_finishes()
 
 @contextmanager
 def _server(environ: dict[str, str], directory: Path, *command: str) -> Iterator[str]:
-    """Run a server of this Python until the block ends; its URL. It takes a port as the last argument."""
+    """Run a server with this Python, and yield its URL. The port is its last argument."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -67,51 +67,53 @@ def _server(environ: dict[str, str], directory: Path, *command: str) -> Iterator
 
 
 def _site(directory: Path) -> str:
-    about = directory / "site" / "replaying-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: replaying\nVersion: 1.0\n", encoding="utf-8")
+    dist_info = directory / "site" / "replaying-1.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: replaying\nVersion: 1.0\n", encoding="utf-8")
     entry_point = "[profdeck.backends]\nreplaying = replaying_backend:ReplayingBackend\n"
-    (about / "entry_points.txt").write_text(entry_point, encoding="utf-8")
-    return os.pathsep.join([str(about.parent), str(ROOT / "tests")])
+    (dist_info / "entry_points.txt").write_text(entry_point, encoding="utf-8")
+    return os.pathsep.join([str(dist_info.parent), str(ROOT / "tests")])
 
 
-def _run_of(mlflow: str) -> str:
-    asked = urllib.request.Request(  # noqa: S310 - of this machine
+def _first_run_id(mlflow: str) -> str:
+    request = urllib.request.Request(  # noqa: S310 - a local server
         f"{mlflow}/api/2.0/mlflow/runs/search",
         data=json.dumps({"experiment_ids": ["1"]}).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - as above
-        return str(json.load(answer)["runs"][0]["info"]["run_id"])
+    with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310 - a local server
+        return str(json.load(response)["runs"][0]["info"]["run_id"])
 
 
-async def _picture(url: str) -> bytes:
+async def _screenshot(url: str) -> bytes:
     from browsers import browse
 
     async with browse("chromium") as browser:
         await browser.open(url)
-        await asyncio.sleep(_DRAWN_S)  # neither says when it has drawn
+        await asyncio.sleep(_DRAWN_S)  # neither page reports when it is complete
         png: bytes = await browser.screenshot(*_SIZE)
         return png
 
 
 def _main() -> None:
     sys.path.insert(0, str(ROOT / "tests"))
-    with ExitStack() as opened:
-        directory = Path(opened.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         environ = os.environ | {
             "PYTHONPATH": _site(directory), "MLFLOW_DISABLE_TELEMETRY": "true",
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         }  # fmt: skip
         stores = ["--backend-store-uri", "sqlite:///db", "--artifacts-destination", "artifacts", "--workers", "1"]
-        mlflow = opened.enter_context(_server(environ, directory, "mlflow", "server", *stores, "--port"))
+        mlflow = stack.enter_context(_server(environ, directory, "mlflow", "server", *stores, "--port"))
         job = environ | {"MLFLOW_TRACKING_URI": mlflow}
         subprocess.run([sys.executable, "-c", _JOB], cwd=directory, env=job, check=True)
-        shown = ["tensorboard.main", "--logdir", "profiles", "--host", "127.0.0.1", "--port"]
-        tensorboard = opened.enter_context(_server(environ, directory, *shown))
+        command = ["tensorboard.main", "--logdir", "profiles", "--host", "127.0.0.1", "--port"]
+        tensorboard = stack.enter_context(_server(environ, directory, *command))
         pictures = {
-            "mlflow.png": asyncio.run(_picture(f"{mlflow}/#/experiments/1/runs/{_run_of(mlflow)}/model-metrics")),
-            "tensorboard.png": asyncio.run(_picture(f"{tensorboard}/#timeseries")),
+            "mlflow.png": asyncio.run(
+                _screenshot(f"{mlflow}/#/experiments/1/runs/{_first_run_id(mlflow)}/model-metrics")
+            ),
+            "tensorboard.png": asyncio.run(_screenshot(f"{tensorboard}/#timeseries")),
         }
     for name, png in pictures.items():
         (IMAGES / name).write_bytes(with_digest(png, name))

@@ -1,7 +1,7 @@
-"""Writes down how long torch itself takes to end and to save each recording: the least that any stop can take.
+"""Log how long torch needs to stop and save each recording, which is the minimum duration of any stop.
 
-Python imports this by its name at the start of every process that has its directory on the ``PYTHONPATH``. torch holds
-the interpreter's lock in both calls, so nothing else of the process runs meanwhile.
+Python imports this module at the start of every process with this directory in ``PYTHONPATH``. torch holds the GIL
+during both calls, so no other code of the process runs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _timed(function: Callable[..., Any], file: Path) -> Callable[..., Any]:
 
 def _time_torch(profiler: ModuleType) -> None:
     file = Path(os.environ["BENCHMARK_TORCH_TIMES"])
-    for place, name in ((profiler, "_disable_profiler"), (profiler.profile, "export_chrome_trace")):
-        setattr(place, name, _timed(getattr(place, name), file))
+    for owner, name in ((profiler, "_disable_profiler"), (profiler.profile, "export_chrome_trace")):
+        setattr(owner, name, _timed(getattr(owner, name), file))
 
 
 if "BENCHMARK_TORCH_TIMES" in os.environ:

@@ -1,4 +1,4 @@
-"""What it costs to run a command: wall time from start to exit, CPU time and memory of all of its processes."""
+"""Measurement of commands: wall time from start to exit, and CPU time and memory of all processes."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ TOLERANCE = 1e-9
 
 
 class RunError(Exception):
-    """A command failed, or its answer is wrong."""
+    """A command failed or returned a wrong result."""
 
 
 @attrs.frozen(kw_only=True)
 class Cost:
-    """One run of a command."""
+    """Cost and result of one run of a command."""
 
     wall_s: float
     cpu_s: float
     rss_mib: float
-    """Peak of the largest of its processes."""
+    """Peak memory of the largest process."""
     answer: dict[str, Any]
 
 
 def run(command: Sequence[str]) -> Cost:
-    """Run a command to its end, and take its answer from the last lines that it prints.
+    """Run a command to completion. Its result is parsed from the last lines of its stdout.
 
-    A process begins with the peak memory of the one that starts it, so this one has to stay small.
+    A child process starts with the peak memory of its parent, so this process must stay small.
 
     Raises:
-        RunError: It failed.
+        RunError: The command failed.
     """
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         begin_s = time.perf_counter()
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=err)
-        _, status, usage = os.wait4(process.pid, 0)  # of the process and of those that it has waited for
+        _, status, usage = os.wait4(process.pid, 0)  # includes child processes that the process has waited for
         wall_s = time.perf_counter() - begin_s
         process.returncode = os.waitstatus_to_exitcode(status)
         out.seek(0)
@@ -65,38 +65,38 @@ def run(command: Sequence[str]) -> Cost:
 
 
 def python(module: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of this directory."""
+    """Return the command line that runs a module of this directory."""
     return [sys.executable, "-W", "ignore", "-m", f"benchmarks.traces.{module}", *map(str, arguments)]
 
 
 @attrs.define(kw_only=True, eq=False)
 class Entry:
-    """A command beside others that do the same, and the costs of its runs."""
+    """A command to compare with others of the same task, and the costs of its runs."""
 
     name: str
     command: list[str]
     json_bytes: int
-    """What there is to read."""
+    """Size of the input JSON."""
     truth: dict[str, Any]
-    """What an answer has to say of what it says at all."""
+    """Expected values. A result may omit keys, but the keys that it has must match."""
     ours: bool = False
     destination: Path | None = None
-    """The file that it writes, if any."""
+    """Output file of the command, if any."""
     costs: list[Cost] = attrs.Factory(list)
 
     @property
     def wall_s(self) -> float:
-        """The median."""
+        """Median wall time of the runs."""
         return statistics.median(cost.wall_s for cost in self.costs)
 
     @property
     def cpu_s(self) -> float:
-        """The median."""
+        """Median CPU time of the runs."""
         return statistics.median(cost.cpu_s for cost in self.costs)
 
     @property
     def rss_mib(self) -> float:
-        """The largest."""
+        """Largest peak memory of the runs."""
         return max(cost.rss_mib for cost in self.costs)
 
     @property
@@ -105,10 +105,10 @@ class Entry:
         return float(self.costs[-1].answer["file_bytes"]) / MB
 
     def run(self) -> None:
-        """Run it once more.
+        """Run the command and append its cost.
 
         Raises:
-            RunError: It failed, or profdeck answers wrongly.
+            RunError: The command failed, or profdeck's result is wrong.
         """
         if self.destination:
             self.destination.unlink(missing_ok=True)
@@ -118,7 +118,7 @@ class Entry:
         self.costs.append(cost)
 
     def row(self) -> Row:
-        """Return what it costs."""
+        """Return the result row of the command."""
         figures = [
             f"{self.cpu_s:.3g} s CPU",
             f"{self.rss_mib:.0f} MiB",
@@ -128,19 +128,19 @@ class Entry:
         if self.destination:
             figures.append(f"file of {self.file_mb:.3g} MB")
         if wrong := differences(self.costs[-1].answer, self.truth):
-            figures.append(f"it says {wrong}")
+            figures.append(f"reports {wrong}")
         return Row(what=self.name, unit="s", measured=self.wall_s, detail=", ".join(figures))
 
 
 def measure(ours: Sequence[Entry], others: Sequence[Entry], rounds: int) -> list[Entry]:
-    """Run entries in turns, slow peers once, and return the peers that can run on these inputs.
+    """Run entries alternately, slow peers only once. Return the peers that can process these inputs.
 
     Raises:
-        RunError: One of profdeck's failed, or answers wrongly.
+        RunError: A command of profdeck failed or returned a wrong result.
     """
-    left = [*ours, *others]
+    remaining = [*ours, *others]
     for round_ in range(rounds):
-        for entry in left[:: 1 if round_ % 2 == 0 else -1]:
+        for entry in remaining[:: 1 if round_ % 2 == 0 else -1]:
             if not entry.ours and entry.costs and entry.wall_s > SLOW_S:
                 continue
             try:
@@ -148,29 +148,29 @@ def measure(ours: Sequence[Entry], others: Sequence[Entry], rounds: int) -> list
             except RunError as error:
                 if entry.ours:
                     raise
-                print(f"{entry.name} is left out: {error}", file=sys.stderr)
-                left.remove(entry)
+                print(f"{entry.name} is skipped: {error}", file=sys.stderr)
+                remaining.remove(entry)
             else:
                 print(f"{entry.name}: {entry.costs[-1].wall_s:.3g} s", file=sys.stderr)
-    return [entry for entry in others if entry in left]
+    return [entry for entry in others if entry in remaining]
 
 
 def differences(answer: dict[str, Any], truth: dict[str, Any]) -> str:
-    """Return where an answer is not the truth."""
+    """Return a description of the values that differ from the expected ones."""
     return ", ".join(
         f"{key} {answer[key]} instead of {truth[key]}"
         for key in truth
-        if key in answer and not _same(answer[key], truth[key])
+        if key in answer and not _is_close(answer[key], truth[key])
     )
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return one is not None and bool(abs(one - other) <= TOLERANCE * abs(other))
+def _is_close(value: Any, expected: Any) -> bool:
+    if isinstance(expected, list):
+        return len(value) == len(expected) and all(map(_is_close, value, expected))
+    return value is not None and bool(abs(value - expected) <= TOLERANCE * abs(expected))
 
 
 def _csv(lines: Sequence[str]) -> dict[str, Any]:
-    """Read a title and a row."""
+    """Parse the header and the single row of a CSV output."""
     names, values = (line.replace('"', "").split(",") for line in lines[-2:])
     return {name: int(value) for name, value in zip(names, values, strict=True) if value.isdecimal()}

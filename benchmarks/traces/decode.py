@@ -1,7 +1,7 @@
-"""A trace of an LLM that decodes by graph launches, in Kineto's layout: few host events, many short kernels of each.
+"""Synthetic trace of LLM decoding with CUDA graphs, in Kineto's layout: few host events and many short kernels.
 
-One launch of a graph starts all kernels of an iteration. They share its correlation and differ in their node of the
-graph; gaps between them are about a microsecond, and hardly any operator of the host belongs to them.
+One graph launch starts all kernels of an iteration. They share its correlation ID and differ in their graph node ID.
+Gaps between kernels are about one microsecond, and few host operators belong to them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ ITERATIONS = 60
 LAYERS = 32
 PID, DEVICE, STREAM = 4242, 0, 7
 PROCESSORS = 132
-"""Multiprocessors of the device that it pretends to be of."""
+"""Number of multiprocessors of the simulated device."""
 KERNELS = (
-    # Name, microseconds, blocks, threads: those of a layer of a dense model, by their times on one device of eight.
+    # Name, duration in us, blocks, threads. One layer of a dense model, as measured on one of eight devices.
     (("void vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, c10::BFloat16*, c10::BFloat16 const*, "
      "float, int, int)"), 2.6, 64, 1024),
     ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", 6.9, 132, 384),
@@ -45,14 +45,14 @@ HOST = (
 
 
 def decode_trace() -> str:
-    """Return the text of the trace of one rank."""
+    """Return the JSON text of the trace of one rank."""
     properties = f'{{"id": {DEVICE}, "name": "NVIDIA H100 80GB HBM3", "numSms": {PROCESSORS}}}'
     head = f'{{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {properties}\n  ],\n  "traceEvents": [\n'
     return head + ",\n".join(_events()) + "\n  ]\n}\n"
 
 
 def _events() -> Iterator[str]:
-    chance = random.Random(4)  # no secret
+    generator = random.Random(4)  # not security-relevant
     now_ns = 5_000_000_000_123
     for iteration in range(ITERATIONS):
         correlation = 100 + iteration
@@ -68,7 +68,7 @@ def _events() -> Iterator[str]:
         yield _arrow("f", DEVICE, STREAM, now_ns, correlation)
         for node in range(LAYERS * len(KERNELS)):
             name, mean_us, blocks, threads = KERNELS[node % len(KERNELS)]
-            lasts_ns = round(mean_us * chance.uniform(930, 1100))
+            lasts_ns = round(mean_us * generator.uniform(930, 1100))
             args = (
                 f'"External id": {correlation}, "queued": 0, "device": {DEVICE}, "context": 1, "stream": {STREAM}, '
                 f'"correlation": {correlation}, "registers per thread": {32 + 8 * (node % 10)}, '
@@ -78,7 +78,7 @@ def _events() -> Iterator[str]:
                 f'"graph id": 7, "graph node id": {70_000 + node}'
             )
             yield _event(("kernel", name), (DEVICE, STREAM), now_ns, lasts_ns, args)
-            now_ns += lasts_ns + chance.randrange(700, 1500)
+            now_ns += lasts_ns + generator.randrange(700, 1500)
         now_ns += 180_000
 
 

@@ -1,10 +1,10 @@
-"""Make large gzipped Chrome traces: copies of a real one, later in time and with ids of their own.
+"""Generate large gzipped Chrome traces: copies of a real trace with shifted times and separate IDs.
 
 python benchmarks/traces/generate.py /tmp/large.json.gz [--megabytes 500] [--base FILE]
 python benchmarks/traces/generate.py /tmp/job --ranks 8 [--megabytes 100]      # a directory of one trace per rank
 
-The ranks of a job differ in their process ids, in their clocks, by `CLOCK_OFFSET_NS` from one to the next, and in that
-rank `STRAGGLER` enters each collective late, by half of its duration, and leaves it with the others.
+The ranks of a job have different process IDs, and their clocks differ by `CLOCK_OFFSET_NS` from one rank to the next.
+Rank `STRAGGLER` enters each collective late, by half of its duration, and leaves it with the others.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ STRAGGLER = 3
 
 SYNTHETIC_STEPS = 2000
 COLLECTIVE_STEPS = 100
-# torch writes the first of more ranks than these, dots, and the last (torch/csrc/profiler/util.cpp).
+# With more ranks, torch writes the first ones, dots and the last (torch/csrc/profiler/util.cpp).
 LISTED_RANKS = 30
 
 TS = '"ts": '
-# In order: times in microseconds, then the ids that tie launches to kernels and the ends of flow arrows.
+# Times in microseconds, then the IDs that connect launches with kernels and the ends of flow arrows.
 SHIFTED = re.compile(r'("ts": |"correlation": |"External id": |"id": )(\d+(?:\.\d+)?)')
 COLLECTIVE = re.compile(
     r'("cat": "kernel", "name": "nccl[^"]*", "pid": \d+, "tid": \d+,\s+"ts": )(\d+\.\d{3})(, "dur": )(\d+\.\d{3})'
@@ -37,16 +37,16 @@ COLLECTIVE = re.compile(
 
 
 def base_text(path: Path = REAL_TRACE) -> str:
-    """Return the trace to repeat; a synthetic one where there is no file."""
+    """Return the text of the trace to repeat. If the file does not exist, return a synthetic trace."""
     if path.exists():
         with gzip.open(path, "rt", encoding="utf-8") as file:
             return file.read()
-    print(f"{path} is not there: repeating a synthetic trace", file=sys.stderr)
+    print(f"{path} does not exist; a synthetic trace is repeated", file=sys.stderr)
     return synthetic_trace()
 
 
 def synthetic_trace() -> str:
-    """Return a small trace of one rank of two in Kineto's layout, for machines without the real one."""
+    """Return a small trace of rank 0 of two in Kineto's layout, for machines without the real trace."""
     group = (
         '"Collective name": "allreduce", "In msg nelems": 1024, "Out msg nelems": 1024, "Group size": 2, '
         '"dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]"'
@@ -77,8 +77,8 @@ def synthetic_trace() -> str:
     return f'{{\n  "schemaVersion": 1,\n  {info},\n  "traceEvents": [\n' + ",\n".join(events) + "\n  ]\n}\n"
 
 
-def of_job(text: str, ranks: int) -> str:
-    """Return rank 0 of two as rank 0 of so many."""
+def resize_job(text: str, ranks: int) -> str:
+    """Return a trace of rank 0 of two, changed to rank 0 of `ranks`."""
     listed = [str(rank) for rank in range(ranks)]
     shown = listed if ranks <= LISTED_RANKS else [*listed[: LISTED_RANKS - 1], "...", listed[-1]]
     for key in ("world_size", "pg_size", "Group size"):
@@ -88,52 +88,52 @@ def of_job(text: str, ranks: int) -> str:
 
 
 def late_in_collectives(text: str) -> str:
-    """Return a trace whose rank enters each collective later, by half of its duration."""
+    """Return a trace whose rank enters each collective late, by half of its duration."""
 
-    def later(found: re.Match[str]) -> str:
-        start_ns, duration_ns = nanoseconds(found[2]), nanoseconds(found[4])
+    def delay(match: re.Match[str]) -> str:
+        start_ns, duration_ns = nanoseconds(match[2]), nanoseconds(match[4])
         late_ns = duration_ns // 2
-        return f"{found[1]}{microseconds(start_ns + late_ns)}{found[3]}{microseconds(duration_ns - late_ns)}"
+        return f"{match[1]}{microseconds(start_ns + late_ns)}{match[3]}{microseconds(duration_ns - late_ns)}"
 
-    text, count = COLLECTIVE.subn(later, text)
-    assert count, "the trace has no collectives to be late in"
+    text, count = COLLECTIVE.subn(delay, text)
+    assert count, "the trace has no collectives"
     return text
 
 
 def nanoseconds(time_us: str) -> int:
-    """Return a time of the trace, exactly."""
+    """Convert a time of a trace to nanoseconds without rounding."""
     whole, _, fraction = time_us.partition(".")
     return int(whole + fraction.ljust(3, "0"))
 
 
 def microseconds(time_ns: int) -> str:
-    """Return a time as the trace has it."""
+    """Format nanoseconds as a time in a trace."""
     return f"{time_ns // 1000}.{time_ns % 1000:03d}"
 
 
 @attrs.frozen
 class Template:
-    """The text of a trace, with the numbers taken out that differ from copy to copy."""
+    """Text of a trace, split at the numbers that differ between copies."""
 
     head: str
-    """Up to the first event."""
+    """Text before the first event."""
     texts: list[str]
-    """What stands around the numbers."""
+    """Text between the numbers."""
     labels: list[str]
     numbers: list[int]
-    """Times in nanoseconds, and ids."""
+    """Times in nanoseconds, and IDs."""
     tail: str
-    """From behind the last event."""
+    """Text after the last event."""
     events_bytes: int
     period_ns: int
-    """From one copy to the next."""
+    """Time offset between two copies."""
     ids: int
     pid: int | None
-    """Of the host's process."""
+    """Process ID of the host."""
 
     @classmethod
-    def of(cls, text: str) -> Template:
-        """Take a trace apart."""
+    def from_text(cls, text: str) -> Template:
+        """Split the text of a trace."""
         first = text.index("[", text.index('"traceEvents"')) + 1
         end = re.search(r"\}\s*\]\s*(?:,\s*\"|\}\s*$)", text[first:])
         assert end is not None, "the events array must end the trace or be followed by a key"
@@ -159,13 +159,13 @@ class Template:
         )
 
     def copies(self, megabytes: float) -> int:
-        """Return how many copies are about so large, uncompressed."""
+        """Return the number of copies with about this uncompressed size."""
         return max(1, round(megabytes * 1e6 / self.events_bytes))
 
-    def of_rank(self, rank: int) -> Template:
-        """Return rank 0 as another one: with its number, its own process, and its own clock."""
+    def for_rank(self, rank: int) -> Template:
+        """Return the template of another rank, with its own rank, process ID and clock."""
         texts = self.texts
-        if self.pid is not None:  # also the id of the main thread
+        if self.pid is not None:  # also the ID of the main thread
             texts = [text.replace(f'id": {self.pid},', f'id": {self.pid + rank},') for text in texts]
         return attrs.evolve(
             self,
@@ -177,8 +177,8 @@ class Template:
             ],
         )
 
-    def pieces(self, count: int) -> Iterator[str]:
-        """Yield the text of a trace of so many copies."""
+    def chunks(self, count: int) -> Iterator[str]:
+        """Yield the text of a trace with `count` copies."""
         yield self.head
         joined = [""] * (3 * len(self.numbers) + 1)
         joined[0::3], joined[1::3] = self.texts, self.labels
@@ -193,43 +193,43 @@ class Template:
         yield self.tail
 
     def write(self, destination: Path, count: int) -> int:
-        """Write a trace of so many copies, in memory that does not grow with them, and return the bytes of its JSON."""
+        """Write a trace with `count` copies in bounded memory. Return the size of its JSON in bytes."""
         size = 0
         with igzip.open(destination, "wb", compresslevel=1) as out:  # type: ignore[no-untyped-call]
-            for piece in self.pieces(count):
-                size += out.write(piece.encode())
+            for chunk in self.chunks(count):
+                size += out.write(chunk.encode())
         return size
 
 
 def rank_path(directory: Path, rank: int) -> Path:
-    """Return the file of a rank, with a name that SGLang's merger takes for one of its own."""
+    """Return the path of a rank's trace. SGLang's merger recognizes the name."""
     return directory / f"job-TP-{rank:03d}.trace.json.gz"
 
 
 def write_ranks(directory: Path, text: str, ranks: int, megabytes: float) -> list[int]:
-    """Write the traces of a job, each of about so many megabytes, and return the bytes of their JSON."""
-    text = of_job(text, ranks)
-    template = Template.of(text)
+    """Write the traces of a job, each of about `megabytes`. Return the sizes of their JSON in bytes."""
+    text = resize_job(text, ranks)
+    template = Template.from_text(text)
     count = template.copies(megabytes)
-    straggler = Template.of(late_in_collectives(text))
+    straggler = Template.from_text(late_in_collectives(text))
     sources = (straggler if rank == STRAGGLER else template for rank in range(ranks))
-    return [source.of_rank(rank).write(rank_path(directory, rank), count) for rank, source in enumerate(sources)]
+    return [source.for_rank(rank).write(rank_path(directory, rank), count) for rank, source in enumerate(sources)]
 
 
 def main() -> None:
-    """Write the trace, or the traces."""
+    """Generate traces from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("destination", type=Path)
-    parser.add_argument("--megabytes", type=float, default=500.0, help="uncompressed size, about (default: 500)")
-    parser.add_argument("--ranks", type=int, help="write so many traces of one job into a directory")
-    parser.add_argument("--base", type=Path, default=REAL_TRACE, help="the trace to repeat, gzipped")
+    parser.add_argument("--megabytes", type=float, default=500.0, help="approximate uncompressed size (default: 500)")
+    parser.add_argument("--ranks", type=int, help="number of ranks: write one trace per rank to a directory")
+    parser.add_argument("--base", type=Path, default=REAL_TRACE, help="gzipped trace to repeat")
     options = parser.parse_args()
     text = base_text(options.base)
     if options.ranks:
         options.destination.mkdir(parents=True, exist_ok=True)
         size = sum(write_ranks(options.destination, text, options.ranks, options.megabytes))
     else:
-        template = Template.of(text)
+        template = Template.from_text(text)
         size = template.write(options.destination, template.copies(options.megabytes))
     print(f"{options.destination}: {size:,} bytes of JSON")
 

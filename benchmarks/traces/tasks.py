@@ -1,10 +1,10 @@
-"""What profdeck is measured at, each task for a process of its own.
+"""Benchmark tasks of profdeck. Each runs in its own process.
 
 python -m benchmarks.traces.tasks [--shares] NAME [ARGUMENT...]
 
-It prints what profdeck found, as JSON, in the last line. Figures that tools have in common have common names: `events`
-of any phase; `kernels` and `kernel_ns`, their time summed; `device_events` and `device_ns`, the same with copies and
-fills; `busy_ns`, when anything ran, summed over devices.
+The last output line is the result as JSON. Common figures have the same names for all tools: `events` of any phase,
+`kernels` and their total time `kernel_ns`, `device_events` and `device_ns` (also with copies and memory sets), and
+`busy_ns`, the time in which anything ran, summed over devices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:  # a task imports what it needs itself, since that takes time of its process
+if TYPE_CHECKING:  # tasks import their modules, because the import is part of the measured time
     from profdeck_traces.analysis.model import RankSummary
     from profdeck_traces.base.result_cache import ResultCache
 
@@ -29,32 +29,33 @@ SAMPLE_S = 0.001
 
 
 def device_lanes(path: str) -> dict[str, Any]:
-    """Summarise what devices did."""
+    """Summarise the device events of a trace."""
     from profdeck_traces.analysis.summary import summarise_trace
 
     return _figures(summarise_trace(Path(path), devices_only=True))
 
 
 def all_events(path: str) -> dict[str, Any]:
-    """Summarise all of a trace."""
+    """Summarise all events of a trace."""
     from profdeck_traces.analysis.summary import summarise_trace
 
-    found = summarise_trace(Path(path))
-    return {"events": found.events, "whole": found.whole, **_figures(found)}
+    summary = summarise_trace(Path(path))
+    return {"events": summary.events, "whole": summary.whole, **_figures(summary)}
 
 
 def all_events_together(path: str) -> dict[str, Any]:
-    """Do the same with two processes."""
+    """Summarise all events of a trace with two processes."""
     from profdeck_traces.analysis.run_summary import summarise_run
     from profdeck_traces.inputs.sources import TraceSource
 
-    found, errors = summarise_run([TraceSource(Path(path))], processes=PROCESSES)
+    run, errors = summarise_run([TraceSource(Path(path))], processes=PROCESSES)
     assert not errors, errors
-    return {"events": found.ranks[0].events, "whole": found.ranks[0].whole, **_figures(found.ranks[0])}
+    (rank,) = run.ranks
+    return {"events": rank.events, "whole": rank.whole, **_figures(rank)}
 
 
 def part(path: str, parts: str) -> dict[str, Any]:
-    """Read the first of some parts of a trace; the others take as long."""
+    """Read the first of several parts of a trace. All parts take about the same time."""
     from profdeck_traces.reading.all_events import AllEvents
     from profdeck_traces.reading.integrity import MAX_JSON_BYTES
     from profdeck_traces.reading.parallel_read import HowToRead, read_part
@@ -77,23 +78,23 @@ def part(path: str, parts: str) -> dict[str, Any]:
 
 
 def again(*paths: str) -> dict[str, Any]:
-    """Do the same, of what is kept."""
+    """Summarise a job from cached results."""
     from profdeck_traces.base.result_cache import ResultCache
 
     return job(*paths, cache=ResultCache.of_user())
 
 
 def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
-    """Summarise what the devices of all ranks of a job did, and how the ranks stood to each other."""
+    """Summarise the device events of all ranks of a job, and the skew between the ranks."""
     from profdeck_traces.analysis.run_summary import summarise_run
     from profdeck_traces.inputs.sources import TraceSource
 
     sources = [TraceSource(Path(path)) for path in paths]
-    found, errors = summarise_run(sources, processes=PROCESSES, devices_only=True, cache=cache)
+    run, errors = summarise_run(sources, processes=PROCESSES, devices_only=True, cache=cache)
     assert not errors, errors
-    (group,) = found.skew
+    (group,) = run.skew
     figures = Counter[str]()
-    for rank in found.ranks:
+    for rank in run.ranks:
         figures.update(_figures(rank))
     return {
         **figures,
@@ -104,7 +105,7 @@ def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
 
 
 def merge(destination: str, *paths: str) -> dict[str, Any]:
-    """Merge the traces of a job into one that has all of them."""
+    """Merge the traces of a job into one complete trace."""
     from profdeck_traces.merge import MergeSource, merge_traces
 
     sources = [MergeSource(Path(path), f"rank {rank}", rank) for rank, path in enumerate(paths)]
@@ -113,29 +114,29 @@ def merge(destination: str, *paths: str) -> dict[str, Any]:
 
 
 def merge_slim(destination: str, *paths: str) -> dict[str, Any]:
-    """Merge the traces of a job into one that is small enough to open."""
+    """Merge the traces of a job into one slim Perfetto trace."""
     from profdeck_traces.writing.slim import SlimSource, write_slim
 
     sources = [SlimSource(path=Path(path), label=f"rank {rank}", sort_index=rank) for rank, path in enumerate(paths)]
-    found = write_slim(sources, Path(destination), processes=PROCESSES)
-    return {"whole": not found.problems, "file_bytes": found.size_bytes}
+    result = write_slim(sources, Path(destination), processes=PROCESSES)
+    return {"whole": not result.problems, "file_bytes": result.size_bytes}
 
 
-def _figures(found: RankSummary) -> dict[str, int]:
-    kernels = [kernel for kernel in found.kernels if kernel.kind == "kernel"]
+def _figures(rank: RankSummary) -> dict[str, int]:
+    kernels = [kernel for kernel in rank.kernels if kernel.kind == "kernel"]
     return {
         "kernels": sum(kernel.count for kernel in kernels),
         "kernel_ns": sum(round(kernel.total_us * 1000) for kernel in kernels),
-        "device_events": sum(kernel.count for kernel in found.kernels),
-        "device_ns": sum(round(kernel.total_us * 1000) for kernel in found.kernels),
-        "busy_ns": round((found.busy_us or 0.0) * 1000),
+        "device_events": sum(kernel.count for kernel in rank.kernels),
+        "device_ns": sum(round(kernel.total_us * 1000) for kernel in rank.kernels),
+        "busy_ns": round((rank.busy_us or 0.0) * 1000),
     }
 
 
 class Shares:
-    """Samples which function of profdeck the main thread spends its CPU time in, compiled code that it calls included.
+    """Samples the CPU time of the main thread by function of profdeck, including the compiled code that it calls.
 
-    A signal is handled once such code has returned, so each sample counts for the time since the one before.
+    Python handles a signal only after compiled code returns, so each sample covers the time since the previous one.
     """
 
     def __init__(self) -> None:
@@ -157,14 +158,14 @@ class Shares:
 
     def _sample(self, _number: int, frame: FrameType | None) -> None:
         now_s = time.thread_time()
-        while frame and not frame.f_globals["__name__"].startswith("profdeck."):
+        while frame and not frame.f_globals["__name__"].startswith(("profdeck.", "profdeck_traces.")):
             frame = frame.f_back
-        place = (
+        function = (
             f"{frame.f_globals['__name__'].rpartition('.')[2]}.{frame.f_code.co_qualname}"
             if frame
-            else "outside of profdeck"
+            else "outside profdeck"
         )
-        self.spent_s[place] += now_s - self._last_s
+        self.spent_s[function] += now_s - self._last_s
         self._last_s = now_s
 
 
@@ -181,7 +182,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one."""
+    """Run one task from the command line."""
     if arguments[0] == "--shares":
         with Shares() as shares:
             TASKS[arguments[1]](*arguments[2:])
@@ -190,5 +191,5 @@ def main(arguments: Sequence[str]) -> None:
         print(json.dumps(TASKS[arguments[0]](*arguments[1:])))
 
 
-if __name__ == "__main__":  # its workers import this file
+if __name__ == "__main__":  # worker processes import this file
     main(sys.argv[1:])

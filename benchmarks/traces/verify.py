@@ -1,4 +1,4 @@
-"""Compare verifying a trace with inflating it: wall time and peak memory, each run in a process of its own.
+"""Compare the verification of a trace with its decompression: wall time and peak memory, each in its own process.
 
 python benchmarks/traces/verify.py /tmp/large.json.gz [--rounds 5] [--json]
 """
@@ -22,7 +22,7 @@ READ_BYTES = 1 << 20
 
 
 def inflate(path: Path) -> str:
-    """Inflate with isal into one buffer that is used again."""
+    """Decompress with isal into a reused buffer."""
     buffer = bytearray(READ_BYTES)
     size = 0
     with igzip.open(path) as file:  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ def inflate(path: Path) -> str:
 
 
 def verify(path: Path) -> str:
-    """Verify with profdeck."""
+    """Verify a trace with profdeck."""
     return str(check_trace(path))
 
 
@@ -40,7 +40,7 @@ TASKS = {"inflate": inflate, "verify": verify}
 
 
 def run_one(task: str, path: Path) -> None:
-    """Run one task in this process and print its figures; the clock leaves the imports out."""
+    """Run one task in this process and print its figures. Imports are not timed."""
     begin = time.perf_counter()
     result = TASKS[task](path)
     wall_s = time.perf_counter() - begin
@@ -49,31 +49,31 @@ def run_one(task: str, path: Path) -> None:
 
 
 def main() -> None:
-    """Run the tasks in turns; the best of each is what it takes on a machine that does nothing else."""
+    """Run the tasks alternately. The best time approximates an idle machine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--task", choices=TASKS, help="run this one only, in this process")
+    parser.add_argument("--task", choices=TASKS, help="run only this task, in this process")
     options = parser.parse_args()
     if options.task:
         run_one(options.task, options.path)
         return
     runs: dict[str, list[dict[str, float]]] = {task: [] for task in TASKS}
     for _ in range(options.rounds):
-        for task, found in runs.items():
+        for task, figures in runs.items():
             command = [sys.executable, __file__, str(options.path), "--task", task]
-            found.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-    walls_s = {task: [run["wall_s"] for run in found] for task, found in runs.items()}
+            figures.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    walls_s = {task: [run["wall_s"] for run in figures] for task, figures in runs.items()}
     table = {
         task: {
             "median_wall_s": statistics.median(walls_s[task]),
             "ratio": statistics.median(walls_s[task]) / statistics.median(walls_s["inflate"]),
             "best_wall_s": min(walls_s[task]),
             "best_ratio": min(walls_s[task]) / min(walls_s["inflate"]),
-            "peak_rss_mib": max(run["peak_rss_mib"] for run in found),
+            "peak_rss_mib": max(run["peak_rss_mib"] for run in figures),
         }
-        for task, found in runs.items()
+        for task, figures in runs.items()
     }
     if options.json:
         print(json.dumps({"path": str(options.path), "rounds": options.rounds, "tasks": table}, indent=2))

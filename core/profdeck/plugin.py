@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from profdeck_traces.base.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from profdeck.backends.building import build_backend as build_backend, run_preflight as run_preflight
+    from profdeck.backends.backend_setup import build_backend as build_backend, run_preflight as run_preflight
     from profdeck.backends.device_recording import (
         CaptureCycles as CaptureCycles,
         CyclePart as CyclePart,
@@ -106,7 +106,7 @@ SECTIONS = {
     },
     "Backends": {
         "profdeck.backends.plugins": "load_backend",
-        "profdeck.backends.building": "build_backend run_preflight",
+        "profdeck.backends.backend_setup": "build_backend run_preflight",
         "profdeck.backends.device_recording": "CaptureCycles CyclePart OneAtATime recording_metadata",
         "profdeck.backends.rival_profilers": "RivalWatch",
         "profdeck.base.launchers": "Launcher library_identity",

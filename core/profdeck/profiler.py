@@ -174,7 +174,7 @@ class Profiler:
         """
         from profdeck.backends.plugin_manager import plugin_manager
 
-        return plugin_manager().register_everywhere(plugin, name)
+        return plugin_manager().register_global(plugin, name)
 
     @staticmethod
     def unregister(name: str) -> None:
@@ -185,7 +185,7 @@ class Profiler:
         """
         from profdeck.backends.plugin_manager import plugin_manager
 
-        plugin_manager().unregister_everywhere(name)
+        plugin_manager().unregister_global(name)
 
     @property
     def enabled(self) -> bool:

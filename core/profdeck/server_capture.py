@@ -469,7 +469,7 @@ class _Capturing:
         Raises:
             CaptureError: The start failed.
         """
-        stopping = False
+        stopping, reason = False, "interrupted"
         try:
             await profiler.astart(0)
             captures = {
@@ -493,8 +493,11 @@ class _Capturing:
             if not stopping:
                 self.observer.note(_STOPPING)
             raise
+        except Exception as error:
+            reason = describe_error(error)
+            raise
         finally:
-            await profiler.aclose("interrupted")  # otherwise, the servers would continue recording
+            await profiler.aclose(reason)  # otherwise, the servers would continue recording
         return captures
 
     async def _wait(self, profiler: Profiler) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-# Read when Ray is imported: its servers listen on loopback only, and it tells nobody that it is used.
+# Ray reads these variables at import. Its servers listen on loopback only, and usage statistics are off.
 os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 import ray
@@ -36,15 +36,15 @@ QUESTIONS, ANSWER_TOKENS = 16, 12
 
 @dataclass
 class Episode:
-    """A conversation, in tokens."""
+    """A tokenized conversation with its reward."""
 
     tokens: list[int]
     answered: list[bool]
-    """Which of the tokens the model wrote."""
+    """For each token, whether the model generated it."""
     reward: float = 0.0
 
     def add(self, tokens: Sequence[int], *, answer: bool) -> None:
-        """Continue it."""
+        """Append tokens to the conversation."""
         self.tokens = [*self.tokens, *tokens]
         self.answered += [answer] * len(tokens)
 
@@ -69,11 +69,11 @@ class Rollout:
         self.requests = itertools.count()
 
     async def pid(self) -> int:
-        """Return the id of this process, once the engine is up."""
+        """Return the process ID. The call returns after the engine has started."""
         return os.getpid()
 
     async def episode(self, question: bytes) -> Episode:
-        """Answer a question, read what the tool says of the answer, and answer again."""
+        """Generate an answer, append the tool's response, and generate a second answer."""
         episode = Episode([*question], [False] * len(question))
         first = await self.generate(episode.tokens)
         episode.add(first, answer=True)
@@ -82,7 +82,7 @@ class Rollout:
         return episode
 
     async def generate(self, prompt: list[int]) -> list[int]:
-        """Let the engine continue a prompt."""
+        """Return the tokens that the engine generates for a prompt."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, detokenize=False)
@@ -92,18 +92,18 @@ class Rollout:
         return answer
 
     async def load(self, model: str) -> None:
-        """Load new weights, asleep meanwhile. On the CPU that clears the caches and frees no memory."""
+        """Load new weights while the engine sleeps. On the CPU, sleeping clears the caches but frees no memory."""
         await self.engine.sleep()
         await self.engine.collective_rpc("reload_weights", kwargs={"weights_path": model})
         await self.engine.wake_up()
 
     async def close(self) -> None:
-        """End the engine."""
+        """Shut down the engine."""
         self.engine.shutdown()
 
 
 class Trainer:
-    """A training rank, with the environment that torchrun gives one."""
+    """A training rank, with the environment variables of torchrun."""
 
     def __init__(self, rank: int, rendezvous: str) -> None:
         import torch
@@ -111,7 +111,7 @@ class Trainer:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-        # Through a file: the store that MASTER_ADDR and MASTER_PORT name listens on all interfaces.
+        # A file instead of MASTER_ADDR and MASTER_PORT, because a TCP store listens on all interfaces.
         torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=RANKS)
         torch.manual_seed(0)
         tiny = LlamaConfig(
@@ -128,7 +128,7 @@ class Trainer:
         self.profiler = Profiler.from_config(CONFIG, role="trainer")
 
     def update(self, step: int, episodes: list[Episode]) -> float:
-        """Train on this rank's share of the episodes, by REINFORCE; returns the loss."""
+        """Train on this rank's share of the episodes with REINFORCE, and return the loss."""
         with self.profiler.capture(step), self.profiler.stage("actor_update"):
             loss = self.loss(episodes[self.rank :: RANKS])
             self.optimizer.zero_grad()
@@ -137,7 +137,7 @@ class Trainer:
         return float(loss)
 
     def loss(self, episodes: list[Episode]) -> Any:
-        """Weigh how likely answers were by how much better than the others they are."""
+        """Return the REINFORCE loss: token cross-entropy weighted by the normalized advantage of each episode."""
         import torch
 
         tokens = torch.tensor([episode.tokens for episode in episodes])
@@ -149,11 +149,11 @@ class Trainer:
         return (advantages[:, None] * losses * answered).sum() / answered.sum()
 
     def save(self, model: str) -> None:
-        """Write the model to where rollouts load it from."""
+        """Write the model to the directory from which the rollouts load it."""
         self.model.module.save_pretrained(model)
 
     def close(self) -> None:
-        """Leave the job."""
+        """Close the profiler and leave the process group."""
         import torch
 
         self.profiler.close()
@@ -161,16 +161,16 @@ class Trainer:
 
 
 def main() -> None:
-    """Run the job."""
+    """Parse the arguments and run the job on a local Ray cluster."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", default=5, type=int, help="how many global steps there are (%(default)s)")
+    parser.add_argument("--steps", default=5, type=int, help="number of global steps (default: %(default)s)")
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory(prefix="agent_loop_", ignore_cleanup_errors=True) as scratch, cluster(scratch):
         job(steps, scratch)
 
 
 def job(steps: int, scratch: str) -> None:
-    """Generate, score, train and load weights, in every global step."""
+    """Generate, score, train and update the weights in each global step."""
     model = f"{scratch}/model"
     trainers = [ray.remote(Trainer).remote(rank, f"file://{scratch}/rendezvous") for rank in range(RANKS)]
     ray.get(trainers[0].save.remote(model))
@@ -192,19 +192,25 @@ def job(steps: int, scratch: str) -> None:
     ray.get([actor.close.remote() for actor in [*trainers, *rollouts]])
 
 
-def generate(rollouts: list[Any], asked: list[bytes]) -> list[Episode]:
-    """Let the rollouts answer; what one leaves unanswered that dies goes to the others."""
+def generate(rollouts: list[Any], pending: list[bytes]) -> list[Episode]:
+    """Return one episode per question. If a rollout fails, the remaining rollouts answer its questions."""
     episodes: list[Episode] = []
-    while asked:
-        calls = [(rollout, rollout.episode.remote(each)) for rollout, each in zip(itertools.cycle(rollouts), asked)]
-        answers = gather(rollouts, calls)
-        episodes += filter(None, answers)
-        asked = [each for each, answer in zip(asked, answers, strict=True) if answer is None]
+    while pending:
+        assigned = zip(itertools.cycle(rollouts), pending)
+        results = gather(rollouts, [(rollout, rollout.episode.remote(question)) for rollout, question in assigned])
+        episodes += filter(None, results)
+        pending = [question for question, episode in zip(pending, results, strict=True) if episode is None]
     return episodes
 
 
 def gather(rollouts: list[Any], calls: list[tuple[Any, Any]]) -> list[Any]:
-    """Wait for what rollouts were called for. A rollout that has died gives None, and leaves the list."""
+    """Wait for calls of rollouts and return the results. If a rollout has died, its result is None.
+
+    Dead rollouts are removed from `rollouts`.
+
+    Raises:
+        RayActorError: no rollout is left.
+    """
     results: list[Any] = []
     for rollout, call in calls:
         try:
@@ -226,21 +232,21 @@ def questions(step: int) -> list[bytes]:
 
 
 def score(episode: Episode) -> float:
-    """Return which part of the answers is digits."""
-    written = [token for token, answered in zip(episode.tokens, episode.answered, strict=True) if answered]
-    return digits(written) / len(written)
+    """Return the fraction of answer tokens that are digits."""
+    answer = [token for token, answered in zip(episode.tokens, episode.answered, strict=True) if answered]
+    return digits(answer) / len(answer)
 
 
 def digits(tokens: list[int]) -> int:
-    """Count digits."""
+    """Return the number of tokens that are digits."""
     return sum(token in b"0123456789" for token in tokens)
 
 
 @contextlib.contextmanager
 def cluster(scratch: str) -> Iterator[None]:
-    """Start Ray on this machine. A cluster that runs would be joined by its address, with ``env_vars`` as here."""
+    """Run a local Ray cluster. To use an existing cluster, pass its address, with the same ``env_vars``."""
     env_vars = {
-        "VLLM_PLUGINS": "profdeck",  # the workers of engines load profdeck, and can record
+        "VLLM_PLUGINS": "profdeck",  # loads profdeck in the engine's workers
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CACHE_ROOT": f"{scratch}/vllm",

@@ -1,4 +1,4 @@
-"""A training job of twelve steps, of which ten are captured."""
+"""Train a small model for twelve steps. `profdeck.yaml` captures ten of them."""
 
 import os
 

@@ -100,7 +100,7 @@ class NpuRecorder:
         Raises:
             CaptureError: another profiler is active in this process, or torch_npu did not start.
         """
-        _one.take(self._capture)
+        _one.acquire(self._capture)
         try:
             _require_free()
             self._thread = threading.get_ident()

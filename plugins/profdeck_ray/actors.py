@@ -36,7 +36,7 @@ def require(purpose: str) -> None:
         MissingLibraryError: Ray is not installed.
     """
     if "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
-        raise MissingLibraryError.of(purpose, "ray")
+        raise MissingLibraryError.for_library(purpose, "ray")
 
 
 def join(until: ExitStack) -> None:

@@ -71,7 +71,7 @@ class TorchRecorder:
             CaptureError: another profiler is active in this process.
             LeaseError: another capture is recorded in this process.
         """
-        _one.take(self._capture)
+        _one.acquire(self._capture)
         try:
             self._thread = threading.get_ident()
             self._capture.annotate = _annotate

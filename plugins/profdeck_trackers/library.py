@@ -23,7 +23,7 @@ def require(name: str) -> None:
         MissingLibraryError: it is not.
     """
     if importlib.util.find_spec(name) is None:
-        raise MissingLibraryError.of(f"The listener '{name}' needs", name)
+        raise MissingLibraryError.for_library(f"The listener '{name}' needs", name)
 
 
 def note(run: Path | Capture, name: str, about: Mapping[str, str]) -> None:

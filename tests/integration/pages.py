@@ -27,7 +27,7 @@ from pathlib import Path
 import attrs
 
 from processes import command_path, python_path
-from profdeck.backends.building import build_backend
+from profdeck.backends.backend_setup import build_backend
 from profdeck.config.sources import load_config
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ import pytest
 
 from processes import until
 from profdeck.after_capture.finish_record import FinishRecord, FinishState, read_record
-from profdeck.after_capture.run_walk import read_finishes
+from profdeck.after_capture.work_in_progress import read_finishes
 from profdeck.base.processes import process_stat
 from profdeck.verification.run_report import read_run
 
@@ -89,8 +89,8 @@ def handed_over(path: Path, step: int = 1) -> dict[str, Any]:
 def await_over(path: Path, step: int = 1) -> FinishRecord:
     """Wait until a finish task has finished, even if the job that started it has exited."""
     pause = threading.Event()
-    while not (found := record(path, step)).over:
-        assert found.by.alive is not False or not record(path, step).over
+    while not (found := record(path, step)).has_ended:
+        assert found.by.alive is not False or not record(path, step).has_ended
         pause.wait(0.05)
     return found
 
@@ -249,7 +249,7 @@ def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: 
 def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:
     errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command("echo no space >&2; exit 3")))
     assert errors == (
-        "Finish task for step1: failed: the command ended with exit status 3 (no space). "
+        "Finish task for step1: failed: the command failed with exit status 3 (no space). "
         f"See {tmp_path / 'run/step_000001/finish.step1.json'}\n"
     )
 
@@ -269,7 +269,7 @@ def test_sigterm_to_the_process_of_a_finish_ends_its_command(
 ) -> None:
     job, pid = hanging(start, tmp_path, news)
     os.kill(record(tmp_path).by.pid, signal.SIGTERM)
-    assert "Finish task for step1: interrupted: its process was ended by SIGTERM" in ended(job)
+    assert "Finish task for step1: interrupted: its process was terminated by SIGTERM" in ended(job)
     until(lambda: process_stat(pid)[:1] in ([], ["Z"]))
 
 
@@ -280,14 +280,14 @@ def test_a_finish_that_is_killed_is_run_again_by_the_command(
     assert record(tmp_path).state is FinishState.RUNNING
     os.kill(record(tmp_path).by.pid, signal.SIGKILL)
     os.killpg(pid, signal.SIGKILL)
-    assert "Finish task for step1: interrupted: its process was ended" in ended(job)
+    assert "Finish task for step1: interrupted: its process was terminated" in ended(job)
     assert [found.state for found in read_finishes(read_run(tmp_path / "run"))] == [FinishState.INTERRUPTED]
     call = subprocess.Popen([sys.executable, "-m", "profdeck", "finish", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
     os.kill(pid := int(news()), 0)
     call.send_signal(signal.SIGINT)
     call.communicate(timeout=60)
     assert call.returncode == 130
-    assert record(tmp_path).why == "its process was ended by SIGINT"
+    assert record(tmp_path).failure_reason == "its process was terminated by SIGINT"
     until(lambda: process_stat(pid)[:1] in ([], ["Z"]))
 
 
@@ -301,7 +301,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_finish(start: Start, tmp_path: Path, n
     assert without_closing_message(errors) == "The finish task continues without this process.\n"
     assert record(tmp_path).state is FinishState.RUNNING
     os.killpg(pid, signal.SIGKILL)
-    assert await_over(tmp_path).why == "the command was ended by SIGKILL"
+    assert await_over(tmp_path).failure_reason == "the command was terminated by SIGKILL"
 
 
 def test_a_forked_child_leaves_the_finish_to_its_parent(start: Start, tmp_path: Path) -> None:

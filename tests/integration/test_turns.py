@@ -107,7 +107,7 @@ def test_the_holder_is_killed(trainer: Process, engine: Process, tmp_path: Path)
     trainer.end()
     found = manifests(tmp_path)["trainer"]
     assert (found.status, found.problems) == (Status.PARTIAL, ("The profiler was closed in mid-capture.",))
-    assert f"s for {held}, and began in step 1." in found.notes[0]
+    assert f"s for {held}, and started in step 1." in found.notes[0]
     assert {one.role: one.status for one in read_run(tmp_path / "run").captures} == {
         "trainer": Status.PARTIAL,
         "rollout": Status.MISSING,
@@ -123,7 +123,7 @@ def test_the_holder_is_killed_and_the_engine_waits(trainer: Process, engine: Pro
     engine.end()
     found = manifests(tmp_path)["rollout"]
     assert (found.status, found.problems, found.artifacts[0].iterations) == (Status.COMPLETE, (), (3, 4))
-    assert f"s for gpu-3, held by process {trainer.pid} (trainer, step1), and began at iteration 3." in found.notes[0]
+    assert f"s for gpu-3, held by process {trainer.pid} (trainer, step1), and started at iteration 3." in found.notes[0]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -152,7 +152,7 @@ def test_who_waits_is_ended(
     else:
         why = "SIGTERM in mid-capture." if number is signal.SIGTERM else "The process ended in mid-capture."
         assert (found.status, found.problems[0]) == (Status.MISSING, why)
-        assert found.problems[1].startswith("Its turn never came: it waited ")
+        assert found.problems[1].startswith("The device did not become available: the capture waited ")
 
 
 # With the recorder of torch.

@@ -197,10 +197,10 @@ def test_what_cannot_be_shown_is_said(job: Path, tmp_path: Path) -> None:
         return " ".join(stderr.decode().split())
 
     async def body() -> None:
-        assert "has no index.html" in await said(job, "--ui", tmp_path)
+        assert "no index.html found" in await said(job, "--ui", tmp_path)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             assert f"--port {port} cannot be used: Address already in use" in await said(job, "--port", port)
-        assert "shown by itself" in await said(tmp_path / "a.pftrace", job)
+        assert "A file in Perfetto's format cannot be merged" in await said(tmp_path / "a.pftrace", job)
 
     asyncio.run(body())

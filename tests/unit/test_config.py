@@ -8,7 +8,7 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.backends.building import build_backend
+from profdeck.backends.backend_setup import build_backend
 from profdeck.config.model import TOP_LEVEL_KEYS, Config, Mode, OnError
 from profdeck.config.options import CommonOptions
 from profdeck.config.sources import load_config, parse_setting
@@ -124,15 +124,15 @@ def test_errors_contain_the_path(data: dict[str, Any], message: str) -> None:
     ("backend", "data", "message"),
     [
         ("tally", {"stages": ["a"]}, "roles.trainer.stages: continuous mode records whole steps"),
-        ("tally", {"iterations": {"count": 1}}, "trainer.iterations: 'tally' is not the backend of an engine"),
-        ("tally-engine", {"window": {"active": 1}}, "trainer.window: 'tally-engine' is the backend of an engine"),
-        ("tally-engine", {"warmup_steps": 1}, "trainer.warmup_steps: 'tally-engine' is the backend of an engine"),
+        ("tally", {"iterations": {"count": 1}}, "trainer.iterations: 'tally' is not an engine backend"),
+        ("tally-engine", {"window": {"active": 1}}, "trainer.window: 'tally-engine' is an engine backend"),
+        ("tally-engine", {"warmup_steps": 1}, "trainer.warmup_steps: 'tally-engine' is an engine backend"),
         (
             "tally-engine",
             {"stages": ["decode"]},
-            "is the backend of an engine. Use batch_kinds instead, with values from",
+            "is an engine backend. Use batch_kinds instead, with values from",
         ),
-        ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not the backend of an engine"),
+        ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not an engine backend"),
     ],
 )
 def test_unsupported_keys_of_the_backend(tally: ModuleType, backend: str, data: dict[str, Any], message: str) -> None:
@@ -249,7 +249,7 @@ def test_precedence_and_sources_of_values(tmp_path: Path) -> None:
         ("a.yaml", "steps: [1", "not valid YAML"),
         ("a.toml", "steps = [1", "not valid TOML"),
         ("a.yaml", "- 1", "expected a mapping of keys to values, got list"),
-        ("a.json", "{}", r"expected a file that ends in .yaml, .yml or .toml"),
+        ("a.json", "{}", r"must end in .yaml, .yml or .toml"),
         ("a.yaml", b"\xff\xfe\x00", "not valid YAML"),
     ],
 )

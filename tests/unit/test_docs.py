@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import profdeck
 from profdeck import Backend, Capture, Identity, Profiler
 from profdeck.after_capture.finish_record import CommandResult, FinishRecord, FinishState
-from profdeck.after_capture.run_walk import FinishReport
+from profdeck.after_capture.work_in_progress import FinishReport
 from profdeck.backends import plugins
 from profdeck.backends.api import EngineBackend, TargetState
 from profdeck.backends.hookspecs import Hooks

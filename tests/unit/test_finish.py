@@ -35,7 +35,7 @@ from profdeck.after_capture.finish_record import (
     write_record,
 )
 from profdeck.after_capture.participants import Participants
-from profdeck.after_capture.run_walk import FinishReport, await_finishes, read_finishes
+from profdeck.after_capture.work_in_progress import FinishReport, await_finishes, read_finishes
 from profdeck.base.processes import ProcessId, process_stat
 from profdeck.cli import app
 from profdeck.cli.ls import describe_finish
@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Iterator[Build]:
-    """Build a profiler of one rank; whatever it has had finished is over at the end."""
+    """Create a profiler of one rank. At the end of the test, wait for its finish tasks."""
 
     def make(rank: int = 0, world_size: int = 1, role: str = "trainer", **given: Any) -> Profiler:
         return Profiler.from_config(
@@ -111,7 +111,7 @@ def missing(path: Path, *roles: str, name: str = "step2") -> dict[str, bool | No
         ("mine", "step2"),
     ],
 )
-def test_all_captures_of_a_step_have_one_finish_and_those_of_its_repetition_another(capture: str, name: str) -> None:
+def test_captures_of_a_step_share_a_finish_and_repetitions_have_their_own(capture: str, name: str) -> None:
     assert finish_id(2, capture) == name
 
 
@@ -187,7 +187,7 @@ def test_a_capture_that_fails_or_ends_early_is_finished_as_well(build: Build, tm
     assert finished(tmp_path) == ["step2 partial", "step2 partial"]
 
 
-def test_what_cannot_be_claimed_is_not_finished(
+def test_a_finish_that_cannot_be_claimed_is_not_run(
     build: Build, tmp_path: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     profiler = build(**{"finish.command": "true"})
@@ -232,10 +232,10 @@ def test_the_config_is_checked(build: Build) -> None:
 # Participants.
 
 
-def test_ranks_that_have_not_begun_are_missing(build: Build, run: Path) -> None:
+def test_ranks_that_have_not_started_are_missing(build: Build, run: Path) -> None:
     with build(0, 3).capture(2):
         pass
-    assert missing(run) == {f"trainer rank {rank}, which has not begun": None for rank in (1, 2)}
+    assert missing(run) == {f"trainer rank {rank}, which has not started": None for rank in (1, 2)}
     for rank in (1, 2):
         with build(rank, 3).capture(2):
             pass
@@ -260,7 +260,7 @@ def test_a_rank_is_recording_until_its_time_limit_or_the_end_of_its_process(buil
 def test_a_role_without_captures_is_missing(build: Build, run: Path) -> None:
     with build().capture(2):
         pass
-    assert missing(run, "trainer", "rollout") == {"the role rollout, which has not begun": None}
+    assert missing(run, "trainer", "rollout") == {"the role rollout, which has not started": None}
     with build(role="rollout").capture(2):
         pass
     assert missing(run, "trainer", "rollout") == {}
@@ -315,7 +315,7 @@ def test_the_document_names_the_missing_participants(build: Build, tmp_path: Pat
         pass
     assert finished(tmp_path) == ["step2 partial"]
     given = json.loads((run / "step_000002/finish.step2.input.json").read_text())
-    assert given["missing"][0] == "trainer rank 1, which has not begun"
+    assert given["missing"][0] == "trainer rank 1, which has not started"
     assert given["missing"][-1] == "9 more"
     assert len(given["missing"]) == 21
 
@@ -393,9 +393,9 @@ def sh(command: str, given: Path, timeout_s: float = AGES_S) -> CommandResult:
     ("command", "exit_code", "output", "problem"),
     [
         ("cat; echo done >&2", 0, "{}done\n", None),
-        ("echo refused; exit 3", 3, "refused\n", "ended with exit status 3"),
-        ("kill -9 $$", -signal.SIGKILL, "", "was ended by SIGKILL"),
-        ("no-such-program", 127, None, "ended with exit status 127"),
+        ("echo refused; exit 3", 3, "refused\n", "failed with exit status 3"),
+        ("kill -9 $$", -signal.SIGKILL, "", "was terminated by SIGKILL"),
+        ("no-such-program", 127, None, "failed with exit status 127"),
         ("echo lost; echo kept > /dev/stderr; echo last", 0, "kept\nlast\n", None),
     ],
 )
@@ -422,10 +422,13 @@ def test_the_end_of_long_output_is_kept(given: Path) -> None:
 
 def test_the_process_group_is_ended_at_the_time_limit(given: Path, tmp_path: Path) -> None:
     part = sh(f"sleep {AGES_S} & echo $! > {tmp_path}/pid; sleep {AGES_S}", given, timeout_s=0.3)
-    assert part.problem == "had not ended after timeout_s=0.3 seconds, and was ended"
+    assert part.problem == "exceeded timeout_s=0.3 seconds and was terminated"
     assert part.exit_code == -signal.SIGTERM
     child, pause = int((tmp_path / "pid").read_text()), threading.Event()
-    while process_stat(child)[:1] not in ([], ["Z"]):  # it has got its signal, and ends when it is scheduled
+    while process_stat(child)[:1] not in (
+        [],
+        ["Z"],
+    ):  # the process has received the signal, but may not have exited yet
         pause.wait(0.01)
 
 
@@ -502,8 +505,8 @@ def test_listeners_are_notified_once_after_the_command(build: Build, tmp_path: P
     ]
     assert record.parts[2].output.startswith("later\nTraceback")
     assert record.state is FinishState.FAILED
-    assert record.why == (
-        "the command ended with exit status 1; the listener later ended with exit status 1 (RuntimeError: no bucket)"
+    assert record.failure_reason == (
+        "the command failed with exit status 1; the listener later failed with exit status 1 (RuntimeError: no bucket)"
     )
 
 
@@ -551,7 +554,7 @@ def test_ls_shows_the_state_of_finishes(build: Build, run: Path, monkeypatch: py
         (
             {"state": FinishState.RUNNING, "by": gone, "waits_for": ("the role rollout",)},
             "interrupted",
-            ": interrupted: its process was ended; without the role rollout.",
+            ": interrupted: its process was terminated; without the role rollout.",
         ),
         ({"state": FinishState.FAILED, "parts": (failed,)}, "failed", ": failed: the command ended with 7 (no space)."),
         (
@@ -574,7 +577,7 @@ def test_ls_shows_the_state_of_finishes(build: Build, run: Path, monkeypatch: py
     result = CliRunner().invoke(app, ["ls", str(run)])
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if line.startswith("Finish")] == lines
-    assert "To run what was not finished: profdeck finish run\n" in result.output
+    assert "To run unfinished finish tasks: profdeck finish run\n" in result.output
     finishes = json.loads(CliRunner().invoke(app, ["ls", str(run), "--json"]).stdout)["finishes"]
     assert [finish["state"] for finish in finishes] == [state for _, state, _ in cases]
     assert finishes[5] == {
@@ -614,7 +617,7 @@ def test_a_record_reads_back_as_it_was_written(tmp_path: Path) -> None:
     write_record(tmp_path / "finish.json", record)
     assert read_record(tmp_path / "finish.json") == record
     assert msgspec.json.decode((tmp_path / "finish.json").read_bytes())["state"] == "done"
-    assert record.longest_s == 2 * 1.5 + MARGIN_S
+    assert record.max_duration_s == 2 * 1.5 + MARGIN_S
 
 
 def test_a_reader_can_wait_for_a_finish(build: Build, tmp_path: Path, run: Path) -> None:
@@ -767,7 +770,7 @@ def test_a_running_finish_is_not_run_again(captured: Path, tmp_path: Path) -> No
         assert (code, lines[0].partition(". See")[0]) == (1, f"Finish task for step2 ({by}): running")
         assert lines[-1] == "1 of 2 run now; 1 done, 1 running"
     assert finished(tmp_path).count("step2 complete") == 1
-    os.utime(record, (0, 0))  # without a sign for longer than the finish may take
+    os.utime(record, (0, 0))  # no update for longer than the maximum duration
     assert finish(captured)[0] == 0
     assert finished(tmp_path).count("step2 complete") == 2
 
@@ -776,7 +779,7 @@ def test_a_failed_finish_is_run_again_on_request(captured: Path) -> None:
     record = captured / "step_000002/finish.step2.json"
     finish(captured)
     write_record(record, attrs.evolve(read_record(record), command="echo no space; exit 3"))
-    line = f"Finish task for step2: failed: the command ended with exit status 3 (no space). See {record}"
+    line = f"Finish task for step2: failed: the command failed with exit status 3 (no space). See {record}"
     for options, runs in (["--again"], 2), ([], 0):
         code, lines = finish(captured, *options)
         assert (code, lines[0], lines[-1]) == (1, line, f"{runs} of 2 run now; 1 done, 1 failed")

@@ -149,7 +149,7 @@ def test_a_wrapper_can_replace_the_artifacts(build: Build, tmp_path: Path) -> No
 
     with build(listeners=[Drop()]) as profiler, profiler.capture(1):
         pass
-    assert manifest(tmp_path)["problems"] == ["The backend left no file."]
+    assert manifest(tmp_path)["problems"] == ["The backend wrote no file."]
 
 
 def test_a_plugin_can_implement_and_wrap_the_same_hook(build: Build) -> None:
@@ -873,7 +873,7 @@ def test_a_collected_profiler_leaves_no_plugin_in_the_manager(build: Build) -> N
     assert len(plugin_manager().get_plugins()) == before
 
 
-def test_plugins_that_compare_by_value_are_told_apart(build: Build) -> None:
+def test_equal_plugins_are_registered_separately(build: Build) -> None:
     lines: list[str] = []
 
     @attrs.define
@@ -1027,8 +1027,9 @@ def test_wrappers_run_around_each_target_and_listeners_once(engine: Build, tally
         with profiler.capture(1):
             for toy in toys:
                 toy.iterate("decode")
-    joined = 4  # two listeners, the fleet and its backend; none per target
-    assert opened - registered == 2 * joined + 1  # each has implementations and wrappers, and there is the witness
+    plugin_count = 4  # two listeners, the fleet and its backend; none per target
+    # Two objects per plugin, for implementations and wrappers, and the CallObserver.
+    assert opened - registered == 2 * plugin_count + 1
     assert lines[0] == "fleet None"
     assert sorted(lines[1:4]) == [f"tally-engine {replica}" for replica in range(3)]
     assert lines[4:] == ["Log None", "log start", "log stop complete"]

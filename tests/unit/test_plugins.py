@@ -42,7 +42,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # a function
         del sys.modules[name]
 
 
-def test_an_unknown_name_gets_the_nearest_one(tally: ModuleType) -> None:
+def test_the_error_for_an_unknown_name_suggests_a_similar_name(tally: ModuleType) -> None:
     with pytest.raises(UnknownPluginError, match=r"There is no backend 'talley'. Did you mean 'tally'\? Installed:"):
         load_backend("talley")
     with pytest.raises(UnknownPluginError, match="There is no listener 'x'"):
@@ -109,7 +109,7 @@ class Plain(Backend):
     def profile_stop(self) -> None: ...
 
 
-def test_a_missing_library_and_a_wrong_version_say_what_to_install() -> None:
+def test_errors_of_missing_libraries_and_wrong_versions_name_the_package() -> None:
     class Absent(Plain):
         libraries = (Library(("no-such-thing", "nor-this"), ">=1"),)
 
@@ -128,7 +128,7 @@ def test_a_missing_library_and_a_wrong_version_say_what_to_install() -> None:
     require_libraries(Fine)
 
 
-def test_only_what_is_asked_for_is_imported(offer, tally: ModuleType) -> None:
+def test_only_the_requested_plugin_is_imported(offer, tally: ModuleType) -> None:
     offer(BACKENDS, "broken", "import no_such_module")
     assert {"broken", "tally"} <= installed(BACKENDS).keys()
     assert load_backend("tally").name == "tally"
@@ -159,7 +159,7 @@ def test_a_listener_that_cannot_be_created_is_named(offer) -> None:
     assert isinstance(load(LISTENERS, "shy"), type)
 
 
-def test_a_name_of_the_other_kind_names_its_config_key(offer, tally: ModuleType) -> None:
+def test_the_error_for_a_plugin_of_the_other_kind_names_its_config_key(offer, tally: ModuleType) -> None:
     offer(LISTENERS, "diary", "class Plugin: pass")
     with pytest.raises(UnknownPluginError, match="'diary' is a listener, not a backend. .* config key listeners"):
         load_backend("diary")

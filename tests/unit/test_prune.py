@@ -100,7 +100,7 @@ def test_by_size_and_by_age(run: Path) -> None:
     manifest(run, 1).write_text(json.dumps(about | {"ended_ns": about["ended_ns"] - 2 * 86_400_000_000_000}))
     prune(run, age_days=1)
     assert steps(run) == STEPS[1:]
-    room = sum(step.pruned.size_bytes for step in prune(run, is_trial=True)[1:])
+    room = sum(step.pruned.size_bytes for step in prune(run, dry_run=True)[1:])
     prune(run, size_bytes=room)
     assert steps(run) == STEPS[2:]
     prune(run, size_bytes=0, steps=1, age_days=0)
@@ -156,8 +156,8 @@ def finish(run: Path) -> None:
     ("does", "why"),
     [
         (pin, "it is pinned"),
-        (record, "rank 0 of trainer records, or its host is gone"),
-        (lambda run: record(run, host="elsewhere"), "rank 0 of trainer records, or its host is gone"),
+        (record, "rank 0 of trainer may still be recording"),
+        (lambda run: record(run, host="elsewhere"), "rank 0 of trainer may still be recording"),
         (lambda run: manifest(run, 1).write_text("{"), "not a readable manifest"),
         (finish, "finish.step1.json"),
     ],

@@ -110,7 +110,7 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
         cache.put(key, bytes(800))
         os.utime(cache.directory / key[:2] / key[2:], (number, number))
     assert cache.get(keys[0]) is not None  # used now
-    cache.tidy_up()
+    cache.evict()
     left = {key for key in keys if cache.get(key) is not None}
     assert keys[0] in left
     assert {*keys[-8:]} < left

@@ -72,7 +72,7 @@ def files(run: Path, pattern: str) -> list[Path]:
     return sorted(run.glob(f"step_*/**/{pattern}"))
 
 
-def test_a_whole_run_is_complete(record) -> None:
+def test_an_intact_run_is_complete(record) -> None:
     record(0)
     report = read_run(record(1))
     assert (report.status, report.problems) == (Status.COMPLETE, ())
@@ -93,7 +93,7 @@ def test_a_whole_run_is_complete(record) -> None:
         (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "not a regular file", False),
     ],
 )
-def test_files_are_read_not_trusted(record, damage: Any, status: Status, problem: str, *, is_there: bool) -> None:
+def test_damaged_files_are_detected(record, damage: Any, status: Status, problem: str, *, is_there: bool) -> None:
     run = record(0)
     damage(files(run, "*.trace.json")[0])
     rank = read_run(run).captures[0].ranks[0]
@@ -101,7 +101,7 @@ def test_files_are_read_not_trusted(record, damage: Any, status: Status, problem
     assert problem in " ".join(rank.problems)
 
 
-def test_a_process_that_is_gone_is_told_from_one_that_records(record, tmp_path: Path) -> None:
+def test_a_capture_of_an_exited_process_is_missing(record, tmp_path: Path) -> None:
     (manifest,) = files(record(0), "*step1.json")
     content = json.loads(manifest.read_text()) | {"status": "recording", "artifacts": []}
     for changes, status in (
@@ -114,7 +114,7 @@ def test_a_process_that_is_gone_is_told_from_one_that_records(record, tmp_path: 
         assert read_run(tmp_path / "run").captures[0].ranks[0].status is status
 
 
-def test_what_belongs_to_no_capture_is_listed(record) -> None:
+def test_files_without_a_capture_are_listed(record) -> None:
     run = record(0, **{"rollout.backend": "tally"})
     (run / "step_000001" / "trainer" / "rank_0007.step1.trace.json.gz").write_bytes(b"x")
     (run / "step_000001" / "trainer" / "rank_0008.step1.json").write_text("{")
@@ -147,7 +147,7 @@ def test_an_artifact_cannot_replace_the_manifest(tmp_path: Path) -> None:
     assert capture.artifact_path(".json", "memory").name == "rank_0000.step1.memory.json"
 
 
-def test_what_is_no_run_is_explained(record, tmp_path: Path) -> None:
+def test_the_error_for_a_directory_that_is_not_a_run(record, tmp_path: Path) -> None:
     record(0)
     with pytest.raises(ProfdeckError, match=r"contains 1 run: run. Pass the path of a run, such as"):
         read_run(tmp_path)
@@ -157,7 +157,7 @@ def test_what_is_no_run_is_explained(record, tmp_path: Path) -> None:
         read_run(tmp_path / "run" / "step_000001")
 
 
-def test_a_manifest_of_a_later_format_is_refused_and_new_keys_are_passed_over(record) -> None:
+def test_manifests_of_later_formats_are_rejected_and_unknown_keys_are_ignored(record) -> None:
     (manifest,) = files(record(0), "*step1.json")
     content = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(content | {"news": 1}))
@@ -174,19 +174,19 @@ def test_a_link_out_of_the_output_directory_is_not_followed(record, tmp_path: Pa
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_link_to_itself_costs_the_capture_only(record, tmp_path: Path, caplog: Any) -> None:
+def test_a_link_loop_fails_only_the_capture(record, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step_000001").symlink_to("step_000001")
     record(0)
     assert "Step 1: " in caplog.text
 
 
-def test_an_unwritable_directory_costs_the_capture_only(record, caplog: Any) -> None:
-    record(0, output="/proc/profdeck")  # not even root can write there
+def test_an_unwritable_directory_fails_only_the_capture(record, caplog: Any) -> None:
+    record(0, output="/proc/profdeck")  # not writable, even by root
     assert "Step 1: cannot write to /proc/profdeck" in caplog.text
 
 
-def test_a_file_in_the_way_costs_the_capture_only(record, tmp_path: Path, caplog: Any) -> None:
+def test_a_file_instead_of_a_directory_fails_only_the_capture(record, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "run").write_text("in the way")
     record(0)
     assert "cannot write to" in caplog.text
@@ -200,7 +200,7 @@ def test_this_process_has_a_start_time() -> None:
 
 @pytest.fixture
 def of_torch_npu(record):  # a function
-    """Put what torch_npu leaves in the place of the trace that rank 0 recorded, and return it."""
+    """Replace the trace of rank 0 by a data directory of torch_npu. Return the directory."""
 
     def run(**artifact: Any) -> Path:
         (manifest,) = files(record(0), "rank_0000.step1.json")
@@ -221,7 +221,7 @@ def rank_0(directory: Path) -> tuple[RunReport, RankReport]:
     return report, report.captures[0].ranks[0]
 
 
-def test_what_the_recorder_saw_stays_a_problem(of_torch_npu) -> None:
+def test_problems_of_the_recorder_are_kept(of_torch_npu) -> None:
     directory = of_torch_npu(whole=False, problem="nothing of the device")
     assert rank_0(directory)[1].artifacts[0].problem == "nothing of the device"
     (directory / "profiler_info_0.json").unlink()
@@ -232,17 +232,17 @@ def test_what_the_recorder_saw_stays_a_problem(of_torch_npu) -> None:
     )
 
 
-def test_a_directory_of_torch_npu_that_is_gone_is_missing(of_torch_npu) -> None:
+def test_a_deleted_directory_of_torch_npu_is_missing(of_torch_npu) -> None:
     directory = of_torch_npu()
     shutil.rmtree(directory)
     _, rank = rank_0(directory)
     assert (rank.status, rank.problems) == (Status.MISSING, (f"{directory.name}: does not exist",))
 
 
-def test_a_directory_of_torch_npu_that_nobody_knows_is_listed_but_while_it_is_recorded(of_torch_npu) -> None:
+def test_an_unlisted_directory_of_torch_npu_is_reported_after_the_recording(of_torch_npu) -> None:
     directory = of_torch_npu()
     (manifest,) = files(directory.parents[2], "rank_0000.step1.json")
-    (directory / "FRAMEWORK" / "rank_0000.trace.json").touch()  # nothing in it counts
+    (directory / "FRAMEWORK" / "rank_0000.trace.json").touch()  # files in the directory are not checked
     content = json.loads(manifest.read_text()) | {"artifacts": []}
     manifest.write_text(json.dumps(content))
     listed = (f"step_000001/trainer/{directory.name} is not listed in any manifest.",)

@@ -40,7 +40,7 @@ from profdeck.after_capture.finish_record import (
     write_record,
 )
 from profdeck.after_capture.participants import Participants, wait
-from profdeck.after_capture.run_walk import FinishReport, finish_ids, recording_steps, report_of
+from profdeck.after_capture.work_in_progress import FinishReport, finish_ids, finish_report, recording_steps
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.backends.plugins import load_listener
 from profdeck.base.processes import ProcessId
@@ -86,7 +86,7 @@ def finish_run(report: RunReport, template: FinishRecord | None, *, again: bool)
             if not path.exists() and (new is None or first_step in recording):
                 continue
             is_claimed = _claim(path, new, again=again)
-            yield report_of(path, run_finish(path) if is_claimed else read_record(path)), is_claimed
+            yield finish_report(path, run_finish(path) if is_claimed else read_record(path)), is_claimed
         except (OSError, ProfdeckError) as error:
             yield (
                 FinishReport(capture=name, state=FinishState.FAILED, problem=describe_error(error), record=path),
@@ -107,7 +107,7 @@ def _claim(path: Path, new: FinishRecord | None, *, again: bool) -> bool:
                 raise
             write_new(path, encode(new))
             return True
-        if record.is_lost(path) or record.state is FinishState.INTERRUPTED or (again and record.over):
+        if record.is_lost(path) or record.state is FinishState.INTERRUPTED or (again and record.has_ended):
             new = attrs.evolve(record, by=ProcessId(), state=FinishState.WAITING, parts=(), problem=None, ended_ns=None)
             write_record(path, new)
             return True
@@ -138,7 +138,7 @@ def run_finish(path: Path) -> FinishRecord:
         finish.update(state=FinishState.FAILED, problem=describe_error(error), ended_ns=time.time_ns())
     except BaseException as error:
         name = "SIGTERM" if isinstance(error, SystemExit) else "SIGINT"
-        problem = f"its process was ended by {name}"
+        problem = f"its process was terminated by {name}"
         finish.update(state=FinishState.INTERRUPTED, problem=problem, ended_ns=time.time_ns())
         raise
     finally:
@@ -153,6 +153,8 @@ def _exit(number: int, _: FrameType | None) -> None:
 
 @attrs.define
 class _Finish:
+    """A running finish task."""
+
     path: Path
     record: FinishRecord
 
@@ -241,7 +243,7 @@ def run_command(
         fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)  # commands may truncate the file: echo error > /dev/stderr
         try:
             exit_code, is_late = _run(arguments, timeout_s, document.fileno(), output.fileno(), environment)
-            limit = f"had not ended after timeout_s={timeout_s:g} seconds, and was ended"
+            limit = f"exceeded timeout_s={timeout_s:g} seconds and was terminated"
             problem = limit if is_late else _problem(exit_code)
         except (OSError, ValueError) as error:
             problem = f"cannot be started: {describe_error(error)}"
@@ -294,9 +296,9 @@ def _end_group(process: subprocess.Popen[bytes]) -> int:
 
 def _problem(exit_code: int) -> str | None:
     if exit_code >= 0:
-        return f"ended with exit status {exit_code}" if exit_code else None
+        return f"failed with exit status {exit_code}" if exit_code else None
     names = {int(number): number.name for number in signal.Signals}
-    return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
+    return f"was terminated by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
 def notify_listener(name: str, options: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:

@@ -42,7 +42,7 @@ from profdeck_traces.base.files import write_new
 
 logger = logging.getLogger("profdeck")
 
-_PATIENCE_S = 5.0
+_MESSAGE_DELAY_S = 5.0
 
 _pending: set[Finishes] = set()
 _children: dict[Path, _Child] = {}
@@ -70,7 +70,7 @@ class Finishes:
         self._ended[record_path(self._run, capture.first_step, name)] = capture, recorder
         _pending.add(self)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Start the finish tasks of all registered captures, unless another process has already started them.
 
         Errors are logged or written to the record, but never raised.
@@ -82,7 +82,7 @@ class Finishes:
                 with contextlib.suppress(OSError):  # the finish task then waits for wait_s
                     write_manifest(capture, attrs.evolve(recorder, more_follow=False))
             name = finish_id(capture.first_step, capture.id)
-            _begin(path, new_record(capture.first_step, name, *self._arguments))
+            _start(path, new_record(capture.first_step, name, *self._arguments))
 
 
 def await_own_finishes() -> None:
@@ -124,15 +124,15 @@ class _Child:
             return
         if record.state is FinishState.DONE:
             logger.info("Finish task for %s: done.", record.capture)
-        elif record.over:
+        elif record.has_ended:
             _warn(self.path, record)
         elif record.by.pid in {self.process.pid, os.getpid()}:  # otherwise, `profdeck finish` has claimed the task
             state = FinishState.FAILED if error else FinishState.INTERRUPTED
-            problem = f"its process failed: {error}" if error else "its process was ended"
+            problem = f"its process failed: {error}" if error else "its process was terminated"
             _warn(self.path, attrs.evolve(record, state=state, problem=problem), write=True)
 
 
-def _begin(path: Path, record: FinishRecord) -> None:
+def _start(path: Path, record: FinishRecord) -> None:
     for child in list(_children.values()):
         child.wait(0.0)  # reaps the child and logs its result
     try:
@@ -158,11 +158,11 @@ def _begin(path: Path, record: FinishRecord) -> None:
         problem = f"its process could not be started: {describe_error(error)}"
         _warn(path, attrs.evolve(record, state=FinishState.FAILED, problem=problem), write=True)
         return
-    _children[path] = _Child(path, process, errors, record.longest_s)
+    _children[path] = _Child(path, process, errors, record.max_duration_s)
 
 
 def _warn(path: Path, record: FinishRecord, *, write: bool = False) -> None:
-    logger.warning("Finish task for %s: %s: %s. See %s", record.capture, record.state, record.why, path)
+    logger.warning("Finish task for %s: %s: %s. See %s", record.capture, record.state, record.failure_reason, path)
     if write:
         with contextlib.suppress(OSError):
             write_record(path, attrs.evolve(record, ended_ns=time.time_ns()))
@@ -174,10 +174,10 @@ def _at_exit() -> None:
     Without the wait, a container might exit together with this process and kill the tasks.
     """
     for finishes in list(_pending):
-        finishes.begin()
+        finishes.start()
     try:
         for child in list(_children.values()):
-            if not child.wait(_PATIENCE_S):
+            if not child.wait(_MESSAGE_DELAY_S):
                 logger.warning(
                     "Waiting up to %.0f seconds for the finish task of a capture. Press Ctrl-C to exit now; the task "
                     "continues.",

@@ -90,18 +90,18 @@ class FinishRecord:
     """Error that prevented the task from running or that ended the task early."""
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """True if the task has ended, according to its record."""
         return self.state not in {FinishState.WAITING, FinishState.RUNNING}
 
     @property
-    def longest_s(self) -> float:
+    def max_duration_s(self) -> float:
         """Maximum duration of the task in seconds, counted from the participants' last progress."""
         parts = len(self.listeners) + (self.command is not None)
         return self.wait_s + parts * self.timeout_s + MARGIN_S
 
     @property
-    def why(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """All problems, joined into one line; None if there are none."""
         problems = [self.problem] if self.problem else []
         for part in self.parts:
@@ -114,16 +114,16 @@ class FinishRecord:
         """Return whether the task's process exited before the task had finished.
 
         A process on another host cannot be checked, so it is assumed to have exited if the record has not changed for
-        `longest_s`.
+        `max_duration_s`.
 
         Args:
             path: the path of the record.
         """
-        if self.over:
+        if self.has_ended:
             return False
         if (alive := self.by.alive) is not None:
             return not alive
-        return time.time() - path.stat().st_mtime > self.longest_s
+        return time.time() - path.stat().st_mtime > self.max_duration_s
 
 
 def new_record(
@@ -199,7 +199,7 @@ def write_record(path: Path, record: FinishRecord) -> None:
     Raises:
         OSError: the record cannot be written.
     """
-    replace_file(path, encode(record), durable=record.over)
+    replace_file(path, encode(record), durable=record.has_ended)
 
 
 def encode(record: FinishRecord) -> bytes:

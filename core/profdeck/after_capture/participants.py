@@ -60,7 +60,7 @@ class Participants:
             if manifest.status is Status.RECORDING or (manifest.more_follow and last[_process(manifest)] is manifest)
         )
         missing.update((work.what, work.alive) for work in self._analyses())
-        missing.update((f"{name}, which has not begun", None) for name in self._absent(manifests))
+        missing.update((f"{name}, which has not started", None) for name in self._absent(manifests))
         return missing, (missing, len(manifests), len(self._ended))
 
     def _read(self) -> Iterator[Manifest]:
@@ -84,15 +84,15 @@ class Participants:
                         yield work
 
     def _absent(self, manifests: Sequence[Manifest]) -> Iterator[str]:
-        """Yield the names of ranks and roles that have not begun the capture."""
+        """Yield the names of ranks and roles that have not started the capture."""
         # Engine ranks need no check here, because they write their manifests before their target's stop() returns.
-        own = [manifest for manifest in manifests if manifest.target is None and manifest.request is None]
-        begun, expected = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
-        for manifest in own:
-            begun[manifest.role_and_replica].add(manifest.rank)
+        job_manifests = [manifest for manifest in manifests if manifest.target is None and manifest.request is None]
+        started, expected = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
+        for manifest in job_manifests:
+            started[manifest.role_and_replica].add(manifest.rank)
             expected[manifest.role_and_replica].update(manifest.expected_ranks)
         for role, ranks in sorted(expected.items()):
-            yield from (f"{role} rank {rank}" for rank in sorted(ranks - begun[role]))
+            yield from (f"{role} rank {rank}" for rank in sorted(ranks - started[role]))
         roles = {manifest.role for manifest in manifests}
         yield from (f"the role {role}" for role in self._roles if role not in roles)
 
@@ -127,20 +127,20 @@ def wait(participants: Participants, wait_s: float, on_wait: Callable[[tuple[str
     Returns:
         The names of the participants that have not ended the capture.
     """
-    before: object = None
+    last_snapshot: object = None
     progress_s, pause_s = time.monotonic(), _FIRST_POLL_S
     while True:
-        missing, seen = participants.missing()
+        missing, snapshot = participants.missing()
         may_end = [name for name, is_recording in missing.items() if is_recording is not False]
         if not may_end:
             return _shortened([*missing])
-        if seen != before or True in missing.values():
+        if snapshot != last_snapshot or True in missing.values():
             progress_s = time.monotonic()
         elif time.monotonic() - progress_s >= wait_s:
             return _shortened([*missing])
         on_wait(_shortened(may_end))
-        pause_s = _FIRST_POLL_S if seen != before else min(pause_s * 1.5, _LAST_POLL_S)
-        before = seen
+        pause_s = _FIRST_POLL_S if snapshot != last_snapshot else min(pause_s * 1.5, _LAST_POLL_S)
+        last_snapshot = snapshot
         time.sleep(pause_s)
 
 

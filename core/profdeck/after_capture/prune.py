@@ -12,7 +12,12 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.after_capture.run_walk import artifact_at_work, finish_at_work, is_record_of_finish, may_record
+from profdeck.after_capture.work_in_progress import (
+    describe_running_analysis,
+    describe_running_finish,
+    is_finish_record,
+    may_record,
+)
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import PrunedStep, locked_records, write_pruned
 from profdeck.records.run_directory import step_directories
@@ -51,9 +56,9 @@ def prune(
     steps: int | None = None,
     size_bytes: float | None = None,
     age_days: float | None = None,
-    is_trial: bool = False,
+    dry_run: bool = False,
 ) -> list[StepOnDisk]:
-    """Delete the oldest steps until the rest are within the limits. The newest step is always kept.
+    """Delete the oldest steps until the remaining steps are within the limits. The newest step is always kept.
 
     Args:
         run: the run directory.
@@ -61,7 +66,7 @@ def prune(
         size_bytes: maximum total size of all captures.
         age_days: maximum age in days, counted from the end of a step's last capture. If a capture has no recorded end,
             its start counts.
-        is_trial: whether to return the steps without deleting any.
+        dry_run: whether to return the steps without deleting any.
 
     Returns:
         All steps, sorted from oldest to newest.
@@ -70,20 +75,20 @@ def prune(
         ProfdeckError: the path is not a run, or a step cannot be deleted. Older steps may have been deleted.
     """
     read_about(run)
-    if is_trial:
+    if dry_run:
         return _inspected(run, steps, size_bytes, age_days)
     try:
         with locked_records(run):
             _delete_hidden(run)
-            found = _inspected(run, steps, size_bytes, age_days)
-            for step in found:
+            steps_on_disk = _inspected(run, steps, size_bytes, age_days)
+            for step in steps_on_disk:
                 if step.is_deleted:
                     write_pruned(run, step.pruned)
                     step.directory.rename(run / f"{ASIDE}{step.directory.name}")
                     _delete_hidden(run)
     except OSError as error:
         raise ProfdeckError(f"Cannot delete old captures of {run}: {describe_error(error)}") from None
-    return found
+    return steps_on_disk
 
 
 def _delete_hidden(run: Path) -> None:
@@ -118,13 +123,17 @@ def _inspect(directory: Path) -> StepOnDisk:
                 errors[file] = str(error)
             else:
                 artifacts.update(file.parent / record.name for record in manifests[-1].artifacts)
-        elif is_record_of_finish(file):
-            reasons += filter(None, [finish_at_work(file)])
+        elif is_finish_record(file):
+            reasons += filter(None, [describe_running_finish(file)])
         else:
-            reasons += filter(None, [artifact_at_work(file)])
+            reasons += filter(None, [describe_running_analysis(file)])
     # An artifact can be named like a manifest, so do not report artifacts as invalid manifests.
     reasons += [error for file, error in errors.items() if file not in artifacts]
-    reasons += [f"rank {one.rank} of {one.role} records, or its host is gone" for one in manifests if may_record(one)]
+    reasons += [
+        f"rank {manifest.rank} of {manifest.role} may still be recording"
+        for manifest in manifests
+        if may_record(manifest)
+    ]
     first_step = int(directory.name.rpartition("_")[2])
     pruned = PrunedStep(
         first_step=first_step,

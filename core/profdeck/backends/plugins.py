@@ -1,4 +1,4 @@
-"""Loading plugins by entry point, and their validation against the hook specifications."""
+"""Loads plugins by entry point, and validates them against the hook specifications."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LISTENERS = "profdeck.listeners"
 
 RECORDING_HOOKS = ("profile_start", "profile_step", "profile_stop")
 HOOK_OPTIONS = f"{NAMESPACE}_impl"
-"""The attribute in which pluggy keeps the options of a hook implementation."""
+"""Attribute in which pluggy stores the options of a hook implementation."""
 _REQUIRED_HOOKS = ("profile_start", "profile_stop")
 
 _specifications = pluggy.PluginManager(NAMESPACE)
@@ -55,12 +55,12 @@ def implementations(plugin: object) -> Iterator[Implementation]:
         if isinstance(options, dict):
             is_method = inspect.isclass(plugin) and inspect.isfunction(static)
             function = MethodType(static, plugin) if is_method else getattr(plugin, attribute)
-            found = pluggy.HookImpl(plugin, "", function, cast("Any", options))
+            implementation = pluggy.HookImpl(plugin, "", function, cast("Any", options))
             yield Implementation(
                 attribute,
                 options.get("specname") or attribute,
-                (*found.argnames, *found.kwargnames),
-                bool(found.wrapper or found.hookwrapper),
+                (*implementation.argnames, *implementation.kwargnames),
+                bool(implementation.wrapper or implementation.hookwrapper),
                 options,
             )
 
@@ -74,7 +74,7 @@ def check_hooks(kind: str, name: str, plugin: object) -> list[Implementation]:
         plugin: an object, a module or a class.
 
     Raises:
-        BrokenPluginError: it does not follow the hook specifications.
+        BrokenPluginError: the plugin does not follow the hook specifications.
     """
     if kind == "listener":
         _require_object(name, plugin)
@@ -101,7 +101,9 @@ def check_hooks(kind: str, name: str, plugin: object) -> list[Implementation]:
                 f"{did_you_mean(unknown[0], accepted)} Its arguments are {', '.join(accepted)}."
             )
         if item.wraps and not inspect.isgeneratorfunction(getattr(plugin, item.attribute)):
-            raise BrokenPluginError(f"The {kind} '{name}': {item.attribute} is a wrapper and needs one yield.")
+            raise BrokenPluginError(
+                f"The {kind} '{name}': {item.attribute} is a wrapper and must be a generator with one yield."
+            )
         if item.wraps and caller.is_historic():
             raise BrokenPluginError(
                 f"The {kind} '{name}': {item.hook} is historic, and historic hooks have no wrappers."
@@ -172,7 +174,7 @@ def check_backend(cls: type[Backend]) -> list[Implementation]:
     """Check that a class implements the hooks of a backend, and return its implementations.
 
     Raises:
-        BrokenPluginError: it does not.
+        BrokenPluginError: the class does not implement the hooks, or its ``common_options`` are invalid.
     """
     implemented = check_hooks("backend", cls.name, cls)
     for hook in _REQUIRED_HOOKS:
@@ -183,9 +185,10 @@ def check_backend(cls: type[Backend]) -> list[Implementation]:
                 f"The backend '{cls.name}' ({cls.__module__}.{cls.__qualname__}) has no implementation of {hook}"
                 f"{only}. Mark a method {hook} with @profdeck.hookimpl."
             )
-    if others := [item.hook for item in implemented if item.hook not in RECORDING_HOOKS]:
+    if listener_hooks := [item.hook for item in implemented if item.hook not in RECORDING_HOOKS]:
         raise BrokenPluginError(
-            f"The backend '{cls.name}' implements {', '.join(others)}, which only listeners can. Move it to a listener."
+            f"The backend '{cls.name}' implements {', '.join(listener_hooks)}, which only listeners can implement. "
+            "Move the method to a listener."
         )
     if unknown := sorted(set(cls.common_options) - COMMON_OPTIONS):
         raise BrokenPluginError(
@@ -208,15 +211,15 @@ def require_libraries(cls: type[Backend]) -> None:
 
 
 def load_listener(name: str, options: Mapping[str, Any]) -> object:
-    """Import a listener and create it.
+    """Import a listener and create an instance if it is a class.
 
     Args:
-        name: its entry point.
-        options: plain data for its class ``Options``, if it has one.
+        name: the name of its entry point.
+        options: option values from the config, for the listener's class ``Options``.
 
     Raises:
-        ConfigError: an option is wrong.
-        PluginError: no distribution provides it, or it cannot be imported or created.
+        ConfigError: an option is invalid.
+        PluginError: no distribution provides the listener, or it cannot be imported or created.
     """
     plugin = _load("listener", name)
     cls = listener_options(name, plugin)
@@ -246,7 +249,9 @@ def listener_options(name: str, plugin: object) -> type | None:
     """
     options = getattr(plugin, "Options", None)
     if options is not None and not (isinstance(plugin, type) and isinstance(options, type) and attrs.has(options)):
-        raise BrokenPluginError(f"The listener '{name}' needs to be a class whose Options is an attrs class.")
+        raise BrokenPluginError(
+            f"The listener '{name}' has Options, so it must be a class, and Options must be an attrs class."
+        )
     if isinstance(plugin, type):
         try:
             signature = inspect.signature(plugin)

@@ -1,4 +1,4 @@
-"""One recording: its names, its devices, the calls of its plugins and its manifests."""
+"""Recordings. A recording leases the devices, calls the plugins and writes the manifest of one capture."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ def reserve(capture: CaptureRecord, directory: run_directory.RunDirectory, recor
         directory.prepare()
         directory.reserve(capture, recorder)
     except (OSError, CaptureError) as error:
-        where = capture.directory
-        raise CaptureError(f"Step {capture.current_step}: cannot write to {where}: {describe_error(error)}") from error
+        raise CaptureError(
+            f"Step {capture.current_step}: cannot write to {capture.directory}: {describe_error(error)}"
+        ) from error
     capture.move_to(CaptureState.STARTING)
 
 
 class Recording:
-    """A capture whose names are reserved, from its start to its end. It may wait for a device before it records."""
+    """Runs a capture from its start to its end. The capture's file names must be reserved.
+
+    If a device is in use, the recording waits and tries again at each boundary.
+    """
 
     def __init__(
         self,
@@ -50,7 +54,7 @@ class Recording:
         turn: leases.Turn | None = None,
     ) -> None:
         """Args:
-        capture: the capture. Its file names must already be reserved.
+        capture: the capture to record.
         backend: the backend that records the capture.
         hooks: the hook calls of the role.
         recorder: the manifest fields that are the same for all captures of this process.
@@ -68,7 +72,7 @@ class Recording:
         """The first exception that was added to the capture's problems."""
         self._interruption: BaseException | None = None
         """The first interruption of a stop. It is raised after all plugins have been stopped."""
-        # Re-entrant: a signal may come while this thread writes, and its handler notes something as well.
+        # Re-entrant, because a signal handler can publish the manifest while the same thread is writing it.
         self._mutex = threading.RLock()
         self._publishing = False
         self._outputs: tuple[Output, ...] = ()
@@ -77,7 +81,7 @@ class Recording:
 
     @property
     def waiting(self) -> bool:
-        """Whether it waits for its turn."""
+        """True if the capture is waiting for a device."""
         return self.capture.state is CaptureState.STARTING
 
     def start(self) -> Operation[bool]:
@@ -88,8 +92,8 @@ class Recording:
         """
         capture = self.capture
         try:
-            begun = self._acquire_devices()
-            for call in self._hooks.calls("profile_start") if begun else ():
+            is_ready = self._acquire_devices()
+            for call in self._hooks.calls("profile_start") if is_ready else ():
                 if call.plugin in self._started:  # an earlier attempt started the plugin
                     continue
                 with Invocation(call) as invocation:
@@ -97,7 +101,7 @@ class Recording:
                         yield from invocation.run(capture)
                     except BaseException as error:
                         if self._is_in_use(invocation, error):
-                            begun = False
+                            is_ready = False
                             break
                         self._add_start_failure(invocation, error)
                         if call.is_backend or _is_interruption(error):
@@ -106,19 +110,19 @@ class Recording:
                         self._started.add(call.plugin)
         except BaseException as error:
             reason = self._start_failure or describe_error(error)
-            began = yield from self._end_failed_start(reason)
+            backend_started = yield from self._end_failed_start(reason)
             if _is_interruption(error):
                 raise
             self._raise_interruption()
-            outcome = "was stopped at its start" if began else "did not start"
+            outcome = "was stopped at its start" if backend_started else "did not start"
             raise CaptureError(f"Capture {capture.id} {outcome}: {reason}") from error
-        self.wait()
-        if begun:
+        self.update_waits_for()
+        if is_ready:
             self._start_others()
-            self._tell_wait()
+            self._record_wait()
             capture.cold_first_step = _first_step_is_cold(capture, self._backend)
             capture.move_to(CaptureState.RECORDING)
-        return begun
+        return is_ready
 
     def start_timer(self, expire: Callable[[Recording, float], None]) -> None:
         """Call ``expire`` in another thread if the capture is still running after ``max_capture_s``."""
@@ -133,15 +137,15 @@ class Recording:
         if timer is not None:
             timer.cancel()
 
-    def wait(self) -> None:
-        """Set the capture's ``waits_for`` to the recording that holds its device, or to None."""
+    def update_waits_for(self) -> None:
+        """Set the capture's ``waits_for`` to the device that it waits for and the holder of the device, or to None."""
         self.capture.waits_for = self._turn.waits_for
 
     def _acquire_devices(self) -> bool:
         """Try to lease the devices. Return True if all devices are leased."""
         acquired = self._turn.take()
         if acquired and self.capture.waits_for is not None:
-            self.wait()
+            self.update_waits_for()
             self.publish()
         return acquired
 
@@ -165,19 +169,19 @@ class Recording:
     def _start_others(self) -> None:
         """Mark plugins that do not implement ``profile_start`` as started."""
         calls = self._hooks.calls
-        others = {call.plugin for hook in ("profile_step", "profile_stop") for call in calls(hook)}
-        self._started |= others - {call.plugin for call in calls("profile_start")}
+        plugins = {call.plugin for hook in ("profile_step", "profile_stop") for call in calls(hook)}
+        self._started |= plugins - {call.plugin for call in calls("profile_start")}
 
     def _end_failed_start(self, reason: str) -> Operation[bool]:
         """Stop the plugins that have started and write the manifest. Return whether the backend had started."""
-        began, outputs = False, tuple[Output, ...]()
+        backend_started, outputs = False, tuple[Output, ...]()
         for call in self._hooks.calls("profile_stop"):
             if call.is_backend and call.plugin in self._started:
-                began, outputs = True, (yield from self._stop_plugin(call))
+                backend_started, outputs = True, (yield from self._stop_plugin(call))
         self.capture.artifacts = self._artifacts(outputs)
         self.abandon(reason)
         yield from self._stop_listeners()
-        return began
+        return backend_started
 
     def step(self, step: Step) -> Operation[None]:
         """Call ``profile_step`` of the started plugins. If a plugin fails, add the failure to the capture.
@@ -218,19 +222,19 @@ class Recording:
                 self._interruption = self._interruption or error
             else:
                 self._add_failure(call, invocation.describe(error), error)
-        if invocation.returned is None or invocation.returned.results is None or not call.is_backend:
+        if invocation.progress is None or invocation.progress.results is None or not call.is_backend:
             return ()
         # A failed wrapper must not lose the trace.
-        completed = [outputs for outputs in invocation.returned.results if isinstance(outputs, list | tuple)]
+        completed = [outputs for outputs in invocation.progress.results if isinstance(outputs, list | tuple)]
         return tuple(output for outputs in completed for output in outputs)
 
     def _stop_listeners(self) -> Operation[None]:
         """Stop the listeners after the manifest was written, and write it again with their failures."""
-        noted = len(self.capture.notes)
+        note_count = len(self.capture.notes)
         for call in self._hooks.calls("profile_stop"):
             if call.plugin in self._started:
                 yield from self._stop_plugin(call)
-        if len(self.capture.notes) > noted:
+        if len(self.capture.notes) > note_count:
             self._write()
 
     def _raise_interruption(self) -> None:
@@ -254,39 +258,39 @@ class Recording:
         self.capture.problems.append(text)
         logger.debug("Capture %s: %s", self.capture.id, text, exc_info=error)
 
-    def _tell_wait(self) -> None:
+    def _record_wait(self) -> None:
         capture, wait = self.capture, self._turn.waited()
         if wait is None:
             return
         capture.waited_s = wait.duration_s
-        counted = capture.first_iteration is not None
-        where = f"at iteration {capture.first_iteration}" if counted else f"in step {capture.current_step}"
-        capture.notes.append(f"It waited {_words(wait)}, and began {where}.")
+        has_iterations = capture.first_iteration is not None
+        start = f"at iteration {capture.first_iteration}" if has_iterations else f"in step {capture.current_step}"
+        capture.notes.append(f"The capture waited {_format_wait(wait)}, and started {start}.")
         if capture.unit is Unit.GLOBAL_STEP and capture.current_step > capture.first_step:
             last = capture.current_step - 1
             steps = f"Step {last} was" if last == capture.first_step else f"Steps {capture.first_step} to {last} were"
-            capture.problems.append(f"{steps} not recorded, as its turn came later.")
+            capture.problems.append(f"{steps} not recorded, because the capture was waiting for a device.")
 
     def abandon(self, reason: str | None) -> None:
-        """End it where nothing records.
+        """End the capture when no plugin is recording it.
 
         Args:
-            reason: why; None if its turn did not come, and nothing else is to be said.
+            reason: the reason; None if the wait for a device is the only reason.
         """
         capture, reasons = self.capture, [reason] if reason else []
         self.cancel_timer()
-        self.wait()
+        self.update_waits_for()
         if (wait := self._turn.waited()) is not None:
             capture.waited_s = wait.duration_s
             if capture.waits_for is None:
-                capture.notes.append(f"It waited {_words(wait)}.")
+                capture.notes.append(f"The capture waited {_format_wait(wait)}.")
             else:
-                reasons.append(in_vain(wait))
+                reasons.append(describe_failed_wait(wait))
         self._turn.release()
         abandon(capture, self._recorder, *reasons)
 
     def publish(self) -> None:
-        """Write the manifest as it stands, if the end has not begun; from any thread, not only the owner's."""
+        """Write the manifest if the capture is starting or recording. Any thread may call this."""
         with self._mutex:
             if self._publishing or self.capture.state not in {CaptureState.STARTING, CaptureState.RECORDING}:
                 return
@@ -435,7 +439,7 @@ def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:
 
 
 def _first_step_is_cold(capture: CaptureRecord, backend: Backend) -> bool | None:
-    """Return whether recording starts without warm-up, which makes the first step, mini-batch or iteration slower.
+    """Return whether recording starts without warm-up, so that the first step, mini-batch or iteration is slower.
 
     Return None if the backend's ``cold_first_step`` is False.
     """
@@ -447,7 +451,7 @@ def _first_step_is_cold(capture: CaptureRecord, backend: Backend) -> bool | None
 
 
 def abandon(capture: CaptureRecord, recorder: manifest.ManifestWriter, *reasons: str) -> None:
-    """End a capture whose names are reserved that does not start."""
+    """End a reserved capture that does not start, and write its manifest."""
     capture.problems += map(sentence, reasons)
     capture.conclude(capture.artifacts)
     try:
@@ -457,7 +461,7 @@ def abandon(capture: CaptureRecord, recorder: manifest.ManifestWriter, *reasons:
 
 
 def adopt(capture: CaptureRecord, recorder: manifest.ManifestWriter, artifacts: tuple[Artifact, ...]) -> None:
-    """End a capture whose names are reserved that something else has recorded.
+    """End a reserved capture with artifacts that another profiler recorded, and write its manifest.
 
     Raises:
         OSError: the manifest cannot be written.
@@ -468,18 +472,18 @@ def adopt(capture: CaptureRecord, recorder: manifest.ManifestWriter, artifacts: 
     manifest.write_manifest(capture, recorder)
 
 
-def expired(limit_s: float) -> str:
-    """Say why a capture that nobody stopped has ended."""
+def describe_timeout(limit_s: float) -> str:
+    """Return the reason for ending a capture at its time limit."""
     return f"it was not stopped within max_capture_s={limit_s:g} seconds"
 
 
-def in_vain(wait: leases.Wait) -> str:
-    """Say that a turn never came, and what to do."""
+def describe_failed_wait(wait: leases.Wait) -> str:
+    """Return the problem message of a capture that waited for a device until its end."""
     return (
-        f"Its turn never came: it waited {_words(wait)}. Let that recording end sooner (an engine's by a count of "
-        "iterations, a trainer's by stages), or capture these roles at different steps."
+        f"The device did not become available: the capture waited {_format_wait(wait)}. Shorten the other recording "
+        "(limit the iterations of an engine, or select stages of a trainer), or capture these roles at different steps."
     )
 
 
-def _words(wait: leases.Wait) -> str:
+def _format_wait(wait: leases.Wait) -> str:
     return f"{wait.duration_s:.2f} s for {', then for '.join(wait.held)}"

@@ -1,4 +1,4 @@
-"""Tells a backend that another profiler is about to begin in its process, by what that one's library calls for it."""
+"""Detection of other profilers that start in the same process during a capture."""
 
 from __future__ import annotations
 
@@ -13,52 +13,56 @@ from typing import Any, Self
 class RivalWatch:
     """Context manager that detects other profilers that start during a capture."""
 
-    def __init__(self, beginnings: Mapping[str, Sequence[str]], begins: Callable[[str], None]) -> None:
+    def __init__(self, start_functions: Mapping[str, Sequence[str]], on_start: Callable[[str], None]) -> None:
         """Args:
-        beginnings: what profilers call to begin, by the module, or ``module:Class``, in which it is looked up. What a
-            release lacks is passed over.
-        begins: called with that module in the thread of the other profiler, before it begins. What it raises is
-            let go, as the other profiler is the host's.
+        start_functions: names of the functions that start a profiler, by ``module`` or ``module:Class``. Functions that
+            the installed version lacks are ignored.
+        on_start: called with the module's name before another profiler starts, in the thread of that profiler. Its
+            exceptions are suppressed, because the other profiler belongs to the host.
         """
-        self._beginnings = beginnings
-        self._begins = begins
-        self._own: int | None = None
-        self._originals: list[tuple[object, str, Callable[..., Any], Callable[..., Any]]] = []
+        self._start_functions = start_functions
+        self._on_start = on_start
+        self._own_thread: int | None = None
+        """The thread that is inside `ours`."""
+        self._patches: list[tuple[object, str, Callable[..., Any], Callable[..., Any]]] = []
+        """Owner, name, original function and replacement of each patched function."""
 
     def __enter__(self) -> Self:
-        for place, names in self._beginnings.items():
-            module, _, cls = place.partition(":")
+        for path, names in self._start_functions.items():
+            module, _, cls = path.partition(":")
             owner: object = sys.modules.get(module)
             owner = getattr(owner, cls, None) if cls else owner
             for name in names:
                 original = getattr(owner, name, None)
                 if original is not None:
-                    ours = self._announced(module, original)
-                    self._originals.append((owner, name, original, ours))
-                    setattr(owner, name, ours)
+                    replacement = self._reported(module, original)
+                    self._patches.append((owner, name, original, replacement))
+                    setattr(owner, name, replacement)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for owner, name, original, ours in self._originals:
-            if getattr(owner, name) is ours:  # else somebody put something of theirs around it
+        for owner, name, original, replacement in self._patches:
+            if getattr(owner, name) is replacement:  # otherwise, another library has patched the function too
                 setattr(owner, name, original)
-        self._originals.clear()
+        self._patches.clear()
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Begin and end profilers of our own inside."""
-        self._own = threading.get_ident()
+        """Ignore profilers that this thread starts inside the ``with`` block."""
+        self._own_thread = threading.get_ident()
         try:
             yield
         finally:
-            self._own = None
+            self._own_thread = None
 
-    def _announced(self, module: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _reported(self, module: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that reports the start of a profiler and then calls the original function."""
+
         @functools.wraps(original)
-        def begin(*arguments: Any, **options: Any) -> Any:
-            if self._originals and self._own != threading.get_ident():
+        def start(*arguments: Any, **options: Any) -> Any:
+            if self._patches and self._own_thread != threading.get_ident():
                 with suppress(Exception):  # an error must not stop the other profiler
-                    self._begins(module)
+                    self._on_start(module)
             return original(*arguments, **options)
 
-        return begin
+        return start

@@ -1,4 +1,4 @@
-"""The command line: one module per subcommand, each imported when its command is asked for."""
+"""The command-line interface. Each command has its own module, which is imported only when the command is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command-line interface. The exit code is one of `profdeck_traces.cli.terminal.ExitCode`."""
-    # Commands free little memory before they end, and frequent garbage collection took a quarter of their run time.
+    # Commands free little memory before they exit, and garbage collection at the default rate takes 25 % of their time.
     gc.set_threshold(100_000)
     app(prog_name="profdeck")
 
@@ -39,12 +39,12 @@ def _print_version(value: bool) -> None:  # noqa: FBT001  # typer calls it with 
 def _root(
     ctx: typer.Context,
     *,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens to stderr.")] = False,
-    version: Annotated[  # noqa: ARG001  # its callback has answered already
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log to stderr.")] = False,
+    version: Annotated[  # noqa: ARG001  # handled by its callback
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Profile LLM engines: check the config before a job, prove and read the traces after it."""
+    """Profile LLM engines: check the config before a job, and verify and analyse the traces after it."""
     if verbose:
         logger = logging.getLogger("profdeck")
         handler = logging.StreamHandler()

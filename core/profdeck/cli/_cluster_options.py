@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from inspect import Parameter
 from typing import Any
@@ -23,7 +24,8 @@ class ClusterOptions:
 
     flags: tuple[str, ...]
     """Options that select a cluster, in the form ``--NAME``."""
-    _calls: tuple[Callable[[], object], ...]
+    _selectors: tuple[Callable[[], object], ...]
+    """The option functions of the clusters, bound to the values of their options."""
 
     def selected(self) -> Any:
         """Call the option functions of the clusters. Return the first result, or ``None`` if no cluster is selected.
@@ -31,7 +33,7 @@ class ClusterOptions:
         Raises:
             ConfigError: The options of a cluster are inconsistent.
         """
-        return next((result for call in self._calls if (result := call()) is not None), None)
+        return next((result for select in self._selectors if (result := select()) is not None), None)
 
 
 def with_cluster_options(name: str, command: Any) -> Any:
@@ -39,7 +41,7 @@ def with_cluster_options(name: str, command: Any) -> Any:
 
     Args:
         name: Command name, such as ``capture servers``.
-        command: Function, or group of functions. It is returned unchanged if no function has such a parameter.
+        command: Function or command group. It is returned unchanged if no function has the parameter ``of_clusters``.
     """
     if isinstance(command, typer.Typer):
         group = copy.copy(command)
@@ -49,24 +51,31 @@ def with_cluster_options(name: str, command: Any) -> Any:
         return group
     if not callable(command) or _PARAMETER not in inspect.signature(command).parameters:
         return command
-    clusters = {one.name: one.command_options[name] for one in installed_clusters() if name in one.command_options}
-    added = {cluster: _parameters(options) for cluster, options in clusters.items()}
+    functions = {
+        cluster.name: cluster.command_options[name]
+        for cluster in installed_clusters()
+        if name in cluster.command_options
+    }
+    parameters_of = {cluster: _parameters(function) for cluster, function in functions.items()}
 
     @functools.wraps(command)
     def extended(**values: Any) -> Any:
-        calls = tuple(
-            functools.partial(clusters[cluster], **{one.name: values.pop(one.name) for one in parameters})
-            for cluster, parameters in added.items()
+        selectors = tuple(
+            functools.partial(
+                functions[cluster], **{parameter.name: values.pop(parameter.name) for parameter in parameters}
+            )
+            for cluster, parameters in parameters_of.items()
         )
-        options = ClusterOptions(tuple(f"--{cluster}" for cluster in clusters), calls)
+        options = ClusterOptions(tuple(f"--{cluster}" for cluster in functions), selectors)
         return command(**values, **{_PARAMETER: options})
 
+    cluster_parameters = list(itertools.chain.from_iterable(parameters_of.values()))
     parameters: list[Parameter] = []
     for parameter in _parameters(command):
-        parameters += [one for of in added.values() for one in of] if parameter.name == _PARAMETER else [parameter]
+        parameters += cluster_parameters if parameter.name == _PARAMETER else [parameter]
     # typer reads the signature and the annotations.
     vars(extended)["__signature__"] = inspect.Signature(parameters)
-    extended.__annotations__ = {one.name: one.annotation for one in parameters}
+    extended.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return extended
 
 

@@ -19,14 +19,14 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from profdeck_traces.base.entry_points import installed, load
-from profdeck_traces.base.errors import BrokenPluginError, PluginError, ProfdeckError, did_you_mean
+from profdeck_traces.base.errors import BrokenPluginError, PluginError, ProfdeckError, describe_error, did_you_mean
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
 COMMANDS = "profdeck.commands"
 
 _SECTIONS = {"profdeck": "Capture", "profdeck_traces": "Read traces"}
-"""Headings in the list of commands, by package. Commands of other packages come last."""
+"""Section headings in the list of commands, by package. Commands of other packages are listed last."""
 _UNTIL_STOPPED = "Use 'profdeck capture servers' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
 _REPLACED = {
     "backends": "Use 'profdeck plugins'.",
@@ -129,10 +129,10 @@ def _help_of(node: ast.stmt, name: str) -> str | None:
     """
     match node:
         case ast.FunctionDef():
-            is_callback = any(f"{name}.callback" in ast.unparse(one) for one in node.decorator_list)
+            is_callback = any(f"{name}.callback" in ast.unparse(decorator) for decorator in node.decorator_list)
             return ast.get_docstring(node) if node.name == name or is_callback else None
         case ast.Assign(targets=[ast.Name(id=target)], value=ast.Call(keywords=keywords)) if target == name:
-            texts = [one.value for one in keywords if one.arg == "help"]
+            texts = [keyword.value for keyword in keywords if keyword.arg == "help"]
             return str(texts[0].value) if texts and isinstance(texts[0], ast.Constant) else None
     return None
 
@@ -145,7 +145,8 @@ def _build(name: str) -> Any:
         return _as_command(name, with_cluster_options(name, command))
     except Exception as error:
         raise BrokenPluginError(
-            f"The command '{name}' is {command!r}, of which no command can be made: {type(error).__name__}: {error}"
+            f"The entry point '{name}' in {COMMANDS} must be a function or a typer.Typer, got {command!r}: "
+            f"{describe_error(error)}"
         ) from error
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from profdeck.after_capture.run_walk import await_finishes
+from profdeck.after_capture.work_in_progress import await_finishes
 from profdeck.base.text import sentence
 from profdeck.cli import capture_report, ls
 from profdeck.cli.terminal_observer import TerminalObserver
@@ -72,8 +72,8 @@ def command(  # noqa: PLR0913  # the options of a command line
     if report is not None and captured.is_over:
         with terminal.show_progress("Waiting for the finish task"):
             await_finishes(report)
-    problems = any(one.problem for one in captured.processes)
-    files_elsewhere = any(one.files_here is False for one in captured.processes)
+    problems = any(process.problem for process in captured.processes)
+    files_elsewhere = any(process.files_here is False for process in captured.processes)
     complete = not problems and (files_elsewhere if report is None else report.status is Status.COMPLETE)
     if json:
         terminal.print_json(
@@ -109,22 +109,22 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 def _show_processes(captured: JobCapture) -> None:
     """Print the problems that are not in the report, and the locations of files on other hosts."""
     console = terminal.stdout_console()
-    elsewhere = [one for one in captured.processes if one.files_here is False]
-    for one in captured.processes:
-        if one.problem and not one.files_here:
-            console.print(f"{one.process.name}, {one.process.at}: {sentence(one.problem)}")
-        if one in elsewhere:
-            where = f"{one.process.at.host}, in {one.directory}"
-            console.print(f"{one.process.name}: its files are on {where}", soft_wrap=True)  # do not wrap the path
-    if elsewhere:
+    for capture in captured.processes:
+        process = capture.process
+        if capture.problem and not capture.files_here:
+            console.print(f"{process.name}, {process.at}: {sentence(capture.problem)}")
+        if capture.files_here is False:
+            text = f"{process.name}: its files are on {process.at.host}, in {capture.directory}"
+            console.print(text, soft_wrap=True)  # do not wrap the path
+    if any(capture.files_here is False for capture in captured.processes):
         console.print(
             "To read all ranks together, copy the step_* directories from there into "
             f"{terminal.short_path(captured.run)}, or set output to a directory that all hosts share."
         )
 
 
-def _plain(one: ProcessCapture) -> dict[str, Any]:
-    process = one.process
+def _plain(capture: ProcessCapture) -> dict[str, Any]:
+    process = capture.process
     return {
         "role": process.role,
         "replica": process.replica,
@@ -132,8 +132,8 @@ def _plain(one: ProcessCapture) -> dict[str, Any]:
         "target": process.target,
         "host": process.at.host,
         "pid": process.at.pid,
-        "captures": one.captures,
-        "directory": str(one.directory),
-        "files_here": one.files_here,
-        "problem": one.problem,
+        "captures": capture.captures,
+        "directory": str(capture.directory),
+        "files_here": capture.files_here,
+        "problem": capture.problem,
     }

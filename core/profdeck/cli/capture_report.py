@@ -15,7 +15,7 @@ from profdeck_traces.cli import arguments, summary, terminal
 if TYPE_CHECKING:
     from profdeck_traces import RunSummary
 
-_KERNELS = 8
+_MAX_KERNELS = 8
 
 
 def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
@@ -32,17 +32,22 @@ def show_summary(report: RunReport, paths: Sequence[Path]) -> None:
     except MissingLibraryError as error:  # a missing library does not affect the capture
         terminal.warn(str(error))
         return
-    run = _without_unreported(run, report)
+    run = _without_remote_ranks(run, report)
     terminal.stdout_console().print()
-    summary.show(run, paths, top=_KERNELS)
-    summary.tell(run, problems)
+    summary.show(run, paths, top=_MAX_KERNELS)
+    summary.report_problems(run, problems)
 
 
-def _without_unreported(run: RunSummary, report: RunReport) -> RunSummary:
-    """Remove ranks without files on this host, unless the report includes them."""
+def _without_remote_ranks(run: RunSummary, report: RunReport) -> RunSummary:
+    """Remove ranks that the report excludes because their files are on other hosts.
+
+    Without this, the summary would list these ranks as missing.
+    """
     from profdeck_traces import findings_of
 
-    reported = {(one.role, one.replica, one.id, rank.rank) for one in report.captures for rank in one.ranks}
+    reported = {
+        (capture.role, capture.replica, capture.id, rank.rank) for capture in report.captures for rank in capture.ranks
+    }
     captures = tuple(
         state
         for state in run.captures

@@ -27,10 +27,10 @@ from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 REMOVED = {
-    "--actor": "Give the names of actors to the option of their cluster, such as --ray 'rollout_*'.",
+    "--actor": "Specify actor names with the option of their cluster, such as --ray 'rollout_*'.",
     "--backend": "Use --set server.backend=NAME.",
     "--load": "profdeck sends no requests to servers. Send your own before and during the capture.",
     "--policy": "Use --set server.targets.policy=POLICY.",
@@ -40,7 +40,7 @@ REMOVED = {
     "--report": "After the capture, use 'profdeck report latest'.",
     "--run": "To name the run, use --set run=NAME. To capture a running job, use 'profdeck capture job RUN'.",
     "--sample-by": "Use --set server.targets.sample_by=load.",
-    "--stage": "It was renamed to --batch-kind.",
+    "--stage": "Use --batch-kind.",
     "--warmup-requests": "profdeck sends no requests to servers. Send your own before and during the capture, and "
     "exclude the first iterations with --skip.",
     "--worker-type": "Use --set server.targets.worker_types=[decode].",
@@ -119,9 +119,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     """Capture running servers; exit with 1 if a capture is incomplete."""
     actors: Sequence[str] | None = of_clusters.selected()
     if not (url or router or targets or actors or config):
-        where = ", ".join(["--url", "--router", "--targets", *of_clusters.flags])
+        options = ", ".join(["--url", "--router", "--targets", *of_clusters.flags])
         raise ConfigError(
-            f"No server is specified. Use {where} or --config. To capture a running job, use: profdeck capture job RUN"
+            f"No server is specified. Use {options} or --config. To capture a running job: profdeck capture job RUN"
         )
     values = dict(map(parse_setting, settings or ()))
     if "run" in values:
@@ -173,9 +173,9 @@ class _Terminal(TerminalObserver, ServerObserver):
 
 def _show_servers(servers: Sequence[CheckedServer]) -> None:
     """Print a table of the servers to stderr. A long table omits servers that are ready."""
-    folded = sys.stderr.isatty() or "COLUMNS" in os.environ
-    console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
-    shown = servers if len(servers) <= _MOST_ROWS else [server for server in servers if server.state != "ready"]
+    wraps = sys.stderr.isatty() or "COLUMNS" in os.environ
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False, width=None if wraps else 10_000)
+    shown = servers if len(servers) <= _MAX_ROWS else [server for server in servers if server.state != "ready"]
     columns = {
         "server" if any(server.is_server for server in servers) else "actor": [server.name for server in shown],
         "role": [f"{server.role}/{server.replica}" for server in shown],
@@ -201,8 +201,8 @@ def _report(captured: ServerCapture, *, json: bool) -> None:
     report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
     with terminal.show_progress("Waiting for the finish task"):
         await_own_finishes()
-    whole = captured.error is None and all(one.status is Status.COMPLETE for one in captured.captures)
-    complete = whole and report is not None and report.status is Status.COMPLETE
+    captures_complete = all(capture.status is Status.COMPLETE for capture in captured.captures)
+    complete = captured.error is None and captures_complete and report is not None and report.status is Status.COMPLETE
     if json:
         terminal.print_json(
             {

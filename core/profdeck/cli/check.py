@@ -1,4 +1,4 @@
-"""`profdeck check`: everything about a config that can be known before the job starts."""
+"""`profdeck check`: validates a config before the job starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from profdeck.backends import plugins
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.building import build_backend, resolve_identity, run_preflight
+from profdeck.backends.backend_setup import build_backend, resolve_identity, run_preflight
 from profdeck.backends.plugin_manager import PluginManager
 from profdeck.base.errors import CaptureError
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
@@ -27,31 +27,36 @@ from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
 HOSTS = "profdeck.hosts"
-"""Entry points that say whether a framework loads profdeck, or raise `ConfigError` with what to do."""
+"""Entry-point group of functions that check whether a framework loads profdeck.
+
+A function returns a description of its result, or raises `ConfigError` with instructions.
+"""
 
 
 @attrs.frozen
 class Check:
-    """One thing that was checked."""
+    """Result of one check."""
 
     what: str
+    """Subject of the check, such as a config key."""
     detail: str
-    """What was found, or what is wrong."""
+    """Description of the valid value, or error message."""
     code: ExitCode = ExitCode.OK
+    """Exit code of the error; `ExitCode.OK` if the check passed."""
 
 
 def command(  # noqa: PLR0913 - the options of the command line
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config, a YAML or TOML file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config in YAML or TOML.")],
     *,
-    role: Annotated[str | None, typer.Option(metavar="NAME", help="Check this role only.")] = None,
+    role: Annotated[str | None, typer.Option(metavar="NAME", help="Check only this role.")] = None,
     settings: SettingsOption = None,
-    here: Annotated[bool, typer.Option("--here", help="Check that this machine can record, too.")] = False,
+    here: Annotated[bool, typer.Option("--here", help="Also check that this machine can record.")] = False,
     connect: Annotated[bool, typer.Option("--connect", help="Also check that the targets respond.")] = False,
     measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Check a config before the job starts; show what is wrong."""
+    """Check a config before the job starts, and show all problems."""
     if measure:
         raise ConfigError(
             "--measure was removed without a replacement: profdeck no longer predicts the size of captures."
@@ -59,16 +64,16 @@ def command(  # noqa: PLR0913 - the options of the command line
     checks = list(_checks(file, role, settings or (), here=here, connect=connect))
     if host is not None:
         checks.append(_attempt(f"host {host}", _host, host))
-    wrong = [check for check in checks if check.code]
+    failed = [check for check in checks if check.code]
     if json:
         listed = [{"what": check.what, "ok": not check.code, "detail": check.detail} for check in checks]
-        terminal.print_json({"file": str(file), "ok": not wrong, "checks": listed})
+        terminal.print_json({"file": str(file), "ok": not failed, "checks": listed})
     else:
-        _print(file, checks, wrong)
-    raise typer.Exit(min((check.code for check in wrong), default=ExitCode.OK))
+        _print(file, checks, failed)
+    raise typer.Exit(min((check.code for check in failed), default=ExitCode.OK))
 
 
-def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
+def _print(file: Path, checks: list[Check], failed: list[Check]) -> None:
     table = terminal.make_table("", "checked", "")
     for check in checks:
         state = Text("failed", style="red") if check.code else Text("ok", style="green")
@@ -76,8 +81,7 @@ def _print(file: Path, checks: list[Check], wrong: list[Check]) -> None:
     console = terminal.stdout_console()
     console.print(table)
     console.print(
-        f"{terminal.short_path(file)}: {len(checks)} checked, "
-        f"{f'{len(wrong)} failed' if wrong else 'nothing is wrong'}."
+        f"{terminal.short_path(file)}: {len(checks)} checked, {f'{len(failed)} failed' if failed else 'no problems'}."
     )
 
 
@@ -93,13 +97,13 @@ def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, c
     except ConfigError as error:
         yield Check("config", str(error), ExitCode.USAGE)
         return
-    yield Check("config", "its keys and the types of its values")
+    yield Check("config", "valid keys and types")
     yield _attempt("steps", _steps, config)
     yield _attempt("output", _output_directory, config.output)
     for name in config.listeners:
         yield _attempt(f"listeners.{name}", _listener, name, config.listener_options.get(name, {}))
     if role is None and not config.roles:
-        yield Check("roles", "There is no role, so nothing would be recorded.", ExitCode.USAGE)
+        yield Check("roles", "No role is configured, so nothing would be recorded.", ExitCode.USAGE)
     for name in config.roles if role is None else (role,):
         yield from _role(config, name, here=here)
         if connect and (chosen := config.roles.get(name)) is not None and chosen.targets is not None:
@@ -111,41 +115,42 @@ def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
         return Check(what, check(*arguments))
     except ProfdeckError as error:
         return Check(what, str(error), ExitCode(error.exit_code))
-    except Exception as error:  # noqa: BLE001  # plugins run here, and one that fails must not hide other problems
+    except Exception as error:  # noqa: BLE001  # a failing plugin must not hide other problems
         return Check(what, describe_error(error), ExitCode.PLUGIN)
 
 
 def _host(name: str) -> str:
-    found: str = entry_points.load(HOSTS, name)()
-    return found
+    description: str = entry_points.load(HOSTS, name)()
+    return description
 
 
 def _steps(config: Config) -> str:
-    first, given = config.steps.after(-1), ", ".join(map(str, config.steps.to_list()))
+    first, steps = config.steps.after(-1), ", ".join(map(str, config.steps.to_list()))
     if first is None and config.steps.timed:
-        return f"{given}: asked for while the job runs"
-    if first is None and config.roles and all(map(_is_of_an_engine, config.roles.values())):
-        return "none: the engines are asked for captures, or their iterations say when"
+        return f"{steps}: captured while the job runs"
+    if first is None and config.roles and all(map(_has_engine_backend, config.roles.values())):
+        return "none: captures of engines are started on demand or by iteration"
     if first is None and config.on_demand:
-        return "none: captures are asked for while the job runs"
+        return "none: captures are started on demand while the job runs"
     if first is None:
         raise ConfigError(
-            f"Nothing is selected, so nothing would be recorded. Set steps to a list of {GRAMMAR}; or on_demand: true."
+            "No step is selected, so nothing would be recorded. Set on_demand: true, or set steps to a list of "
+            f"{GRAMMAR}."
         )
     if config.final_step is not None and first > config.final_step:
         raise ConfigError(f"The first selected step is {first}, but final_step is {config.final_step}.")
-    return f"{given}; the first is {first}"
+    return f"{steps}; the first is {first}"
 
 
-def _is_of_an_engine(role: RoleConfig) -> bool:
+def _has_engine_backend(role: RoleConfig) -> bool:
     try:
         return issubclass(plugins.load_backend(role.backend), EngineBackend)
-    except ProfdeckError:  # said of the role itself
+    except ProfdeckError:  # reported by the check of the role
         return False
 
 
 def _output_directory(output: Path) -> str:
-    """Write into the directory, or the nearest one above it that exists, and remove what was written."""
+    """Check that the output directory, or its nearest existing parent, is writable by creating a temporary file."""
     output = output.absolute()
     existing = next(path for path in (output, *output.parents) if path.exists())
     if not existing.is_dir():
@@ -159,7 +164,7 @@ def _output_directory(output: Path) -> str:
 
 
 def _listener(name: str, options: Mapping[str, Any]) -> str:
-    # A manager of its own: the listener must not participate in recordings of this process.
+    # Use a separate plugin manager, so that the listener is not called for captures in this process.
     PluginManager().add_object(name, plugins.load_listener(name, options))
     return "can be loaded"
 
@@ -167,7 +172,7 @@ def _listener(name: str, options: Mapping[str, Any]) -> str:
 def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     role, path = config.roles.get(name), f"roles.{name}"
     if role is None:
-        hint = f"{did_you_mean(name, config.roles)} It has: {', '.join(config.roles) or 'none'}."
+        hint = f"{did_you_mean(name, config.roles)} Its roles: {', '.join(config.roles) or 'none'}."
         yield Check(path, f"The config has no such role.{hint}", ExitCode.USAGE)
         return
     ranks = role.ranks if isinstance(role.ranks, str) else ", ".join(map(str, role.ranks))
@@ -191,38 +196,40 @@ def _library(cls: type[Backend]) -> str:
     except MissingLibraryError:
         if not issubclass(cls, EngineBackend):
             raise
-        return f"{cls.name}, for servers: its engine is not installed here"
-    found = [" ".join(library.installed() or ()) for library in cls.libraries]
-    return f"{cls.name}, with {', '.join(found)}" if found else cls.name
+        return f"{cls.name}, for servers (its engine is not installed on this host)"
+    libraries = [" ".join(library.installed() or ()) for library in cls.libraries]
+    return f"{cls.name}, with {', '.join(libraries)}" if libraries else cls.name
 
 
 def _options(config: Config, name: str) -> str:
     build_backend(config, name)
     role = config.roles[name]
-    given = ", ".join(role.options) or "all at their defaults"
+    options = ", ".join(role.options) or "defaults"
     if role.targets is not None and "auth" in role.options:
-        return f"{given}; auth counts for servers that load this config, not for the job that asks them"
-    return given
+        return f"{options}; auth applies to servers that load this config, not to the job that captures them"
+    return options
 
 
 def _here(config: Config, name: str) -> str:
     backend = build_backend(config, name)
     identity = resolve_identity(name, backend)
     if identity.world_size > 1 and not config.roles[name].expected_ranks(identity.world_size):
-        raise ConfigError(f"None of its ranks is in this job, whose ranks are 0 to {identity.world_size - 1}.")
+        raise ConfigError(
+            f"None of the selected ranks is in this job, which has the ranks 0 to {identity.world_size - 1}."
+        )
     run_preflight(backend)
     return "can record"
 
 
 def _targets(config: Config, name: str) -> str:
-    """Connect to the targets as a capture would, and return the number of targets that respond."""
+    """Connect to the targets in the same way as a capture, and describe how many respond."""
     from profdeck.replicas.reachability import reach_all
 
     backend, targets = build_backend(config, name), config.roles[name].targets
-    assert isinstance(backend, EngineBackend)  # noqa: S101  # others have no targets
-    assert targets is not None  # noqa: S101  # the caller has looked
-    found = asyncio.run(reach_all(type(backend), backend.options, targets))
-    silent = [f"{target.handle}: {describe_error(error)}" for target, error in found if error is not None]
-    if silent:
-        raise CaptureError(f"{len(silent)} of {len(found)} cannot be reached. {' '.join(silent)}")
-    return f"{len(found)} of {len(found)} answer"
+    assert isinstance(backend, EngineBackend)  # noqa: S101  # only engine backends have targets
+    assert targets is not None  # noqa: S101  # checked by the caller
+    results = asyncio.run(reach_all(type(backend), backend.options, targets))
+    errors = [f"{target.handle}: {describe_error(error)}" for target, error in results if error is not None]
+    if errors:
+        raise CaptureError(f"{len(errors)} of {len(results)} cannot be reached. {' '.join(errors)}")
+    return f"{len(results)} of {len(results)} respond"

@@ -36,7 +36,7 @@ def command(
     with contextlib.ExitStack() as until_done:
         find_actors = of_clusters.selected()
         actors = find_actors and find_actors(until_done)
-        on_progress = until_done.enter_context(terminal.show_progress("Asking engines"))
+        on_progress = until_done.enter_context(terminal.show_progress("Fetching files"))
         engines = asyncio.run(collect_run(run, limit_s=timeout_s, actors=actors, on_progress=on_progress))
     for engine in engines:
         typer.echo(f"{engine.role_and_replica} {engine.capture}: {_outcome(engine)}")
@@ -49,7 +49,7 @@ def command(
             f"Next: profdeck ls {terminal.short_path(run)}"
         )
     else:
-        typer.echo("Nothing is missing that a server could send.")
+        typer.echo("No file is missing that a server could send.")
     if (run / ADDRESS_FILE).exists():
         terminal.print_stderr(
             "Files that processes of the job wrote on other hosts are not fetched. Copy their step_* directories into "

@@ -1,4 +1,4 @@
-"""`profdeck config`: what the config is, and where its values come from."""
+"""`profdeck config`: prints the resolved config and the sources of its values."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from profdeck.backends.building import build_backend
+from profdeck.backends.backend_setup import build_backend
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.sources import Loaded, load_config, parse_setting
 from profdeck.config.structuring import unstructure
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.cli import terminal
 
-command = typer.Typer(help="Show the config.", no_args_is_help=True)
+command = typer.Typer(help="Print the resolved config.", no_args_is_help=True)
 
 
 @attrs.frozen
 class Row:
-    """One value of the config."""
+    """A config value and its source."""
 
     key: str
     value: Any
@@ -33,13 +33,13 @@ class Row:
 def show(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="The config; without it, the file that PROFDECK_CONFIG names."),
+        typer.Argument(metavar="FILE", help="The config. Default: the file in PROFDECK_CONFIG."),
     ] = None,
     *,
     settings: SettingsOption = None,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Show every value of the config and where it comes from."""
+    """Print all config values and their sources."""
     loaded = load_config(file, settings=dict(map(parse_setting, settings or ())), settings_source=SETTINGS_SOURCE)
     notes: list[str] = []
     rows = list(_rows(loaded, notes))
@@ -56,25 +56,30 @@ def show(
 
 
 def _rows(loaded: Loaded, notes: list[str]) -> Iterator[Row]:
-    """Yield all values; options of backends that can be loaded with the defaults that the backend gives them."""
-    explained: set[str] = set()
+    """Yield all values. If a backend can be loaded, its options include the defaults.
+
+    Args:
+        loaded: The config.
+        notes: Receives a message for each backend that cannot be loaded.
+    """
+    expanded_roles: set[str] = set()
     for key, value, source in loaded.rows():
         match key.split("."):
             case ["roles", role, "options", *_]:
-                if role not in explained:
-                    explained.add(role)
+                if role not in expanded_roles:
+                    expanded_roles.add(role)
                     yield from _options(loaded, role, notes)
             case _:
                 yield Row(key, value, source)
 
 
 def _options(loaded: Loaded, role: str, notes: list[str]) -> Iterator[Row]:
-    given = loaded.config.roles[role].options
+    configured = loaded.config.roles[role].options
     try:
         values = unstructure(build_backend(loaded.config, role).options)
     except ProfdeckError as error:
-        notes.append(f"roles.{role}.options are shown as they were given: {error}")
-        values = dict(given)
+        notes.append(f"roles.{role}.options are shown without defaults: {error}")
+        values = dict(configured)
     for name, value in values.items():
         key = ("roles", role, "options", name)
-        yield Row(".".join(key), value, loaded.source(key) if name in given else "default")
+        yield Row(".".join(key), value, loaded.source(key) if name in configured else "default")

@@ -41,8 +41,8 @@ def command(
 ) -> None:
     """Run finish tasks that have not run or were interrupted.
 
-    Use this if the process of a finish task was killed. Exits with 1 if a finish task of the run is not done. This runs
-    the finish command from the run directory on this host, so use it only for runs that you trust.
+    Use this if the process of a finish task was killed. Exits with 1 if a finish task of the run is not done. The
+    finish command is read from the run directory and runs on this host, so use it only for runs that you trust.
     """
     from profdeck.after_capture.finish import finish_run
     from profdeck.after_capture.finish_record import FinishState, new_record
@@ -61,13 +61,13 @@ def command(
     template = None
     if config.finish.command is not None or listeners:
         template = new_record(0, "", config.finish, listeners, config.listener_options)
-    states, runs = Counter[FinishState](), 0
+    states, run_count = Counter[FinishState](), 0
     for finish, was_run in finish_run(report, template, again=again):
         states[finish.state] += 1
-        runs += was_run
+        run_count += was_run
         if was_run or finish.state is not FinishState.DONE:
             typer.echo(ls.describe_finish(finish) or f"Finish task for {finish.capture}: done.")
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    typer.echo(f"{runs} of {states.total()} run now; {counts}" if states else "This run has no finish task.")
+    typer.echo(f"{run_count} of {states.total()} run now; {counts}" if states else "This run has no finish task.")
     if states.total() > states[FinishState.DONE]:
         raise typer.Exit(ExitCode.INCOMPLETE)

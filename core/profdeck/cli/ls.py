@@ -1,4 +1,4 @@
-"""`profdeck ls`: what a run directory holds and whether it is complete, established by reading every file."""
+"""`profdeck ls`: lists runs, or the captures of a run, and verifies the files of a run by reading them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profdeck.after_capture.finish_record import FinishState
-from profdeck.after_capture.run_walk import FinishReport, read_finishes
+from profdeck.after_capture.work_in_progress import FinishReport, read_finishes
 from profdeck.records.manifest import Manifest
 from profdeck.records.run_directory import RUN_FILE, created_ns, runs_below
 from profdeck.records.status import Status
@@ -43,7 +43,7 @@ def command(
         typer.Argument(
             metavar="RUN",
             parser=terminal.source_path,
-            help="A run, or latest for the newest; else a directory of runs.",
+            help="A run, or a directory of runs; latest: the newest run.",
         ),
     ] = terminal.RUNS,
     *,
@@ -56,7 +56,7 @@ def command(
         _list(runs, as_json=json)
         return
     if run == terminal.RUNS and not run.exists():
-        raise ProfdeckError(f"There is no directory {run} here, so no run. Name a run, or a directory of runs.")
+        raise ProfdeckError(f"The default directory {run} does not exist. Specify a run, or a directory of runs.")
     report = read(run, cache=ResultCache.of_user() if cache else None, processes=processes)
     if json:
         terminal.print_json(plain(report))
@@ -73,46 +73,45 @@ def read(
     cache: ResultCache | None = None,
     processes: int = 0,
 ) -> RunReport:
-    """Read a run with progress; the arguments are those of `read_run`, 0 processes being one for each core.
+    """Read a run with a progress bar. The arguments are those of `read_run`, but `processes` can be 0: one per core.
 
     Raises:
-        ProfdeckError: it cannot be read, or is not a run.
+        ProfdeckError: The run cannot be read, or the path is not a run.
     """
     try:
         with terminal.show_progress("Reading the traces") as on_progress:
-            cores = arguments.cores(processes)
-            return read_run(run, only=only, cache=cache, processes=cores, on_progress=on_progress)
+            count = arguments.process_count(processes)
+            return read_run(run, only=only, cache=cache, processes=count, on_progress=on_progress)
     except OSError as error:
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
 
 
 def _list(runs: list[Path], *, as_json: bool) -> None:
-    """Print runs, the newest first, without reading their files to their ends."""
-    found = []
+    """Print a table of runs, newest first. For speed, file contents are not read."""
+    rows = []
     for run in runs:
         try:
             report = read_run(run, contents=False)
-            counted = reports.totals(report)
+            totals = reports.totals(report)
             status = Status.PARTIAL if report.problems and report.status is Status.COMPLETE else report.status
-            about = {"status": status, "captures": counted["captures"], "size_bytes": counted["size_bytes"]}
+            fields = {"status": status, "captures": totals["captures"], "size_bytes": totals["size_bytes"]}
         except ProfdeckError as error:
-            about = {"status": Status.FAILED, "captures": 0, "size_bytes": 0, "problem": str(error)}
-        found.append({"path": str(run), "created_ns": created_ns(run), **about})
+            fields = {"status": Status.FAILED, "captures": 0, "size_bytes": 0, "problem": str(error)}
+        rows.append({"path": str(run), "created_ns": created_ns(run), **fields})
     if as_json:
-        terminal.print_json({"runs": found})
+        terminal.print_json({"runs": rows})
         return
-    table = terminal.make_table("begun", "run", "captures", "size", "status", numbers=("captures", "size"))
-    for one in found:
-        begun = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created_ns"] / 1e9))
-        state = Text(one["status"], style=_STYLES[one["status"]])
-        table.add_row(
-            begun, terminal.short_path(Path(one["path"])), str(one["captures"]), terminal.size(one["size_bytes"]), state
-        )
+    table = terminal.make_table("started", "run", "captures", "size", "status", numbers=("captures", "size"))
+    for row in rows:
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["created_ns"] / 1e9))
+        status_text = Text(row["status"], style=_STYLES[row["status"]])
+        path, size = terminal.short_path(Path(row["path"])), terminal.size(row["size_bytes"])
+        table.add_row(started, path, str(row["captures"]), size, status_text)
     console = terminal.stdout_console()
     console.print(table)
     console.print()
     newest = terminal.short_path(runs[0])
-    console.print(f"Only sizes were compared; to read the files: profdeck ls {newest}")
+    console.print(f"Only file sizes were checked. To read the files: profdeck ls {newest}")
 
 
 def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
@@ -130,7 +129,7 @@ def show(report: RunReport) -> None:
         for text in (*rank.problems, *notes):
             stage = f", {_stage(capture)}" if capture.stage else ""
             console.print(f"Step {_steps(capture)}, {_role(capture)}{stage}, rank {rank.rank}: {text}")
-    for line in _of_targets(report):
+    for line in _target_problems(report):
         console.print(line)
     for problem in report.problems:
         console.print(problem)
@@ -138,24 +137,25 @@ def show(report: RunReport) -> None:
     for line in filter(None, map(describe_finish, finishes)):
         console.print(line)
     if any(finish.state in {FinishState.INTERRUPTED, FinishState.NOT_RUN} for finish in finishes):
-        console.print(f"To run what was not finished: profdeck finish {terminal.short_path(report.path)}")
-    for role, pruned in itertools.groupby(sorted(report.pruned, key=lambda one: one.role or ""), lambda one: one.role):
-        steps = list(pruned)
+        console.print(f"To run unfinished finish tasks: profdeck finish {terminal.short_path(report.path)}")
+    by_role = sorted(report.pruned, key=lambda step: step.role or "")
+    for role, group in itertools.groupby(by_role, key=lambda step: step.role):
+        steps = list(group)
         size_bytes = sum(step.size_bytes for step in steps)
-        which = f"{plural(len(steps), 'older step')}{f' of {role}' if role else ''}"
-        console.print(f"{which} {'was' if len(steps) == 1 else 'were'} pruned: {terminal.size(size_bytes)}")
-    counted = reports.totals(report)
-    statuses = ", ".join(f"{count} {status}" for status, count in counted["ranks_by_status"].items())
-    amount = f"{terminal.size(counted['size_bytes'])}, {counted['events']:,} events"
-    captures = plural(counted["captures"], "capture")
-    console.print(f"{terminal.short_path(report.path)}: {captures}; ranks: {statuses or 'none'}; {amount}")
-    if unread := counted["not_read_again"]:
-        files = "file was" if unread == 1 else "files were"
-        console.print(f"{unread} {files} proved before and did not change since; to read them again: --no-cache")
+        subject = f"{plural(len(steps), 'older step')}{f' of {role}' if role else ''}"
+        console.print(f"{subject} {'was' if len(steps) == 1 else 'were'} pruned: {terminal.size(size_bytes)}")
+    totals = reports.totals(report)
+    statuses = ", ".join(f"{count} {status}" for status, count in totals["ranks_by_status"].items())
+    contents = f"{terminal.size(totals['size_bytes'])}, {totals['events']:,} events"
+    captures = plural(totals["captures"], "capture")
+    console.print(f"{terminal.short_path(report.path)}: {captures}; ranks: {statuses or 'none'}; {contents}")
+    if unread := totals["not_read_again"]:
+        verb = "was" if unread == 1 else "were"
+        console.print(f"{plural(unread, 'unchanged file')} {verb} not read again. To read all files: --no-cache")
 
 
 def _show_ranks(report: RunReport, console: Console) -> None:
-    """Print a row for each rank, with its file, or below them where a row has no room for that."""
+    """Print a table of the ranks. If the terminal is too narrow for a file column, list the files below the table."""
     ranks = list(_ranks(report))
     if not ranks:
         return
@@ -174,7 +174,7 @@ def _show_ranks(report: RunReport, console: Console) -> None:
         for capture, rank in ranks
     ]
     files = [_files(rank, report.path) for _, rank in ranks]
-    widths = (max(len(str(row[place])) for row in (columns, *rows)) + 2 for place in range(len(columns)))
+    widths = (max(len(str(row[index])) for row in (columns, *rows)) + 2 for index in range(len(columns)))
     fits = sum(widths) + max(map(len, files)) <= console.width
     table = terminal.make_table(*columns, *(("file",) if fits else ()), numbers=("size", "events"))
     for row, file in zip(rows, files, strict=True):
@@ -187,49 +187,50 @@ def _show_ranks(report: RunReport, console: Console) -> None:
         console.print()
 
 
-def _of_targets(report: RunReport) -> Iterator[str]:
-    """Say what is wrong with each target; of those in a fleet, that is said with the fleet."""
-    poor = {
-        (fleet.first_step, fleet.role, record.replica, record.capture): record
+def _target_problems(report: RunReport) -> Iterator[str]:
+    """Yield a line for each problem of a target. Targets of a fleet are described only by their record in the fleet."""
+    failed = {
+        (fleet.first_step, fleet.role, record.replica, record.capture)
         for fleet in report.targets
         for record in fleet.targets
         if not (record.outcome and record.outcome.ends_well)
     }
     for target in report.targets:
-        if (target.first_step, target.role, target.replica, target.id) in poor:
+        if (target.first_step, target.role, target.replica, target.id) in failed:
             continue
         for problem in target.problems:
             yield f"Step {target.first_step}, {_role(target)}, {target.target}: {problem}"
         for record in target.targets:
-            if (target.first_step, target.role, record.replica, record.capture) in poor:
-                what = " ".join(filter(None, [record.reason, record.fix]))
-                who = f"{target.role}/{record.replica}, {record.name}"
-                yield f"Step {target.first_step}, {who}: {record.outcome or 'not asked'}: {what}"
+            if (target.first_step, target.role, record.replica, record.capture) in failed:
+                reason = " ".join(filter(None, [record.reason, record.fix]))
+                name = f"{target.role}/{record.replica}, {record.name}"
+                yield f"Step {target.first_step}, {name}: {record.outcome or 'not contacted'}: {reason}"
 
 
 def describe_finish(finish: FinishReport) -> str | None:
     """Describe a finish task in one line. Return None if it is done and every participant ended the capture."""
-    others = ", ".join(finish.waits_for)
+    missing = ", ".join(finish.waits_for)
     match finish.state:
         case FinishState.DONE:
-            what = f"done, without {others}" if others else None
+            state = f"done, without {missing}" if missing else None
         case FinishState.WAITING:
-            what = f"waiting for {others}" if others else "begins"
+            state = f"waiting for {missing}" if missing else "starting"
         case FinishState.RUNNING:
-            what = "running" + (f", without {others}" if others else "")
+            state = "running" + (f", without {missing}" if missing else "")
         case FinishState.NOT_RUN:
-            what = "not run: no process of the job ended the capture"
-        case state:
-            what = f"{state}: {finish.problem or 'its process was ended'}" + (f"; without {others}" if others else "")
-    if what is None:
+            state = "not run: no process of the job ended the capture"
+        case _:
+            state = f"{finish.state}: {finish.problem or 'its process was terminated'}"
+            state += f"; without {missing}" if missing else ""
+    if state is None:
         return None
-    by = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""
-    see = f" See {terminal.short_path(finish.record)}" if finish.record else ""
-    return f"Finish task for {finish.capture}{by}: {what}.{see}"
+    process = f" ({finish.by})" if finish.by and finish.state in {FinishState.WAITING, FinishState.RUNNING} else ""
+    record = f" See {terminal.short_path(finish.record)}" if finish.record else ""
+    return f"Finish task for {finish.capture}{process}: {state}.{record}"
 
 
 def _steps(capture: CaptureReport) -> str:
-    """Write the steps, and what tells a repeated capture from the first one."""
+    """Format the steps. For a repeated capture, add its number, such as ``take2``."""
     steps = str(capture.first_step)
     if capture.last_step > capture.first_step:
         steps += f"..{capture.last_step}"
@@ -238,7 +239,7 @@ def _steps(capture: CaptureReport) -> str:
 
 
 def _stage(capture: CaptureReport) -> str:
-    """Write the stage, with its number in the step from the second one on."""
+    """Format the stage. From its second occurrence in the step, add its number."""
     if capture.stage is None:
         return ""
     number = re.search(rf"-{re.escape(capture.stage)}(-\d+)?(?:-take\d+)?$", capture.id)
@@ -255,19 +256,19 @@ def _rank(rank: RankReport) -> str:
 
 
 def _files(rank: RankReport, run: Path) -> str:
-    """Write where it is in the run, and how many more files there are."""
+    """Format the path of the rank's first file, relative to the run, and the number of other files."""
     paths = [str(artifact.path.relative_to(run)) for artifact in rank.artifacts]
     return paths[0] + (f" and {len(paths) - 1} more" if len(paths) > 1 else "") if paths else ""
 
 
 def _events(rank: RankReport) -> str:
-    """Write how many there are; nothing where nobody knows, as of what is still to be analysed."""
+    """Format the number of events, or return an empty string if it is unknown because a file is not analysed yet."""
     unknown = rank.artifacts and all(artifact.whole and artifact.events is None for artifact in rank.artifacts)
     return "" if unknown else f"{rank.events:,}"
 
 
 def plain(report: RunReport) -> dict[str, Any]:
-    """Turn a report into JSON data, with the finishes of its captures."""
+    """Convert a report, including its finish tasks, to JSON-compatible data."""
     finishes = [attrs.asdict(finish) for finish in read_finishes(report)]
     for finish in finishes:
         finish["record"] = finish["record"] and str(finish["record"])

@@ -14,7 +14,7 @@ SettingsOption = Annotated[
     typer.Option(
         SETTINGS_SOURCE,
         metavar="KEY=VALUE",
-        help="Set a config value over file and environment, such as trainer.options.with_stack=true. Repeatable.",
+        help="Override a config value from file or environment, such as trainer.options.with_stack=true. Repeatable.",
     ),
 ]
 """Type of the ``--set`` option."""

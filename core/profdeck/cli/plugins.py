@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.padding import Padding
 
 from profdeck.backends.api import Backend, Library
-from profdeck.backends.building import supported_options
+from profdeck.backends.backend_setup import supported_options
 from profdeck.backends.plugin_manager import PluginManager
 from profdeck.backends.plugins import (
     BACKENDS,
@@ -54,20 +54,20 @@ CLASSES: dict[str, type] = {"cluster": Cluster, "launcher": Launcher}
 
 @attrs.frozen
 class InstalledPlugin:
-    """One entry point, loaded and checked."""
+    """An installed plugin, with the results of loading and checking it."""
 
     kind: str
     name: str
     provider: str
     value: object = None
-    """The loaded object; None if it cannot be loaded."""
+    """The loaded object; ``None`` if it cannot be loaded."""
     hooks: tuple[Implementation, ...] = ()
     problem: str | None = None
-    """Why the plugin cannot be used."""
+    """Reason why the plugin cannot be used; ``None`` if it is usable."""
 
     @classmethod
     def load(cls, kind: str, point: EntryPoint) -> InstalledPlugin:
-        """Import a plugin and check it; a failure becomes its problem."""
+        """Import and check a plugin. Errors are stored in `problem`."""
         provider = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
         plugin = cls(kind, point.name, provider)
         try:
@@ -81,7 +81,7 @@ class InstalledPlugin:
             elif kind == "cluster":
                 cast("Cluster", value).require(f"The cluster '{point.name}' needs")
             elif kind == "listener":
-                # Without its constructor, which may need options or a library that is not installed.
+                # Without calling the constructor, which may need options or a library that is not installed.
                 listener = cast("Any", value).__new__(value) if isinstance(value, type) else value
                 plugin = attrs.evolve(plugin, hooks=tuple(check_hooks(kind, point.name, listener)))
                 options = listener_options(point.name, value)
@@ -96,30 +96,30 @@ class InstalledPlugin:
 
     @property
     def libraries(self) -> tuple[Library, ...]:
-        """The libraries that a backend drives."""
+        """Libraries whose profilers a backend controls; empty for other plugins."""
         return getattr(self.value, "libraries", ()) if self.kind == "backend" else ()
 
     @property
     def options(self) -> type | None:
-        """The options class of a backend or listener."""
+        """Options class of a backend or listener; ``None`` if there are no options."""
         options = getattr(self.value, "Options", None) if self.kind in {"backend", "listener"} else None
         return options if isinstance(options, type) and attrs.has(options) else None
 
     @property
     def unsupported_options(self) -> frozenset[str]:
-        """The common options that a backend does not support."""
+        """Names of common options that a backend does not support."""
         if self.kind != "backend" or self.value is None:
             return frozenset()
         return COMMON_OPTIONS - supported_options(cast("type[Backend]", self.value))
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring of a class or function; empty for other objects."""
+        """First line of the docstring of a class or function; empty for other objects."""
         text = self.value.__doc__ if callable(self.value) else None
         return (text or "").strip().partition("\n")[0].replace("``", "`")
 
     def plain(self) -> dict[str, Any]:
-        """Return JSON data."""
+        """Convert to JSON-compatible data."""
         document: dict[str, Any] = {
             "kind": self.kind,
             "name": self.name,
@@ -183,7 +183,7 @@ def _document(plugin: InstalledPlugin, *, explain: bool) -> dict[str, Any]:
 def _list(plugins: list[InstalledPlugin]) -> None:
     console = terminal.stdout_console()
     if not plugins:
-        console.print("No plugins are installed. profdeck's own come with it: reinstall profdeck.")
+        console.print("No plugins are installed. Reinstall profdeck, which includes plugins.")
         return
     table = terminal.make_table("kind", "name", "provided by", "hooks", "usable")
     for plugin in plugins:
@@ -225,7 +225,7 @@ def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
     common = COMMON_OPTIONS if plugin.kind == "backend" else frozenset()
     docs = [doc for doc in describe(plugin.options) if doc.name not in plugin.unsupported_options]
     _print_options(console, f"Options of {plugin.name}", [doc for doc in docs if doc.name not in common])
-    _print_options(console, "Common options that it supports", [doc for doc in docs if doc.name in common])
+    _print_options(console, "Supported common options", [doc for doc in docs if doc.name in common])
 
 
 def _print_options(console: Console, heading: str, docs: list[OptionDoc]) -> None:

@@ -43,8 +43,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     if steps is None and gigabytes is None and days is None:
         raise ConfigError("Specify what to keep: --steps N, --gigabytes GB or --days DAYS.")
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
-    found = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, is_trial=dry_run)
-    deleted, kept = [step for step in found if step.is_deleted], [step for step in found if not step.is_deleted]
+    all_steps = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, dry_run=dry_run)
+    deleted = [step for step in all_steps if step.is_deleted]
+    kept = [step for step in all_steps if not step.is_deleted]
     if json:
         terminal.print_json(
             {
@@ -58,9 +59,9 @@ def command(  # noqa: PLR0913  # the options of a command line
         if step.exceeds:
             terminal.warn(f"Step {step.pruned.first_step} is kept: {step.stays_because}.")
 
-    def amount(steps: list[StepOnDisk]) -> str:
+    def describe(steps: list[StepOnDisk]) -> str:
         size = terminal.size(sum(step.pruned.size_bytes for step in steps))
         return f"{plural(len(steps), 'step')} ({size})"
 
-    done = "Would delete" if dry_run else "Deleted"
-    terminal.stdout_console().print(f"{done} {amount(deleted)}; {amount(kept)} kept.", soft_wrap=True)
+    verb = "Would delete" if dry_run else "Deleted"
+    terminal.stdout_console().print(f"{verb} {describe(deleted)}; {describe(kept)} kept.", soft_wrap=True)

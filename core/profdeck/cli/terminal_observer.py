@@ -1,4 +1,4 @@
-"""Displays the messages and progress of long operations in the terminal."""
+"""Observer that prints messages and progress bars to stderr."""
 
 from __future__ import annotations
 

@@ -32,13 +32,14 @@ def command(
     from profdeck_traces.base.text import plural
 
     with terminal.show_progress("Uploading") as on_progress:
-        done = upload(Path(run), url or configured_url(), on_progress=on_progress)
+        result = upload(Path(run), url or configured_url(), on_progress=on_progress)
     if json:
-        terminal.print_json({**attrs.asdict(done, recurse=False), "place": str(done.place)})
+        terminal.print_json({**attrs.asdict(result, recurse=False), "place": str(result.place)})
         return
-    for reason in done.waits_for:
+    for reason in result.waits_for:
         terminal.warn(f"{reason}. This capture was not uploaded. Repeat the upload later.")
-    before = f"; {done.there} {'was' if done.there == 1 else 'were'} already in the store" if done.there else ""
+    skipped = f"; {result.there} {'was' if result.there == 1 else 'were'} already in the store" if result.there else ""
     typer.echo(
-        f"Sent {plural(done.files, 'file')}, {terminal.size(done.size_bytes)}{before}. Next: profdeck ls {done.place}"
+        f"Sent {plural(result.files, 'file')}, {terminal.size(result.size_bytes)}{skipped}. "
+        f"Next: profdeck ls {result.place}"
     )

@@ -6,7 +6,7 @@ import os
 
 import attrs
 
-from profdeck.backends.building import build_backend
+from profdeck.backends.backend_setup import build_backend
 from profdeck.backends.plugins import load_backend
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.sources import load_config

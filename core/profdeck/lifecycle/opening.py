@@ -9,7 +9,7 @@ from typing import cast
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.building import build_backend, resolve_identity, run_preflight, warmup_steps
+from profdeck.backends.backend_setup import build_backend, resolve_identity, run_preflight, warmup_steps
 from profdeck.backends.plugins import require_libraries
 from profdeck.base.identity import Identity
 from profdeck.config.model import Config, Mode, RoleConfig

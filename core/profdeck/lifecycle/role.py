@@ -16,7 +16,7 @@ import attrs
 
 from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
-from profdeck.backends.recording import Recording, abandon, expired, reserve
+from profdeck.backends.recording import Recording, abandon, describe_timeout, reserve
 from profdeck.base import shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -362,7 +362,7 @@ class Role:
             return
         self.finishes.add(capture, self._writer_of(capture))
         if capture.stage is None:
-            self.finishes.begin()
+            self.finishes.start()
 
     def _remove_capture(self, capture: CaptureRecord, error: CaptureError) -> None:
         """Remove the manifest of a capture whose warm-up could not start."""
@@ -381,7 +381,7 @@ class Role:
 
     def _end_step(self) -> None:
         if self.finishes is not None:
-            self.finishes.begin()
+            self.finishes.start()
         if self.watch is not None:
             self.watch.answer_stages()
 
@@ -405,7 +405,7 @@ class Role:
         """Schedule the end of a capture that has exceeded its time limit. Runs in the timer thread."""
         if self.recording is not recording:
             return
-        reason = expired(limit_s)
+        reason = describe_timeout(limit_s)
         self.machine.pending = PendingEnd(reason)  # the capture ends at the next boundary at the latest
         if isinstance(self.backend, EngineBackend):
             return  # engine processes have their own timers, and calls to a busy engine must not be interrupted

@@ -1,1 +1,1 @@
-"""Plain data on disk and between processes: captures, manifests, requests, run directories."""
+"""Data models that are stored on disk or sent between processes: captures, manifests, requests, run directories."""

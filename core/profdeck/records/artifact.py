@@ -1,4 +1,4 @@
-"""A file or directory that a capture produced."""
+"""Files and directories that a capture produced."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import attrs
 
 @attrs.frozen
 class ClockAnchor:
-    """One instant on two clocks, from which ranks and hosts can be aligned.
+    """The same instant on the Unix clock and on the trace's clock, for aligning traces.
 
-    The instant is the begin of a marker event that the recorder wrote while ``time.time_ns`` was read before
-    and after it.
+    The instant is the start of a marker event. The recorder reads ``time.time_ns`` before and after it writes the
+    event.
     """
 
     unix_ns: int
-    """The Unix time of the instant in nanoseconds, half-way between both readings."""
+    """Midpoint of both readings, as Unix time in nanoseconds."""
     uncertainty_ns: int
-    """Half the distance of both readings in nanoseconds."""
+    """Half of the difference between both readings, in nanoseconds."""
     trace_us: str
     """The marker's ``ts`` exactly as in the trace, in microseconds on the trace's own clock."""
 
@@ -30,25 +30,28 @@ class Artifact:
 
     path: Path
     kind: str = "trace"
-    """``trace`` for what the trace reader understands; else the recorder's word, such as ``memory_snapshot``."""
+    """``trace`` for files in a format of the trace reader, otherwise a name such as ``memory_snapshot``."""
     size_bytes: int = 0
     whole: bool = True
-    """Whether the content was checked and found to end where it should."""
+    """True if the content was checked and is not truncated."""
     events: int | None = None
-    """Trace events in the file; None for artifacts that have none."""
+    """Number of trace events; None if the artifact does not contain events."""
     problem: str | None = None
     iterations: tuple[int, int] | None = None
-    """First and last mini-batch or engine iteration (both included) in this file; None for global steps."""
+    """First and last mini-batch or engine iteration, both included; None for global steps."""
     sha256: str | None = None
-    """Of the file, in hexadecimal digits; None where it was not worked out while it was written."""
+    """SHA-256 digest of the file in hexadecimal; None if it was not computed during the write."""
     base_time_ns: int | None = None
-    """Kineto's ``baseTimeNanoseconds``: what the trace's own clock counts from."""
+    """Kineto's ``baseTimeNanoseconds``: the zero point of the trace's own clock, in Unix nanoseconds."""
     anchors: tuple[ClockAnchor, ...] = ()
 
 
 Writer = Callable[[], Artifact]
-"""Writes what has been recorded and returns the artifact. Slow, and may be called from any thread, once. Never raises:
-what goes wrong is the artifact's problem."""
+"""Function that writes the recorded data and returns the artifact.
+
+It is called once, from any thread, and may be slow. It stores errors in `Artifact.problem`. If it raises an exception,
+the exception becomes a problem of the capture, and the artifact is lost.
+"""
 
 Output = Artifact | Writer
 """An artifact, or a function that writes an artifact and returns it."""

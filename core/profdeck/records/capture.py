@@ -1,4 +1,4 @@
-"""A capture: one recording, from a start to a stop, its state and what it left behind."""
+"""Captures: their settings, state and results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Unit(StrEnum):
-    """What a boundary inside a capture separates."""
+    """Unit between two boundaries of a capture."""
 
     GLOBAL_STEP = "global_step"
     MINI_BATCH = "mini_batch"
@@ -36,24 +36,27 @@ class Unit(StrEnum):
 
 @attrs.frozen
 class Step:
-    """A boundary: the unit that just ended and its index (global steps as the host numbers them, others from 0)."""
+    """The unit that ended at a boundary, and its index.
+
+    Global steps have the host's step numbers. Other units are counted from 0.
+    """
 
     unit: Unit
     index: int
 
 
 class CaptureState(StrEnum):
-    """Where a capture is in its life. It only ever moves forward."""
+    """State of a capture. It never returns to an earlier state."""
 
     NEW = "new"
     STARTING = "starting"
-    """Also as long as it waits for its turn: `Capture.waits_for`."""
+    """The capture is starting, or is waiting for a device (see `CaptureRecord.waits_for`)."""
     RECORDING = "recording"
     STOPPING = "stopping"
     ENDED = "ended"
 
 
-_NEXT = {
+_TRANSITIONS = {
     CaptureState.NEW: {CaptureState.STARTING, CaptureState.ENDED},
     CaptureState.STARTING: {CaptureState.RECORDING, CaptureState.ENDED},
     CaptureState.RECORDING: {CaptureState.STOPPING},
@@ -64,7 +67,7 @@ _NEXT = {
 
 @attrs.frozen
 class Owner:
-    """The process and thread that started a capture: only they may step and stop it."""
+    """The process and thread that started a capture. No other thread may step or stop it."""
 
     pid: int = attrs.field(factory=os.getpid)
     thread: int = attrs.field(factory=threading.get_ident)
@@ -188,24 +191,27 @@ class CaptureRecord(EngineCapture):
         Raises:
             CaptureError: the state machine has no such transition.
         """
-        if state not in _NEXT[self.state]:
-            raise CaptureError(f"Capture {self.id} cannot go from {self.state} to {state}.")
+        if state not in _TRANSITIONS[self.state]:
+            raise CaptureError(f"Capture {self.id} cannot change its state from {self.state} to {state}.")
         self.state = state
 
     def conclude(self, artifacts: tuple[Artifact, ...]) -> None:
-        """Record what came out and judge it. Nothing can be added afterwards but problems of listeners."""
+        """End the capture: store the artifacts and set the final status.
+
+        Afterwards, only problems of listeners may be added.
+        """
         self.artifacts = artifacts
         self.ended_ns = time.time_ns()
         self.problems += [f"{item.path.name}: {item.problem}" for item in artifacts if item.problem]
-        # A target's traces are in the manifests of its ranks: it fails when it did not start.
+        # The traces of a target are listed in its ranks' manifests, so a target that was started counts as recorded.
         recorded = any(item.size_bytes for item in artifacts) or (
             self.target is not None and self.state is CaptureState.STOPPING
         )
         self.move_to(CaptureState.ENDED)
         if not recorded:
             if not self.problems:
-                self.problems.append("The backend left no file.")
-            self.status = Status.FAILED if self.waits_for is None else Status.MISSING  # it could not even try
+                self.problems.append("The backend wrote no file.")
+            self.status = Status.FAILED if self.waits_for is None else Status.MISSING  # the device stayed busy
         elif self.problems or not all(item.whole for item in artifacts):
             self.status = Status.PARTIAL
         else:

@@ -1,4 +1,4 @@
-"""How the clocks of two hosts stand to each other, by messages that both exchange."""
+"""Clock offsets between hosts, estimated from the times of messages."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import socket
 
 import attrs
 
-MOST_APART_NS = 10 * 365 * 86_400 * 1_000_000_000
-"""Ten years: clocks that say more are not believed."""
+MAX_CLOCK_OFFSET_NS = 10 * 365 * 86_400 * 1_000_000_000
+"""Ten years. Larger offsets are treated as invalid data."""
 
 
 @attrs.frozen(kw_only=True)
 class HostClock:
-    """How the clock of a host stood to that of the process that asked it."""
+    """Clock offset of a host, relative to the host that compared the clocks."""
 
     host: str
     reference: str = attrs.field(factory=socket.gethostname)
-    """The host of the process that asked."""
+    """The host that compared the clocks."""
     offset_ns: int
-    """What to add to its Unix times, in nanoseconds, to get those of the process that asked."""
+    """Offset in nanoseconds. Add it to a Unix time of `host` to convert the time to the clock of `reference`."""
     error_ns: int
-    """By how much that can be wrong, in nanoseconds: half the time that the messages were under way."""
+    """Maximum error of the offset in nanoseconds: half of the time that the messages were in transit."""
 
 
 @attrs.frozen
@@ -42,13 +42,13 @@ def compare_clocks(host: str, sent_ns: int, there: MessageTimes, received_ns: in
         there: the times that the host reported.
         received_ns: time at which the reply was received, in Unix nanoseconds on the local clock.
     """
-    under_way_ns = (received_ns - sent_ns) - (there.sent_ns - there.received_ns)
-    if there.sent_ns < there.received_ns or under_way_ns < 0:
-        return None  # a clock was set meanwhile, or it lies
+    transit_ns = (received_ns - sent_ns) - (there.sent_ns - there.received_ns)
+    if there.sent_ns < there.received_ns or transit_ns < 0:
+        return None  # a clock was set in the meantime, or the host reported wrong times
     offset_ns = (sent_ns - there.received_ns + received_ns - there.sent_ns) // 2
-    if abs(offset_ns) > MOST_APART_NS:
+    if abs(offset_ns) > MAX_CLOCK_OFFSET_NS:
         return None
-    return HostClock(host=host, offset_ns=offset_ns, error_ns=(under_way_ns + 1) // 2)
+    return HostClock(host=host, offset_ns=offset_ns, error_ns=(transit_ns + 1) // 2)
 
 
 def better_clock(one: HostClock | None, other: HostClock | None) -> HostClock | None:

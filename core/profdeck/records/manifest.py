@@ -1,7 +1,8 @@
-"""A rank's manifest: what one process says of one capture.
+"""Manifests. A manifest describes one capture of one process: its settings, status and files.
 
-A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
-costs one rank at most. The first manifest is written before recording starts: a rank that then dies is known.
+Each process writes only its own manifests, so a crash affects one rank at most. Manifests are replaced by renaming, so
+readers never see a partial manifest. The first manifest is written before recording starts, so that readers notice a
+rank that crashes while recording.
 """
 
 from __future__ import annotations
@@ -19,25 +20,27 @@ from profdeck.base.processes import is_running, own_start
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import CaptureRecord
-from profdeck.records.host_clock import MOST_APART_NS, HostClock
+from profdeck.records.host_clock import MAX_CLOCK_OFFSET_NS, HostClock
+from profdeck.records.request import MAX_RANKS
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 from profdeck_traces.base.documents import shortened
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.files import replace_file
 
-_MOST_RANKS = 1 << 16
-_LARGEST = 1 << 53
-_LONGEST_NAME = 255
-_LONGEST_STALL_S = 1e6
+_MAX_NUMBER = 1 << 53
+"""The largest integer that all JSON readers represent exactly."""
+_MAX_NAME_BYTES = 255
+_MAX_STALL_S = 1e6
 SCHEMA = 1
 
 
 @attrs.frozen(kw_only=True)
 class ArtifactRecord:
-    """An artifact in a manifest; ``name`` is relative to the manifest's directory."""
+    """An artifact in a manifest. The fields except ``name`` are those of `profdeck.Artifact`."""
 
     name: str
+    """Path relative to the manifest's directory."""
     kind: str
     size_bytes: int
     whole: bool
@@ -64,80 +67,81 @@ class Manifest:
     host: str
     pid: int
     process_started: str | None
-    """When the process started, in the kernel's words; tells a process from a later one with the same pid."""
+    """Start time of the process in clock ticks since boot. It distinguishes processes that have the same pid."""
     first_step: int
     last_step: int
-    """The last global step that was under way; below ``first_step`` if the capture ended while warming up."""
+    """The last global step that had started. It is less than ``first_step`` if the capture ended during its warm-up."""
     stage: str | None
     window: dict[str, int] | None
     """The mini-batch window, as in the config."""
     target: str | None = None
-    """The engine or server that this manifest is about, which has a manifest per rank besides; None for a rank."""
+    """The engine or server that this manifest describes, or None for a rank. The ranks of a target have their own
+    manifests."""
     request: str | None = None
-    """The capture of the target that asked for this one; the target's own capture names itself."""
+    """ID of the capture request, which is also the ID of the target's capture."""
     request_token: str | None = None
-    """The token of that request, which tells it from others of the same id."""
+    """Token of the request. It distinguishes requests that have the same ID."""
     policy: Policy | None = None
-    """Of a fleet, whose targets have manifests of their own besides: how many had to start; None for all others."""
+    """For a fleet, the rule for the number of targets that had to start. The targets have their own manifests."""
     needed: int | None = None
-    """The same as a number; None as long as the number of targets is unknown."""
+    """For a fleet, the number of targets that had to start; None while the number of targets is unknown."""
     start_skew_ms: float | None = None
-    """Of a fleet: the time between the first and the last start that was sent; None if fewer than two were."""
+    """For a fleet, the time between the first and the last start request in milliseconds; None if fewer than two were
+    sent."""
     targets: tuple[TargetRecord, ...] = ()
-    """Of a fleet: what came of each target, by replica."""
+    """For a fleet, the result of each target, sorted by replica."""
     iterations: dict[str, int | None] | None = None
-    """The engine iterations that were asked for, as in the config; None for all."""
+    """The requested engine iterations, as in the config; None for all."""
     demand: str | None = None
-    """The token of the request that the capture was asked for with while the job ran; None where the config selects."""
+    """Token of the on-demand request; None if the config selects the capture."""
     cold_first_step: bool | None = None
     """True if the recorder started in the first step of each trace, without warm-up; this step took longer. None if
     unknown, or if the recorder has no cold first step."""
     backend: str
     versions: dict[str, str]
-    """Versions of what recorded, by distribution."""
+    """Versions of the libraries that recorded, by distribution name."""
     options: dict[str, Any]
     expected_ranks: tuple[int, ...]
-    """The ranks of this role and replica that should have recorded this capture."""
+    """The selected ranks of this role and replica."""
     more_follow: bool = False
-    """Whether this process may capture other stages of the same step; said in discrete mode, where a finish waits."""
+    """True if this process may capture more stages of the same step. Set only in discrete mode with a finish task."""
     status: Status
     started_ns: int
     ended_ns: int | None
     stall_s: float | None = None
-    """For how many seconds the start and the stop kept an engine's process from its work; None where nobody measured.
-    The cost of recording while it runs is not in it."""
+    """Time in seconds for which start and stop blocked an engine process; None if it was not measured. Excludes the
+    overhead during the recording."""
     waits_for: str | None = None
-    """While it waits for its turn on a device, and when that never came: what is held and by whom."""
+    """The device that the capture is waiting for, or never received, and the current holder of the device."""
     waited_s: float | None = None
-    """For how many seconds it waited for its turn; None if it did not wait, or still does."""
+    """Time spent waiting for the device in seconds; None if the capture did not wait or is still waiting."""
     clock: HostClock | None = None
-    """Of a target on another host: how its clock stood to that of `host`, which asked."""
+    """For a target on another host, the offset of its clock relative to the requesting process."""
     collected_from: str | None = None
-    """Of a copy: the host that it was fetched from, a colon and its path there; see
-    `profdeck.engine.control.rank_files`."""
+    """For a downloaded copy, ``HOST:PATH`` of the original. See `profdeck.engine.control.rank_files`."""
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     artifacts: tuple[ArtifactRecord, ...] = ()
 
     @property
     def role_and_replica(self) -> str:
-        """The role, and behind a slash the replica if it has any: ``rollout/2``."""
+        """The role, followed by the replica if there is one, such as ``rollout/2``."""
         return self.role if self.replica is None else f"{self.role}/{self.replica}"
 
     @property
     def credible_stall_s(self) -> float | None:
-        """`stall_s`, if it is one that can be."""
-        return self.stall_s if self.stall_s is not None and 0 <= self.stall_s <= _LONGEST_STALL_S else None
+        """`stall_s`, or None if its value is implausible."""
+        return self.stall_s if self.stall_s is not None and 0 <= self.stall_s <= _MAX_STALL_S else None
 
     @property
     def under_way(self) -> bool:
-        """Whether a process that still runs is recording; of another host that cannot be known, and no is said."""
+        """True if the process is still running and recording. Always False if the process is on another host."""
         return self.status is Status.RECORDING and is_running(self.host, self.pid, self.process_started)
 
 
 @attrs.frozen(kw_only=True)
 class ManifestWriter:
-    """What is the same in all manifests that a process writes."""
+    """Fields that are the same in all manifests of a process, and the function that writes the manifests."""
 
     backend: str
     versions: Mapping[str, str]
@@ -145,11 +149,11 @@ class ManifestWriter:
     expected_ranks: tuple[int, ...]
     more_follow: bool = False
     write: Callable[[Path, bytes], None] = lambda path, content: replace_file(path, content, durable=True)
-    """How a manifest takes the place of the one before; a fleet writes those of its targets together."""
+    """Function that writes a manifest, replacing any existing one. Fleets write their targets' manifests in batches."""
 
 
 def write_manifest(capture: CaptureRecord, recorder: ManifestWriter) -> None:
-    """Replace the capture's manifest by its present state, in the way of the recorder.
+    """Write the capture's current state to its manifest, replacing the previous manifest.
 
     Raises:
         OSError: it cannot be written.
@@ -179,10 +183,10 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def decode_manifest(content: bytes) -> Manifest:
-    """Decode a manifest that another host wrote.
+    """Decode the contents of a manifest, such as the response of another host.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the content is not a valid manifest.
     """
     manifest = _MANIFEST.decode(content)
     _check_bounds(manifest)
@@ -190,24 +194,24 @@ def decode_manifest(content: bytes) -> Manifest:
 
 
 def _check_bounds(manifest: Manifest) -> None:
-    """Check what would cost its reader too much, or lead out of the run.
+    """Reject numbers that are too expensive to process, and artifact paths that point outside the run directory.
 
     Raises:
-        ValueError: there is something of that kind.
+        ValueError: a number or an artifact name is invalid.
     """
     numbers = [manifest.rank, manifest.world_size, manifest.replica or 0, manifest.first_step, manifest.last_step]
     numbers += [manifest.pid, manifest.started_ns >> 20, (manifest.ended_ns or 0) >> 20]
     clock = manifest.clock
-    if clock is not None and max(abs(clock.offset_ns), abs(clock.error_ns)) > MOST_APART_NS:
-        raise ValueError("it says of a clock that it is off by more than ten years")
-    if any(abs(number) > _LARGEST for number in numbers) or len(manifest.expected_ranks) > _MOST_RANKS:
-        raise ValueError(f"it has numbers that no job has, such as more than {_MOST_RANKS:,} ranks")
+    if clock is not None and max(abs(clock.offset_ns), abs(clock.error_ns)) > MAX_CLOCK_OFFSET_NS:
+        raise ValueError("the clock offset exceeds ten years")
+    if any(abs(number) > _MAX_NUMBER for number in numbers) or len(manifest.expected_ranks) > MAX_RANKS:
+        raise ValueError(f"a number is out of range (more than {MAX_RANKS:,} ranks, for example)")
     for record in manifest.artifacts:
-        place = PurePosixPath(record.name)
-        if place.is_absolute() or not record.name or any(part in {"..", "."} for part in place.parts):
-            raise ValueError(f"it names {shortened(repr(record.name))}, which is no file beside it")
-        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in place.parts) or "\0" in record.name:
-            raise ValueError(f"it names {shortened(repr(record.name))}, which no file can be called")
+        path = PurePosixPath(record.name)
+        if path.is_absolute() or not record.name or any(part in {"..", "."} for part in path.parts):
+            raise ValueError(f"artifact {shortened(repr(record.name))}: the path is not below the manifest's directory")
+        if any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in path.parts) or "\0" in record.name:
+            raise ValueError(f"artifact {shortened(repr(record.name))}: the name is too long or has a null character")
 
 
 def is_manifest(file: Path) -> bool:
@@ -220,7 +224,7 @@ def is_manifest(file: Path) -> bool:
 
 
 def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
-    """Say in a manifest what a capture is at now."""
+    """Return a manifest with the current state of a capture."""
     from profdeck_traces.base.version import __version__
 
     identity, fleet = capture.identity, capture.fleet
@@ -274,5 +278,5 @@ def _artifact_record(artifact: Artifact, directory: Path) -> ArtifactRecord:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return a manifest as the JSON of its file."""
+    """Encode a manifest as JSON."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)

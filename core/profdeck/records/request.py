@@ -1,4 +1,4 @@
-"""What a process of an engine is asked for, and what it answers: plain data, which crosses processes and hosts."""
+"""Capture requests to the processes of an engine, and their replies. Both are sent between processes and hosts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from profdeck.records.status import Status
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-
-MOST_RANKS = 1 << 16
-"""An engine that says that it has more is not believed: everything would wait for them."""
+MAX_RANKS = 1 << 16
+"""Larger numbers are treated as invalid, because captures would wait for ranks that do not exist."""
 
 
 @attrs.frozen(kw_only=True)
@@ -34,25 +33,25 @@ class CaptureRequest:
 
     id: str = attrs.field(validator=validators.matches_re(_ID))
     output: Path
-    """The directory that holds the runs; nothing is written outside of it."""
+    """The directory of all runs. No file is written outside of it."""
     run: str = attrs.field(validator=validators.matches_re(_ID))
     role: str = attrs.field(validator=validators.matches_re(NAME))
     replica: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
     first_step: int = attrs.field(default=0, validator=validators.ge(0))
     ranks: str | tuple[int, ...] = attrs.field(default=(0,))
-    """``all`` or the ranks of the engine that record."""
+    """``all``, or the engine ranks that record."""
     iterations: Iterations | None = None
-    """Which engine iterations; all from the first one to the stop, if None."""
+    """The engine iterations to record. If None, all iterations until the stop."""
     batch_kinds: tuple[BatchKind, ...] = ()
     """Batch kinds to record. Each kind has its own captures and counts. If empty, one capture contains all kinds."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """The options of the device's backend."""
+    """Options of the device backend."""
     engine: Mapping[str, Any] = attrs.field(factory=dict)
-    """What only the engine's plugin reads."""
+    """Settings that are specific to the engine's plugin."""
     token: str = attrs.field(factory=functools.partial(secrets.token_hex, 8))
-    """Tells this request from others of the same id, so that who is refused cannot end what runs."""
+    """Distinguishes requests that have the same ID, so that a refused client cannot stop another client's capture."""
     owner: ProcessId | None = None
-    """The process that asks, and that will stop it; None for requests that somebody makes by hand."""
+    """The requesting process, which also stops the capture. None if a user sent the request directly."""
 
     @ranks.validator
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
@@ -64,7 +63,7 @@ class CaptureRequest:
         return self if self.batch_kinds else attrs.evolve(self, batch_kinds=tuple(BatchKind))
 
     def selects(self, rank: int) -> bool:
-        """Tell whether a rank of the engine records."""
+        """Return whether a rank of the engine records."""
         return self.ranks == "all" or rank in self.ranks
 
 
@@ -72,9 +71,9 @@ class RequestState(StrEnum):
     """The state of a request in an engine process."""
 
     IDLE = "idle"
-    """It was asked for nothing, or this rank was not selected."""
+    """There is no request, or this rank is not selected."""
     ARMED = "armed"
-    """It waits for the first iteration of the window, or for its turn on the device: `Reply.waits_for`."""
+    """The process waits for the first iteration of the window, or for the device (see `Reply.waits_for`)."""
     RECORDING = "recording"
     WRITING = "writing"
     """The recording has ended and its files are being written."""
@@ -83,50 +82,49 @@ class RequestState(StrEnum):
 
 @attrs.frozen(kw_only=True)
 class Recorded:
-    """A capture that a process of an engine has ended."""
+    """A finished capture of an engine process."""
 
     id: str
     status: Status
     manifest: str
-    """The path on that process's host."""
+    """Path of the manifest on the host of the process."""
     files: tuple[str, ...]
     size_bytes: int
     events: int
     problems: tuple[str, ...]
     duration_s: float | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
-    """From its begin until its files were whole. Left out before, as older readers do not know it."""
+    """Time in seconds until the files were complete. Omitted if None, because older readers reject unknown keys."""
     stall_s: float | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
-    """How long its start and stop kept the process from its work. Left out as above."""
+    """Time in seconds for which start and stop blocked the process. Omitted if None, as above."""
 
 
 @attrs.frozen(kw_only=True)
 class Reply:
     """The reply of one engine process to a command."""
 
-    rank: int = attrs.field(validator=validators.and_(validators.ge(0), validators.lt(MOST_RANKS)))
-    world_size: int = attrs.field(validator=validators.and_(validators.ge(0), validators.le(MOST_RANKS)))
+    rank: int = attrs.field(validator=validators.and_(validators.ge(0), validators.lt(MAX_RANKS)))
+    world_size: int = attrs.field(validator=validators.and_(validators.ge(0), validators.le(MAX_RANKS)))
     host: str
     pid: int
     state: RequestState
     request: str | None = None
-    """The id of the last request."""
+    """ID of the last request."""
     token: str | None = None
-    """Its token."""
+    """Token of the last request."""
     iterations: int = 0
-    """Iterations recorded for it so far."""
+    """Number of iterations recorded so far for the last request."""
     captures: tuple[Recorded, ...] = ()
-    """What has been written for it."""
+    """The finished captures of the last request."""
     problems: tuple[str, ...] = ()
-    """What kept it from recording what was asked for."""
+    """Reasons why data of the last request is missing."""
     error: str | None = None
-    """Why the command was refused; nothing has changed then."""
+    """Reason why the command was refused. A refused command has no effect."""
     refusal: Outcome | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
-    """The code of the refusal, where one is told. Left out when there is none, as older readers do not know it."""
+    """Code of the refusal, if there is one. Omitted if None, because older readers reject unknown keys."""
     owner: ProcessId | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
-    """The process that made the last request, where it is known. Left out when it is not, as above."""
+    """The process that sent the last request, if known. Omitted if None, as above."""
     waits_for: str | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
-    """What it waits for before its window can begin, and who holds that: a device that somebody else records. Left out
-    when it does not wait, as above."""
+    """The device that the process waits for, and the current holder of the device. Omitted if None, as above."""
 
 
 @attrs.frozen(kw_only=True)
@@ -134,15 +132,15 @@ class Answer:
     """The replies of an engine's processes to a command."""
 
     ranks: tuple[Reply, ...]
-    """One per worker whose answer reaches the one that asked."""
+    """One reply per worker. Workers whose replies do not reach the client are missing."""
     frontends: Mapping[str, Reply] = attrs.field(factory=dict)
-    """By name, those of processes that are no worker, as far as they record."""
+    """Replies of recording processes that are not workers, by name."""
     recording: tuple[int, ...] | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
-    """The ranks that record, where the engine chose them: `CaptureRequest.ranks` are then those of each of its parts,
-    such as the stages of a pipeline. Left out else, as older readers do not know it."""
+    """The recording ranks, if the engine selected them. `CaptureRequest.ranks` then applies to each part of the engine,
+    such as a pipeline stage. Omitted if None, because older readers reject unknown keys."""
 
     def request(self, request: CaptureRequest) -> CaptureRequest:
-        """Return a request that they have taken, with the ranks that it has come to mean."""
+        """Return an accepted request, with its ranks replaced by the recording ranks if the engine selected them."""
         return request if self.recording is None else attrs.evolve(request, ranks=self.recording)
 
     @property

@@ -1,4 +1,4 @@
-"""The run directory: its names, and the manifests that each process writes about itself.
+"""Layout of the run directory, and creation of its files and directories.
 
 ::
 
@@ -6,14 +6,11 @@
     <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.trace.json.gz
     <output>/<run>/step_000010/trainer/rank_0000_tp0-dp0.step10.json
     <output>/<run>/step_000010/rollout/replica_002/rank_0001.step10.trace.json.gz
-    <output>/<run>/step_000010/rollout/replica_002/target.step10.json    by the process that asked the engine
-    <output>/<run>/step_000010/rollout/target.step10.json                by the process that asked a fleet
-    <output>/<run>/step_000010/finish.step10.json                        what was run when all of it had ended
+    <output>/<run>/step_000010/rollout/replica_002/target.step10.json    written by the process that requested it
+    <output>/<run>/step_000010/rollout/target.step10.json                written by the process that requested it
+    <output>/<run>/step_000010/finish.step10.json                        record of the finish task
 
 `profdeck.on_demand.watch` describes the files of capture requests.
-
-A process writes only its own manifest, always by rename, so a reader sees the old or the new one and a crash
-costs one rank at most. The first manifest is written before recording starts: a rank that then dies is known.
 """
 
 from __future__ import annotations
@@ -42,6 +39,7 @@ RUN_FILE = "run.json"
 RUN_VARIABLE = "PROFDECK_RUN"
 
 _STEP = re.compile(r"step_(\d{6,18})")
+_MAX_TAKES = 1000
 
 
 def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -67,25 +65,27 @@ def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) ->
     return f"{_started_at(os.getpid())}-{os.getpid()}"
 
 
-_MOST_TAKES = 1000
-
-
 class RunDirectory:
-    """The directory of one run, as the processes of the job write it."""
+    """The directory of one run. Creates its files and directories."""
 
     def __init__(self, output: Path, name: str, about: Mapping[str, Any]) -> None:
+        """Args:
+        output: the output directory, which contains all runs.
+        name: the name of the run.
+        about: the contents of ``run.json``, without its schema and creation time.
+        """
         self.path = output / name
         self._output = output
         self._about = about
-        self._inside: set[Path] = set()
-        """Directories that have been found to be inside of the output directory."""
+        self._checked: set[Path] = set()
+        """Directories that were verified to be inside the output directory."""
 
     def prepare(self) -> None:
         """Create the run directory and its ``run.json``; the first process writes it.
 
         Raises:
-            OSError: it cannot be created or written.
-            CaptureError: it leads out of the output directory.
+            OSError: the directory or the file cannot be created.
+            CaptureError: a symbolic link leads outside of the output directory.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self._check_inside(self.path)
@@ -96,25 +96,26 @@ class RunDirectory:
             write_new(self.path / RUN_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
     def reserve(self, capture: CaptureRecord, recorder: ManifestWriter) -> None:
-        """Create the capture's directory and first manifest; moves on to a free id if the names are taken.
+        """Create the capture's directory and first manifest.
 
-        Names are taken when a job repeats a step, after a restart from a checkpoint, say. Nothing is overwritten.
+        If the file names are in use, change the capture's ID to an unused one, such as ``step10-take2``. This happens
+        if a job repeats a step, for example after a restart from a checkpoint. Existing files are never overwritten.
 
         Raises:
-            OSError: something cannot be created or written.
-            CaptureError: the directory leads out of the output directory.
+            OSError: the directory or the manifest cannot be created.
+            CaptureError: a symbolic link leads outside of the output directory.
         """
         self._make(capture.directory)
-        wanted, take = capture.id, 1
+        requested_id, take = capture.id, 1
         while True:
             try:
                 write_new(capture.manifest_path, encode(manifest_of(capture, recorder)))
             except FileExistsError:
-                if take == _MOST_TAKES:  # a file system that says so of every name
+                if take == _MAX_TAKES:  # the file system might report this for every name
                     raise
                 take += 1
-                capture.id = f"{wanted}-take{take}"
-            except FileNotFoundError:  # another process has just withdrawn its capture, and the directory with it
+                capture.id = f"{requested_id}-take{take}"
+            except FileNotFoundError:  # another process has just removed its capture and the empty directory
                 self._make(capture.directory)
             else:
                 return
@@ -128,14 +129,14 @@ class RunDirectory:
         count: int = 1,
         first_iteration: int | None = None,
     ) -> CaptureRecord:
-        """Return the capture that a process of an engine makes for a request, not begun.
+        """Return a new capture of an engine process for a request.
 
         Args:
-            request: what the engine is asked for.
-            identity: who the process is.
-            batch: the kind of batches that it records; None for all.
-            count: which of that kind it is, counted from 1.
-            first_iteration: the first iteration that it records.
+            request: the request that the engine received.
+            identity: the identity of the process.
+            batch: the kind of batches to record; None for all kinds.
+            count: number of this capture among the request's captures of the same kind, counted from 1.
+            first_iteration: the first iteration to record.
         """
         name = f"{request.id}-{batch}" if batch else request.id
         return CaptureRecord(
@@ -152,40 +153,46 @@ class RunDirectory:
         )
 
     def directory(self, first_step: int, identity: Identity) -> Path:
-        """Name the directory of a step's artifacts for a process."""
+        """Return the directory for a process's files of one step."""
         directory = self.path / f"step_{first_step:06d}" / identity.role
         return directory if identity.replica is None else replica_directory(directory, identity.replica)
 
     def _make(self, directory: Path) -> None:
-        """Create a directory of a role or a replica, which no link may lead out of the output directory."""
-        if directory.parent in self._inside:
+        """Create the directory of a role or a replica.
+
+        Raises:
+            OSError: the directory cannot be created.
+            CaptureError: a symbolic link leads outside of the output directory.
+        """
+        if directory.parent in self._checked:
+            # A new directory in a checked directory needs no check. This saves time for fleets with many replicas.
             with contextlib.suppress(FileExistsError, FileNotFoundError):
-                directory.mkdir()  # what is new in there is inside as well; a fleet has a directory per replica
+                directory.mkdir()
                 return
         self._check_inside(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        self._inside.add(directory.parent)
+        self._checked.add(directory.parent)
 
     def _check_inside(self, path: Path) -> None:
         try:
             output, target = self._output.resolve(), path.resolve()
-        except RuntimeError as error:  # before Python 3.13: links that lead back to themselves
-            raise CaptureError(f"{path} leads nowhere: {error}. Remove that link.") from None
+        except RuntimeError as error:  # before Python 3.13: a loop of symbolic links
+            raise CaptureError(f"Cannot resolve {path}: {error}. Remove the symbolic link.") from None
         if not target.is_relative_to(output):
             raise CaptureError(
-                f"{path} leads to {target}, outside of the output directory {output}. "
-                "Remove that link, or set output to where the files should go."
+                f"{path} resolves to {target}, outside of the output directory {output}. "
+                "Remove the symbolic link, or set output to the directory for the files."
             )
 
 
 def remove_capture(capture: CaptureRecord) -> None:
-    """Remove the first manifest of a capture that recorded nothing, and the directories that are empty without it.
+    """Remove the manifest of a capture that recorded nothing, and its directories if they are empty.
 
     Raises:
         OSError: the manifest cannot be removed.
     """
     capture.manifest_path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # another process has something in it
+    with contextlib.suppress(OSError):  # the directory contains files of another process
         for path in (capture.directory, *capture.directory.parents):
             path.rmdir()
             if _STEP.fullmatch(path.name):
@@ -193,18 +200,21 @@ def remove_capture(capture: CaptureRecord) -> None:
 
 
 def runs_below(output: Path) -> list[Path]:
-    """Return the runs in an output directory, the newest first, by what their ``run.json`` says or else its file."""
+    """Return the run directories in an output directory, sorted from newest to oldest by `created_ns`."""
     return sorted((file.parent for file in output.glob(f"*/{RUN_FILE}")), key=created_ns, reverse=True)
 
 
 def step_directories(run: Path) -> list[Path]:
-    """Return the directories of the global steps of a run, the first one first."""
-    found = [path for path in run.iterdir() if _STEP.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+    """Return the directories of a run's global steps, sorted by step."""
+    steps = [path for path in run.iterdir() if _STEP.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+    return sorted(steps, key=lambda path: int(path.name.removeprefix("step_")))
 
 
 def created_ns(run: Path) -> int:
-    """Return when a run began, in Unix nanoseconds; 0 where nothing tells."""
+    """Return the creation time of a run in Unix nanoseconds, or 0 if its ``run.json`` cannot be read.
+
+    If ``run.json`` has no creation time, its modification time is used.
+    """
     file = run / RUN_FILE
     try:
         created = JSON_OBJECT.read(file).get("created_ns")
@@ -214,31 +224,31 @@ def created_ns(run: Path) -> int:
 
 
 def run_of(file: Path, replica: int | None) -> Path:
-    """Return the run that a file of a rank or target lies in, by its place below it.
+    """Return the run directory that contains a file of a rank or target.
 
     Args:
-        file: Below ``<run>/step_000010/<role>`` or, of a replica, ``<run>/step_000010/<role>/replica_002``.
-        replica: As the manifest says it.
+        file: a file in ``<run>/step_000010/<role>`` or, for a replica, in ``<run>/step_000010/<role>/replica_002``.
+        replica: the replica in the manifest.
     """
-    above = 2 if replica is None else 3
-    if len(file.parents) > above:
-        return file.parents[above]
-    parents = Path(os.path.abspath(file)).parents  # noqa: PTH100 - links stay as they are
-    return parents[min(above, len(parents) - 1)]
+    level = 2 if replica is None else 3
+    if len(file.parents) > level:
+        return file.parents[level]
+    parents = Path(os.path.abspath(file)).parents  # noqa: PTH100  # does not resolve symbolic links
+    return parents[min(level, len(parents) - 1)]
 
 
 def replica_directory(role: Path, replica: int) -> Path:
-    """Name the directory of a replica, in that of its role."""
+    """Return the directory of a replica in the directory of its role."""
     return role / f"replica_{replica:03d}"
 
 
 def _component(name: str) -> str:
-    """Make one safe path component of any text."""
+    """Convert text to a safe file name."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip("._-")[:128] or "run"
 
 
 def _started_at(pid: int) -> str:
-    """Say when a process started, as local time; now, where the kernel does not tell."""
+    """Return the start time of a process in local time, such as ``20260131-101500``; the current time if unknown."""
     try:
         boot = next(
             int(line.split()[1])

@@ -1,4 +1,4 @@
-"""What a capture of one rank is worth."""
+"""Status of one rank's capture."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """What a capture of one rank is worth."""
+    """Status of one rank's capture."""
 
     RECORDING = "recording"
-    """Not ended yet."""
+    """The capture has not ended."""
     COMPLETE = "complete"
-    """Everything that was asked for is there and whole."""
+    """All requested data was recorded, and all files are intact."""
     PARTIAL = "partial"
-    """Something readable is there, but not all that was asked for."""
+    """Some of the requested data was recorded and is readable."""
     MISSING = "missing"
-    """The rank should have recorded and left nothing."""
+    """The rank was selected, but it recorded nothing."""
     FAILED = "failed"
-    """The rank tried and has nothing readable to show."""
+    """The rank tried to record, but produced no readable file."""

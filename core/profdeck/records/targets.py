@@ -1,4 +1,4 @@
-"""What the manifest of a fleet says of its targets."""
+"""Records of targets in the manifest of a fleet."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ class TargetRecord:
     ``Actor(Rollout, rollout_0)``. Each actor in a placement group has its own record."""
     replica: int
     worker_type: WorkerType | None = None
-    """What it does behind its router; None where nothing tells."""
+    """Worker type in its router; None if unknown."""
     capture: str | None = None
-    """The id of its own capture, which has a manifest in the replica's directory; None if there was none."""
+    """ID of the target's own capture; None if there is none. Its manifest is in the replica's directory."""
     outcome: Outcome | None = None
-    """How its stop came out, or its start if it did not take part; None if it was not asked to start."""
+    """Outcome of the stop, or of the start if the target did not participate; None if no start was requested."""
     reason: str | None = None
-    """Why it did not take part, or what is missing."""
+    """Reason why the target did not participate, or why its data is incomplete."""
     fix: str | None = None
-    """What to do about that."""
+    """Suggested solution for `reason`."""
     sent_ns: int | None = None
-    """When its start was sent."""
+    """Time at which the start request was sent."""
     started_ns: int | None = None
-    """When it had started; None if it did not take part."""
+    """Time at which the target had started; None if it did not participate."""
     ended_ns: int | None = None
-    """When its files were whole, or it was given up."""
+    """Time at which the target's files were complete, or at which waiting for them was aborted."""
 
     @property
     def took_part(self) -> bool:
-        """Whether it recorded."""
+        """True if the target recorded."""
         return self.started_ns is not None
 
 
 @attrs.frozen(kw_only=True)
 class FleetRecord:
-    """What came of all targets of one capture."""
+    """Results of all targets of one capture."""
 
     policy: Policy
     needed: int | None = None
-    """How many targets had to start; None as long as their number is unknown."""
+    """Number of targets that had to start; None while the number of targets is unknown."""
     start_skew_ms: float | None = None
-    """The time between the first and the last start that was sent, in milliseconds; None if fewer than two were."""
+    """Time between the first and the last start request in milliseconds; None if fewer than two were sent."""
     targets: tuple[TargetRecord, ...] = ()
-    """By replica."""
+    """One record per target, sorted by replica."""

@@ -20,7 +20,12 @@ import attrs
 import msgspec
 
 from profdeck.after_capture.finish_record import input_path
-from profdeck.after_capture.run_walk import artifact_at_work, finish_at_work, is_record_of_finish, may_record
+from profdeck.after_capture.work_in_progress import (
+    describe_running_analysis,
+    describe_running_finish,
+    is_finish_record,
+    may_record,
+)
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.records.manifest import is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, step_directories
@@ -43,6 +48,7 @@ class Upload:
     """Result of an upload."""
 
     place: RemotePath
+    """The uploaded run."""
     files: int
     """Number of uploaded files."""
     size_bytes: int
@@ -66,7 +72,7 @@ class UploadListener:
         configured_url()
         # Do not import fsspec here, because recording processes also create listeners and must not load it.
         if importlib.util.find_spec("fsspec") is None:
-            raise MissingLibraryError.of("The listener 'upload' needs", "fsspec", "upload")
+            raise MissingLibraryError.for_library("The listener 'upload' needs", "fsspec", "upload")
 
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
@@ -113,7 +119,7 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
     try:
         with lock_directory(run):
             stored = _list_stored(about, remote)
-            found = _find_finished(run)
+            plan = _plan_upload(run)
 
             def is_stored(file: Path) -> bool:
                 target = remote / file.relative_to(run).as_posix()
@@ -121,11 +127,11 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
                 if info.get("size") != file.stat().st_size:
                     return False
                 digest = str(info.get("ETag") or info.get("md5Hash") or "").strip('"')
-                if file in found.artifacts and not (digest and compare_artifacts):
+                if file in plan.artifacts and not (digest and compare_artifacts):
                     return True  # the name of an artifact is never used again
                 return digest in _digests(file) or _has_content(target, file)
 
-            groups = ([*found.artifacts, *found.documents], found.manifests, [run / RUN_FILE])
+            groups = ([*plan.artifacts, *plan.documents], plan.manifests, [run / RUN_FILE])
             changed = [[file for file in files if not is_stored(file)] for files in groups]
             sent = list(itertools.chain(*changed))
             callback = Callback()
@@ -142,9 +148,7 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
     except OSError as error:
         raise ProfdeckError(f"{run} cannot be read: {describe_error(error)}") from error
     present = sum(map(len, groups)) - len(sent)
-    return Upload(
-        place=remote, files=len(sent), size_bytes=size_bytes, there=present, waits_for=tuple(found.unfinished)
-    )
+    return Upload(place=remote, files=len(sent), size_bytes=size_bytes, there=present, waits_for=tuple(plan.unfinished))
 
 
 def _list_stored(about: Mapping[str, Any], remote: RemotePath) -> dict[str, Mapping[str, Any]]:
@@ -170,7 +174,7 @@ def _list_stored(about: Mapping[str, Any], remote: RemotePath) -> dict[str, Mapp
 
 
 @attrs.frozen
-class _Finished:
+class _UploadPlan:
     """Files of a run that can be uploaded."""
 
     artifacts: dict[Path, None] = attrs.field(factory=dict)
@@ -181,25 +185,25 @@ class _Finished:
     """Reasons why other captures are left for a later upload."""
 
 
-def _find_finished(run: Path) -> _Finished:
-    found = _Finished(documents=sorted(run.glob("*.html")))
+def _plan_upload(run: Path) -> _UploadPlan:
+    plan = _UploadPlan(documents=sorted(run.glob("*.html")))
     manifests = list[Path]()
     for step in step_directories(run):
         for file in sorted(files_below(step)):
             if is_manifest(file):
-                manifests += _finished_manifest(file, step.name, found)
-            elif is_record_of_finish(file):
-                if finish_at_work(file) is None:
-                    found.documents.extend([file, *filter(Path.exists, [input_path(file)])])
+                manifests += _add_manifest(file, step.name, plan)
+            elif is_finish_record(file):
+                if describe_running_finish(file) is None:
+                    plan.documents.extend([file, *filter(Path.exists, [input_path(file)])])
             elif file.suffix == ".html":
-                found.documents.append(file)
+                plan.documents.append(file)
     # An artifact can be named like a manifest, so exclude artifacts here.
-    found.manifests.extend(file for file in manifests if file not in found.artifacts)
-    return found
+    plan.manifests.extend(file for file in manifests if file not in plan.artifacts)
+    return plan
 
 
-def _finished_manifest(file: Path, step: str, found: _Finished) -> list[Path]:
-    """Add a manifest's artifacts to `found`. If its capture is unfinished, add the reasons instead.
+def _add_manifest(file: Path, step: str, plan: _UploadPlan) -> list[Path]:
+    """Add a manifest's artifacts to the plan. If its capture is unfinished, add the reasons instead.
 
     Returns:
         A list with the manifest; empty if it cannot be uploaded yet.
@@ -209,15 +213,15 @@ def _finished_manifest(file: Path, step: str, found: _Finished) -> list[Path]:
     except ProfdeckError:
         return [file]  # readers of the copy report the same error
     artifacts = [file.parent / record.name for record in manifest.artifacts]
-    reasons = [reason for path in artifacts if (reason := artifact_at_work(path))]
+    reasons = [reason for path in artifacts if (reason := describe_running_analysis(path))]
     if may_record(manifest):
-        reasons = [f"rank {manifest.rank} of {manifest.role} records, or its host is gone"]
+        reasons = [f"rank {manifest.rank} of {manifest.role} may still be recording"]
     if reasons:
-        found.unfinished.extend(f"{step}: {reason}" for reason in reasons)
+        plan.unfinished.extend(f"{step}: {reason}" for reason in reasons)
         return []
     for artifact in artifacts:
         files = sorted(artifact.rglob("*")) if artifact.is_dir() else [artifact]
-        found.artifacts.update((path, None) for path in files if path.is_file() and not path.is_symlink())
+        plan.artifacts.update((path, None) for path in files if path.is_file() and not path.is_symlink())
     return [file]
 
 

@@ -85,7 +85,7 @@ class FileChecker:
         for trace, result in zip(left, found, strict=True):
             self._checks[trace.path] = _unreadable(result) if isinstance(result, TraceError) else result
         self._meter.passed(sum(sizes))
-        cached.tidy_up()
+        cached.evict()
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:
         """Return the report, updated with the file's check result.

@@ -71,7 +71,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         if len(left) == 1:
             how = attrs.evolve(how, processes=processes)
         read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
-        how.results.tidy_up()
+        how.results.evict()
         found |= dict(zip(left, read, strict=True))
     in_order = [found[index] for index in range(len(sources))]
     readings = [reading for reading in in_order if not isinstance(reading, TraceError)]

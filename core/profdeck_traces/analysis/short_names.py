@@ -26,7 +26,7 @@ def full_name(name: str) -> str:
     try:
         from itanium_demangler import parse
     except ImportError:
-        raise MissingLibraryError.of("Names of C++ kernels need", "itanium-demangler", "traces") from None
+        raise MissingLibraryError.for_library("Names of C++ kernels need", "itanium-demangler", "traces") from None
 
     try:
         found = parse(name)

@@ -1,1 +1,1 @@
-"""Helpers of both packages."""
+"""Utilities shared by ``profdeck`` and ``profdeck_traces``."""

@@ -1,4 +1,4 @@
-"""Imports stringzilla, which searches large buffers for substrings. The extra ``traces`` installs it."""
+"""Imports stringzilla, a library for fast substring search, or raises an error with install instructions."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from profdeck_traces.base.errors import MissingLibraryError
 try:
     import stringzilla as stringzilla  # noqa: PLC0414  # re-exported
 except ImportError:
-    raise MissingLibraryError.of("Reading traces needs", "stringzilla", "traces") from None
+    raise MissingLibraryError.for_library("Reading traces needs", "stringzilla", "traces") from None

@@ -1,8 +1,8 @@
-"""Reads YAML and TOML as plain data: mappings, lists, texts, numbers, truth values and null.
+"""Parses YAML and TOML files into mappings, lists, strings, numbers, booleans and ``None``.
 
-YAML's plain scalars are those of the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), as in
-TOML and JSON: 010 is ten, and 10:20, yes and 2026-02-30 are texts. PyYAML's own are of YAML 1.1, where these are eight,
-620, true and no date at all.
+Plain scalars in YAML follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), as in TOML and
+JSON: 010 is the number 10, and 10:20, yes and 2026-02-30 are strings. PyYAML implements YAML 1.1, which parses them as
+8, 620, True and an invalid date.
 """
 
 from __future__ import annotations
@@ -17,25 +17,24 @@ import yaml
 
 from profdeck_traces.base.errors import ConfigError
 
-_MOST_VALUES = 100_000
-_MOST_DEEP = 32
-_SHOWN = 120
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 32
+_TOO_DEEP = f"it has more than {_MAX_DEPTH} levels of nesting"
+_MAX_SHOWN = 120
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as the module says. A key that is there twice is an error: PyYAML takes the last one in silence."""
+    """YAML loader for the core schema that rejects duplicate keys. PyYAML silently keeps the last value of a key."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's signature
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  # as above
-        """Make a mapping."""
+        """Convert a mapping node, and raise ``ConstructorError`` if it contains a key twice."""
         seen = set[Any]()
         for key, _ in node.value:
             text = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None
             if text is not None and text in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key.value!r} is there twice", key.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
             seen.add(text)
         return dict(super().construct_mapping(node, deep=deep))
 
@@ -63,19 +62,19 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def read_document(path: Path) -> Any:
-    """Read what a YAML or TOML file holds.
+    """Parse a YAML or TOML file. The suffix of the file name determines the format.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read, is invalid or is too complex, or its suffix is unknown.
     """
     readers: dict[str, Callable[[str], Any]] = {
         ".yaml": parse_yaml,
         ".yml": parse_yaml,
-        ".toml": lambda text: _bounded(tomllib.loads(text)),
+        ".toml": lambda text: _check_size(tomllib.loads(text)),
     }
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise ConfigError(f"{path}: expected a file that ends in .yaml, .yml or .toml.")
+        raise ConfigError(f"{path}: the file name must end in .yaml, .yml or .toml.")
     try:
         return reader(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -85,40 +84,42 @@ def read_document(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Read YAML.
+    """Parse a YAML document.
 
     Raises:
-        ValueError: it is none, or more than anybody writes.
+        ValueError: The text is not valid YAML, or the document is too complex.
     """
     try:
-        return _bounded(yaml.load(text, _Loader))  # noqa: S506  # a safe one
+        return _check_size(yaml.load(text, _Loader))  # noqa: S506  # a subclass of SafeLoader
     except RecursionError as error:
         raise ValueError(_reason(error)) from None
-    except (yaml.YAMLError, AttributeError, TypeError) as error:  # the last two: of a tag that its value does not fit
+    except (yaml.YAMLError, AttributeError, TypeError) as error:  # PyYAML raises the last two for misused tags
         raise ValueError(str(error)) from None
 
 
-def _bounded(data: Any) -> Any:
-    """Return data that somebody may have written: aliases make a few lines into billions of values, or into a circle.
+def _check_size(data: Any) -> Any:
+    """Return `data` unless it has too many values or levels.
+
+    YAML aliases can expand a few lines to billions of values, or make a value contain itself.
 
     Raises:
-        ValueError: it is more than that.
+        ValueError: A limit is exceeded.
     """
-    left = [(data, 0)]
-    for count, (value, depth) in enumerate(left):  # which grows meanwhile
-        if count > _MOST_VALUES:
-            raise ValueError(f"it has more than {_MOST_VALUES:,} values")
-        if depth > _MOST_DEEP:
-            raise ValueError(f"it is nested more than {_MOST_DEEP} deep")
+    pending = [(data, 0)]
+    for count, (value, depth) in enumerate(pending):  # the loop appends to the list
+        if count > _MAX_VALUES:
+            raise ValueError(f"it has more than {_MAX_VALUES:,} values")
+        if depth > _MAX_DEPTH:
+            raise ValueError(_TOO_DEEP)
         if isinstance(value, Mapping):
-            left += [(inner, depth + 1) for inner in value.values()]
+            pending += [(inner, depth + 1) for inner in value.values()]
         elif isinstance(value, list | set | tuple):
-            left += [(inner, depth + 1) for inner in value]
+            pending += [(inner, depth + 1) for inner in value]
     return data
 
 
 def _reason(error: Exception) -> str:
-    return f"it is nested more than {_MOST_DEEP} deep" if isinstance(error, RecursionError) else str(error)
+    return _TOO_DEEP if isinstance(error, RecursionError) else str(error)
 
 
 def show(value: Any) -> str:
@@ -129,10 +130,10 @@ def show(value: Any) -> str:
     kind = names.get(type(value), type(value).__name__)
     try:
         return f"{shortened(repr(value))} ({kind})"
-    except (ValueError, RecursionError):  # an integer of thousands of digits, a list in itself
-        return f"{kind} that is too large to be shown"
+    except (ValueError, RecursionError):  # an integer with thousands of digits, or a recursive list
+        return f"{kind} that is too large to display"
 
 
 def shortened(text: str) -> str:
-    """Truncate a string to at most `_SHOWN` characters, including the ``...`` at the end."""
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    """Truncate a string to at most `_MAX_SHOWN` characters, including the ``...`` at the end."""
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 3]}..."

@@ -1,4 +1,4 @@
-"""Finds and imports what distributions offer under a name: entry points, by group."""
+"""Lists, imports and checks entry points of installed distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 logger = logging.getLogger("profdeck")
 
 TRACE_NAMES = "profdeck.trace_names"
-"""Group of patterns for the names of engine iterations in traces."""
+"""Entry-point group of patterns that match the names of engine iterations in traces."""
 
 
 def installed(group: str) -> dict[str, metadata.EntryPoint]:
@@ -31,15 +31,15 @@ def load(group: str, name: str) -> Any:
     """Import the object behind an entry point.
 
     Raises:
-        UnknownPluginError: no distribution offers that name.
-        MissingLibraryError: a library that the module requires is not installed.
-        BrokenPluginError: the import fails.
+        UnknownPluginError: No distribution provides an entry point with this name.
+        MissingLibraryError: A library that the module requires is not installed.
+        BrokenPluginError: The import fails.
     """
-    found = installed(group)
-    if name not in found:
-        kind, listed = _kind(group), ", ".join(found) or "none"
-        raise UnknownPluginError(f"There is no {kind} '{name}'.{did_you_mean(name, found)} Installed: {listed}.")
-    return _load(found[name])
+    points = installed(group)
+    if name not in points:
+        kind, listed = _kind(group), ", ".join(points) or "none"
+        raise UnknownPluginError(f"There is no {kind} '{name}'.{did_you_mean(name, points)} Installed: {listed}.")
+    return _load(points[name])
 
 
 def load_instances(group: str, cls: type[T]) -> list[T]:

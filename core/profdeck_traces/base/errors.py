@@ -37,16 +37,16 @@ class MissingLibraryError(PluginError):
     """A library required for the operation is not installed."""
 
     @classmethod
-    def of(cls, who: str, library: str, extra: str | None = None) -> Self:
+    def for_library(cls, feature: str, library: str, extra: str | None = None) -> Self:
         """Return an error whose message includes the ``pip install`` command for the library.
 
         Args:
-            who: subject and verb of the message, such as ``URLs need``.
-            library: name of the missing library.
-            extra: the extra of profdeck that installs the library, if its name differs.
+            feature: Beginning of the message, such as ``URLs need``.
+            library: Name of the missing library.
+            extra: profdeck's extra that installs the library. Default: the extra with the name of the library.
         """
-        how = f"pip install 'profdeck[{extra or library}]'"
-        return cls(f"{who} {library}, which is not installed. Install it with: {how}")
+        command = f"pip install 'profdeck[{extra or library}]'"
+        return cls(f"{feature} {library}, which is not installed. Install it with: {command}")
 
 
 class BrokenPluginError(PluginError):
@@ -59,8 +59,8 @@ class TraceError(ProfdeckError):
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the most similar allowed word, or an empty string if none is similar."""
-    found = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f" Did you mean '{found[0]}'?" if found else ""
+    matches = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f" Did you mean '{matches[0]}'?" if matches else ""
 
 
 def describe_error(error: BaseException) -> str:

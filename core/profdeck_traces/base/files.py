@@ -26,18 +26,18 @@ def file_size(path: Path) -> int:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a finished temporary file its name, in the same directory.
+    """Rename a complete temporary file to `path`, in the same directory, without replacing an existing file.
 
     Raises:
-        FileExistsError: the name is taken; the temporary file is left where it is.
-        OSError: the file system refuses.
+        FileExistsError: `path` exists. The temporary file is kept.
+        OSError: The file cannot be renamed.
     """
     try:
-        os.link(temporary, path)  # unlike rename, fails if the name is taken
+        os.link(temporary, path)  # unlike rename, link fails if the path exists
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))  # takes the name, or fails
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))  # reserve the path, or fail
         temporary.replace(path)
     else:
         temporary.unlink()
@@ -45,11 +45,13 @@ def publish(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def new_file(path: Path) -> Generator[BinaryIO, None, None]:
-    """Provide an unbuffered file that appears at the end: complete and on disk (fsync), or not at all.
+    """Yield an unbuffered binary file that is created at `path` when the block ends without an error.
+
+    The file is synced to disk (fsync) before it appears at `path`. If the block raises, no file is created.
 
     Raises:
-        FileExistsError: There is something at ``path``; it was left as it is.
-        OSError: The file system refuses.
+        FileExistsError: `path` exists. It is not changed.
+        OSError: The file cannot be written.
     """
     if os.path.lexists(path):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -65,16 +67,16 @@ def new_file(path: Path) -> Generator[BinaryIO, None, None]:
 
 
 def write_all(file: BinaryIO, data: bytes | bytearray | memoryview) -> None:
-    """Write all of it to an unbuffered file, which may take it in parts."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
+    """Write all data to an unbuffered file, whose ``write`` may write only a part."""
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[file.write(remaining) :]
 
 
 def append_file(file: BinaryIO, path: Path) -> None:
-    """Append what a file has to an unbuffered one, within the kernel where it can do that."""
+    """Append the contents of the file at `path` to an unbuffered file. If possible, the kernel copies the data."""
     with path.open("rb", buffering=0) as source:
-        with suppress(OSError, AttributeError):  # not every system and file system can
+        with suppress(OSError, AttributeError):  # some systems and file systems do not support it
             while os.copy_file_range(source.fileno(), file.fileno(), _COPY_BYTES):
                 pass
         while data := source.read(_COPY_BYTES):
@@ -84,21 +86,21 @@ def append_file(file: BinaryIO, path: Path) -> None:
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # not every file system can sync a directory
+        with suppress(OSError):  # some file systems cannot sync a directory
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a file that must not exist yet, whole or not at all. Of several who try, one succeeds.
+    """Create a file atomically. If several processes try, only one succeeds.
 
     Raises:
-        FileExistsError: it exists.
-        OSError: it cannot be written.
+        FileExistsError: The file exists.
+        OSError: The file cannot be written.
     """
-    # Somebody waits for a start: what a power failure takes then, the end of the capture writes again.
-    with _written(path, content, durable=False) as temporary:
+    # No fsync, which would delay the start of a capture. The end of the capture writes the file again.
+    with _temporary_with(path, content, durable=False) as temporary:
         publish(temporary, path)
 
 
@@ -106,19 +108,19 @@ def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
     """Write a file atomically, replacing any existing file.
 
     Args:
-        path: path of the file.
-        content: complete content of the file.
-        durable: whether the file must survive a power failure after this call.
+        path: Path of the file.
+        content: Complete contents of the file.
+        durable: If True, sync the file to disk (fsync), so that it survives a power failure.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
-    with _written(path, content, durable=durable) as temporary:
+    with _temporary_with(path, content, durable=durable) as temporary:
         temporary.replace(path)
 
 
 @contextmanager
-def _written(path: Path, content: bytes, *, durable: bool) -> Generator[Path, None, None]:
+def _temporary_with(path: Path, content: bytes, *, durable: bool) -> Generator[Path, None, None]:
     """Write a temporary file next to `path` for the ``with`` block to move there. Delete it if the block raises."""
     temporary = _temporary(path)
     try:
@@ -133,9 +135,9 @@ def _write(path: Path, content: bytes, *, durable: bool) -> None:
     # Use few system calls, because each one lets other threads run and a fleet writes a thousand manifests at once.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        remaining = memoryview(content)
+        while remaining:
+            remaining = remaining[os.write(descriptor, remaining) :]
         if durable:
             os.fsync(descriptor)
     finally:
@@ -154,24 +156,25 @@ def directory_size(path: Path) -> int:
         size
         for directory, _, names in os.walk(path)
         for name in names
-        if (size := _own_size(os.path.join(directory, name)))  # noqa: PTH118 - raw data are thousands of files
+        if (size := _regular_file_size(os.path.join(directory, name)))  # noqa: PTH118 - faster for thousands of files
     )
 
 
-def _own_size(path: str) -> int:
+def _regular_file_size(path: str) -> int:
+    """Return the size of a regular file, or 0 for any other path."""
     try:
-        about = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return 0
-    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def link_or_copy(source: Path, path: Path) -> None:
-    """Give a file a second name, or copy it where that name is on another file system.
+    """Create `path` as a hard link to `source`. If hard links are not possible, copy the file.
 
     Raises:
-        FileExistsError: the name is taken.
-        OSError: it cannot be written.
+        FileExistsError: `path` exists.
+        OSError: The file cannot be written.
     """
     try:
         path.hardlink_to(source)
@@ -187,7 +190,7 @@ def lock_directory(directory: Path) -> Generator[None, None, None]:
     """Hold an exclusive lock on a directory inside the block. The lock has no effect on file systems without locks.
 
     Raises:
-        OSError: the directory cannot be opened.
+        OSError: The directory cannot be opened.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:

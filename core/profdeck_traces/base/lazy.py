@@ -13,15 +13,15 @@ def lazy_names(
     """Return ``__getattr__`` and ``__dir__`` functions for a module with lazy imports.
 
     Args:
-        module: the ``globals()`` of the module.
-        homes: maps each module to the names to import from it, separated by spaces.
+        module: The ``globals()`` of the module.
+        homes: Mappings from modules to the names to import from them, separated by spaces.
     """
-    home_of = {name: home for part in homes for home, names in part.items() for name in names.split()}
+    module_of = {name: home for mapping in homes for home, names in mapping.items() for name in names.split()}
 
-    def get(name: str) -> Any:
-        if name not in home_of:
+    def get_attribute(name: str) -> Any:
+        if name not in module_of:
             raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
-        value = module[name] = getattr(import_module(home_of[name]), name)
+        value = module[name] = getattr(import_module(module_of[name]), name)
         return value
 
-    return get, lambda: sorted({*module, *home_of})
+    return get_attribute, lambda: sorted({*module, *module_of})

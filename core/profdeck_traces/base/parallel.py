@@ -43,26 +43,29 @@ def map_traces(
     processes: int = 1,
     on_progress: Progress | None = None,
 ) -> list[R | TraceError]:
-    """Call a function on each item, on so many items at the same time; return the results in the order of the items.
+    """Call a function on each item, in up to `processes` worker processes, and return the results in item order.
 
-    With one process, or one item, all of it happens in this process. More are children of it: none outlives this call,
-    whether that returns, raises or is interrupted, nor this process, even if that is killed. They are killed without
-    further notice, so that what they write must have no name yet or lie where the caller tidies up.
+    With one process or one item, the function is called in this process. Otherwise, it is called in child processes.
+    They are killed when this call returns, raises or is interrupted, and when this process exits or is killed.
+    Therefore, the function must write only temporary files, or files that the caller removes.
 
     Args:
-        function: Called with an item and a progress callback, which is None if there is none here. It has to be
-            importable where it runs, and items and results have to be picklable.
-        items: What to read, such as paths; errors name an item by its ``str``.
-        sizes_bytes: How large each item is.
-        processes: How many items are read, and are in memory, at the same time.
-        on_progress: Called with the bytes read and the sum of the sizes: never with less than before, and with all of
-            them in the end. Called from this thread or, with one process, from those that the function reports from.
+        function: Called with an item and a progress callback, or ``None`` if `on_progress` is ``None``. The function
+            must be importable in the child processes. Items and results must be picklable.
+        items: The items to read, such as paths. Error messages contain the ``str`` of an item.
+        sizes_bytes: The size of each item.
+        processes: Number of items that are read, and are in memory, at the same time.
+        on_progress: Called with the number of bytes read so far, which never decreases, and the total. After the last
+            item, the two are equal. It is called from this thread or, with one process, from the threads in which the
+            function reports progress.
 
     Returns:
-        For each item the result, or the TraceError that the function raised or that says what killed its worker.
+        For each item, the result or a `TraceError`. The error was raised by the function, or reports the signal that
+        killed the worker process.
 
     Raises:
-        Exception: Whatever else the function raised, with a note that names the item; the other items are given up.
+        Exception: Any other exception of the function, with a note that contains the item. The remaining items are
+            cancelled.
     """
     job: TraceJob[T, R] = TraceJob(items, sizes_bytes, on_progress)
     if min(processes, len(items)) > 1:
@@ -70,7 +73,7 @@ def map_traces(
     else:
         for index, item in enumerate(items):
             progress = partial(_report_to, job, index) if on_progress else None
-            job.take(index, TraceResult(_call(function, item, progress)))
+            job.handle_report(index, TraceResult(_call(function, item, progress)))
     return job.results()
 
 
@@ -90,7 +93,7 @@ class TraceJob(Generic[T, R]):
 
     def __init__(self, items: Sequence[T], sizes_bytes: Sequence[int], on_progress: Progress | None) -> None:
         self.items = items
-        # Largest first: a large item that begins last keeps one worker busy while the others have nothing to do.
+        # Largest first: if a large item started last, one worker would be busy while the others are idle.
         largest_first = sorted(zip((-size for size in sizes_bytes), range(len(items)), strict=True))
         self.waiting = deque(index for _, index in largest_first)
         self.reporting = on_progress is not None
@@ -102,15 +105,19 @@ class TraceJob(Generic[T, R]):
 
     @property
     def done(self) -> bool:
-        """Whether every item has a result."""
+        """True if every item has a result."""
         return len(self._results) == len(self.items)
 
     def results(self) -> list[R | TraceError]:
         """Return the results in the order of the items."""
         return [self._results[index] for index in range(len(self.items))]
 
-    def take(self, index: int, report: ReportResult[R]) -> bool:
-        """Take what is said of an item; return whether that was the last word on it, or raise it."""
+    def handle_report(self, index: int, report: ReportResult[R]) -> bool:
+        """Record progress or the result of an item. Return True if the report is the result.
+
+        Raises:
+            BaseException: The report is an exception, which is raised.
+        """
         if isinstance(report, BaseException):
             raise report
         if isinstance(report, int):
@@ -128,16 +135,16 @@ class TraceJob(Generic[T, R]):
 
 
 def _report_to(job: TraceJob[T, R], index: int, read_bytes: int, _: int) -> None:
-    job.take(index, read_bytes)
+    job.handle_report(index, read_bytes)
 
 
 def _call(function: TraceFunction[T, R], item: T, progress: Progress | None) -> R | TraceError:
     try:
         return function(item, progress)
     except TraceError as error:
-        return error.with_traceback(None)  # its frames hold what had been read
+        return error.with_traceback(None)  # the frames keep large buffers alive
     except BaseException as error:
-        error.add_note(f"This happened in {item}.")
+        error.add_note(f"The error occurred while reading {item}.")
         raise
 
 
@@ -146,19 +153,19 @@ def run_item(
 ) -> TraceResult[R] | BaseException:
     """Call a function on one item. Return the result or the exception in a form that can be pickled."""
     try:
-        return TraceResult(_call(function, item, _seldom(send) if send else None))
-    except BaseException as error:  # noqa: BLE001 - it is raised where the results are collected
+        return TraceResult(_call(function, item, _throttled(send) if send else None))
+    except BaseException as error:  # noqa: BLE001 - raised in the parent process
         text = "".join(traceback.format_exception(error))
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
-        except Exception:  # noqa: BLE001 - a class whose arguments are not those of its constructor, or worse
+            pickle.loads(pickle.dumps(error))  # noqa: S301 - pickled in the same line
+        except Exception:  # noqa: BLE001 - such as an exception class with other constructor arguments
             return RuntimeError(text)
         error.add_note(f"In the worker:\n{text}")
         return error
 
 
-def _seldom(send: Callable[[int], None]) -> Progress:
-    """Make a progress callback that sends some of what it is told."""
+def _throttled(send: Callable[[int], None]) -> Progress:
+    """Return a progress callback that sends at most one report per `_REPORT_EVERY_S`."""
     due_s = 0.0
 
     def report(read_bytes: int, _: int) -> None:
@@ -171,31 +178,31 @@ def _seldom(send: Callable[[int], None]) -> Progress:
     return report
 
 
-# --- Processes of this machine. `concurrent.futures` would lose all pending items with one killed worker, and does not
-# say which item that had.
+# --- Worker processes. `concurrent.futures` is not used: if a worker is killed, it loses all pending items and does not
+# report the current item of that worker.
 
 
 class _Worker(Generic[T, R]):
-    """A child process that works on one item at a time."""
+    """A child process that reads one item at a time."""
 
     def __init__(self, function: TraceFunction[T, R], *, reporting: bool) -> None:
         context: Any = multiprocessing.get_context(_start_method())
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(function, theirs, reporting), daemon=True)
+        self.connection, child_connection = context.Pipe()
+        self._process = context.Process(target=_work, args=(function, child_connection, reporting), daemon=True)
         self._process.start()
-        # Now the child alone has that end, and the connection ends with it.
-        theirs.close()
+        # Only the child keeps this end open, so that `connection` reaches its end when the child exits.
+        child_connection.close()
         self.index = -1
-        """The item that it works on."""
+        """Index of the current item."""
         self._item: T
 
     def begin(self, index: int, item: T) -> None:
         self.index, self._item = index, item
-        with suppress(OSError):  # it has died, as `receive` will find
+        with suppress(OSError):  # if the process has died, `receive` reports it
             self.connection.send(item)
 
     def receive(self) -> ReportResult[R]:
-        """Return the next thing that it says, or what is to be said of its death."""
+        """Wait for the next report of the process. If the process has exited, return an error."""
         try:
             report: ReportResult[R] = self.connection.recv()
         except (EOFError, OSError):
@@ -204,11 +211,11 @@ class _Worker(Generic[T, R]):
             return report
         code = self._process.exitcode
         if code >= 0:
-            return RuntimeError(f"The worker process ended with exit code {code} while it read {self._item}.")
+            return RuntimeError(f"The worker process exited with code {code} while reading {self._item}.")
         return TraceResult(
             TraceError(
                 f"Cannot read {self._item}: the worker process was killed by {signal.Signals(-code).name}. "
-                "If the memory ran out, read fewer traces at the same time (--processes)."
+                "If the host ran out of memory, read fewer traces at the same time (--processes)."
             )
         )
 
@@ -233,8 +240,8 @@ def _in_processes(function: TraceFunction[T, R], job: TraceJob[T, R], processes:
                     workers[worker.connection] = worker
                 _begin_next(worker, job)
             for connection in wait(list(workers)):
-                worker = workers[connection]  # type: ignore[index]  # the connections that were asked for
-                if job.take(worker.index, worker.receive()):
+                worker = workers[connection]  # type: ignore[index]  # `wait` returns connections of `workers`
+                if job.handle_report(worker.index, worker.receive()):
                     if job.waiting and worker.alive:
                         _begin_next(worker, job)
                     else:
@@ -250,33 +257,36 @@ def _begin_next(worker: _Worker[T, R], job: TraceJob[T, R]) -> None:
 
 
 def forks() -> bool:
-    """Tell whether processes that are started now begin with the memory of this one."""
+    """Return True if worker processes started now are forked and inherit the memory of this process."""
     return _start_method() == "fork"
 
 
 def _start_method() -> str:
-    # A forked worker starts with what is imported here; a spawned one spends 0.12 s on its own imports, a fifth of the
-    # time that a trace takes. But a fork takes over the locks that other threads hold, and nobody to release them.
-    # Python's threads count, and not those of numpy's OpenBLAS, which stops them for a fork. Elsewhere than on Linux,
-    # system libraries do not survive a fork.
+    # A forked worker inherits the imported modules. A spawned worker imports them in 0.12 s, a fifth of the time for
+    # reading a trace. However, a fork copies locks that other threads hold, and nothing releases them in the child.
+    # The threads of numpy's OpenBLAS do not count, because OpenBLAS stops them before a fork. On systems other than
+    # Linux, system libraries do not support a fork.
     return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
 
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back, from this thread and from what it starts, until no child can be lost or print a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Block SIGINT in this thread, and in processes that it starts, until the ``with`` block ends.
+
+    An interrupt in between could leave a worker without an owner, or print the traceback of a worker.
+    """
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def _work(function: TraceFunction[T, R], connection: Connection, reporting: bool) -> None:  # noqa: FBT001 - a process target
-    """Work until the parent kills this process or ends itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all; the parent acts on it
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    lock = threading.Lock()  # a function reports from a thread of its own
+    """Read items until the parent kills this process or exits."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all processes; the parent handles it
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    lock = threading.Lock()  # functions may report progress from other threads
 
     def send(report: ReportResult[R]) -> None:
         with lock:
@@ -287,8 +297,8 @@ def _work(function: TraceFunction[T, R], connection: Connection, reporting: bool
         send(run_item(function, item, send if reporting else None))
 
 
-def _end_with_parent() -> None:
-    # Through a pipe that ends with the parent. Later siblings have forked copies of its other end: the last one ends
-    # first, and so on.
+def _exit_with_parent() -> None:
+    # `join` waits for the parent's end of a pipe to close. Forked siblings that started later inherit that end, so the
+    # workers exit in reverse order of their start.
     multiprocessing.parent_process().join()  # type: ignore[union-attr]  # None in a process without a parent
     os._exit(1)

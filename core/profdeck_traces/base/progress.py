@@ -1,4 +1,4 @@
-"""Progress over several files as one."""
+"""Progress callbacks, and the combined progress of several files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ class Meter:
         self._before = 0
 
     def within(self, done_bytes: int, _: int) -> None:
-        """Report from inside the present file; the progress callback of a reader."""
+        """Report progress in the current file. This is the progress callback for its reader."""
         if self._on_progress:
             self._on_progress(self._before + done_bytes, self._total)
 
     def passed(self, size_bytes: int) -> None:
-        """Go on to the next file."""
+        """Count the current file as read, and start the next file.
+
+        Args:
+            size_bytes: Size of the current file.
+        """
         self._before += size_bytes
         self.within(0, 0)

@@ -1,7 +1,7 @@
-"""Results that are kept for the next question, in the user's cache: by key, checked, bounded.
+"""A size-limited cache of results in the user's cache directory.
 
-Nothing in it is trusted that anybody else could have written, that is damaged, or that another version wrote. Losing it
-costs time alone, and so does a cache that cannot be written.
+Results are stored by key with a checksum. Entries that are corrupt, were written by another version or could have been
+written by another user are ignored. If the cache is lost or cannot be written, results are computed again.
 """
 
 from __future__ import annotations
@@ -21,62 +21,66 @@ from profdeck_traces.base.files import replace_file
 logger = logging.getLogger("profdeck")
 
 CACHE_VARIABLE = "PROFDECK_CACHE"
-"""The directory of the cache, or ``off``."""
+"""Environment variable with the cache directory, or ``off`` to disable the cache."""
 MAX_BYTES = 1 << 30
-_MOST_FILES = 100_000
+_MAX_FILES = 100_000
 _MAGIC = b"profdeck results 1\n"
-_MOST_RESULT_BYTES = 1 << 28
-# So much is left when the cache is full: it is not tidied up at each result then.
-_LEFT = 0.8
+_MAX_RESULT_BYTES = 1 << 28
+# Target fill level of an eviction. With 1.0, a full cache would evict files after each result.
+_FILL_AFTER_EVICTION = 0.8
 
 
 @attrs.frozen
 class ResultCache:
-    """A directory of results. Several processes may use it at the same time."""
+    """Cache in a directory, which several processes can use at the same time."""
 
     directory: Path
     max_bytes: int = MAX_BYTES
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str] = os.environ) -> ResultCache | None:
-        """Return the cache of this user; ``None`` where it is switched off, or others may write to it."""
-        named = environ.get(CACHE_VARIABLE, "")
-        if named == "off":
+        """Return the user's cache, or ``None`` if it is disabled, cannot be created or is writable by other users."""
+        setting = environ.get(CACHE_VARIABLE, "")
+        if setting == "off":
             return None
         try:
-            directory = Path(named) if named else _default(environ)
+            directory = Path(setting) if setting else _default_directory(environ)
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            about = directory.stat()
-        except (OSError, RuntimeError) as error:  # there is no room, no permission, or no home
-            logger.info("Nothing is kept of what is read: %s", error)
+            status = directory.stat()
+        except (OSError, RuntimeError) as error:  # RuntimeError: the home directory is unknown
+            logger.info("The result cache is disabled: %s", error)
             return None
-        if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            logger.info("%s is not used: others may write to it. %s names another.", directory, CACHE_VARIABLE)
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            logger.info(
+                "The result cache is disabled: other users can write to %s. Set %s to another directory.",
+                directory,
+                CACHE_VARIABLE,
+            )
             return None
         return cls(directory)
 
     def get(self, key: str) -> bytes | None:
-        """Return a result, if it is there and whole."""
+        """Return a cached result, or ``None``. A corrupt entry is deleted."""
         path = self._path(key)
         try:
-            # A link could lead to what somebody else wrote.
+            # O_NOFOLLOW: a symbolic link could point to a file written by another user.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(descriptor, "rb") as file:
-                data = file.read(_MOST_RESULT_BYTES + 1)
-                os.utime(descriptor)  # what is used last goes last
+                data = file.read(_MAX_RESULT_BYTES + 1)
+                os.utime(descriptor)  # eviction is ordered by modification time
         except OSError:
             return None
-        body = len(_MAGIC) + 4
-        if data.startswith(_MAGIC) and len(data) <= _MOST_RESULT_BYTES:
-            content = data[body:]
-            if zlib.crc32(key.encode() + content) == int.from_bytes(data[len(_MAGIC) : body], "little"):
+        content_start = len(_MAGIC) + 4
+        if data.startswith(_MAGIC) and len(data) <= _MAX_RESULT_BYTES:
+            content = data[content_start:]
+            if zlib.crc32(key.encode() + content) == int.from_bytes(data[len(_MAGIC) : content_start], "little"):
                 return content
         path.unlink(missing_ok=True)
         return None
 
     def put(self, key: str, content: bytes) -> None:
-        """Keep a result; whatever goes wrong is logged."""
-        if len(content) + len(_MAGIC) + 4 > min(_MOST_RESULT_BYTES, self.max_bytes):
+        """Store a result. Errors are logged, and a result larger than the limit is not stored."""
+        if len(content) + len(_MAGIC) + 4 > min(_MAX_RESULT_BYTES, self.max_bytes):
             return
         path = self._path(key)
         try:
@@ -84,42 +88,40 @@ class ResultCache:
             checksum = zlib.crc32(key.encode() + content).to_bytes(4, "little")
             replace_file(path, b"".join((_MAGIC, checksum, content)), durable=False)
         except OSError as error:
-            logger.debug("A result is not kept: %s", error)
+            logger.debug("A result could not be cached: %s", error)
 
-    def tidy_up(self) -> None:
-        """Remove what was not used for longest, if there is more than the cache may hold."""
-        found = []
+    def evict(self) -> None:
+        """Delete the least recently used results if the cache exceeds its limits."""
+        files = []
         for directory in _entries(self.directory):
             for entry in _entries(directory.path) if directory.is_dir(follow_symlinks=False) else ():
                 with suppress(OSError):
-                    if not entry.is_file(
-                        follow_symlinks=False
-                    ):  # a copy of a run, see profdeck_traces/inputs/url_copies.py
-                        continue
-                    about = entry.stat(follow_symlinks=False)
-                    found.append((about.st_mtime_ns, about.st_size, entry.path))
-        total, count = sum(size for _, size, _ in found), len(found)
-        if total <= self.max_bytes and count <= _MOST_FILES:
+                    # Directories are copies of runs, which profdeck_traces/inputs/url_copies.py manages.
+                    if entry.is_file(follow_symlinks=False):
+                        status = entry.stat(follow_symlinks=False)
+                        files.append((status.st_mtime_ns, status.st_size, entry.path))
+        total_bytes, count = sum(size_bytes for _, size_bytes, _ in files), len(files)
+        if total_bytes <= self.max_bytes and count <= _MAX_FILES:
             return
-        for _, size, path in sorted(found):
-            if total <= _LEFT * self.max_bytes and count <= _LEFT * _MOST_FILES:
+        for _, size_bytes, path in sorted(files):
+            if total_bytes <= _FILL_AFTER_EVICTION * self.max_bytes and count <= _FILL_AFTER_EVICTION * _MAX_FILES:
                 break
             with suppress(OSError):
                 Path(path).unlink()
-            total, count = total - size, count - 1
+            total_bytes, count = total_bytes - size_bytes, count - 1
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / key[2:]
 
 
-def _default(environ: Mapping[str, str]) -> Path:
+def _default_directory(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "profdeck" / "results"
 
 
 def _entries(path: Path | str) -> list[os.DirEntry[str]]:
     try:
-        with os.scandir(path) as found:
-            return list(found)
+        with os.scandir(path) as entries:
+            return list(entries)
     except OSError:
         return []

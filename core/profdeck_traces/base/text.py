@@ -1,4 +1,4 @@
-"""Text of messages."""
+"""Formatting for messages."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The version of profdeck: in manifests, merged traces and answers of servers."""
+"""The version of profdeck, recorded in manifests and merged traces, and reported by servers."""
 
 __version__ = "0.1.0"

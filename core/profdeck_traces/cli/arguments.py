@@ -1,4 +1,4 @@
-"""What commands that read traces share: their arguments, and reading with progress."""
+"""Arguments and options shared by commands that read traces, and reading traces with a progress bar."""
 
 from __future__ import annotations
 
@@ -25,29 +25,36 @@ Paths = Annotated[
     ),
 ]
 Processes = Annotated[
-    int, typer.Option(min=0, metavar="N", help="How many traces to read at once; 0: one for each core.")
+    int, typer.Option(min=0, metavar="N", help="Number of traces to read in parallel; 0: one per core.")
 ]
 DevicesOnly = Annotated[
     bool,
-    typer.Option("--devices-only", help="Read devices and annotations only: three times as fast, no operators."),
+    typer.Option(
+        "--devices-only", help="Read only device activity and annotations, not operators. Three times as fast."
+    ),
 ]
 Cache = Annotated[
-    bool, typer.Option("--cache/--no-cache", help="Keep what is read, and read again only what changed since.")
+    bool, typer.Option("--cache/--no-cache", help="Cache results, and read only traces that have changed since.")
 ]
 Rules = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Classes of kernels of your own, in YAML or TOML."),
+    typer.Option(metavar="FILE", help="YAML or TOML file with custom kernel classes."),
 ]
 
 
-def cores(processes: int) -> int:
-    """Return how many processes are meant by 0, or the number itself."""
+def process_count(processes: int) -> int:
+    """Return the number of processes: `processes`, or the number of available cores if it is 0."""
     return processes or len(os.sched_getaffinity(0))
 
 
-def left_out(path: Path, why: str) -> None:
-    """Warn that a file is skipped, and why."""
-    terminal.warn(f"{terminal.short_path(path)} {why}.")
+def warn_skipped(path: Path, reason: str) -> None:
+    """Print a warning that a file is skipped.
+
+    Args:
+        path: Path of the file.
+        reason: Predicate of the message, such as ``is not a trace``.
+    """
+    terminal.warn(f"{terminal.short_path(path)} {reason}.")
 
 
 def summarise_paths(  # noqa: PLR0913 - the options of commands
@@ -59,19 +66,22 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     processes: int = 0,
     cache: bool = True,
 ) -> tuple[RunSummary, list[str]]:
-    """Summarise all traces below some paths, with progress on stderr; also return why some could not be read.
+    """Summarise all traces in the given paths, with a progress bar on stderr.
 
     Args:
         paths: Runs, captures, directories or trace files.
         devices_only: See `profdeck_traces.loading.summarise`.
-        rules: A file with classes of kernels.
-        traces: How many traces are to be on one page, for its pictures; 0 for none.
-        processes: How many traces to read at once; 0: one for each core.
-        cache: Whether to keep what is read, and to use what was read before.
+        rules: File with custom kernel classes.
+        traces: Number of traces on the report page, which sets the resolution of its timelines; 0 for no timelines.
+        processes: Number of traces to read in parallel; 0: one per core.
+        cache: If True, use the user's result cache.
+
+    Returns:
+        The summary, and an error message for each trace that cannot be read.
 
     Raises:
-        TraceError: There is no trace below a directory.
-        ConfigError: The rules are wrong.
+        TraceError: A directory contains no trace.
+        ConfigError: The file with kernel classes is invalid.
     """
     from profdeck_traces.analysis.class_rules import load_rules
     from profdeck_traces.analysis.classes import Classifier
@@ -85,9 +95,9 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
             devices_only=devices_only,
             classifier=Classifier(load_rules(rules)) if rules else None,
             buckets=buckets_of(traces) if traces else 0,
-            processes=cores(processes),
+            processes=process_count(processes),
             cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,
-            on_left_out=left_out,
+            on_left_out=warn_skipped,
         )
     return summary, [str(error) for error in errors]

@@ -1,4 +1,4 @@
-"""`profdeck baseline`: keep the numbers of a run under a name, and check later runs against them."""
+"""`profdeck baseline`: saves a run's summary as a named baseline, and compares later runs with it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
     from profdeck_traces.cli.regression_limit import Judgement
 
-command = typer.Typer(help="Keep the numbers of a run, and check later runs against them.", no_args_is_help=True)
+command = typer.Typer(help="Save a run as a baseline, and compare later runs with it.", no_args_is_help=True)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ON_GITHUB = "GITHUB_ACTIONS"
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="What to call the baseline.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the baseline.")]
 _Directory = Annotated[
-    Path, typer.Option("--directory", metavar="DIR", help="Where baselines are; a file NAME.json each.")
+    Path, typer.Option("--directory", metavar="DIR", help="Directory of baselines, one file NAME.json each.")
 ]
 
 
@@ -43,10 +43,10 @@ def save(
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
 ) -> None:
-    """Keep the numbers of a run as the baseline NAME, in place of those before.
+    """Save a run as the baseline NAME, replacing an existing one.
 
-    The file has what `profdeck summary --json` says of steps, stages, kernels and operators: without pictures, stacks
-    and memory. `profdeck diff` takes it, too. A run with a trace that is not whole is no baseline.
+    The file contains the output of `profdeck summary --json` without timelines, stacks and memory. It is also a valid
+    argument of `profdeck diff`. A run with an incomplete trace cannot be a baseline.
     """
     file = _file(directory, name)
     summary, problems = arguments.summarise_paths([run], processes=processes, cache=cache)
@@ -58,7 +58,7 @@ def save(
     ]
     if problems:
         raise TraceError(f"{terminal.short_path(run)} cannot be a baseline because it is incomplete. {problems[0]}")
-    terminal.write_file(file, msgspec.json.encode(_without_pictures(summary).to_dict()), durable=True)
+    terminal.write_file(file, msgspec.json.encode(_without_details(summary).to_dict()), durable=True)
     typer.echo(
         f"{terminal.short_path(file)}: {plural(len(summary.ranks), 'trace')}, {terminal.size(file.stat().st_size)}"
     )
@@ -73,19 +73,20 @@ def check(  # noqa: PLR0913 - the options of the command line
     fail_on: regression_limit.FailOn = None,
     directory: _Directory = Path("baselines"),
     junit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit XML, a test for each time judged.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the result as JUnit XML, with one test per compared time."),
     ] = None,
     github: Annotated[
         bool | None,
         typer.Option(
-            "--github/--no-github", help="Print annotations of GitHub Actions. Default: where GITHUB_ACTIONS is set."
+            "--github/--no-github", help="Print GitHub Actions annotations. Default: if GITHUB_ACTIONS is true."
         ),
     ] = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Compare a run with the baseline NAME; exit with 5 if it got slower by more than --fail-over, 5% if not given."""
+    """Compare a run with the baseline NAME; exit with 5 if it is slower by more than --fail-over (default: 5%)."""
     from profdeck_traces.analysis.diff import diff_runs, load_summary
     from profdeck_traces.cli.diff import warn
 
@@ -118,7 +119,7 @@ def check(  # noqa: PLR0913 - the options of the command line
         width = text_layout.width_of(console, full_names=False)
         lines: list[Text] = []
         for role in diff.roles:
-            over = any(of is role for of, _ in judgement.regressions)
+            over = any(slower is role for slower, _ in judgement.regressions)
             text = f"{verdict_of(role)} {'Over' if over else 'Within'} the limit of {limit * 100:g}%."
             lines += text_layout.wrapped(text, width, indent="  ", first="", style="bold red" if over else "")
         text_layout.show(console, lines)
@@ -127,19 +128,19 @@ def check(  # noqa: PLR0913 - the options of the command line
     if github or (github is None and os.environ.get(_ON_GITHUB) == "true" and not json):
         for role, change in judgement.regressions:
             typer.echo(f"::error title=profdeck {_escaped(name)}::{_escaped(headline_of(role, change))}")
-        for lack in judgement.undecided:
-            typer.echo(f"::warning title=profdeck {_escaped(name)}::{_escaped(lack)}")
+        for reason in judgement.undecided:
+            typer.echo(f"::warning title=profdeck {_escaped(name)}::{_escaped(reason)}")
     judgement.end(problems)
 
 
 def _file(directory: Path, name: str) -> Path:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"NAME: {name!r} is no file name; expected letters, digits, '.', '_' and '-', no path.")
+        raise ConfigError(f"NAME: {name!r} is not a valid name. Use only letters, digits, '.', '_' and '-'.")
     return directory / f"{name}.json"
 
 
-def _without_pictures(summary: RunSummary) -> RunSummary:
-    """Leave out what no comparison needs."""
+def _without_details(summary: RunSummary) -> RunSummary:
+    """Remove data that comparisons do not use, to keep the file small."""
     ranks = tuple(
         attrs.evolve(rank, timelines=(), stacks=(), functions=(), shapes=(), memory=()) for rank in summary.ranks
     )
@@ -147,15 +148,12 @@ def _without_pictures(summary: RunSummary) -> RunSummary:
 
 
 def _plain(role: RoleDiff, change: Change, judgement: Judgement) -> dict[str, object]:
-    over = any(of is change for _, of in judgement.regressions)
+    over = any(slower is change for _, slower in judgement.regressions)
     return {"role": role.role, "stage": role.stage, "over": over, **attrs.asdict(change)}
 
 
 def _write_junit(file: Path, name: str, judgement: Judgement) -> None:
-    """Write the result as continuous integration reads it.
-
-    The format is that of Apache Ant's JUnit task, as Jenkins, GitLab and GitHub's actions take it.
-    """
+    """Write the result in the XML format of Apache Ant's JUnit task, which Jenkins, GitLab and GitHub actions read."""
     cases = [
         (label_of_role(role), change.name, headline_of(role, change), (role, change) in judgement.regressions)
         for role, change in judgement.judged
@@ -163,22 +161,21 @@ def _write_junit(file: Path, name: str, judgement: Judgement) -> None:
     failures, errors = sum(over for *_, over in cases), len(judgement.undecided)
     counts = {"tests": str(len(cases) + errors), "failures": str(failures), "errors": str(errors)}
     suite = ET.Element("testsuite", {"name": f"profdeck baseline {name}", **counts})
-    for role, what, text, over in cases:
-        case = ET.SubElement(suite, "testcase", {"classname": _xml(role), "name": _xml(what)})
-        ET.SubElement(case, "failure" if over else "system-out", {"message": _xml(text)} if over else {}).text = _xml(
-            text
-        )
-    for lack in judgement.undecided:
+    for role, change, text, over in cases:
+        case = ET.SubElement(suite, "testcase", {"classname": _xml(role), "name": _xml(change)})
+        result = ET.SubElement(case, "failure", {"message": _xml(text)}) if over else ET.SubElement(case, "system-out")
+        result.text = _xml(text)
+    for reason in judgement.undecided:
         case = ET.SubElement(suite, "testcase", {"classname": name, "name": "judged"})
-        ET.SubElement(case, "error", {"message": _xml(lack)})
+        ET.SubElement(case, "error", {"message": _xml(reason)})
     terminal.write_file(file, ET.tostring(suite, encoding="utf-8", xml_declaration=True))
 
 
 def _xml(text: str) -> str:
-    """Leave out what XML 1.0 cannot hold."""
+    """Replace characters that XML 1.0 does not allow."""
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
 def _escaped(text: str) -> str:
-    """Write a text as a workflow command of GitHub takes it."""
+    """Escape a message for a GitHub workflow command."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

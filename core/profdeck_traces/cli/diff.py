@@ -1,4 +1,4 @@
-"""`profdeck diff`: what got slower or faster from one run to another, told from noise."""
+"""`profdeck diff`: compares two runs, and distinguishes changes from noise."""
 
 from __future__ import annotations
 
@@ -37,48 +37,48 @@ def command(  # noqa: PLR0913 - the options of the command line
         typer.Argument(
             metavar="A",
             parser=terminal.source_path,
-            help="The baseline: a run, a capture, a trace, or what `profdeck summary --json` printed of it.",
+            help="The baseline: a run, a capture, a trace, or a file with the output of `profdeck summary --json`.",
         ),
     ],
     after: Annotated[
         Path,
         typer.Argument(
-            metavar="B", parser=terminal.source_path, help="What is compared with it, of any of these kinds."
+            metavar="B", parser=terminal.source_path, help="The run to compare with A, of any of these kinds."
         ),
     ],
     *,
     fail_over: regression_limit.FailOver = None,
     fail_on: regression_limit.FailOn = None,
-    top: Annotated[int, typer.Option(min=0, metavar="N", help="How many changes of each kind; 0 for all.")] = 8,
-    full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Number of changes of each kind; 0 for all.")] = 8,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten names.")] = False,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Compare two runs: what got slower or faster.
+    """Compare two runs, and show what became slower or faster.
 
-    What changed by no more than the noise between repeated steps, or 0.1% of the total, is the same; where the noise is
-    not known, as there are fewer than 3 steps on a side, what changed by no more than 5%.
+    A difference counts as a change if it exceeds both the noise between repeated steps and 0.1% of the total. If a side
+    has fewer than 3 steps, the noise is unknown, and a difference must exceed 5%.
     """
     from profdeck_traces.analysis.diff import diff_runs
 
     runs = []
     problems: list[str] = []
     for path in (before, after):
-        run, of_path = _read(path, cache=cache)
+        run, path_problems = _read(path, cache=cache)
         runs.append(run)
-        problems += of_path
+        problems += path_problems
     for problem in problems:
         terminal.print_stderr(f"error: {problem}")
     diff = diff_runs(*runs)
     warn(diff, runs, (before, after))
     judgement = regression_limit.judge(diff, fail_over, fail_on)
     if json:
-        found = [
+        regressions = [
             {"role": role.role, "stage": role.stage, "name": change.name} for role, change in judgement.regressions
         ]
         plain = _plain(diff, top or None)
         terminal.print_json(
-            {"before": str(before), "after": str(after), **plain, "fail_over": fail_over, "regressions": found}
+            {"before": str(before), "after": str(after), **plain, "fail_over": fail_over, "regressions": regressions}
         )
     else:
         console = terminal.stdout_console()
@@ -95,18 +95,20 @@ def command(  # noqa: PLR0913 - the options of the command line
 
 
 def _read(path: Path, *, cache: bool) -> tuple[RunSummary, list[str]]:
-    """Read or make a summary; also return why some traces could not be read."""
+    """Load or compute a summary. Also return an error message for each trace that cannot be read."""
     from profdeck_traces.analysis.diff import is_summary, load_summary
 
     return (load_summary(path), []) if is_summary(path) else arguments.summarise_paths([path], cache=cache)
 
 
 def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> None:
-    """Warn about incomplete captures, damaged traces and traces without a counterpart in the other run."""
+    """Print warnings about incomplete captures, corrupt traces, and traces without a counterpart in the other run."""
     for run, path in zip(runs, paths, strict=True):
         states = [state for state in run.captures if state.status != "complete"]
         if states:
-            counts = ", ".join(f"{number} {status}" for status, number in Counter(one.status for one in states).items())
+            counts = ", ".join(
+                f"{number} {status}" for status, number in Counter(state.status for state in states).items()
+            )
             terminal.warn(
                 f"{terminal.short_path(path)} has incomplete captures ({counts}). For details: "
                 f"profdeck ls {terminal.short_path(path)}"
@@ -131,7 +133,7 @@ def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
 
 
 def _lines(role: RoleDiff, limit: int | None, width: int, *, named: bool) -> list[Text]:
-    """Return what there is to say of a role: the verdict, what it rests on, then what changed most."""
+    """Return the lines for a role: the verdict, its basis, and tables of the largest changes."""
     lines = text_layout.wrapped(verdict_of(role), width, indent="  ", first="", style=_style_of(role))
     for change in role.iterations if len(role.iterations) > 1 else ():
         lines += text_layout.wrapped(headline_of(role, change), width, indent="    ", first="  ")
@@ -179,7 +181,7 @@ def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, 
     header = ("before ms", "after ms", "change", "noise", "per", "class", "verdict", heading)
     cut = short_kernel if section == "kernels" else cut_middle
     if width >= text_layout.UNLIMITED:
-        cut = lambda name, _: full_name(name)  # noqa: E731 - one of three ways to write a name
+        cut = lambda name, _: full_name(name)  # noqa: E731 - one of three functions that format names
     lines = text_layout.aligned(header, rows, width, left=("per", "class", "verdict"), cut=cut)
     for line, change in zip(lines[1:], changes, strict=True):
         line.stylize(_STYLES.get(change.verdict, ""))
@@ -187,7 +189,11 @@ def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, 
 
 
 def _in_words(change: Change, of_category: dict[str, Change]) -> str:
-    """Write a verdict, with what explains it: other calls, or the sum of its class, which shows a mere new name."""
+    """Format a verdict with its likely cause.
+
+    The cause is a different number of calls. For a kernel that appeared or vanished, it is the change of the kernel's
+    class: if the class did not change, the kernel was probably only renamed.
+    """
     category = of_category.get(change.category or "")
     if change.verdict in {"appeared", "vanished"}:
         if category is None or category.ratio is None:

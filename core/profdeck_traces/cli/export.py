@@ -1,4 +1,4 @@
-"""`profdeck export`: the tables of a run as files that other tools read."""
+"""`profdeck export`: writes the tables of a run in formats of other tools."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ def command(  # noqa: PLR0913 - the options of a command line
     *,
     parquet: Annotated[
         Path | None,
-        typer.Option("--parquet", metavar="DIR", help="Write each table that has rows as a Parquet file in it."),
+        typer.Option(
+            "--parquet", metavar="DIR", help="Write each table that has rows as a Parquet file to this directory."
+        ),
     ] = None,
     speedscope: Annotated[
         Path | None,
-        typer.Option("--speedscope", metavar="FILE", help="Write the stacks, where recorded, for speedscope.app."),
+        typer.Option("--speedscope", metavar="FILE", help="Write recorded stacks for speedscope.app."),
     ] = None,
     devices_only: arguments.DevicesOnly = False,
     rules: arguments.Rules = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
 ) -> None:
-    """Write the tables of a run for other tools."""
+    """Export the tables of a run for other tools."""
     if parquet is None and speedscope is None:
-        raise typer.BadParameter("Say what to write: --parquet DIR, --speedscope FILE, or both.")
+        raise typer.BadParameter("No output is specified. Use --parquet DIR, --speedscope FILE, or both.")
     if parquet is not None:
         from profdeck_traces.tables.table import arrow
 
-        arrow()  # before anything is read
+        arrow()  # report a missing library before traces are read
     summary, problems = arguments.summarise_paths(
         [run], devices_only=devices_only, rules=rules, processes=processes, cache=cache
     )
@@ -68,21 +70,21 @@ def _write_parquet(run: RunSummary, directory: Path) -> None:
             pq.write_table(table, file)
             typer.echo(f"{terminal.short_path(file)}: {table.num_rows:,} rows")
         else:
-            file.unlink(missing_ok=True)  # of an earlier export
+            file.unlink(missing_ok=True)  # from an earlier export
 
 
 def _write_speedscope(run: RunSummary, file: Path) -> None:
-    """Write the document.
+    """Write the stacks of a run as a speedscope document.
 
     Raises:
-        TraceError: There are no stacks.
+        TraceError: The run has no stacks.
     """
     from profdeck_traces.base.files import replace_file
     from profdeck_traces.tables.speedscope import speedscope
 
     document = speedscope(run)
     if document is None:
-        raise TraceError("No trace has stacks. Record them: with_stack is an option of the recorder.")
+        raise TraceError("No trace has stacks. To record them, set the backend option with_stack.")
     replace_file(file, json.dumps(document, separators=(",", ":")).encode(), durable=False)
     typer.echo(
         f"{terminal.short_path(file)}: {len(document['profiles'])} profiles, {terminal.size(file.stat().st_size)}"

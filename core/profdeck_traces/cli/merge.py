@@ -1,4 +1,4 @@
-"""`profdeck merge`: the traces of many ranks, roles and engines as one timeline."""
+"""`profdeck merge`: merges the traces of several ranks, roles and engines into one trace."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, merging, terminal, trace_range
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -20,7 +21,10 @@ def command(  # noqa: PLR0913  # the options of a command line
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="OUT", help="The new file: .json, or .pftrace for a slim one; .gz compresses."
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="The new file: .json, or .pftrace for a slim trace. With .gz, it is compressed.",
         ),
     ],
     align: merging.Align = None,
@@ -33,43 +37,42 @@ def command(  # noqa: PLR0913  # the options of a command line
     processes: arguments.Processes = 0,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Merge traces into one that Perfetto opens.
+    """Merge traces into one trace for Perfetto.
 
-    Processes are named by role, replica and rank. A slim trace has the names and times of what ran on devices and of
+    Processes are named by role, replica and rank. A slim trace contains only the names and times of device activity and
     annotations, or of the events of each --category.
     """
     if not output.name.endswith((*_CHROME, *merging.PERFETTO)):
         raise ConfigError(f"--output {output}: the file name must end in {', '.join((*_CHROME, *merging.PERFETTO))}.")
-    part = trace_range.TracePart.of(steps, iterations, time, category)
-    destination = trace_range.new_file(output)
-    wanted = merging.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
-    written = merging.write(wanted, destination)
-    for problem in written.problems:
+    part = trace_range.TracePart.from_options(steps, iterations, time, category)
+    trace_range.check_new_file(output)
+    merge = merging.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
+    merged = merging.write_merged(merge, output)
+    for problem in merged.problems:
         terminal.warn(f"{problem} Only the readable part was merged.")
-    _report(destination, written, json=json)
-    if written.problems:
+    _report(output, merged, json=json)
+    if merged.problems:
         raise typer.Exit(ExitCode.UNREADABLE)
 
 
-def _report(destination: Path, written: merging.Merged, *, json: bool) -> None:
-    sources = written.sources
+def _report(destination: Path, merged: merging.Merged, *, json: bool) -> None:
     if json:
         terminal.print_json(
             {
                 "path": str(destination),
-                "traces": [str(source.path) for source in sources],
-                "align": str(written.how),
-                "unaligned": written.unaligned,
-                "clock_error_us": None if written.clock_error_ns is None else written.clock_error_ns / 1e3,
-                "events": written.events,
-                "size_bytes": written.size_bytes,
-                "problems": list(written.problems),
+                "traces": [str(source.path) for source in merged.sources],
+                "align": str(merged.alignment),
+                "unaligned": merged.unaligned,
+                "clock_error_us": None if merged.clock_error_ns is None else merged.clock_error_ns / 1e3,
+                "events": merged.events,
+                "size_bytes": merged.size_bytes,
+                "problems": list(merged.problems),
             }
         )
         return
-    error = "" if written.clock_error_ns is None else f" within {written.clock_error_ns / 1e3:,.0f} us"
-    but = f", but {written.unaligned} of them" if written.unaligned else ""
-    about = f"{len(sources)} traces, {written.events:,} events, {terminal.size(written.size_bytes)}"
+    error = "" if merged.clock_error_ns is None else f" within {merged.clock_error_ns / 1e3:,.0f} us"
+    exception = f", except {plural(merged.unaligned, 'trace')}" if merged.unaligned else ""
+    contents = f"{len(merged.sources)} traces, {merged.events:,} events, {terminal.size(merged.size_bytes)}"
     terminal.stdout_console().print(
-        f"{destination}: {about}; clocks aligned by: {written.how}{error}{but}", soft_wrap=True
+        f"{destination}: {contents}; clocks aligned by: {merged.alignment}{error}{exception}", soft_wrap=True
     )

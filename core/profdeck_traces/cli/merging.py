@@ -1,4 +1,4 @@
-"""Writes the traces of many ranks, roles and engines into one: what `profdeck merge` and `profdeck view` share."""
+"""Merges traces for `profdeck merge` and `profdeck view`."""
 
 from __future__ import annotations
 
@@ -19,108 +19,113 @@ if TYPE_CHECKING:
     from profdeck_traces.writing.selection import Selection
 
 PERFETTO = (".pftrace", ".pftrace.gz")
-"""Endings of slim traces."""
+"""File name suffixes of slim traces."""
 
 Align = Annotated[
     str | None,
     typer.Option(
         metavar="HOW",
-        help="How to align clocks: none, anchors (of the recorder), collectives. "
-        "Default: anchors if the ranks are of several hosts, else none.",
+        help="Clock alignment: none, anchors (annotations of the recorder) or collectives. "
+        "Default: anchors for traces from several hosts, otherwise none.",
     ),
 ]
-Role = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this role; may be given again.")]
+Role = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this role. Repeatable.")]
 Rank = Annotated[
     list[range] | None,
-    typer.Option(metavar="RANGE", parser=trace_range.numbers, help="Only these ranks: 3 or 0..7; may be given again."),
+    typer.Option(
+        metavar="RANGE", parser=trace_range.parse_range, help="Only these ranks, such as 3 or 0..7. Repeatable."
+    ),
 ]
 
 
 @attrs.frozen(kw_only=True)
 class Merge:
-    """What is to be merged."""
+    """Parameters of a merge."""
 
     paths: Sequence[Path]
     align: str | None
+    """Value of ``--align``."""
     roles: Sequence[str] | None
+    """Roles to merge. Default: all."""
     ranks: Sequence[range] | None
+    """Ranks to merge. Default: all."""
     part: trace_range.TracePart
+    """Events to keep from each trace."""
     processes: int
+    """Number of traces to read in parallel; 0: one per core."""
 
 
 @attrs.frozen(kw_only=True)
 class Merged:
-    """What became of it."""
+    """Result of a merge."""
 
     sources: Sequence[TraceSource]
-    how: Alignment
+    alignment: Alignment
     unaligned: int
-    """How many traces kept their clocks, though others were aligned."""
+    """Number of traces whose clocks were not aligned, if other clocks were."""
     clock_error_ns: int | None
-    """By how much aligned times can be wrong; see `profdeck_traces.analysis.clock_alignment.Shifts`."""
+    """Maximum error of aligned times; see `profdeck_traces.analysis.clock_alignment.Shifts`."""
     events: int
     device_events: int | None
-    """Work of devices, of a slim trace."""
+    """Number of device events in a slim trace; ``None`` for a JSON trace."""
     size_bytes: int
     problems: Sequence[str]
-    """What is wrong with the sources."""
+    """Problems of the source traces."""
 
 
 @attrs.frozen
 class _Written:
-    """What became of the new file."""
+    """Contents of the new file; see `Merged`."""
 
     events: int
     device_events: int | None
     size_bytes: int
     problems: Sequence[str]
-    """What is wrong with the sources."""
 
 
 @attrs.frozen
-class _Piece:
-    """One trace, and what of it comes where."""
+class _AlignedSource:
+    """A source trace, its clock shift and the events to keep."""
 
     source: TraceSource
     shift_ns: int
     selection: Selection | None
-    """``None``: all of it."""
+    """Events to keep; ``None`` for all."""
 
 
 def with_operators(merge: Merge) -> Merge:
-    """Return the same with operators and calls of the runtime in a slim trace."""
+    """Return a copy of `merge` that also keeps operators and runtime calls in a slim trace."""
     from profdeck_traces.writing.slim import WITH_OPERATORS
 
     return attrs.evolve(merge, part=attrs.evolve(merge.part, categories=tuple(sorted(WITH_OPERATORS))))
 
 
-def write(merge: Merge, destination: Path) -> Merged:
-    """Write a new file, slim if its name says so.
+def write_merged(merge: Merge, destination: Path) -> Merged:
+    """Merge traces into a new file. A slim trace is written if the file name has a suffix in `PERFETTO`.
 
     Raises:
-        TraceError: There is nothing to merge, or it cannot be read.
+        TraceError: No trace matches, or a trace cannot be read.
         ConfigError: The file cannot be written.
     """
     from profdeck_traces.analysis.clock_alignment import Alignment
     from profdeck_traces.inputs.sources import find_sources
 
-    slim = destination.name.endswith(PERFETTO)
-    sources = _chosen(find_sources(merge.paths, on_left_out=arguments.left_out), merge.roles, merge.ranks)
-    if not slim:
-        sources = _in_json(sources)
-    how = _alignment(merge.align, sources)
-    count = arguments.cores(merge.processes)
-    shifts = _shifts(sources, how, count)
+    is_slim = destination.name.endswith(PERFETTO)
+    sources = _matching(find_sources(merge.paths, on_left_out=arguments.warn_skipped), merge.roles, merge.ranks)
+    if not is_slim:
+        sources = _only_json(sources)
+    alignment = _alignment(merge.align, sources)
+    processes = arguments.process_count(merge.processes)
+    shifts = _shifts(sources, alignment, processes)
     if len(shifts.unknown) == len(sources):
-        how = Alignment.NONE  # what was asked for found nothing
-    pieces = list(map(_Piece, sources, shifts.shift_ns, _selections(sources, merge.part)))
-    with terminal.show_progress("Merging the traces") as on_progress, trace_range.writing(destination):
-        written = (_write_slim if slim else _write_chrome)(pieces, destination, count, on_progress)
-    unaligned = len(shifts.unknown) if how is not Alignment.NONE else 0
+        alignment = Alignment.NONE  # no trace has clock data
+    aligned = list(map(_AlignedSource, sources, shifts.shift_ns, _selections(sources, merge.part)))
+    with terminal.show_progress("Merging the traces") as on_progress, trace_range.write_errors(destination):
+        written = (_write_slim if is_slim else _write_chrome)(aligned, destination, processes, on_progress)
     return Merged(
         sources=sources,
-        how=how,
-        unaligned=unaligned,
+        alignment=alignment,
+        unaligned=0 if alignment is Alignment.NONE else len(shifts.unknown),
         clock_error_ns=shifts.error_ns,
         events=written.events,
         device_events=written.device_events,
@@ -129,62 +134,68 @@ def write(merge: Merge, destination: Path) -> Merged:
     )
 
 
-def _chosen(
+def _matching(
     sources: list[TraceSource], roles: Sequence[str] | None, ranks: Sequence[range] | None
 ) -> list[TraceSource]:
-    """Leave out what is of other roles or ranks.
+    """Return the traces of the requested roles and ranks.
 
     Raises:
-        TraceError: Nothing is left.
+        TraceError: No trace matches.
     """
-    chosen = [
+    matching = [
         source
         for source in sources
         if (not roles or (source.facts is not None and source.facts.role in roles))
-        and (not ranks or any(source.rank in some for some in ranks))
+        and (not ranks or any(source.rank in numbers for numbers in ranks))
     ]
-    if not chosen:
-        there = sorted({source.label for source in sources if source.facts or source.rank is not None})
-        raise TraceError(f"No trace is of these roles and ranks. There are: {', '.join(there) or 'no manifests'}.")
-    return chosen
+    if not matching:
+        labels = sorted({source.label for source in sources if source.facts or source.rank is not None})
+        raise TraceError(
+            "No trace matches --role and --rank. "
+            + (f"Available: {', '.join(labels)}." if labels else "The traces have no manifests.")
+        )
+    return matching
 
 
-def _in_json(sources: list[TraceSource]) -> list[TraceSource]:
-    """Leave out what is no JSON.
+def _only_json(sources: list[TraceSource]) -> list[TraceSource]:
+    """Return the JSON traces, and print a warning for each other trace.
 
     Raises:
-        TraceError: Nothing is left.
+        TraceError: There is no JSON trace.
     """
-    kept = [source for source in sources if source.is_json]
+    json_sources = [source for source in sources if source.is_json]
     for source in sources:
         if not source.is_json:
             terminal.warn(
                 f"{terminal.short_path(source.path)} is skipped. It can be merged only into a slim trace (.pftrace)."
             )
-    if not kept:
-        raise TraceError("There is no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others.")
-    return kept
+    if not json_sources:
+        raise TraceError("There are no JSON traces. To merge these traces, use a slim trace: -o OUT.pftrace")
+    return json_sources
 
 
-def _alignment(how: str | None, sources: Sequence[TraceSource]) -> Alignment:
+def _alignment(option: str | None, sources: Sequence[TraceSource]) -> Alignment:
+    """Parse the value of ``--align``, or return the default for the sources."""
     from profdeck_traces.analysis.clock_alignment import Alignment
 
-    if how is None:
+    if option is None:
         hosts = {source.facts.host for source in sources if source.facts}
         return Alignment.ANCHORS if len(hosts) > 1 else Alignment.NONE
     try:
-        return Alignment(how)
+        return Alignment(option)
     except ValueError:
-        raise typer.BadParameter(f"--align {how}: it is one of {', '.join(Alignment)}.") from None
+        raise typer.BadParameter(f"--align {option}: expected one of {', '.join(Alignment)}.") from None
 
 
-def _shifts(sources: Sequence[TraceSource], how: Alignment, processes: int) -> Shifts:
+def _shifts(sources: Sequence[TraceSource], alignment: Alignment, processes: int) -> Shifts:
     from profdeck_traces.analysis.clock_alignment import align
 
     with terminal.show_progress("Aligning the clocks") as on_progress:
-        shifts = align(sources, how, processes=processes, on_progress=on_progress)
+        shifts = align(sources, alignment, processes=processes, on_progress=on_progress)
     for source in shifts.unknown:
-        terminal.warn(f"{terminal.short_path(source.path)}: no clock data for --align {how}. The times are unchanged.")
+        terminal.warn(
+            f"{terminal.short_path(source.path)}: no clock data for --align {alignment}. The times are unchanged."
+        )
     return shifts
 
 
@@ -202,13 +213,15 @@ def _selections(sources: Sequence[TraceSource], part: trace_range.TracePart) -> 
     return selections
 
 
-def _write_chrome(pieces: Sequence[_Piece], destination: Path, processes: int, on_progress: Progress) -> _Written:
+def _write_chrome(
+    aligned: Sequence[_AlignedSource], destination: Path, processes: int, on_progress: Progress
+) -> _Written:
     from profdeck_traces.merge import MergeSource, merge_traces
     from profdeck_traces.merge.origin import far_origin_ns
 
     sources = [
-        MergeSource(piece.source.path, piece.source.label, number, piece.shift_ns, piece.selection)
-        for number, piece in enumerate(pieces)
+        MergeSource(item.source.path, item.source.label, number, item.shift_ns, item.selection)
+        for number, item in enumerate(aligned)
     ]
     check = merge_traces(
         sources,
@@ -221,21 +234,23 @@ def _write_chrome(pieces: Sequence[_Piece], destination: Path, processes: int, o
     return _Written(check.events, None, check.size_bytes, [check.problem] if check.problem else [])
 
 
-def _write_slim(pieces: Sequence[_Piece], destination: Path, processes: int, on_progress: Progress) -> _Written:
+def _write_slim(
+    aligned: Sequence[_AlignedSource], destination: Path, processes: int, on_progress: Progress
+) -> _Written:
     from profdeck_traces.writing.selection import Selection
     from profdeck_traces.writing.slim import LANES, SlimSource, write_slim
 
-    chosen = [piece.selection or Selection() for piece in pieces]
+    selections = [item.selection or Selection() for item in aligned]
     written = write_slim(
         [
             SlimSource(
-                path=piece.source.path,
-                label=piece.source.label,
+                path=item.source.path,
+                label=item.source.label,
                 sort_index=number,
-                shift_ns=piece.shift_ns,
+                shift_ns=item.shift_ns,
                 selection=attrs.evolve(selection, categories=selection.categories or LANES),
             )
-            for number, (piece, selection) in enumerate(zip(pieces, chosen, strict=True))
+            for number, (item, selection) in enumerate(zip(aligned, selections, strict=True))
         ],
         destination,
         gzip=destination.name.endswith(".gz"),

@@ -1,4 +1,4 @@
-"""Whether a comparison is over a limit: the options, the judgement, and its exit codes."""
+"""Options and exit codes for a limit on regressions, shared by `profdeck diff` and `profdeck baseline check`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import Change, RoleDiff, RunDiff
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
-_JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other marks"}
+_JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other annotations"}
 
 
 def percent(text: str) -> float:
-    """Turn ``5%`` or ``5`` into 0.05.
+    """Parse a percentage, such as ``5%`` or ``5``, and return it as a fraction (0.05).
 
     Raises:
-        typer.BadParameter: It is no percentage, or it may be meant as a fraction.
+        typer.BadParameter: The text is not a percentage, or it could be a fraction (``0.05``).
     """
     match = _PERCENT.fullmatch(text.strip())
     if match is None:
-        raise typer.BadParameter(f"'{text}' is no percentage. Write 5% or 2.5%.")
+        raise typer.BadParameter(f"'{text}' is not a percentage, such as 5% or 2.5%.")
     value = float(match[1])
     if not match[2] and 0 < value < 1:
-        raise typer.BadParameter(f"'{text}' may be a fraction or a percentage. Write {value:.0%} or {value:g}%.")
+        raise typer.BadParameter(f"'{text}' is ambiguous. Write {value:.0%} or {value:g}%.")
     return value / 100
 
 
@@ -42,39 +42,42 @@ FailOver = Annotated[
     typer.Option(
         metavar="PERCENT",
         parser=percent,
-        help="Exit with 5 if a role got slower by more than this and by more than its noise: in the median of its "
-        "global steps or of its iterations of any stage; without steps, in the sum of its kernels; without "
-        "kernels, in the self time of its operators. Where the noise is not known, this percentage alone decides.",
+        help="Exit with 5 if a role became slower by more than this percentage and by more than its noise. The "
+        "comparison uses the median time of its global steps, or of its iterations of each stage. Without them, it "
+        "uses the total kernel time, or else the self time of operators. Unknown noise is ignored.",
     ),
 ]
 FailOn = Annotated[
     list[Judge] | None,
     typer.Option(
-        help="What --fail-over judges: steps, as above; device, its busy time; stages, whatever the job marks. May "
-        "be repeated; steps alone, if not given.",
+        help="Times that --fail-over applies to: steps, as above; device, the busy time of devices; stages, all "
+        "annotations of the job. Repeatable. Default: steps.",
     ),
 ]
 
 
 @attrs.frozen
 class Judgement:
-    """What came of it."""
+    """Result of applying a limit to a comparison."""
 
     judged: list[tuple[RoleDiff, Change]]
-    """What was looked at."""
+    """All changes to which the limit applies."""
     regressions: list[tuple[RoleDiff, Change]]
-    """What of it is over the limit."""
+    """Changes that exceed the limit."""
     undecided: list[str]
-    """What could not be judged, and why."""
+    """Reasons why the limit could not be applied."""
 
     def end(self, problems: Sequence[str]) -> None:
-        """Say what could not be judged, and end with the exit code.
+        """Print the reasons in `undecided`, and exit if there is a problem or a regression.
 
         Args:
-            problems: Why traces could not be read.
+            problems: Error messages for traces that cannot be read.
+
+        Raises:
+            typer.Exit: There is a problem or a regression.
         """
-        for lack in self.undecided:
-            terminal.print_stderr(f"error: {lack}")
+        for reason in self.undecided:
+            terminal.print_stderr(f"error: {reason}")
         if problems or self.undecided:
             raise typer.Exit(ExitCode.UNREADABLE)
         if self.regressions:
@@ -82,15 +85,21 @@ class Judgement:
 
 
 def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | None) -> Judgement:
-    """Judge a comparison; nothing is judged without a limit."""
+    """Apply a limit to a comparison.
+
+    Args:
+        diff: The comparison.
+        fail_over: The limit, as a fraction. If it is ``None``, the judgement is empty.
+        fail_on: The times that the limit applies to. Default: steps.
+    """
     judges = [] if fail_over is None else fail_on or [Judge.STEPS]
-    pairs = [(role, by) for role in diff.roles for by in judges]
+    pairs = [(role, basis) for role in diff.roles for basis in judges]
     return Judgement(
-        [(role, change) for role, by in pairs for change in role.judged(by)],
-        [(role, change) for role, by in pairs for change in role.regressions(fail_over or 0.0, by)],
+        [(role, change) for role, basis in pairs for change in role.judged(basis)],
+        [(role, change) for role, basis in pairs for change in role.regressions(fail_over or 0.0, basis)],
         [
-            f"{label_of_role(role)}: there are no {_JUDGED[by]} on both sides to judge by."
-            for role, by in pairs
-            if not role.judged(by)
+            f"{label_of_role(role)}: cannot be compared, because one of the runs has no {_JUDGED[basis]}."
+            for role, basis in pairs
+            if not role.judged(basis)
         ],
     )

@@ -1,4 +1,4 @@
-"""`profdeck summary`: where the time went, trace by trace and between the ranks."""
+"""`profdeck summary`: prints the time breakdown and the findings of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
 
     class Rows(StrEnum):
-        """What rows ``--csv`` can print."""
+        """Tables that ``--csv`` can print. At runtime, there is a member for each table."""
 
         KERNELS = "kernels"
 
@@ -33,28 +33,26 @@ def command(  # noqa: PLR0913  # the options of a command line
     *,
     top: Annotated[
         int | None,
-        typer.Option(
-            min=0, metavar="N", help="How many kernels and operators; 0 for all; as many as fit, if not given."
-        ),
+        typer.Option(min=0, metavar="N", help="Number of kernels and operators; 0 for all. Default: as many as fit."),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="Also print all tables, of each trace by itself.")] = False,
-    full_names: Annotated[bool, typer.Option("--full-names", help="Names as they are, however wide.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Also print all tables of each trace.")] = False,
+    full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten names.")] = False,
     devices_only: arguments.DevicesOnly = False,
     rules: arguments.Rules = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the kernels of all traces as CSV, or --rows.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV: kernels, or --rows.")] = False,
     rows: Annotated[
         Rows | None,
-        typer.Option("--rows", metavar="TABLE", help=f"What --csv prints: {', '.join(Rows)}."),
+        typer.Option("--rows", metavar="TABLE", help=f"Table for --csv: {', '.join(Rows)}."),
     ] = None,
 ) -> None:
-    """Say where the time went, and what stands out."""
+    """Show where the time was spent, and what stands out."""
     if json and as_csv:
-        raise typer.BadParameter("--json and --csv exclude each other: choose one.")
+        raise typer.BadParameter("--json and --csv cannot be combined. Use only one of them.")
     if rows and not as_csv:
-        raise typer.BadParameter("--rows says what --csv prints: give --csv as well.")
+        raise typer.BadParameter("--rows requires --csv. Specify --csv as well.")
     run, problems = arguments.summarise_paths(
         paths,
         devices_only=devices_only,
@@ -71,28 +69,44 @@ def command(  # noqa: PLR0913  # the options of a command line
         writer.writerows(table.rows())
     elif run.ranks or not problems:
         show(run, paths, top=top, full=full, full_names=full_names)
-    tell(run, problems)
+    report_problems(run, problems)
 
 
 def show(
     run: RunSummary, paths: Sequence[Path], *, top: int | None, full: bool = False, full_names: bool = False
 ) -> None:
-    """Print a summary, as the options of the command say."""
-    # What only a terminal needs takes a tenth of a second to import.
-    from profdeck_traces.cli.summary_screen import MOST_FINDINGS, Screen, page
+    """Print a summary in text form.
+
+    Args:
+        run: The summary.
+        paths: The paths from the command line.
+        top: Maximum number of kernels and operators; 0 for all. Default: as many as fit on the screen.
+        full: If True, print all findings, and all tables of each trace.
+        full_names: If True, do not shorten names.
+    """
+    # Imported here because these modules take 0.1 s to import, and --json and --csv do not need them.
+    from profdeck_traces.cli.summary_screen import MAX_FINDINGS, Screen, page
     from profdeck_traces.cli.summary_tables import tables
 
     console = terminal.stdout_console()
     width = text_layout.width_of(console, full_names=full_names)
     height = console.height if sys.stdout.isatty() and not full else None
-    screen = Screen(width=width, height=height, top=top, findings=None if full else MOST_FINDINGS)
+    screen = Screen(width=width, height=height, top=top, findings=None if full else MAX_FINDINGS)
     text_layout.show(console, page(run, paths, screen))
     if full:
         text_layout.show(console, [Text(), *tables(run, width, 15 if top is None else top or None)])
 
 
-def tell(run: RunSummary, problems: Sequence[str]) -> None:
-    """Say on stderr what the summary does not cover; end with an exit code if a trace could not be read."""
+def report_problems(run: RunSummary, problems: Sequence[str]) -> None:
+    """Print errors and warnings about traces that could not be read completely.
+
+    Args:
+        run: The summary.
+        problems: Error messages for traces that cannot be read.
+
+    Raises:
+        typer.Exit: `problems` is not empty.
+    """
     for problem in problems:
         terminal.print_stderr(f"error: {problem}")
     for rank in run.ranks:

@@ -1,4 +1,4 @@
-"""The first screen of `profdeck summary`: which run, what stands out, and where the time went."""
+"""Text output of `profdeck summary`: a heading, the findings, and the time breakdown of each role."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
     from profdeck_traces.analysis.run_model import Finding
 
-MOST_FINDINGS = 5
+MAX_FINDINGS = 5
 _STAGES, _LEAST_STAGE = 6, 0.01
 _MOST_TRACES = 4
 _IDLE = "device: idle"
@@ -34,25 +34,25 @@ _STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "faile
 
 @attrs.frozen(kw_only=True)
 class Screen:
-    """How much there is room for."""
+    """Size limits of the output."""
 
     width: int
-    """In columns."""
+    """Line width in terminal columns."""
     height: int | None = None
-    """In lines; None where that does not matter."""
+    """Maximum number of lines; ``None`` for no limit."""
     top: int | None = None
-    """How many kernels or operators to show of each role; as many as fit if None, 0 for all."""
-    findings: int | None = MOST_FINDINGS
-    """How many to show at most; all if None."""
+    """Number of kernels or operators per role; 0 for all, ``None`` for as many as fit in `height`."""
+    findings: int | None = MAX_FINDINGS
+    """Maximum number of findings. With ``None``, all findings and all roles are shown."""
 
 
 def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
-    """Return the lines of the page.
+    """Format a summary for the terminal.
 
     Args:
-        run: What there is to show.
-        paths: What was asked for.
-        screen: What it has to fit.
+        run: The summary.
+        paths: The paths from the command line.
+        screen: Size limits of the output.
     """
     width = screen.width
     everyone = teams_of(run)
@@ -62,7 +62,7 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     used = len(head) + sum(len(block) + 1 for before, after in blocks for block in (*before, *after) if block)
     rows = _USUAL_ROWS
     if screen.height is not None and teams:
-        # Each table has a heading and an empty line before it; the prompt comes after.
+        # Each table needs two more lines, for an empty line and the heading. The shell prompt needs one.
         rows = max(_FEWEST_ROWS, min(_USUAL_ROWS, (screen.height - 1 - used) // len(teams) - 2))
     limit = rows if screen.top is None else screen.top or None
     lines = head
@@ -99,7 +99,7 @@ def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list
 
 
 def _of_team(team: Team, named: bool, width: int) -> tuple[list[list[Text]], list[list[Text]]]:  # noqa: FBT001
-    """Return the blocks of a role before its kernels, and those after."""
+    """Return the blocks of a role that precede its kernel table, and those that follow it."""
     return [_stages(team, named, width), _device(team, named, width)], [_steps(team, named, width)]
 
 
@@ -131,7 +131,7 @@ def _stages(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
 
 
 def _short_rank(label: str | None) -> str:
-    """Return the rank, with its replica, without the role, which is that of the table."""
+    """Remove the role from a rank label, because the table heading contains the role. The replica is kept."""
     label = label or ""
     role, slash, replica = label.partition("/")
     return f"/{replica}" if slash and role.isidentifier() else label[max(0, label.find("rank ")) :]
@@ -156,7 +156,7 @@ def _device(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
             line.append(bar(row.share / longest, length), style="yellow" if is_idle else "green")
             lines.append(line)
         blocks.append(lines)
-    if len(blocks) < 2:  # noqa: PLR2004 - nothing to put beside it
+    if len(blocks) < 2:  # noqa: PLR2004 - two blocks for the two columns
         return [line for block in blocks for line in block]
     return beside(blocks[0], blocks[1], room)
 

@@ -1,4 +1,4 @@
-"""All tables of `profdeck summary --full`: each trace by itself, then the ranks together."""
+"""Tables of `profdeck summary --full`: first for each trace, then across the ranks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,25 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.recorder_model import CommunicationSummary
 
 _PERCENTILES = {90: 10, 99: 100}
-"""How many steps each needs: one that is beyond."""
+"""Minimum number of steps for each percentile, so that at least one step exceeds it."""
 _FLOPS_PER_GFLOP = 1e9
 _BYTES_PER_GB = 1_000_000_000
-# Of a device whose work fills no more of the recording, both shares are told.
+# If the recording exceeds the active period of a device by this factor, the busy share of the recording is shown, too.
 _MUCH_LONGER = 1.1
-# How many digits of the number of a process group are in the names of its kernels.
+# Number of trailing digits of a process group's number that appear in kernel names.
 _GROUP_DIGITS = 3
 
 _Table = list[Text]
 
 
 def tables(run: RunSummary, width: int, limit: int | None) -> _Table:
-    """Return the lines of all tables, with at most so many rows each; all rows if None."""
+    """Format all tables of a run.
+
+    Args:
+        run: The summary.
+        width: Line width in terminal columns.
+        limit: Maximum number of rows per table; ``None`` for no limit.
+    """
     lines: _Table = []
     labels, runs = labels_of(run.ranks), runs_of(run.ranks)
     for rank in run.ranks:
@@ -72,7 +78,7 @@ def _device(device: DeviceSummary, recorded_us: float) -> Iterator[Text]:
     if device.communication_us:
         beside = _part(device.overlap_us, device.communication_us)
         yield Text(f"  communication {_ms(device.communication_us)} ms, of which {beside} runs beside other work")
-    if causes := ", ".join(f"{cause.cause} {percent(cause.share)}" for cause in device.idle if cause.share >= 0.0005):  # noqa: PLR2004 - what would be 0.0%
+    if causes := ", ".join(f"{cause.cause} {percent(cause.share)}" for cause in device.idle if cause.share >= 0.0005):  # noqa: PLR2004 - smaller shares are shown as 0.0%
         yield Text(f"  while idle, the host: {causes}")
     for gap in device.gaps[:3]:
         where = f" in step {gap.step}" if gap.step is not None else ""
@@ -81,7 +87,7 @@ def _device(device: DeviceSummary, recorded_us: float) -> Iterator[Text]:
 
 
 def _iterations(rank: RankSummary, width: int, _: int | None) -> _Table:
-    """Write the times of steps by kind and stage; a percentile of which no step is beyond says nothing."""
+    """Format step times by kind and stage. Percentiles that no step exceeds are omitted."""
     rows = [
         [
             f"{group.count:,}",
@@ -90,7 +96,7 @@ def _iterations(rank: RankSummary, width: int, _: int | None) -> _Table:
             _ms(group.p99_us) if group.count >= _PERCENTILES[99] else "",
             _ms(group.max_us) if group.count > 1 else "",
             _number(group.tokens_per_wall_s),
-            # The host launches work in less time than the device takes for it.
+            # Based on device time, because the host may launch the work faster than the device executes it.
             _number(group.tokens_per_s),
             " ".join(filter(None, [group.stage, _kind(group.kind, rank.unit)])),
         ]
@@ -102,7 +108,7 @@ def _iterations(rank: RankSummary, width: int, _: int | None) -> _Table:
 
 
 def _kind(kind: str, unit: str | None) -> str:
-    """Say what steps are; those of the recorder are what it counts."""
+    """Return the kind of a step for display. The recorder's steps are named after the unit that it counts."""
     if kind == "global_step" and unit is not None:
         kind = "profiler_step" if unit == "engine_iteration" else unit
     return kind.replace("_", " ")

@@ -1,4 +1,4 @@
-"""What commands share, and those of plugins may use: output, exit codes, and options of several commands."""
+"""Terminal output, exit codes and path arguments for all commands, including those of plugins."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _REFRESH_EVERY_S = 0.1
-_ENDS = re.compile(" +$", re.MULTILINE)
+_TRAILING_SPACES = re.compile(" +$", re.MULTILINE)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 """Type of the ``--json`` option."""
 
 
-_CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return a text of anybody as a terminal may show it: what would control that, or cannot be written, is escaped."""
-    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+    """Escape control characters, bidirectional formatting characters and surrogates in untrusted text."""
+    return _UNSAFE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def stdout_console() -> Console:
@@ -51,21 +51,21 @@ def stdout_console() -> Console:
             return super().render_str(printable(text), **options)
 
         def on_broken_pipe(self) -> None:
-            _leave()
+            _exit_quietly()
 
-    folded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    wraps = sys.stdout.isatty() or "COLUMNS" in os.environ
     file = sys.stdout if sys.stdout.isatty() else cast("IO[str]", _Trimmed(sys.stdout))
-    return Printable(file=file, markup=False, highlight=False, emoji=False, width=None if folded else 10_000)
+    return Printable(file=file, markup=False, highlight=False, emoji=False, width=None if wraps else 10_000)
 
 
 class _Trimmed:
-    """A stream that leaves the spaces at the ends of lines out; each line comes as a whole."""
+    """Text stream that removes trailing spaces. Each line must be written in one call."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(_ENDS.sub("", text))
+        return self._stream.write(_TRAILING_SPACES.sub("", text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -77,7 +77,7 @@ def print_json(document: Any) -> None:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        _leave()
+        _exit_quietly()
 
 
 def print_stderr(text: str) -> None:
@@ -94,17 +94,17 @@ def make_table(*columns: str, numbers: tuple[str, ...] = (), **options: Any) -> 
     """Create a table without borders. Long cells are wrapped, not truncated.
 
     Args:
-        columns: the column headings.
-        numbers: the headings of columns that are right-aligned and never wrapped.
-        options: see `rich.table.Table`.
+        columns: The column headings.
+        numbers: The headings of columns that are right-aligned and never wrapped.
+        options: See `rich.table.Table`.
     """
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", **options)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", **options)
     for column in columns:
         number = column in numbers
-        made.add_column(column, overflow="fold", no_wrap=number, justify="right" if number else "left")
-    return made
+        table.add_column(column, overflow="fold", no_wrap=number, justify="right" if number else "left")
+    return table
 
 
 @contextmanager
@@ -123,7 +123,7 @@ def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     text_column = TextColumn("{task.description}", markup=False)
-    # Without a thread that refreshes it: a process of several threads cannot fork the workers that read traces.
+    # Without a refresh thread, because a process with several threads cannot fork the workers that read traces.
     bar = Progress(text_column, BarColumn(), TimeRemainingColumn(), console=console, transient=True, auto_refresh=False)
     due_s = 0.0
 
@@ -141,18 +141,18 @@ def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 RUNS = Path("profiles")
-"""Where runs are, unless something else is said: the default of the config's ``output``."""
+"""Default directory of runs, which is also the default of ``output`` in the config."""
 LATEST = "latest"
 
 
 def run_path(text: str | Path) -> Path:
-    """Turn a word of the command line into a path: ``latest`` is the newest run, of `RUNS` or of ``DIR/latest``.
+    """Parse the path of a local run. ``latest`` is the newest run in `RUNS`, ``DIR/latest`` the newest run in DIR.
 
     Raises:
-        typer.BadParameter: There is no run, or it is at a URL.
+        typer.BadParameter: The argument is a URL, or the directory contains no run.
     """
     if _is_url(text):
-        raise typer.BadParameter("This command takes what is on this host, not a URL.")
+        raise typer.BadParameter("This command requires a local path, not a URL.")
     path = Path(text)
     if path.name != LATEST or path.exists():
         return path
@@ -166,24 +166,24 @@ def run_path(text: str | Path) -> Path:
 
 
 def _is_url(text: str | Path) -> bool:
-    word = str(text)  # typer hands a default over as it is
-    if "://" not in word:  # most commands start without what URLs need
+    argument = str(text)  # typer does not convert defaults to strings
+    if "://" not in argument:  # skip the import if possible
         return False
     from profdeck_traces.inputs.urls import is_url
 
-    return is_url(word)
+    return is_url(argument)
 
 
-_copied: dict[Path, str] = {}
-"""Where copies of what is at URLs come from."""
+_url_of_copy: dict[Path, str] = {}
+"""URL of each local copy."""
 
 
 def source_path(text: str | Path) -> Path:
-    """Turn a word of the command line into the path of what is only read: that of a copy, if it is a URL.
+    """Parse a path or URL of an input that is only read. For a URL, fetch the files and return the path of the copy.
 
     Raises:
-        typer.BadParameter: There is no run.
-        ProfdeckError: the URL cannot be read.
+        typer.BadParameter: The argument is ``latest``, and the directory contains no run.
+        ProfdeckError: The URL cannot be read.
     """
     if not _is_url(text):
         return run_path(text)
@@ -193,21 +193,21 @@ def source_path(text: str | Path) -> Path:
     url = str(text)
     with show_progress("Fetching") as on_progress:
         path = fetch(url, on_progress=on_progress)
-    _copied[path] = f"{redact(url).rstrip('/').rpartition('/')[0]}/{path.name}"
+    _url_of_copy[path] = f"{redact(url).rstrip('/').rpartition('/')[0]}/{path.name}"
     return path
 
 
 def short_path(path: Path) -> str:
     """Return a path relative to the current directory if possible. For a copy of a remote file, return its URL."""
-    for copy, url in _copied.items():
+    for copy, url in _url_of_copy.items():
         if path.is_relative_to(copy):
             return "/".join([url.rstrip("/"), *path.relative_to(copy).parts])
     return text.short_path(path)
 
 
 def size(size_bytes: int) -> str:
-    """Write a size in bytes with a decimal unit."""
-    if size_bytes < 1000:  # noqa: PLR2004  # the step between two units
+    """Format a size in bytes with a decimal unit, such as ``1.5 MB``."""
+    if size_bytes < 1000:  # noqa: PLR2004  # factor between units
         return f"{size_bytes} B"
     value = size_bytes / 1000
     for unit in ("kB", "MB", "GB"):
@@ -217,38 +217,46 @@ def size(size_bytes: int) -> str:
     return f"{value:.1f} TB"
 
 
-def _leave() -> NoReturn:
-    """End quietly: nobody reads stdout any more, and the interpreter must not flush it into the closed pipe."""
+def _exit_quietly() -> NoReturn:
+    """Exit after the reader of stdout has closed the pipe.
+
+    stdout is redirected to /dev/null first. Otherwise, the interpreter would print an error when it flushes stdout.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(ExitCode.BROKEN_PIPE)
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands."""
+    """Exit codes of all commands."""
 
     OK = 0
-    """The command did what was asked, and the answer is yes, if it was a question."""
+    """Success. If the command checks something, the check passed."""
     INCOMPLETE = 1
-    """A recording is not complete: `profdeck ls` found something partial, missing or failed, or none was made."""
+    """A capture is partial, missing or failed, or nothing was captured."""
     USAGE = 2
-    """The command line or the config is wrong."""
+    """The command line or the config is invalid."""
     PLUGIN = 3
-    """A plugin cannot be used: it is unknown, broken, or its library is missing or of an unsupported version."""
+    """A plugin cannot be used: it is unknown or broken, or its library is missing or has an unsupported version."""
     UNREADABLE = 4
-    """A file or directory cannot be read, or is not what the command reads."""
+    """A file or directory cannot be read, or has the wrong type."""
     REGRESSION = 5
-    """`profdeck diff --fail-over` found that something got slower."""
+    """`profdeck diff --fail-over` or `profdeck baseline check` found a regression."""
     INTERRUPTED = 130
-    """Ended by Ctrl-C."""
+    """Interrupted by Ctrl-C."""
     BROKEN_PIPE = 141
-    """The reader of the output went away, as in ``profdeck ls RUN | head -1``."""
+    """The reader of stdout closed the pipe, as in ``profdeck ls RUN | head -1``."""
 
 
 def write_file(file: Path, content: bytes, *, durable: bool = False) -> None:
-    """Write a file that a command makes, with the directory that it goes to.
+    """Write an output file of a command atomically, and create its directory if necessary.
+
+    Args:
+        file: Path of the file.
+        content: Complete contents of the file.
+        durable: If True, sync the file to disk (fsync).
 
     Raises:
-        ProfdeckError: It cannot be written.
+        ProfdeckError: The file cannot be written.
     """
     from profdeck_traces.base.files import replace_file
 

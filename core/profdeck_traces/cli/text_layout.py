@@ -1,4 +1,4 @@
-"""Lines of text as wide as the screen: tables whose last column is cut, paragraphs and bars."""
+"""Layout of tables, paragraphs and bars within the width of the terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _GAP = 2
 
 
 def width_of(console: Console, *, full_names: bool) -> int:
-    """Return how many columns there are: those of the terminal, or 120 in a pipe or a file."""
+    """Return the line width: that of the terminal, at most `PIPED_WIDTH` in a pipe or file, or `UNLIMITED`.
+
+    Args:
+        console: The console for stdout.
+        full_names: If True, the width is `UNLIMITED`.
+    """
     if full_names:
         return UNLIMITED
     return min(console.width, PIPED_WIDTH) if not sys.stdout.isatty() else console.width
@@ -34,14 +39,14 @@ def aligned(
     left: Sequence[str] = (),
     cut: Callable[[str, int], str] = cut_middle,
 ) -> list[Text]:
-    """Return a table without lines and without padding at the end; empty columns are left out.
+    """Format a table without borders and trailing spaces. Empty columns are omitted.
 
     Args:
         header: The headings.
-        rows: As many cells each. The last one of a row is cut to what is left of the width.
-        width: In columns of the screen.
-        left: The headings of columns, besides the last, that are aligned to the left.
-        cut: Shortens the last cell of a row, to a width where that helps.
+        rows: The cells. The last cell of each row is shortened to the remaining width.
+        width: Width of the table in terminal columns.
+        left: Headings of left-aligned columns. The last column is always left-aligned.
+        cut: Shortens the last cell of a row to a width, if possible.
     """
     header = [terminal.printable(cell) for cell in header]
     cells = [[terminal.printable(cell) for cell in row] for row in rows]
@@ -69,7 +74,15 @@ def aligned(
 
 
 def wrapped(text: str, width: int, *, indent: str = "", first: str | None = None, style: str = "") -> list[Text]:
-    """Return a paragraph in lines of this width; words that are longer stay whole."""
+    """Wrap a paragraph to `width` without breaking words.
+
+    Args:
+        text: The paragraph.
+        width: Maximum length of a line.
+        indent: Prefix of all lines but the first.
+        first: Prefix of the first line. Default: `indent`.
+        style: Style of all lines.
+    """
     lines = textwrap.wrap(
         terminal.printable(text),
         min(width, 10_000),
@@ -82,14 +95,19 @@ def wrapped(text: str, width: int, *, indent: str = "", first: str | None = None
 
 
 def bar(share: float, width: int) -> str:
-    """Return a bar for a share of 1, as long as that part of the width."""
+    """Draw a horizontal bar.
+
+    Args:
+        share: Length as a fraction of `width`, limited to the range from 0 to 1.
+        width: Maximum length in terminal columns.
+    """
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    full, rest = divmod(eighths, 8)
-    return "█" * full + (_EIGHTHS[rest] if rest else "")
+    full, partial = divmod(eighths, 8)
+    return "█" * full + (_EIGHTHS[partial] if partial else "")
 
 
 def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text]:
-    """Return two blocks beside each other, or below each other where they do not fit."""
+    """Place two blocks of lines side by side, or one below the other if they do not fit in `width`."""
     size = max((line.cell_len for line in left), default=0) + 2 * _GAP
     if not left or not right or size + max(line.cell_len for line in right) > width:
         return [*left, *right]
@@ -104,7 +122,7 @@ def beside(left: Sequence[Text], right: Sequence[Text], width: int) -> list[Text
 
 
 def show(console: Console, lines: Sequence[Text]) -> None:
-    """Print lines as they are, but for what would control the terminal: nothing gets there by another way."""
+    """Print lines without wrapping. Control characters are escaped."""
     for line in lines:
         line.rstrip()
         shown = terminal.printable(line.plain)

@@ -1,4 +1,4 @@
-"""What commands that take a part of a trace share: their options, and the selection that these mean."""
+"""Options that select a part of a trace, and checks of output paths, for `trim`, `merge` and `view`."""
 
 from __future__ import annotations
 
@@ -29,38 +29,42 @@ _TIMES = re.compile(rf"\s*{_TIME}\s*\.\.\s*{_TIME}\s*", re.ASCII)
 
 @attrs.frozen
 class TimeRange:
-    """A range of time from an origin; ``None``: no bound."""
+    """Time range, counted from the earliest complete event of a trace. ``None`` means unbounded."""
 
     begin_ns: int | None
     end_ns: int | None
     text: str
-    """For the name of a file."""
+    """Description for file names, such as ``1.5s-2s``."""
 
 
-def numbers(text: str) -> range:
-    """Read ``3`` or ``3..4``.
+def parse_range(text: str) -> range:
+    """Parse a number or an inclusive range, such as ``3`` or ``3..4``.
 
     Raises:
-        typer.BadParameter: It is something else.
+        typer.BadParameter: The text has another format, or the range is empty.
     """
     match = _NUMBERS.fullmatch(text)
     if match is None or (first := int(match[1])) > (last := int(match[2] or match[1])):
-        raise typer.BadParameter(f"'{text}' is no range. Write 3, or 3..4 for all from the first to the last.")
+        raise typer.BadParameter(
+            f"'{text}' is not a valid range. Write one number, such as 3, or a first and last number, such as 3..4."
+        )
     return range(first, last + 1)
 
 
 def _time_range(text: str) -> TimeRange:
-    """Read ``1.5s..2s``, ``800ms..`` or ``..2s``.
+    """Parse a time range, such as ``1.5s..2s``, ``800ms..`` or ``..2s``.
 
     Raises:
-        typer.BadParameter: It is something else, or empty.
+        typer.BadParameter: The text has another format, or the range is empty.
     """
     match = _TIMES.fullmatch(text)
     if match is None or not (match[1] or match[3]):
-        raise typer.BadParameter(f"'{text}' is no range of time. Write 1.5s..2s, 800ms.. or ..2s; or us or ns.")
+        raise typer.BadParameter(
+            f"'{text}' is not a time range, such as 1.5s..2s, 800ms.. or ..2s. Units: s, ms, us, ns."
+        )
     begin_ns, end_ns = _ns(match[1], match[2]), _ns(match[3], match[4])
     if begin_ns is not None and end_ns is not None and begin_ns >= end_ns:
-        raise typer.BadParameter(f"'{text}' is empty: its end is not behind its start.")
+        raise typer.BadParameter(f"'{text}' is an empty range. The end must be after the start.")
     begin, end = (f"{match[1]}{match[2]}" if match[1] else "start"), (f"{match[3]}{match[4]}" if match[3] else "end")
     return TimeRange(begin_ns, end_ns, f"{begin}-{end}")
 
@@ -70,12 +74,12 @@ def _ns(number: str | None, unit: str) -> int | None:
 
 
 Steps = Annotated[
-    range | None, typer.Option(metavar="RANGE", parser=numbers, help="Keep these global steps: 3 or 3..4.")
+    range | None, typer.Option(metavar="RANGE", parser=parse_range, help="Keep these global steps, such as 3 or 3..4.")
 ]
 Iterations = Annotated[
     range | None,
     typer.Option(
-        metavar="RANGE", parser=numbers, help="Keep these iterations of an engine, counted from 0 in a trace."
+        metavar="RANGE", parser=parse_range, help="Keep these engine iterations, counted from 0 in each trace."
     ),
 ]
 Time = Annotated[
@@ -83,18 +87,18 @@ Time = Annotated[
     typer.Option(
         metavar="RANGE",
         parser=_time_range,
-        help="Keep this time, counted from a trace's earliest complete event: 1.5s..2s, 800ms.. or ..2s.",
+        help="Keep this time range, counted from the earliest complete event of a trace: 1.5s..2s, 800ms.. or ..2s.",
     ),
 ]
 Category = Annotated[
     list[str] | None,
-    typer.Option(metavar="CAT", help="Keep events of this category, such as kernel; may be given again."),
+    typer.Option(metavar="CAT", help="Keep events of this category, such as kernel. Repeatable."),
 ]
 
 
 @attrs.frozen
 class TracePart:
-    """What is to be kept of traces."""
+    """Part of a trace to keep. ``None`` and an empty tuple mean no restriction."""
 
     steps: range | None
     iterations: range | None
@@ -102,28 +106,28 @@ class TracePart:
     categories: tuple[str, ...]
 
     @classmethod
-    def of(
+    def from_options(
         cls, steps: range | None, iterations: range | None, time: TimeRange | None, category: list[str] | None
     ) -> TracePart:
-        """Take the options.
+        """Create the part from the values of the options.
 
         Raises:
-            ConfigError: Two of them say when.
+            ConfigError: More than one of steps, iterations and time is specified.
         """
         windows = {"steps": steps, "iterations": iterations, "time": time}
-        given = [f"--{name}" for name, window in windows.items() if window is not None]
-        if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are given: give one of them.")
+        options = [f"--{name}" for name, window in windows.items() if window is not None]
+        if len(options) > 1:
+            raise ConfigError(f"{' and '.join(options)} cannot be combined. Use only one of them.")
         return cls(steps, iterations, time, tuple(category or ()))
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing is left out."""
+        """True if the complete trace is kept."""
         return self == TracePart(None, None, None, ())
 
     @property
     def text(self) -> str:
-        """What is kept, for the name of a file: ``steps3-4-kernel``."""
+        """Description for file names, such as ``steps3-4-kernel``."""
         parts = [
             f"{name}{numbers.start}" + (f"-{numbers.stop - 1}" if numbers.stop - 1 > numbers.start else "")
             for name, numbers in (("steps", self.steps), ("iterations", self.iterations))
@@ -133,10 +137,14 @@ class TracePart:
         return "-".join([*parts, *(_NOT_IN_NAMES.sub("_", category) for category in self.categories)])
 
     def selection(self, file: Path, on_progress: Progress | None = None) -> Selection:
-        """Find out what that is in a trace.
+        """Find the part in a trace, and return it as a selection of events.
+
+        Args:
+            file: Path of the trace.
+            on_progress: Called with the number of bytes read so far and the total.
 
         Raises:
-            TraceError: It cannot be read, or has none of it.
+            TraceError: The trace cannot be read, or does not contain the part.
         """
         from profdeck_traces.analysis.step_names import StepNames
         from profdeck_traces.writing.selection import Selection
@@ -152,40 +160,35 @@ class TracePart:
         return attrs.evolve(selection, categories=frozenset(self.categories) or None)
 
 
-def new_file(destination: Path) -> Path:
-    """Check the path of a new trace.
+def check_new_file(destination: Path) -> None:
+    """Check that a new trace can be written to `destination`.
 
     Raises:
-        ConfigError: It exists, has no directory or lies in a run, whose traces others would take it for.
+        ConfigError: The path exists or its directory does not exist. Or it is inside a run, whose commands would read
+            the new file as a trace of the run.
     """
     if destination.exists() or destination.is_symlink():
-        raise taken(destination)
+        raise _exists_error(destination)
     if not destination.parent.is_dir():
-        raise ConfigError(f"{destination.parent} is not a directory: create it, or choose another --output.")
+        raise ConfigError(f"{destination.parent} is not a directory. Create it, or choose another --output.")
     for parent in destination.resolve().parents:
         if run_records().is_run(parent):
             raise ConfigError(
                 f"{terminal.short_path(destination.absolute())} is inside the run {parent} and would be read as a "
                 "trace of that run. Choose an --output outside of the run."
             )
-    return destination
 
 
 @contextmanager
-def writing(destination: Path) -> Iterator[None]:
-    """Say what keeps a new trace from being written.
-
-    Raises:
-        ConfigError: Something has come to be there, or the file system refuses.
-    """
+def write_errors(destination: Path) -> Iterator[None]:
+    """Convert ``OSError`` inside the block to a `ConfigError` about the new trace `destination`."""
     try:
         yield
     except FileExistsError:
-        raise taken(destination) from None
+        raise _exists_error(destination) from None
     except OSError as error:
         raise ConfigError(f"{destination} cannot be written: {error.strerror or error}.") from None
 
 
-def taken(destination: Path) -> ConfigError:
-    """Return the error for a path at which there is something."""
-    return ConfigError(f"{destination} exists, and is left as it is: choose another --output.")
+def _exists_error(destination: Path) -> ConfigError:
+    return ConfigError(f"{destination} already exists. Choose another --output.")

@@ -17,10 +17,10 @@ def command(  # noqa: PLR0913 - the options of the command line
     *,
     least: Annotated[
         float | None,
-        typer.Option("--least", metavar="PERCENT", parser=percent, help="Smaller changes are none. Default: 2%."),
+        typer.Option("--least", metavar="PERCENT", parser=percent, help="Ignore smaller changes. Default: 2%."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page with plots, too.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write an HTML page with plots.")
     ] = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
@@ -29,7 +29,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     """Find when a run, or a series of runs, became slower, and what changed.
 
     The command compares the captures of each role. It compares the median step or iteration, tokens per second, device
-    busy time, exposed communication and stalls. Without a real change, at most 1 of 100 calls reports one.
+    busy time, exposed communication and stalls. If nothing has changed, at most 1 of 100 calls reports a change.
     """
     from profdeck_traces.base.result_cache import ResultCache
     from profdeck_traces.inputs.sources import recorded_sources
@@ -40,7 +40,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     with terminal.show_progress("Reading the traces") as on_progress:
         points, left_out, errors = read_points(
             recorded_sources(paths),
-            processes=arguments.cores(processes),
+            processes=arguments.process_count(processes),
             cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,
         )

@@ -1,4 +1,4 @@
-"""What `profdeck trend` shows in a terminal: the changes first, then a line for each series."""
+"""Text output of `profdeck trend`: the changes, followed by a table of all series."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from profdeck_traces.trend.trend_text import (
 )
 
 _SPARKS = "▁▂▃▄▅▆▇█"
-_NARROWEST, _WIDEST = 9, 40
+_MIN_SPARKLINE, _MAX_SPARKLINE = 9, 40
 _GAP = 2
-_FEWEST_POINTS = 2
+_MIN_POINTS = 2
 
 
 def page(trend: Trend, width: int, least: float) -> list[Text]:
-    """Return the lines for a screen of some width.
+    """Format a trend for the terminal.
 
     Args:
-        trend: What is shown.
-        width: In columns.
-        least: Smaller changes were none, as a fraction.
+        trend: The trend.
+        width: Line width in terminal columns.
+        least: Threshold, as a fraction, below which changes were ignored.
     """
     runs = runs_of(trend)
-    lines = [Text(_about(trend, runs))]
+    lines = [Text(_overview(trend, runs))]
     for series, change in headings(trend):
         lines.append(Text())
         style = "bold red" if change.is_worse else "bold green"
@@ -46,8 +46,8 @@ def page(trend: Trend, width: int, least: float) -> list[Text]:
         if text := explanation(change):
             lines += text_layout.wrapped(text, width, indent="  ")
     if not any(series.changes for series in trend.series):
-        lines += [Text(), *text_layout.wrapped(_nothing(trend, least), width)]
-    shown = [series for series in trend.series if len(series.points) >= _FEWEST_POINTS]
+        lines += [Text(), *text_layout.wrapped(_no_change(trend, least), width)]
+    shown = [series for series in trend.series if len(series.points) >= _MIN_POINTS]
     header = ["role", "number", "captures", "first", "last", "change"]
     rows = [
         [
@@ -60,18 +60,18 @@ def page(trend: Trend, width: int, least: float) -> list[Text]:
         for series in shown
     ]
     columns = zip(header, *rows, strict=True)
-    left = width - sum(max(cell_len(terminal.printable(cell)) for cell in column) + _GAP for column in columns)
-    if left >= _NARROWEST:
+    remaining = width - sum(max(cell_len(terminal.printable(cell)) for cell in column) + _GAP for column in columns)
+    if remaining >= _MIN_SPARKLINE:
         header.append("over time")
         for row, series in zip(rows, shown, strict=True):
-            row.append(spark([point.value for point in series.points], min(left, _WIDEST)))
+            row.append(spark([point.value for point in series.points], min(remaining, _MAX_SPARKLINE)))
     return [*lines, Text(), *text_layout.aligned(header, rows, width, left=("role", "number"))]
 
 
 def spark(values: Sequence[float], width: int) -> str:
-    """Draw values as a line of blocks from their least to their greatest, each block the median of its values."""
+    """Draw a sparkline of at most `width` characters. Each character shows the median of consecutive values."""
     count = min(width, len(values))
-    cuts = [len(values) * place // count for place in range(count + 1)]
+    cuts = [len(values) * index // count for index in range(count + 1)]
     blocks = [sorted(values[begin:end])[(end - begin) // 2] for begin, end in itertools.pairwise(cuts)]
     least, most = min(blocks), max(blocks)
     if most - least <= abs(most) * 1e-9:
@@ -79,7 +79,7 @@ def spark(values: Sequence[float], width: int) -> str:
     return "".join(_SPARKS[round((block - least) / (most - least) * (len(_SPARKS) - 1))] for block in blocks)
 
 
-def _about(trend: Trend, runs: dict[str, str]) -> str:
+def _overview(trend: Trend, runs: dict[str, str]) -> str:
     captures = {(point.run, point.capture) for series in trend.series for point in series.points}
     steps = [point.first_step for series in trend.series for point in series.points]
     text = f"{plural(len(captures), 'capture')}"
@@ -94,11 +94,11 @@ def _about(trend: Trend, runs: dict[str, str]) -> str:
     return text
 
 
-def _nothing(trend: Trend, least: float) -> str:
+def _no_change(trend: Trend, least: float) -> str:
     if not any(map(is_long_enough, trend.series)):
         return TOO_FEW
-    or_small = f", or are less than {least * 100:g}%" if least else ""
-    return f"Nothing changed: all differences may be chance{or_small}."
+    or_small = f", or are smaller than {least * 100:g}%" if least else ""
+    return f"No change: all differences may be random{or_small}."
 
 
 def _ratio(series: TrendSeries) -> str:

@@ -1,4 +1,4 @@
-"""`profdeck trim`: a part of a trace as a trace of its own, small enough to open or to send."""
+"""`profdeck trim`: writes a part of a trace to a new trace file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUFFIXES = re.compile(r"(?:\.trace)?(?:\.json)?(?:\.gz)?$")
 
 
 def command(  # noqa: PLR0913  # the options of a command line
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace, or a directory of torch_npu.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace file, or a trace directory of torch_npu.")],
     *,
     steps: trace_range.Steps = None,
     iterations: trace_range.Iterations = None,
@@ -31,23 +31,23 @@ def command(  # noqa: PLR0913  # the options of a command line
             "--output",
             "-o",
             metavar="OUT",
-            help="The new file or its directory; .gz compresses. Default: in the current directory, FILE's name and "
-            "what is kept.",
+            help="The new file, or its directory. With .gz, the file is compressed. Default: a name in the current "
+            "directory with the name of FILE and the part.",
         ),
     ] = None,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Trim a trace to steps, iterations, a time or categories.
+    """Trim a trace to steps, iterations, a time range or categories.
 
-    What overlaps the time of the part is kept whole, on the host and on the devices.
+    Events on the host and on devices that overlap the time range are kept completely.
     """
-    part = trace_range.TracePart.of(steps, iterations, time, category)
+    part = trace_range.TracePart.from_options(steps, iterations, time, category)
     if part.is_all:
-        raise ConfigError("Nothing says what to keep: give --steps, --iterations, --time or --category.")
+        raise ConfigError("No part is specified. Use --steps, --iterations, --time or --category.")
     _check_source(file)
     name = f"{_SUFFIXES.sub('', file.absolute().name)}.trim-{part.text}.trace.json.gz"
     destination = Path(name) if output is None else output / name if output.is_dir() else output
-    trace_range.new_file(destination)
+    trace_range.check_new_file(destination)
     with terminal.show_progress("Finding the events to keep") as on_progress:
         selection = part.selection(file, on_progress)
     check = _trim(file, destination, selection)
@@ -64,13 +64,13 @@ def _check_source(file: Path) -> None:
     from profdeck_traces.inputs.sources import find_sources
 
     example = find_sources([file])[0].path
-    raise TraceError(f"{file} is a directory, and one trace is trimmed at a time: name it, such as {example}.")
+    raise TraceError(f"{file} is a directory. Specify one trace, such as {example}.")
 
 
 def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
     from profdeck_traces.writing.trim import trim_trace
 
-    with terminal.show_progress("Trimming the trace") as on_progress, trace_range.writing(destination):
+    with terminal.show_progress("Trimming the trace") as on_progress, trace_range.write_errors(destination):
         return trim_trace(file, destination, selection, on_progress=on_progress)
 
 

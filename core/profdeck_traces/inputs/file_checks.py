@@ -45,9 +45,9 @@ class KeptChecks:
         """Cache a check result if the file's identity is still `before`."""
         self._results.put(before, path, msgspec.json.encode(check), with_sum)
 
-    def tidy_up(self) -> None:
+    def evict(self) -> None:
         """Delete the least recently used results if the cache exceeds its limits."""
-        self._results.tidy_up()
+        self._results.evict()
 
 
 def sha256_of(path: Path) -> str | None:

@@ -97,10 +97,10 @@ class KeptResults:
         if self._cache is not None and before is not None and identity_of(path) == before:
             self._cache.put(self._key(before, parameters), content)
 
-    def tidy_up(self) -> None:
+    def evict(self) -> None:
         """Delete the least recently used results if the cache exceeds its limits."""
         if self._cache is not None:
-            self._cache.tidy_up()
+            self._cache.evict()
 
     def _key(self, identity: FileIdentity, parameters: tuple[Any, ...]) -> str:
         # JSON cannot encode all strings and numbers of a trace.

@@ -48,7 +48,7 @@ class RemotePath:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise MissingLibraryError.of(f"{redact(url)}: URLs need", "fsspec", "upload") from None
+            raise MissingLibraryError.for_library(f"{redact(url)}: URLs need", "fsspec", "upload") from None
         # Only local files need this. Other file systems create parent directories automatically or have no directories.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         try:

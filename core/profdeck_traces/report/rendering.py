@@ -16,7 +16,7 @@ try:
     import jinja2
     from markupsafe import Markup as Markup, escape as escape  # noqa: PLC0414  # re-exported
 except ImportError:
-    raise MissingLibraryError.of("Pages need", "jinja2", "traces") from None
+    raise MissingLibraryError.for_library("Pages need", "jinja2", "traces") from None
 
 
 def render(template: str, context: Mapping[str, Any]) -> str:

@@ -119,7 +119,7 @@ def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
     assert [one["code"] for one in collected] == [1, 0, 0]
     assert collected[0]["said"].count("is a Ray actor. To fetch its files, use --ray on a node of its cluster.") == 2
     assert "2 of 2 engine captures are complete." in collected[1]["said"]
-    assert "Nothing is missing" in collected[2]["said"]
+    assert "No file is missing" in collected[2]["said"]
     assert read_run(run.run).status is Status.COMPLETE
 
 

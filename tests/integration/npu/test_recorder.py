@@ -144,7 +144,7 @@ def test_a_stop_in_the_warm_up_leaves_nothing_on_the_disk_nor_in_the_driver(shar
     assert names(recording) == WARM + STOP
     found = manifest(directory / "in_warm_up")
     assert found.status is Status.FAILED
-    assert "The capture ended before anything was to be recorded." in found.problems
+    assert "The capture ended before recording started." in found.problems
     assert directories(directory / "in_warm_up") == []
     (after,) = by_run(job.calls)["after_warm_up"]
     assert names(after) == START + STOP

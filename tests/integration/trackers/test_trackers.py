@@ -245,7 +245,7 @@ def test_a_server_that_is_gone_costs_the_job_nothing_and_is_in_the_record(
     assert record["state"] == "failed"
     parts = {part["name"]: part["problem"] for part in record["parts"]}
     assert parts["listener tensorboard"] is None
-    assert "ended with exit status 1" in str(parts["listener mlflow"])
+    assert "failed with exit status 1" in str(parts["listener mlflow"])
     listed = subprocess.run(
         [sys.executable, "-m", "profdeck", "ls", str(run), "--json"], capture_output=True, check=False
     )

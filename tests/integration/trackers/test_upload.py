@@ -242,7 +242,7 @@ def test_names_that_lead_out_of_a_copy_are_refused(profdeck: Profdeck, bucket: A
         (["upload", "profiles/job", "s3://no-such-bucket"], "cannot be written: FileNotFoundError"),
         (["upload", "profiles/job", f"ftp://me:{SECRET}@127.0.0.1:1/x"], "ftp://127.0.0.1:1/x cannot be opened"),
         (["upload", "profiles/job"], "PROFDECK_UPLOAD is not set. Set it to the URL of a directory"),
-        (["prune", "s3://BUCKET/job", "--steps", "1"], "takes what is on this host, not a URL"),
+        (["prune", "s3://BUCKET/job", "--steps", "1"], "requires a local path, not a URL"),
         (["summary", f"https://127.0.0.1:1/a.json?signature={SECRET}"], "https://127.0.0.1:1/a.json cannot be read"),
     ],
 )

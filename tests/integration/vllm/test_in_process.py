@@ -44,4 +44,4 @@ def test_it_takes_turns_with_a_trainer_in_the_same_process(job: Any) -> None:
             found[role] = read_manifest(path)
         assert (found[first].waited_s, found[first].notes) == (None, ())
         assert found[second].waited_s is not None
-        assert f"s for torch, held by this process ({first}, step{step}), and began " in found[second].notes[0]
+        assert f"s for torch, held by this process ({first}, step{step}), and started " in found[second].notes[0]

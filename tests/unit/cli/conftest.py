@@ -19,30 +19,30 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 Record = Callable[..., Path]
 
 
-OF_EACH_TEST = {"PROFDECK_CACHE", "PROFDECK_LEASE_DIR"}
-OF_THE_PLACE = {"RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "SLURM_PROCID"}
+_KEPT_VARIABLES = {"PROFDECK_CACHE", "PROFDECK_LEASE_DIR"}
+_REMOVED_VARIABLES = {"RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "SLURM_PROCID"}
 
 
 @pytest.fixture(autouse=True)
 def _paper_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Install the distribution in `SITE`, and hide from tests where they run."""
+    """Install the distribution in `SITE`, and remove environment variables that affect profdeck."""
     monkeypatch.syspath_prepend(SITE)
     for name in [*os.environ]:
-        if (name.startswith("PROFDECK") and name not in OF_EACH_TEST) or name in OF_THE_PLACE:
+        if (name.startswith("PROFDECK") and name not in _KEPT_VARIABLES) or name in _REMOVED_VARIABLES:
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def cli() -> Cli:
-    """Run a command line in this process, on a terminal of 80 columns."""
+    """Return a function that runs a command in this process with a terminal width of 80 columns."""
     runner = CliRunner(env={"COLUMNS": "80"})
     return lambda *arguments: runner.invoke(app, [str(argument) for argument in arguments], prog_name="profdeck")
 
 
 @pytest.fixture
 def python() -> Program:
-    """Run a Python program in which the distribution in `SITE` is installed."""
+    """Return a function that runs Python with the distribution in `SITE` installed."""
     return lambda *arguments: run_python([SITE], *arguments)
 
 
@@ -67,7 +67,7 @@ def run_python(first_paths: list[Path], *arguments: object) -> subprocess.Comple
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """Record a run with the backend `paper`, by each of some ranks after the other."""
+    """Return a function that records a run with the backend `paper`, one rank after another."""
 
     def run(*steps: int, ranks: tuple[int, ...] = (0,), world_size: int = 1, role: str = "trainer",
             replica: int | None = None, stage: str | None = None, **options: object) -> Path:  # fmt: skip

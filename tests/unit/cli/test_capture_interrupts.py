@@ -27,13 +27,13 @@ Read = Callable[[], Manifest]
 
 @pytest.fixture(scope="module")
 def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH that offers the backends of simulated servers."""
+    """Return a PYTHONPATH with the backends of simulated servers."""
     return offer(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
 def start(simulated_path: str) -> Iterator[Start]:
-    """Start the command in a process of its own; ends it if the test has not."""
+    """Yield a function that starts the command in a new process. Remaining processes are ended after the test."""
     with ending() as started:
 
         def run(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
@@ -53,13 +53,13 @@ def start(simulated_path: str) -> Iterator[Start]:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Read:
-    """Read what the capture says of itself as a whole."""
+    """Return a function that reads the manifest of the complete capture."""
     return lambda: read_manifest(tmp_path / "profiles" / "run" / "step_000000" / "server" / "target.step0.json")
 
 
 @contextlib.contextmanager
 def running(count: int, output: Path) -> Iterator[list[SimulatedServer]]:
-    """Run servers on this host that iterate when the test says so."""
+    """Run servers on this host that iterate only when the test tells them to."""
     with ServersInThread(count) as servers:
         for server in servers:
             server.output = str(output / "profiles")
@@ -71,7 +71,7 @@ def engine(server: SimulatedServer) -> SimulatedEngine:
     return server.engine
 
 
-def by_url(servers: list[SimulatedServer]) -> list[str]:
+def url_options(servers: list[SimulatedServer]) -> list[str]:
     return [part for server in servers for part in ("--url", server.url)]
 
 
@@ -82,8 +82,8 @@ def recording(servers: list[SimulatedServer], state: RequestState = RequestState
     return lambda: all(engine(server).state is state for server in servers)
 
 
-def waited_for(servers: list[SimulatedServer]) -> Callable[[], bool]:
-    """Tell whether servers have been checked, reached and started, and then asked how far they are."""
+def is_recording_checked(servers: list[SimulatedServer]) -> Callable[[], bool]:
+    """Return a predicate: True when all servers have been polled for progress after their start."""
     return lambda: all(server.commands().count("status") >= 3 for server in servers)
 
 
@@ -114,8 +114,8 @@ def test_signal_stops_recording_on_all_servers(
     with running(2, tmp_path) as servers:
         for server in servers:
             server.engine, server.traffic = RecordingEngine("tally-device"), 3
-        process = start(*by_url(servers), *window, "--set", "run=run")
-        until(waited_for(servers))
+        process = start(*url_options(servers), *window, "--set", "run=run")
+        until(is_recording_checked(servers))
         process.send_signal(number)
         listed, said = process.communicate(timeout=60)
         assert process.returncode == code, said
@@ -128,7 +128,7 @@ def test_signal_stops_recording_on_all_servers(
 def test_signal_during_start(start: Start, tmp_path: Path, manifest: Read, number: signal.Signals) -> None:
     with running(8, tmp_path) as servers:
         servers[3].acts["start"] = [Act(delay_s=0.5)]
-        process = start(*by_url(servers), "--set", "run=run")
+        process = start(*url_options(servers), "--set", "run=run")
         until(lambda: "start" in servers[3].commands())
         interrupted(process, number)
         assert all("stop" in server.commands() for server in servers)
@@ -139,13 +139,13 @@ def test_signal_during_start(start: Start, tmp_path: Path, manifest: Read, numbe
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_while_the_files_are_written(start: Start, tmp_path: Path, manifest: Read, presses: int) -> None:
-    """Once in the flush, or once before it and once in it: what is left is the files, which come by themselves."""
+def test_ctrl_c_while_files_are_written(start: Start, tmp_path: Path, manifest: Read, presses: int) -> None:
+    """Ctrl-C during the flush, or before and during the flush, exits. The servers still write their files."""
     with running(8, tmp_path) as servers:
         slow = engine(servers[5])
         servers[5].in_its_loop(slow.flushed.clear)
-        process = start(*by_url(servers), "--set", "run=run")
-        until(waited_for(servers))
+        process = start(*url_options(servers), "--set", "run=run")
+        until(is_recording_checked(servers))
         if presses == 1:
             for server in servers:
                 server.in_its_loop(functools.partial(engine(server).end_by_itself, 5))
@@ -173,7 +173,7 @@ def test_progress_on_a_terminal(start: Start, tmp_path: Path) -> None:
     with running(4, tmp_path) as servers:
         slow = engine(servers[2])
         servers[2].in_its_loop(slow.flushed.clear)
-        process = start(*by_url(servers), "--iterations", 5, "--set", "run=run", stderr=program)
+        process = start(*url_options(servers), "--iterations", 5, "--set", "run=run", stderr=program)
         see(b"0 of 4 targets have recorded 5 iterations")
         for server in servers[:3]:
             server.in_its_loop(functools.partial(engine(server).iterate, 9))

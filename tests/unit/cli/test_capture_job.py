@@ -48,7 +48,7 @@ step = 0
 while not select.select([sys.stdin], [], [], 0.01)[0]:  # the work of a step; the test ends the job
     for rank, profiler in enumerate(ranks):
         if rank and given["ahead"] and not list(run.glob("demand.*.json")):
-            continue  # those behind are to decide
+            continue  # the other ranks choose the step
         with profiler.capture(step + rank * given["ahead"]), profiler.stage("work"):
             pass
     step += 1
@@ -57,7 +57,7 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:  # the work of a step; th
 
 @pytest.fixture
 def spawn(tally_path: str) -> Iterator[Start]:
-    """Start Python with the backend `tally` installed; ends it if the test has not."""
+    """Yield a function that starts Python with the backend `tally`. Remaining processes are ended after the test."""
     with ending() as started:
 
         def run(*arguments: object) -> subprocess.Popen[str]:
@@ -78,7 +78,7 @@ def spawn(tally_path: str) -> Iterator[Start]:
 
 @pytest.fixture
 def job(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start a process with some ranks of a job that is captured to tmp_path/run, and wait until it takes requests."""
+    """Return a function that starts ranks of a job in a process and waits until they accept requests."""
 
     def start(
         ranks: tuple[int, ...] = (0,), world_size: int = 1, *, ahead: int = 0, stuck: bool = False, **settings: Any
@@ -94,26 +94,28 @@ def job(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 
 
 @pytest.fixture
-def ask(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Start the command, which waits no longer than this for ranks that may be started again."""
-    hasty = "import profdeck.on_demand.client as client; from profdeck.cli import main; client._RESTART_S = 0.5; main()"
-    return lambda *options: spawn("-c", hasty, "capture", "job", tmp_path / "run", *options)
+def start_capture(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that starts the command with a short wait for restarted ranks."""
+    program = (
+        "import profdeck.on_demand.client as client; from profdeck.cli import main; client._RESTART_S = 0.5; main()"
+    )
+    return lambda *options: spawn("-c", program, "capture", "job", tmp_path / "run", *options)
 
 
 def line_with(text: str, process: subprocess.Popen[str]) -> str:
-    """Read what a command says on stderr until there is a line with a text."""
+    """Read stderr until a line contains `text`, and return the line."""
     assert process.stderr is not None
     for line in process.stderr:
         if text in line:
             return line
-    raise AssertionError(f"it ended without saying {text!r}")
+    raise AssertionError(f"stderr ended without {text!r}")
 
 
 def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_a_running_job_is_captured(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_capture_of_a_running_job(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0, 1), 2)
     result = cli("capture", "job", tmp_path / "run", "--in", 20, "--steps", 3)
     assert result.exit_code == 0, result.output
@@ -133,7 +135,7 @@ def test_a_running_job_is_captured(cli: Cli, job: Start, tmp_path: Path) -> None
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
-def test_only_what_was_asked_for_is_shown(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_only_requested_captures_are_shown(cli: Cli, job: Start, tmp_path: Path) -> None:
     process = job(steps=[0])
     result = cli("capture", "job", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output
@@ -168,7 +170,7 @@ def test_stages_of_a_discrete_job(cli: Cli, job: Start, tmp_path: Path) -> None:
     assert document["processes"][0]["captures"] == [f"step{first}-work", f"step{first + 1}-work"]
 
 
-def test_a_rank_far_ahead_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_rank_far_ahead_makes_capture_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0, 1), 2, ahead=1000)
     result = cli("capture", "job", tmp_path / "run", "--json")
     document = json.loads(result.stdout)
@@ -177,7 +179,7 @@ def test_a_rank_far_ahead_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path
     assert re.search(r"seen here at step 1\d{3}, after step \d+ had begun", document["processes"][1]["problem"])
 
 
-def test_a_rank_that_never_steps_leaves_it_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_rank_without_steps_makes_capture_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0,), 2)
     job((1,), 2, stuck=True)
     result = cli("capture", "job", tmp_path / "run", "--timeout", 2)
@@ -188,7 +190,7 @@ def test_a_rank_that_never_steps_leaves_it_partial(cli: Cli, job: Start, tmp_pat
     assert (tmp_path / "run" / "demand.json").exists()  # for the rank that has not seen it
 
 
-def test_a_job_that_never_steps_ends_the_request(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_request_times_out_if_the_job_runs_no_step(cli: Cli, job: Start, tmp_path: Path) -> None:
     process = job(stuck=True)
     result = cli("capture", "job", tmp_path / "run", "--timeout", 0.3)
     assert result.exit_code == 1
@@ -198,7 +200,7 @@ def test_a_job_that_never_steps_ends_the_request(cli: Cli, job: Start, tmp_path:
     assert result.stdout == ""
 
 
-def test_a_step_that_is_not_reached_ends_the_request(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_request_times_out_before_the_step(cli: Cli, job: Start, tmp_path: Path) -> None:
     job()
     result = cli("capture", "job", tmp_path / "run", "--in", 1_000_000, "--timeout", 2)
     assert result.exit_code == 1
@@ -209,8 +211,8 @@ def test_a_step_that_is_not_reached_ends_the_request(cli: Cli, job: Start, tmp_p
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
-def test_a_job_that_ends_before_the_step(job: Start, ask: Start, tmp_path: Path) -> None:
-    process, command = job(), ask("--in", 1_000_000)
+def test_job_ends_before_the_step(job: Start, start_capture: Start, tmp_path: Path) -> None:
+    process, command = job(), start_capture("--in", 1_000_000)
     line_with("will be captured", command)
     process.communicate("end")
     _, said = command.communicate()
@@ -219,8 +221,8 @@ def test_a_job_that_ends_before_the_step(job: Start, ask: Start, tmp_path: Path)
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
-def test_a_job_that_is_killed_before_it_sees_the_request(job: Start, ask: Start, tmp_path: Path) -> None:
-    process, command = job(stuck=True), ask()
+def test_job_is_killed_before_it_sees_the_request(job: Start, start_capture: Start, tmp_path: Path) -> None:
+    process, command = job(stuck=True), start_capture()
     line_with("Sent the request to 1 process", command)
     process.kill()
     process.wait()
@@ -229,8 +231,8 @@ def test_a_job_that_is_killed_before_it_sees_the_request(job: Start, ask: Start,
     assert "The job has ended before it began another global step. Nothing was captured." in said
 
 
-def test_a_job_that_is_killed_in_the_capture_leaves_it_incomplete(job: Start, ask: Start, tmp_path: Path) -> None:
-    process, command = job(), ask("--steps", 1_000_000, "--json")
+def test_job_killed_during_the_capture_makes_it_incomplete(job: Start, start_capture: Start, tmp_path: Path) -> None:
+    process, command = job(), start_capture("--steps", 1_000_000, "--json")
     until(lambda: list((tmp_path / "run").glob("step_*/trainer/rank_0000.*.json")))
     process.kill()
     process.wait()
@@ -244,10 +246,10 @@ def test_a_job_that_is_killed_in_the_capture_leaves_it_incomplete(job: Start, as
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_withdraws_a_request_that_has_not_begun(
-    job: Start, ask: Start, tmp_path: Path, number: signal.Signals
+    job: Start, start_capture: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     job()
-    command = ask("--in", 1_000_000)
+    command = start_capture("--in", 1_000_000)
     line_with("will be captured", command)
     command.send_signal(number)
     _, said = command.communicate()
@@ -269,8 +271,8 @@ def test_invalid_requests_are_rejected(tmp_path: Path, changes: dict[str, Any], 
         capture_job(JobRequest(run=tmp_path, **changes))
 
 
-def test_ctrl_c_leaves_what_has_begun(job: Start, ask: Start, tmp_path: Path) -> None:
-    process, command = job(), ask("--steps", 1_000_000)
+def test_ctrl_c_does_not_stop_a_started_capture(job: Start, start_capture: Start, tmp_path: Path) -> None:
+    process, command = job(), start_capture("--steps", 1_000_000)
     until(lambda: list((tmp_path / "run").glob("step_*/trainer/rank_0000.*.json")))
     command.send_signal(signal.SIGINT)
     _, said = command.communicate()
@@ -281,9 +283,11 @@ def test_ctrl_c_leaves_what_has_begun(job: Start, ask: Start, tmp_path: Path) ->
     assert json.loads(manifest.read_text())["status"] == "partial"
 
 
-def test_a_second_command_is_told_of_the_first(cli: Cli, job: Start, ask: Start, tmp_path: Path) -> None:
+def test_second_request_is_rejected_during_the_first(
+    cli: Cli, job: Start, start_capture: Start, tmp_path: Path
+) -> None:
     job(stuck=True)
-    first = ask()
+    first = start_capture()
     line_with("Sent the request to 1 process", first)
     result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 1
@@ -291,21 +295,21 @@ def test_a_second_command_is_told_of_the_first(cli: Cli, job: Start, ask: Start,
     assert "is not over yet" in result.stderr
 
 
-def test_a_command_that_was_killed_gives_way(cli: Cli, job: Start, ask: Start, tmp_path: Path) -> None:
+def test_request_of_a_killed_command_is_replaced(cli: Cli, job: Start, start_capture: Start, tmp_path: Path) -> None:
     job((0,), 2)
     stuck = job((1,), 2, stuck=True)
-    first = ask("--in", 1_000_000)
+    first = start_capture("--in", 1_000_000)
     line_with("will be captured", first)
     first.kill()
     first.wait()
     stuck.communicate("end")
     result = cli("capture", "job", tmp_path / "run", "--json")
     document = json.loads(result.stdout)
-    assert (result.exit_code, document["complete"]) == (1, False)  # rank 1 should have recorded, and is gone
+    assert (result.exit_code, document["complete"]) == (1, False)  # rank 1 was expected to record, but has ended
     assert document["first_step"] < 1_000_000
 
 
-def test_the_end_of_the_job_is_known(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_capture_would_begin_after_the_last_step(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(final_step=999_999)
     result = cli("capture", "job", tmp_path / "run", "--in", 1_000_000)
     assert result.exit_code == 1
@@ -315,7 +319,7 @@ def test_the_end_of_the_job_is_known(cli: Cli, job: Start, tmp_path: Path) -> No
     )
 
 
-def test_warm_up_takes_time(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_warm_up_delays_the_capture(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(**{"trainer.warmup_steps": 3})
     result = cli("capture", "job", tmp_path / "run", "--in", 3)
     assert result.exit_code == 2
@@ -329,7 +333,7 @@ def test_warm_up_takes_time(cli: Cli, job: Start, tmp_path: Path) -> None:
     assert json.loads(manifest.read_text())["notes"] == []
 
 
-def test_nobody_is_there(cli: Cli, tmp_path: Path) -> None:
+def test_no_process_accepts_requests(cli: Cli, tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper"}
     with Profiler.from_config(settings=settings) as profiler, profiler.capture(0):
         pass
@@ -338,7 +342,7 @@ def test_nobody_is_there(cli: Cli, tmp_path: Path) -> None:
     assert "no process of this job is there to be asked" in result.stderr
 
 
-def test_a_job_that_is_about_to_join_its_store_is_waited_for(
+def test_command_waits_for_a_job_to_join_its_store(
     spawn: Start, job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (board := tmp_path / "board").mkdir()
@@ -413,7 +417,7 @@ def test_incomplete_capture_on_another_host(cli: Cli, store: Callable[..., str],
     assert all("stop does not work" in one["problem"] for one in document["processes"])
 
 
-def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
+def test_job_does_not_accept_requests(cli: Cli, tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper", "steps": [0], "on_demand": False}
     with Profiler.from_config(settings=settings).capture(0):
         pass
@@ -426,13 +430,13 @@ def test_the_job_takes_no_requests(cli: Cli, tmp_path: Path) -> None:
     assert (damaged.exit_code, damaged.stderr) == (result.exit_code, result.stderr)
 
 
-def test_a_directory_that_is_no_run(cli: Cli, tmp_path: Path) -> None:
+def test_directory_is_not_a_run(cli: Cli, tmp_path: Path) -> None:
     result = cli("capture", "job", tmp_path / "absent")
     assert result.exit_code == 4
     assert "absent is not a run directory. It does not exist." in result.stderr
 
 
-def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any) -> None:
+def test_run_directory_is_not_writable(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally"}
     profiler = Profiler.from_config(identity=Identity(), settings=settings)
 
@@ -446,7 +450,7 @@ def test_a_run_that_cannot_be_written(cli: Cli, tmp_path: Path, monkeypatch: pyt
     assert "demand.json cannot be written: PermissionError" in words(result.stderr)
 
 
-def test_a_request_of_another_host_is_named(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_error_names_the_host_of_another_request(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(stuck=True)
     request = OnDemandRequest(in_steps=1, steps=1, by=ProcessId(host="another-host", pid=7))
     (tmp_path / "run" / "demand.json").write_bytes(requests.encode(request))

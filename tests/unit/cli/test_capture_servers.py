@@ -23,6 +23,7 @@ from profdeck import ServerObserver, ServerRequest, acapture_servers, capture_se
 from profdeck.backends.api import TargetState
 from profdeck.cli import capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
+from profdeck.server_capture import ServerObserver
 from profdeck_traces.base.errors import ConfigError
 from simulated_servers import (
     Act,
@@ -39,12 +40,12 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 Fleet = Callable[..., AbstractContextManager[list[SimulatedServer]]]
 FIVE = ("--iterations", 5, "--set", "run=run")
 QUIET = (*FIVE, "--json")
-"""Without a summary, which starts processes for several traces."""
+"""Options for captures without a summary, which would start processes to read several traces."""
 
 
 @pytest.fixture(scope="module")
 def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH that offers the backends of simulated servers."""
+    """Return a PYTHONPATH with the backends of simulated servers."""
     return offer(tmp_path_factory.mktemp("site"))
 
 
@@ -67,7 +68,7 @@ def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Callable[..., Manifest]:
-    """Read what the capture of a role, or of one replica, says of itself."""
+    """Return a function that reads the manifest of a role's capture, or of one replica."""
 
     def read(replica: int | None = None, role: str = "server") -> Manifest:
         directory = tmp_path / "profiles" / "run" / "step_000000" / role
@@ -77,7 +78,7 @@ def manifest(tmp_path: Path) -> Callable[..., Manifest]:
     return read
 
 
-def by_url(servers: list[SimulatedServer]) -> list[str]:
+def url_options(servers: list[SimulatedServer]) -> list[str]:
     return [part for server in servers for part in ("--url", server.url)]
 
 
@@ -86,8 +87,8 @@ def words(text: str) -> str:
 
 
 @contextlib.contextmanager
-def nobody(count: int = 1) -> Iterator[list[str]]:
-    """Yield URLs of servers that are not there, at ports that nobody else gets."""
+def unreachable_urls(count: int = 1) -> Iterator[list[str]]:
+    """Yield URLs without a server, at ports that are reserved during the block."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -96,7 +97,7 @@ def nobody(count: int = 1) -> Iterator[list[str]]:
 
 
 def workers(*listed: SimulatedServer, **types: str) -> list[Act]:
-    """Answer as a router with these workers; types by their number, as in ``_1="decode"``."""
+    """Return a router's list of workers. Keywords set worker types by index, such as ``_1="decode"``."""
     content = [
         {"url": one.url, "worker_type": types.get(f"_{number}", "regular"), "is_healthy": True}
         for number, one in enumerate(listed)
@@ -104,22 +105,22 @@ def workers(*listed: SimulatedServer, **types: str) -> list[Act]:
     return [Act(content=json.dumps({"workers": content}).encode())]
 
 
-# What works.
+# Successful captures.
 
 
 def test_capture_without_the_libraries_that_read_traces(fleet: Fleet, python_without: Program) -> None:
     libraries = ("stringzilla", "itanium_demangler", "jinja2", "markupsafe")
     with fleet(1) as servers:
-        done = python_without(libraries, "-m", "profdeck", "capture", "servers", *by_url(servers), *FIVE)
+        done = python_without(libraries, "-m", "profdeck", "capture", "servers", *url_options(servers), *FIVE)
     assert done.returncode == 0, done.stderr
     assert "0 server 0 complete" in words(done.stdout)
     assert "warning: Reading traces needs stringzilla" in done.stderr
     assert "pip install 'profdeck[traces]'" in done.stderr
 
 
-def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+def test_several_servers_are_captured_together(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(3) as servers:
-        result = cli("capture", "servers", *by_url(servers), *FIVE)
+        result = cli("capture", "servers", *url_options(servers), *FIVE)
         assert result.exit_code == 0, result.output
         starts = [next(one for one in server.arrivals if one.command == "start") for server in servers]
     lines = list(map(words, result.stdout.splitlines()))
@@ -137,43 +138,45 @@ def test_many_are_captured_as_one(cli: Cli, fleet: Fleet, manifest: Callable[...
     assert manifest(2).status == "complete"
 
 
-def test_one_is_no_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+def test_single_server_is_not_a_fleet(
+    cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path
+) -> None:
     with fleet(1) as servers:
-        result = cli("capture", "servers", *by_url(servers), *FIVE)
+        result = cli("capture", "servers", *url_options(servers), *FIVE)
         assert result.exit_code == 0, result.output
         assert (manifest().target, manifest().targets) == (servers[0].url, ())
         assert result.stderr == ""
-        result = cli("capture", "servers", *by_url(servers), *FIVE, "--role", "rollout")
+        result = cli("capture", "servers", *url_options(servers), *FIVE, "--role", "rollout")
     assert result.exit_code == 0, result.output
     assert manifest(role="rollout").target == servers[0].url
 
 
-def test_the_output_directory_can_be_chosen(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_output_directory_option(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(1) as servers:
-        result = cli("capture", "servers", *by_url(servers), *QUIET, "--output", tmp_path / "elsewhere")
+        result = cli("capture", "servers", *url_options(servers), *QUIET, "--output", tmp_path / "elsewhere")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["run"] == str(tmp_path / "elsewhere" / "run")
 
 
-def test_the_name_of_the_run_is_stronger_than_the_environment(
+def test_run_setting_overrides_the_environment(
     cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PROFDECK_RUN", "other")
     with fleet(1) as servers:
-        result = cli("capture", "servers", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *QUIET)
     assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
 
 
-def test_a_policy_makes_a_fleet_of_one(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+def test_policy_makes_a_single_server_a_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(1) as servers:
-        result = cli("capture", "servers", *by_url(servers), *QUIET, "--set", "server.targets.policy=all")
+        result = cli("capture", "servers", *url_options(servers), *QUIET, "--set", "server.targets.policy=all")
     assert result.exit_code == 0, result.output
     assert (manifest().target, manifest().policy) == ("fleet of 1", "all")
 
 
-def test_json_has_the_same_facts(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_json_document(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(2) as servers:
-        result = cli("capture", "servers", *by_url(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *url_options(servers), *FIVE, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["run"], document["complete"]) == (str(tmp_path / "profiles" / "run"), True)
@@ -186,7 +189,7 @@ def test_json_has_the_same_facts(cli: Cli, fleet: Fleet, tmp_path: Path) -> None
     assert [one["outcome"] for one in whole["targets"]] == ["ended_by_itself"] * 2
 
 
-def test_a_router_and_its_worker_types(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+def test_router_with_worker_types(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(5) as (router, *servers):
         router.acts["workers"] = workers(*servers[:3], _1="decode", _2="prefill")
         where = ["--router", router.url, "--url", servers[3].url]
@@ -199,7 +202,7 @@ def test_a_router_and_its_worker_types(cli: Cli, fleet: Fleet, manifest: Callabl
     assert re.search(r"server/\d decode simulated", words(result.stderr))
 
 
-def test_a_worker_that_its_router_calls_unhealthy(cli: Cli, fleet: Fleet) -> None:
+def test_worker_is_unhealthy_according_to_its_router(cli: Cli, fleet: Fleet) -> None:
     with fleet(3) as (router, *servers):
         listed = [{"url": one.url, "is_healthy": one is servers[0]} for one in servers]
         router.acts["workers"] = [Act(content=json.dumps({"workers": listed}).encode())]
@@ -211,7 +214,7 @@ def test_a_worker_that_its_router_calls_unhealthy(cli: Cli, fleet: Fleet) -> Non
     assert "The router reports that this worker is unhealthy, so it is not captured." in words(result.stderr)
 
 
-def test_a_file_of_targets(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+def test_targets_file(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
     with fleet(2) as servers:
         listed = f"- {servers[0].url}\n- {{url: '{servers[1].url}', replica: 7, worker_type: regular}}\n"
         (tmp_path / "targets.yaml").write_text(listed)
@@ -223,8 +226,8 @@ def test_a_file_of_targets(cli: Cli, fleet: Fleet, manifest: Callable[..., Manif
         }
 
 
-def test_the_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest: Callable[..., Manifest]) -> None:
-    """Servers of two kinds are two roles, which are captured together into one run."""
+def test_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest: Callable[..., Manifest]) -> None:
+    """Two roles with different backends are captured together into one run."""
     with fleet(3) as servers:
         servers[2].backend = "other"
         roles = {
@@ -251,10 +254,10 @@ def test_the_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest:
 # Checks before the start.
 
 
-def test_servers_of_several_kinds_are_two_roles(cli: Cli, fleet: Fleet) -> None:
+def test_servers_with_different_backends_are_rejected(cli: Cli, fleet: Fleet) -> None:
     with fleet(3) as servers:
         servers[1].backend = "other"
-        result = cli("capture", "servers", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *QUIET)
         assert result.exit_code == 2
         assert not any("start" in server.commands() for server in servers)
     said = words(result.stderr)
@@ -264,27 +267,27 @@ def test_servers_of_several_kinds_are_two_roles(cli: Cli, fleet: Fleet) -> None:
     assert "Define a role for each backend in a config" in said
 
 
-def test_directories_that_differ(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_servers_with_different_output_directories(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(2) as servers:
         servers[1].output = str(tmp_path / "elsewhere")
-        result = cli("capture", "servers", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *QUIET)
         assert result.exit_code == 2
         assert "start" not in servers[0].commands()
     assert f"{tmp_path}/elsewhere: {servers[1].url}" in words(result.stderr)
 
 
-def test_a_server_of_another_host_has_its_own_directory(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_server_on_another_host_has_its_own_directory(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(1) as servers:
         servers[0].host, servers[0].output = "elsewhere", "/nowhere"
-        result = cli("capture", "servers", *by_url(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *url_options(servers), *FIVE, "--json")
     assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
 
 
-def test_versions_that_may_not_fit(cli: Cli, fleet: Fleet) -> None:
+def test_version_mismatch_is_reported(cli: Cli, fleet: Fleet) -> None:
     with fleet(4) as servers:
         for server, version in zip(servers, ("0.1.7", "0.0.9", "0.0.9", "strange"), strict=True):
             server.version = version
-        result = cli("capture", "servers", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *QUIET)
     assert result.exit_code == 0, result.output
     said = words(result.stderr)
     assert "and 1 more: the version of profdeck is 0.0.9 there and 0.1.0 here." in said
@@ -293,10 +296,10 @@ def test_versions_that_may_not_fit(cli: Cli, fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_server_that_is_not_well(cli: Cli, fleet: Fleet, *, many: bool) -> None:
+def test_server_is_unhealthy(cli: Cli, fleet: Fleet, *, many: bool) -> None:
     with fleet(1 + many) as servers:
         servers[0].acts = {"status": [Act(status=404)], "health": [Act(status=503)]}
-        result = cli("capture", "servers", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *QUIET)
         assert [server.commands().count("health") for server in servers] == [1, 0][: 1 + many]
     assert result.exit_code == 1
     said = words(result.stderr)
@@ -304,15 +307,13 @@ def test_a_server_that_is_not_well(cli: Cli, fleet: Fleet, *, many: bool) -> Non
     assert f"{servers[0].url}: The health check at /health failed." in said
 
 
-def test_a_server_is_asked_how_it_is_by_the_route_of_its_backend(
-    cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_health_route_depends_on_the_backend(cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SimulatedBackend, "health", "/cheap")
     with fleet(2) as servers:
         for server in servers:
             server.acts = {"status": [Act(status=404)], "cheap": [Act(status=503)]}
-        servers[1].backend = "unheard-of"  # so nobody knows what to ask it
-        result = cli("capture", "servers", *by_url(servers), *QUIET)
+        servers[1].backend = "unheard-of"  # no health route is known
+        result = cli("capture", "servers", *url_options(servers), *QUIET)
         assert [server.commands().count("cheap") for server in servers] == [1, 0]
         assert "health" not in servers[0].commands() + servers[1].commands()
     assert f"{servers[0].url}: The health check at /cheap failed." in words(result.stderr)
@@ -320,18 +321,18 @@ def test_a_server_is_asked_how_it_is_by_the_route_of_its_backend(
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("host", ["", "elsewhere"])
-def test_a_server_that_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, many: bool) -> None:
+def test_server_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, many: bool) -> None:
     with fleet(1 + many) as servers:
         here = {"host": host or socket.gethostname(), "output": f"{tmp_path}/profiles", "profdeck": "0.1.0"}
         about = json.dumps({"server": here | {"writable": False}, "answer": {"ranks": []}})
         servers[0].acts["status"] = [Act(content=about.encode()), Act()]
         servers[0].acts["start"] = [Act(status=409, error="nothing can be written")]
-        result = cli("capture", "servers", *by_url(servers), *FIVE, "--json")
-        assert "start" in servers[0].commands()  # permissions do not tell all
+        result = cli("capture", "servers", *url_options(servers), *FIVE, "--json")
+        assert "start" in servers[0].commands()  # the check of permissions is not conclusive
     assert result.exit_code == 1
     said = words(result.stderr)
     sentence = f"{servers[0].url}: The server cannot write to {tmp_path}/profiles on {here['host']}."
-    assert sentence.replace(" ", "") in said.replace(" ", "")  # a long path is folded
+    assert sentence.replace(" ", "") in said.replace(" ", "")  # a long path is wrapped
     assert ("warning" in said) is not many
     assert ("simulated 0.1.0 not writable" in said) is many
     if many:
@@ -340,10 +341,10 @@ def test_a_server_that_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host
         assert "restart it with another output in its config" in told["reason"]
 
 
-def test_a_server_that_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
+def test_server_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].acts["status"] = [Act(status=404)]
-        result = cli("capture", "servers", *by_url(servers), *FIVE)
+        result = cli("capture", "servers", *url_options(servers), *FIVE)
         assert result.exit_code == 1
         assert f"{servers[0].url} server/" in words(result.stderr)
         assert re.search(r"simulated own profiler only", words(result.stderr))
@@ -351,43 +352,43 @@ def test_a_server_that_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
         assert "Start the engine with PROFDECK_CONFIG in its environment" in words(result.stdout)
 
 
-def test_a_server_that_lets_nobody_in(cli: Cli, fleet: Fleet) -> None:
+def test_server_requires_a_token(cli: Cli, fleet: Fleet) -> None:
     with fleet(1) as servers:
-        servers[0].token = "a secret"  # noqa: S105  # nobody's
-        result = cli("capture", "servers", *by_url(servers), *FIVE)
+        servers[0].token = "a secret"  # noqa: S105  # not a real token
+        result = cli("capture", "servers", *url_options(servers), *FIVE)
         assert (result.exit_code, result.stdout) == (1, "")
         assert "answered 401: The token is missing or wrong: set PROFDECK_TOKEN" in words(result.stderr)
 
 
-def test_what_no_backend_recognises(cli: Cli, fleet: Fleet) -> None:
+def test_server_without_a_matching_backend(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].backend = servers[1].backend = "unheard-of"
         one = cli("capture", "servers", "--url", servers[0].url, *QUIET)
-        two = cli("capture", "servers", *by_url(servers), *QUIET)
+        two = cli("capture", "servers", *url_options(servers), *QUIET)
         servers[1].backend = "simulated"
-        some = cli("capture", "servers", *by_url(servers), *QUIET)
+        some = cli("capture", "servers", *url_options(servers), *QUIET)
     assert (one.exit_code, two.exit_code) == (3, 3)
     assert f"No backend recognises the server at {servers[0].url}. Check its address." in words(one.stderr)
     assert "and 1 more. Check its address." in words(two.stderr)
     assert f"{servers[0].url}: No installed backend recognises this server." in words(some.stderr)
-    assert some.exit_code == 0, some.output  # it takes part: its backend hides, and is that of the others
+    assert some.exit_code == 0, some.output  # the server is captured with the backend of the others
 
 
-def test_the_backend_may_be_named(cli: Cli, fleet: Fleet) -> None:
+def test_backend_setting(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].backend = servers[1].backend = "unheard-of"
         for some in (servers, servers[:1]):
-            result = cli("capture", "servers", *by_url(some), *QUIET, "--set", "server.backend=simulated")
+            result = cli("capture", "servers", *url_options(some), *QUIET, "--set", "server.backend=simulated")
             assert result.exit_code == 0, result.output
-        result = cli("capture", "servers", *by_url(servers), *QUIET, "--set", "server.backend=paper")
+        result = cli("capture", "servers", *url_options(servers), *QUIET, "--set", "server.backend=paper")
     assert result.exit_code == 2
     assert "The backend 'paper' records its own process and cannot control servers." in words(result.stderr)
 
 
 @pytest.mark.parametrize("given", [[], ["--set", "server.backend=simulated"]])
 @pytest.mark.usefixtures("fleet")
-def test_nobody_is_there(cli: Cli, given: list[str]) -> None:
-    with nobody(2) as (first, second):
+def test_no_server_responds(cli: Cli, given: list[str]) -> None:
+    with unreachable_urls(2) as (first, second):
         one = cli("capture", "servers", "--url", first, *QUIET, *given)
         two = cli("capture", "servers", "--url", first, "--url", second, *QUIET, *given, "--output", "profiles")
     assert (one.exit_code, two.exit_code) == (1, 1)
@@ -397,17 +398,17 @@ def test_nobody_is_there(cli: Cli, given: list[str]) -> None:
     assert words(two.stderr).count("unreachable") == 2
 
 
-def test_very_many_are_not_all_listed(cli: Cli, fleet: Fleet) -> None:
+def test_long_table_omits_servers_that_are_ready(cli: Cli, fleet: Fleet) -> None:
     with fleet(20) as servers:
         servers[7].backend = "unheard-of"
-        result = cli("capture", "servers", *by_url(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *QUIET)
     assert result.exit_code == 0, result.output
     said = result.stderr.splitlines()
     assert {line.partition(" ")[0].rstrip(":") for line in said if line.startswith("http://")} == {servers[7].url}
     assert "19 of 20 servers are ready." in said
 
 
-def test_a_router_that_does_not_help(cli: Cli, fleet: Fleet) -> None:
+def test_router_errors(cli: Cli, fleet: Fleet) -> None:
     with fleet(1) as (router,):
         for act, text in (
             (Act(status=503), f"The router {router.url} replied to /workers with 503. Check its log."),
@@ -419,17 +420,17 @@ def test_a_router_that_does_not_help(cli: Cli, fleet: Fleet) -> None:
             result = cli("capture", "servers", "--router", router.url, *FIVE)
             assert (result.exit_code, result.stdout) == (1, "")
             assert text in words(result.stderr)
-    with nobody() as (absent,):
+    with unreachable_urls() as (absent,):
         result = cli("capture", "servers", "--router", absent, *FIVE)
     assert result.exit_code == 1
     assert f"{absent} cannot be reached: Connection refused." in words(result.stderr)
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_a_router_is_no_server(cli: Cli, fleet: Fleet, *, many: bool) -> None:
+def test_router_is_rejected_as_a_server(cli: Cli, fleet: Fleet, *, many: bool) -> None:
     with fleet(2) as (router, server):
         router.acts["workers"] = workers(server)
-        result = cli("capture", "servers", *by_url([router, *[server] * many]), *QUIET)
+        result = cli("capture", "servers", *url_options([router, *[server] * many]), *QUIET)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "start" not in [*router.commands(), *server.commands()]
     assert f"{router.url}: this is a router" in words(result.stderr)
@@ -475,7 +476,7 @@ URL = "http://127.0.0.1:1"
         (["--url", URL, "--set", "roles=3"], "roles: expected a mapping of role names, got 3"),
     ],
 )
-def test_invalid_arguments_are_rejected(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_invalid_options(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "job.yaml").write_text("roles: {trainer: {backend: paper}}")
     result = cli("capture", "servers", *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
@@ -485,7 +486,7 @@ def test_invalid_arguments_are_rejected(cli: Cli, tmp_path: Path, arguments: lis
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["servers", "--url", URL, "--stage", "decode"], "--stage was removed. It was renamed to --batch-kind."),
+        (["servers", "--url", URL, "--stage", "decode"], "--stage was removed. Use --batch-kind."),
         (["servers", "--policy=all"], "--policy was removed. Use --set server.targets.policy=POLICY."),
         (["servers", "--run", "run"], "To capture a running job, use 'profdeck capture job RUN'."),
         (["job", "--run", "run"], "The run directory is an argument: profdeck capture job RUN."),
@@ -568,7 +569,7 @@ def test_settings_override_the_servers_of_a_request(fleet: Fleet) -> None:
         assert ["start" in server.commands() for server in servers] == [False, True]
 
 
-# What goes wrong with some.
+# Errors of some servers.
 
 POLICIES = [
     (["--set", "server.targets.policy=any"], True),
@@ -580,12 +581,19 @@ POLICIES = [
 
 @pytest.mark.parametrize("json_too", [False, True])
 @pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
-def test_one_of_eight_cannot_be_reached(
+def test_unreachable_server_with_each_policy(
     cli: Cli, fleet: Fleet, policy: list[str], *, goes_on: bool, json_too: bool
 ) -> None:
-    with nobody() as (absent,), fleet(7) as servers:
+    with unreachable_urls() as (absent,), fleet(7) as servers:
         result = cli(
-            "capture", "servers", *by_url(servers), "--url", absent, *policy, *FIVE, *(["--json"] if json_too else [])
+            "capture",
+            "servers",
+            *url_options(servers),
+            "--url",
+            absent,
+            *policy,
+            *FIVE,
+            *(["--json"] if json_too else []),
         )
         assert result.exit_code == 1
         started = ["start" in server.commands() for server in servers]
@@ -608,58 +616,73 @@ def test_one_of_eight_cannot_be_reached(
         assert result.stdout == ""
 
 
-def test_a_window_that_is_not_full_in_time(cli: Cli, fleet: Fleet) -> None:
+def test_time_limit_ends_an_incomplete_window(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].traffic = 0
-        result = cli("capture", "servers", *by_url(servers), *FIVE, "--timeout", 1)
+        result = cli("capture", "servers", *url_options(servers), *FIVE, "--timeout", 1)
     assert result.exit_code == 1
     assert "Only 0 of 5 iterations ran before the stop." in words(result.stdout)
     assert "1 complete" in result.stdout
 
 
-def test_all_are_gone_in_mid_capture(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+def test_all_servers_fail_during_the_capture(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(2) as servers:
         for server in servers:
             server.engine, server.traffic = SimulatedEngine(), 0  # nothing is recorded, so no stop is needed
             server.acts["status"] = [Act(), Act(), Act(), Act(status=500, error="dead")]
             server.acts["stop"] = [Act(status=500, error="dead")]
-        result = cli("capture", "servers", *by_url(servers), "--iterations", 5, "--set", "run=run", "--json")
+        result = cli("capture", "servers", *url_options(servers), "--iterations", 5, "--set", "run=run", "--json")
     assert result.exit_code == 1
     assert json.loads(result.stdout)["complete"] is False
     assert manifest().problems[0].startswith("None of the 2 targets responded. http://")
     assert [record.outcome for record in manifest().targets] == ["refused"] * 2
 
 
+@pytest.mark.parametrize("method", ["recording_started", "recording_stopped"])
+def test_error_of_an_observer_is_recorded(
+    fleet: Fleet, manifest: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the terminal is closed")
+
+    monkeypatch.setattr(ServerObserver, method, fail)
+    with fleet(2) as servers:
+        request = ServerRequest(urls=tuple(server.url for server in servers), iterations=5, settings={"run": "run"})
+        with pytest.raises(RuntimeError, match="the terminal is closed"):
+            capture_servers(request, ServerObserver())
+        assert all("stop" in server.commands() for server in servers)
+    assert manifest().problems == ("RuntimeError: the terminal is closed.",)
+
+
 # Progress.
 
 
-def test_how_far_they_are() -> None:
+def test_progress_texts() -> None:
     far = {
         "http://armed": TargetState(ended=False, iterations=0),
         "http://recording": TargetState(ended=False, iterations=1),
         "http://writing": TargetState(ended=True, iterations=2, writing=True),
         "http://ended": TargetState(ended=True, iterations=3),
     }
-    say_windows, say_files, amount = (
-        getattr(capture_progress, name) for name in ("say_windows", "say_files", "amount")
-    )
-    assert say_windows(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
-    assert say_windows(far, None, 5) == "2 of 5 targets have recorded their windows"
-    assert say_windows({"http://armed": far["http://armed"]}, 1, 1) == "Recording 1 iteration"
-    assert say_windows({}, None, 1) == "Recording"
+    describe_recording, describe_files = capture_progress.describe_recording, capture_progress.describe_files
+    completed_and_total = capture_progress.completed_and_total
+    assert describe_recording(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
+    assert describe_recording(far, None, 5) == "2 of 5 targets have recorded their windows"
+    assert describe_recording({"http://armed": far["http://armed"]}, 1, 1) == "Recording 1 iteration"
+    assert describe_recording({}, None, 1) == "Recording"
     waiting = {"http://armed": attrs.evolve(far["http://armed"], waits_for="trainer, step3")}
-    assert say_windows(waiting, 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
-    assert say_files(far) == "Waiting for the files of http://writing"
+    assert describe_recording(waiting, 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
+    assert describe_files(far) == "Waiting for the files of http://writing"
     many = {f"http://{number}": far["http://writing"] for number in range(4)}
-    assert say_files(many) == "Waiting for the files of http://0, http://1 and 2 more"
-    assert say_files({"http://ended": far["http://ended"]}) == "Collecting the files"
-    assert amount(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
-    assert amount(far, None, stopping=False) == (0, None)
-    assert amount({}, 3, stopping=False) == (0, None)
-    assert amount(far, 3, stopping=True) == (3, 4)
+    assert describe_files(many) == "Waiting for the files of http://0, http://1 and 2 more"
+    assert describe_files({"http://ended": far["http://ended"]}) == "Collecting the files"
+    assert completed_and_total(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
+    assert completed_and_total(far, None, stopping=False) == (0, None)
+    assert completed_and_total({}, 3, stopping=False) == (0, None)
+    assert completed_and_total(far, 3, stopping=True) == (3, 4)
 
 
-def test_check_asks_the_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_check_connects_to_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     config = tmp_path / "profdeck.yaml"
     with fleet(2) as servers, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
@@ -667,14 +690,14 @@ def test_check_asks_the_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
         config.write_text(json.dumps({"roles": {"rollout": {"backend": "simulated", "targets": {"urls": urls}}}}))
         result = cli("check", config, "--connect")
         assert result.exit_code == 0, result.output
-        assert "2 of 2 answer" in result.output
+        assert "2 of 2 respond" in result.output
         assert not [arrival for server in servers for arrival in server.arrivals if arrival.command == "start"]
 
         urls.append(f"http://127.0.0.1:{closed.getsockname()[1]}")
         rollout = {"backend": "simulated", "targets": {"urls": urls}, "options": {"auth": "none"}}
         config.write_text(json.dumps({"roles": {"rollout": rollout}}))
         result = cli("check", config)
-        assert (result.exit_code, "auth counts for servers that load this config" in words(result.output)) == (0, True)
+        assert (result.exit_code, "auth applies to servers that load this config" in words(result.output)) == (0, True)
         result = cli("check", config, "--connect", "--json")
     assert result.exit_code == 1
     (problem,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]

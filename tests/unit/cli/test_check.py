@@ -30,7 +30,7 @@ def problems(result: Result) -> dict[str, str]:
     return {check["what"]: check["detail"] for check in json.loads(result.stdout)["checks"] if not check["ok"]}
 
 
-def test_good_config_lists_what_was_checked(cli: Cli, config: Path) -> None:
+def test_valid_config_lists_all_checks(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json")
     assert result.exit_code == 0
     document = json.loads(result.stdout)
@@ -43,7 +43,7 @@ def test_good_config_lists_what_was_checked(cli: Cli, config: Path) -> None:
     ]  # fmt: skip
 
 
-def test_leaves_nothing_behind(cli: Cli, config: Path, tmp_path: Path) -> None:
+def test_no_files_are_created(cli: Cli, config: Path, tmp_path: Path) -> None:
     assert cli("check", config).exit_code == 0
     assert [*tmp_path.iterdir()] == [config]
 
@@ -51,11 +51,11 @@ def test_leaves_nothing_behind(cli: Cli, config: Path, tmp_path: Path) -> None:
 def test_table_fits_80_columns(cli: Cli, config: Path) -> None:
     result = cli("check", config)
     assert "paper, with paper 1.5" in result.stdout
-    assert result.stdout.endswith("10 checked, nothing is wrong.\n")
+    assert result.stdout.endswith("10 checked, no problems.\n")
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_all_problems_at_once(cli: Cli, config: Path, tmp_path: Path) -> None:
+def test_all_problems_are_reported_together(cli: Cli, config: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     settings = {
         "steps": "[]",
@@ -74,7 +74,7 @@ def test_all_problems_at_once(cli: Cli, config: Path, tmp_path: Path) -> None:
     found = problems(result)
     assert result.exit_code == 2
     assert "expected key=value" in found["--set"]
-    assert found["steps"].startswith("Nothing is selected")
+    assert found["steps"].startswith("No step is selected")
     assert "file is not a directory" in found["output"]
     assert "profile_stop has no argument 'paper'" in found["listeners.paper-wrong"]
     assert "Did you mean 'paper-log'?" in found["listeners.papr-log"]
@@ -87,13 +87,13 @@ def test_all_problems_at_once(cli: Cli, config: Path, tmp_path: Path) -> None:
     assert len(found) == 11
 
 
-def test_only_plugins_wrong(cli: Cli, config: Path) -> None:
+def test_exit_code_of_a_plugin_problem(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--set", "trainer.backend=paper-absent")
     assert result.exit_code == 3
     assert "10 checked, 1 failed." in result.stdout
 
 
-def test_config_that_is_wrong_itself(cli: Cli, config: Path) -> None:
+def test_invalid_config(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--set", "on_error=explode", "--set", "trainer.warmup_steps=true")
     assert result.exit_code == 2
     assert "on_error: expected one of warn, raise" in problems(result)["config"]
@@ -101,7 +101,7 @@ def test_config_that_is_wrong_itself(cli: Cli, config: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), [("absent.yaml", None), ("a.json", "{}"), ("b.toml", "= 1")])
-def test_file_that_is_no_config(cli: Cli, tmp_path: Path, name: str, text: str | None) -> None:
+def test_file_is_not_a_config(cli: Cli, tmp_path: Path, name: str, text: str | None) -> None:
     if text is not None:
         (tmp_path / name).write_text(text, encoding="utf-8")
     result = cli("check", tmp_path / name, "--json")
@@ -109,7 +109,7 @@ def test_file_that_is_no_config(cli: Cli, tmp_path: Path, name: str, text: str |
     assert name in problems(result)["config"]
 
 
-def test_steps_beyond_the_end_of_the_job(cli: Cli, config: Path) -> None:
+def test_first_step_is_after_final_step(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--set", "final_step=5")
     assert problems(result) == {"steps": "The first selected step is 10, but final_step is 5."}
 
@@ -127,13 +127,13 @@ def test_one_role(cli: Cli, config: Path) -> None:
     assert "roles.rollout" not in result.stdout
 
 
-def test_role_that_is_not_there(cli: Cli, config: Path) -> None:
+def test_unknown_role(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--role", "trainr")
     assert result.exit_code == 2
-    assert "Did you mean 'trainer'? It has: trainer, rollout." in problems(result)["roles.trainr"]
+    assert "Did you mean 'trainer'? Its roles: trainer, rollout." in problems(result)["roles.trainr"]
 
 
-def test_output_that_cannot_be_written(cli: Cli, config: Path) -> None:
+def test_output_is_not_writable(cli: Cli, config: Path) -> None:
     found = problems(cli("check", config, "--json", "--set", "output=/proc/profiles"))
     assert found["output"].startswith("/proc cannot be written: ")
 
@@ -144,7 +144,7 @@ def test_removed_measure_option_is_an_error(cli: Cli, config: Path) -> None:
     assert "--measure was removed without a replacement" in result.stderr
 
 
-def test_here_asks_the_backend(cli: Cli, config: Path) -> None:
+def test_here_runs_the_preflight_of_the_backend(cli: Cli, config: Path) -> None:
     jammed = ("check", config, "--json", "--set", "trainer.options.jammed=true")
     assert cli(*jammed).exit_code == 0
     result = cli(*jammed, "--here")
@@ -152,26 +152,26 @@ def test_here_asks_the_backend(cli: Cli, config: Path) -> None:
     assert problems(result) == {"roles.trainer on this machine": "The paper is jammed. Open the tray."}
 
 
-def test_here_asks_the_launcher(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_here_uses_the_identity_of_the_launcher(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     result = cli("check", config, "--json", "--here", "--set", "trainer.ranks=[4]")
     assert problems(result) == {
-        "roles.trainer on this machine": "None of its ranks is in this job, whose ranks are 0 to 3."
+        "roles.trainer on this machine": "None of the selected ranks is in this job, which has the ranks 0 to 3."
     }
 
 
 @pytest.mark.usefixtures("tally")
-def test_a_config_of_engines_needs_no_steps(cli: Cli, tmp_path: Path) -> None:
+def test_config_of_engines_needs_no_steps(cli: Cli, tmp_path: Path) -> None:
     config = tmp_path / "server.yaml"
     config.write_text("roles: {chat: {backend: tally-engine}}\n")
     result = cli("check", config, "--json")
     assert result.exit_code == 0, result.stdout
     config.write_text("on_demand: false\nroles: {chat: {backend: tally-engine}, trainer: {backend: tally}}\n")
-    assert "Nothing is selected" in problems(cli("check", config, "--json"))["steps"]
+    assert "No step is selected" in problems(cli("check", config, "--json"))["steps"]
 
 
-def test_captures_on_demand_need_no_steps(cli: Cli, config: Path) -> None:
+def test_on_demand_config_needs_no_steps(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--set", "steps=[]")
     assert result.exit_code == 0
-    assert "none: captures are asked for while the job runs" in " ".join(result.stdout.split())
+    assert "none: captures are started on demand while the job runs" in " ".join(result.stdout.split())

@@ -74,26 +74,26 @@ def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--actor", "rollout_*"], "--actor was removed. Give the names of actors to the option of their cluster"),
+        (["--actor", "rollout_*"], "--actor was removed. Specify actor names with the option of their cluster"),
         (["--ray-namespace", "jobs"], "--ray-namespace was removed. Use --set server.targets.actor_namespace=NAME."),
         ([], "Use --url, --router, --targets, --ray or --config."),
     ],
 )
-def test_options_that_do_not_fit_are_rejected(cli: Cli, arguments: list[str], message: str) -> None:
+def test_inconsistent_options_are_rejected(cli: Cli, arguments: list[str], message: str) -> None:
     result = cli("capture", "servers", *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
-def test_without_the_library_the_error_says_what_to_install(cli: Cli) -> None:
+def test_missing_library_error_has_the_install_command(cli: Cli) -> None:
     result = cli("capture", "servers", "--ray", "*")
     assert result.exit_code != 0
     assert "ray, which is not installed. Install it with: pip install 'profdeck[ray]'" in result.stderr
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_without_a_plugin_commands_have_no_options_and_actors_are_rejected(cli: Cli) -> None:
+def test_without_plugins_actors_are_rejected(cli: Cli) -> None:
     assert "No such option: --ray" in cli("capture", "servers", "--ray", "*").stderr
     assert "Use --url, --router, --targets or --config." in cli("capture", "servers").stderr
     with pytest.raises(UnknownPluginError, match=r"targets\.actors: no cluster plugin is installed .*Install a"):
@@ -101,7 +101,7 @@ def test_without_a_plugin_commands_have_no_options_and_actors_are_rejected(cli: 
 
 
 @pytest.mark.usefixtures("yard")
-def test_a_package_adds_its_own_options(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+def test_plugin_adds_its_options(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
     text = cli("capture", "servers", "--help").stdout
     assert "--crane" in text
     assert f"'wrong' in {CLUSTERS} must be an instance of " in caplog.text
@@ -109,7 +109,7 @@ def test_a_package_adds_its_own_options(cli: Cli, caplog: pytest.LogCaptureFixtu
         Profiler.from_config(role="rollout", settings=ACTORS)
 
 
-def test_a_selection_names_the_targets(
+def test_selected_actors_become_targets(
     cli: Cli, yard: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     of_group = metadata.entry_points

@@ -35,23 +35,23 @@ def test_every_value_has_its_source(cli: Cli, config: Path, monkeypatch: pytest.
     assert found["roles.trainer.options.with_stack"] == (False, "default")
 
 
-def test_options_set_as_a_whole_leave_defaults_as_defaults(cli: Cli, config: Path) -> None:
+def test_sources_if_options_are_set_together(cli: Cli, config: Path) -> None:
     found = rows(cli("config", "show", config, "--set", "trainer.options={sheets: 4}", "--json"))
     assert found["roles.trainer.options.sheets"] == (4, "--set")
     assert found["roles.trainer.options.torn"] == (False, "default")
 
 
-def test_options_without_their_backend_are_shown_as_given(cli: Cli, config: Path) -> None:
+def test_options_of_an_unknown_backend_are_shown_without_defaults(cli: Cli, config: Path) -> None:
     arguments = ("config", "show", config, "--set", "ref.options.ink=red")
     result = cli(*arguments, "--json")
     assert rows(result)["roles.ref.options.ink"] == ("red", "--set")
     (note,) = json.loads(result.stdout)["notes"]
-    assert note.startswith("roles.ref.options are shown as they were given: There is no backend 'papper'.")
+    assert note.startswith("roles.ref.options are shown without defaults: There is no backend 'papper'.")
     assert result.stderr == ""
     assert cli(*arguments).stderr == f"warning: {note}\n"
 
 
-def test_without_a_file(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_from_the_environment(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows(cli("config", "show", "--json"))["steps"] == ([], "default")
     monkeypatch.setenv("PROFDECK_CONFIG", str(config))
     assert rows(cli("config", "show", "--json"))["steps"] == ([10], f"file {config} (PROFDECK_CONFIG)")
@@ -67,7 +67,7 @@ def test_table(cli: Cli, config: Path) -> None:
     assert keys.index("roles.trainer.options.sheets") < keys.index("roles.ref.backend")
 
 
-def test_wrong_config(cli: Cli, config: Path) -> None:
+def test_invalid_config(cli: Cli, config: Path) -> None:
     result = cli("config", "show", config, "--set", "step=[1]")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("error: step: ")

@@ -21,15 +21,15 @@ STEPS = 5
 
 
 def rank(step_us: float | None = 1000, gemm_us: float = 400, **members: Any) -> RankSummary:
-    """Make a trace whose steps are all alike, or one without steps."""
+    """Return the summary of a rank with equal steps, or without steps."""
     steps = () if step_us is None else [step_us] * STEPS
-    alike = trace({"[gemm]": [gemm_us] * STEPS}, steps=steps, of=STEP if steps else None, path="run/rank0.trace.json")
-    return attrs.evolve(alike, **{"capture": "step1", "idle_us": 0, **members})
+    summary = trace({"[gemm]": [gemm_us] * STEPS}, steps=steps, of=STEP if steps else None, path="run/rank0.trace.json")
+    return attrs.evolve(summary, **{"capture": "step1", "idle_us": 0, **members})
 
 
 @pytest.fixture
 def document(tmp_path: Path) -> Document:
-    """Write a summary of some ranks."""
+    """Return a function that writes a summary of ranks to a JSON file."""
 
     def write(name: str, *ranks: RankSummary) -> Path:
         path = tmp_path / name
@@ -44,11 +44,11 @@ def lines(result: Result) -> list[str]:
 
 
 def words(result: Result) -> str:
-    """Put what is wrapped into one line."""
+    """Return stdout as one line."""
     return " ".join(result.stdout.split())
 
 
-def test_what_got_slower(cli: Cli, document: Document) -> None:
+def test_slower_run(cli: Cli, document: Document) -> None:
     result = cli("diff", document("a.json", rank()), document("b.json", rank(1100, 500)))
     assert (result.exit_code, result.stderr) == (0, "")
     assert lines(result) == [
@@ -71,7 +71,7 @@ def test_what_got_slower(cli: Cli, document: Document) -> None:
     ]
 
 
-def test_what_is_the_same_is_counted(cli: Cli, document: Document) -> None:
+def test_unchanged_rows_are_counted(cli: Cli, document: Document) -> None:
     path = document("a.json", rank())
     result = cli("diff", path, path, "--fail-over", "0%")
     assert result.exit_code == 0
@@ -80,7 +80,7 @@ def test_what_is_the_same_is_counted(cli: Cli, document: Document) -> None:
     assert lines(result)[-1] == "The same: 1 class, 1 kernel."
 
 
-def test_a_new_name_stands_beside_its_class(cli: Cli, document: Document) -> None:
+def test_new_kernel_is_shown_with_its_class(cli: Cli, document: Document) -> None:
     other = attrs.evolve(rank().kernels[0], name="other")
     result = cli("diff", document("a.json", rank()), document("b.json", rank(kernels=(other,))))
     assert lines(result)[-4:-2] == [
@@ -89,7 +89,7 @@ def test_a_new_name_stands_beside_its_class(cli: Cli, document: Document) -> Non
     ]
 
 
-def test_more_calls_explain_a_change(cli: Cli, document: Document) -> None:
+def test_number_of_calls_is_shown_for_a_change(cli: Cli, document: Document) -> None:
     (gemm,) = rank(1000, 800).kernels
     twice = attrs.evolve(gemm, count=2 * gemm.count)
     result = cli("diff", document("a.json", rank()), document("b.json", rank(kernels=(twice,))))
@@ -152,29 +152,32 @@ def test_fail_over(cli: Cli, document: Document, limit: str, after: RankSummary,
     ("limit", "told"),
     [
         ("0.05", "Write 5% or 0.05%."),
-        ("five", "'five' is no percentage. Write 5% or 2.5%."),
-        ("5%%", "is no percentage"),
-        ("nan", "is no percentage"),
-        ("1e3%", "is no percentage"),
+        ("five", "'five' is not a percentage, such as 5% or 2.5%."),
+        ("5%%", "is not a percentage"),
+        ("nan", "is not a percentage"),
+        ("1e3%", "is not a percentage"),
     ],
 )
-def test_what_is_no_percentage(cli: Cli, document: Document, limit: str, told: str) -> None:
+def test_invalid_percentage(cli: Cli, document: Document, limit: str, told: str) -> None:
     path = document("a.json", rank())
     result = cli("diff", path, path, "--fail-over", limit)
     assert result.exit_code == 2
     assert told in " ".join(result.stderr.split())
 
 
-def test_a_role_without_anything_to_judge_by_does_not_pass(cli: Cli, document: Document) -> None:
+def test_role_without_comparable_times_fails(cli: Cli, document: Document) -> None:
     empty = rank(None, kernels=(), categories=(), busy_us=None, idle_us=None, communication_us=None, overlap_us=None)
     path = document("a.json", rank(), attrs.evolve(empty, role="rollout"))
     assert cli("diff", path, path).exit_code == 0
     result = cli("diff", path, path, "--fail-over", "5%")
     assert result.exit_code == 4
-    assert result.stderr == "error: rollout: there are no steps, kernels or operators on both sides to judge by.\n"
+    assert (
+        result.stderr
+        == "error: rollout: cannot be compared, because one of the runs has no steps, kernels or operators.\n"
+    )
 
 
-def test_what_makes_a_comparison_weaker_is_told(cli: Cli, document: Document) -> None:
+def test_warnings_about_incomplete_traces(cli: Cli, document: Document) -> None:
     cut = rank(problem="It ends early.", whole=False)
     alone = rank(rank=1, path="run/rank1.trace.json")
     result = cli("diff", document("a.json", cut, alone), document("b.json", rank(graph_launches=None)))
@@ -201,7 +204,7 @@ def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, mon
     assert "Over the limit: trainer: global step" in result.stdout
 
 
-def test_what_could_not_be_read_is_told_even_if_nothing_is_left(
+def test_read_errors_are_reported_if_no_trace_is_readable(
     cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arguments, "summarise_paths", lambda _, **_how: (run(), ["rank0.trace.json: it is empty"]))
@@ -210,7 +213,7 @@ def test_what_could_not_be_read_is_told_even_if_nothing_is_left(
     assert result.stderr.startswith("error: rank0.trace.json: it is empty\nerror: There is nothing to compare: ")
 
 
-def test_a_document_that_is_no_summary(cli: Cli, document: Document, tmp_path: Path) -> None:
+def test_document_is_not_a_summary(cli: Cli, document: Document, tmp_path: Path) -> None:
     wrong = tmp_path / "b.json"
     wrong.write_text('{"ranks": [{}]}', encoding="utf-8")
     result = cli("diff", document("a.json", rank()), wrong)
@@ -218,7 +221,7 @@ def test_a_document_that_is_no_summary(cli: Cli, document: Document, tmp_path: P
     assert "is no summary by this version of profdeck: Object missing required field `path`" in result.stderr
 
 
-def test_an_error_ends_the_command(cli: Cli, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_ends_the_command(cli: Cli, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
         raise TraceError(f"No trace found in {paths[0].name}.")
 
@@ -229,7 +232,7 @@ def test_an_error_ends_the_command(cli: Cli, document: Document, monkeypatch: py
     assert "No trace found in" in result.stderr
 
 
-def test_a_run_and_the_summary_of_it_are_the_same(cli: Cli, record: Callable[..., Path], tmp_path: Path) -> None:
+def test_run_equals_its_saved_summary(cli: Cli, record: Callable[..., Path], tmp_path: Path) -> None:
     traces = record(3, ranks=(0, 1), world_size=2)
     summary = tmp_path / "baseline.json"
     summary.write_text(cli("summary", traces, "--json", "--top", 0).stdout, encoding="utf-8")
@@ -241,7 +244,7 @@ def test_a_run_and_the_summary_of_it_are_the_same(cli: Cli, record: Callable[...
 
 
 @pytest.mark.parametrize(("judges", "code"), [(("steps",), 0), (("device",), 5), (("steps", "device"), 5)])
-def test_what_fails_is_what_the_user_chose(cli: Cli, document: Document, judges: tuple[str, ...], code: int) -> None:
+def test_fail_on_selects_the_judged_times(cli: Cli, document: Document, judges: tuple[str, ...], code: int) -> None:
     options = [word for judge in judges for word in ("--fail-on", judge)]
     slower = document("b.json", rank(gemm_us=800))
     result = cli("diff", document("a.json", rank()), slower, "--fail-over", "5%", *options)
@@ -252,7 +255,7 @@ def test_what_fails_is_what_the_user_chose(cli: Cli, document: Document, judges:
 @pytest.mark.parametrize(
     ("middle_us", "said"), [(1010, "trainer is the same:"), (1300, "trainer may differ by chance:")]
 )
-def test_a_large_change_that_may_be_chance_is_not_called_the_same(
+def test_large_uncertain_change_is_not_called_the_same(
     cli: Cli, document: Document, middle_us: float, said: str
 ) -> None:
     def noisy(*durations_us: float) -> RankSummary:
@@ -263,8 +266,11 @@ def test_a_large_change_that_may_be_chance_is_not_called_the_same(
     assert lines(cli("diff", *sides))[0].startswith(said)
 
 
-def test_stages_cannot_fail_where_there_are_none(cli: Cli, document: Document) -> None:
+def test_fail_on_stages_without_stages(cli: Cli, document: Document) -> None:
     path = document("a.json", rank())
     result = cli("diff", path, path, "--fail-over", "5%", "--fail-on", "stages")
     assert result.exit_code == 4
-    assert result.stderr == "error: trainer: there are no stages or other marks on both sides to judge by.\n"
+    assert (
+        result.stderr
+        == "error: trainer: cannot be compared, because one of the runs has no stages or other annotations.\n"
+    )

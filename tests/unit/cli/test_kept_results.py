@@ -1,4 +1,4 @@
-"""What was read is not read again, and says the same; what changed in any way is read."""
+"""Tests for the result cache: unchanged files are not read again, and changed files are."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Record = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let three seconds have passed since each file changed."""
+def _clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the clock three seconds ahead, because recently changed files are not cached."""
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3_000_000_000)
 
 
 @pytest.fixture
-def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are read, in this process."""
+def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the names of files are appended when this process reads them."""
     found: list[str] = []
     read, check = summary.read_trace, proving.check_trace
 
@@ -50,7 +50,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def answers(cli: Cli, path: Path, *options: object) -> str:
+def summary_json(cli: Cli, path: Path, *options: object) -> str:
     result = cli("summary", path, "--json", "--processes", 1, *options)
     assert result.exit_code in {0, 4}
     return result.stdout
@@ -59,50 +59,48 @@ def answers(cli: Cli, path: Path, *options: object) -> str:
 @pytest.mark.shared_data
 @pytest.mark.parametrize("options", [(), ("--devices-only",)], ids=["all", "devices"])
 @each("gpu/*.json.gz", "npu/*.json")
-def test_the_kept_answer_is_the_read_one(cli: Cli, readings: list[str], path: Path, options: Sequence[str]) -> None:
-    first = answers(cli, path, *options)
-    count = len(readings)
-    assert answers(cli, path, *options) == first
-    assert len(readings) == count > 0
-    assert answers(cli, path, *options, "--no-cache") == first
-    assert len(readings) > count
+def test_cached_summary_equals_a_read_one(cli: Cli, read_names: list[str], path: Path, options: Sequence[str]) -> None:
+    first = summary_json(cli, path, *options)
+    count = len(read_names)
+    assert summary_json(cli, path, *options) == first
+    assert len(read_names) == count > 0
+    assert summary_json(cli, path, *options, "--no-cache") == first
+    assert len(read_names) > count
 
 
-def test_each_rank_is_kept_by_itself(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+def test_each_rank_is_cached_separately(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     directory = GpuJob(ranks=3, slow_rank=1).write(tmp_path / "job")
-    first = answers(cli, directory)
-    readings.clear()
+    first = summary_json(cli, directory)
+    read_names.clear()
     changed = directory / "rank2.trace.json.gz"
     changed.write_bytes(changed.read_bytes()[:-30])
-    again = json.loads(answers(cli, directory))
-    assert readings == ["rank2.trace.json.gz"]
+    again = json.loads(summary_json(cli, directory))
+    assert read_names == ["rank2.trace.json.gz"]
     assert [rank["whole"] for rank in again["ranks"]] == [True, True, False]
     assert again["ranks"][:2] == json.loads(first)["ranks"][:2]
-    assert again["skew"]  # by kept calls and read ones
+    assert again["skew"]  # computed from cached and read ranks
 
 
-def test_what_a_summary_read_is_enough_for_a_page_and_the_other_way_round(
-    cli: Cli, tmp_path: Path, readings: list[str]
-) -> None:
+def test_summary_and_report_share_results(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     directory = GpuJob(ranks=3, slow_rank=1).write(tmp_path / "job")
     pages = [tmp_path / name for name in ("first.html", "read.html")]
-    first = answers(cli, directory)
-    readings.clear()
+    first = summary_json(cli, directory)
+    read_names.clear()
     assert cli("report", directory, "-o", pages[0], "--processes", 1).exit_code == 0
     assert cli("diff", directory, directory).exit_code == 0
-    assert readings == []
+    assert read_names == []
     assert cli("report", directory, "-o", pages[1], "--processes", 1, "--no-cache").exit_code == 0
-    assert len(readings) == 3
+    assert len(read_names) == 3
     assert pages[0].read_bytes() == pages[1].read_bytes()
-    assert answers(cli, directory, "--no-cache") == first
+    assert summary_json(cli, directory, "--no-cache") == first
 
 
 @pytest.mark.parametrize("change", ["in place", "replaced", "touched", "restored times"])
-def test_whatever_changed_is_read(cli: Cli, tmp_path: Path, readings: list[str], change: str) -> None:
+def test_changed_file_is_read_again(cli: Cli, tmp_path: Path, read_names: list[str], change: str) -> None:
     path = tmp_path / "a.trace.json"
     events = [{"ph": "X", "cat": "cpu_op", "name": "one", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
     path.write_text(json.dumps({"traceEvents": events}))
-    answers(cli, path)
+    summary_json(cli, path)
     times = path.stat()
     text = path.read_text().replace("one", "two")
     if change == "replaced":
@@ -114,13 +112,13 @@ def test_whatever_changed_is_read(cli: Cli, tmp_path: Path, readings: list[str],
     if change == "restored times":
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         assert path.stat().st_size == times.st_size
-    readings.clear()
-    assert ("two" in answers(cli, path)) is (change != "touched")
-    assert readings == [path.name]
+    read_names.clear()
+    assert ("two" in summary_json(cli, path)) is (change != "touched")
+    assert read_names == [path.name]
 
 
-def test_nothing_is_kept_of_what_changes_while_it_is_read(
-    cli: Cli, tmp_path: Path, readings: list[str], monkeypatch: pytest.MonkeyPatch
+def test_file_that_changes_while_it_is_read_is_not_cached(
+    cli: Cli, tmp_path: Path, read_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
     read = summary.read_trace
@@ -132,14 +130,14 @@ def test_nothing_is_kept_of_what_changes_while_it_is_read(
 
     with monkeypatch.context() as patch:
         patch.setattr(summary, "read_trace", reading)
-        answers(cli, path)
-    readings.clear()
-    answers(cli, path)
-    assert readings == [path.name]
+        summary_json(cli, path)
+    read_names.clear()
+    summary_json(cli, path)
+    assert read_names == [path.name]
 
 
 @pytest.mark.parametrize(
-    ("changed_ns", "age_ns", "is_kept"),
+    ("changed_ns", "age_ns", "is_cached"),
     [
         (7, 90_000_000, False),
         (7, 110_000_000, True),
@@ -148,16 +146,16 @@ def test_nothing_is_kept_of_what_changes_while_it_is_read(
         (0, 2_100_000_000, True),
     ],
 )
-def test_nothing_is_kept_of_a_file_that_is_new(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed_ns: int, age_ns: int, *, is_kept: bool
+def test_recently_changed_file_is_not_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed_ns: int, age_ns: int, *, is_cached: bool
 ) -> None:
-    """A file system whose times are whole seconds may show a second change by none."""
+    """With timestamps in whole seconds, a second change in the same second is not visible."""
     (tmp_path / "file").write_bytes(b"{}")
     changed_ns += 1_700_000_000_000_000_000
     about = (tmp_path / "file").stat()
 
     class Times:
-        """The times of a file, which no program can set."""
+        """A ``stat`` result with a chosen change time, which programs cannot set."""
 
         st_ctime_ns = st_mtime_ns = changed_ns
 
@@ -166,25 +164,25 @@ def test_nothing_is_kept_of_a_file_that_is_new(
 
     monkeypatch.setattr(os, "fstat", lambda _descriptor: Times())
     monkeypatch.setattr(time, "time_ns", lambda: changed_ns + age_ns)
-    assert (identity_of(tmp_path / "file") is not None) is is_kept
+    assert (identity_of(tmp_path / "file") is not None) is is_cached
 
 
-def test_other_questions_have_other_answers(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+def test_options_are_part_of_the_key(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
     (tmp_path / "rules.yaml").write_text("- {class: mine, pattern: bf16}\n")
-    first = answers(cli, path)
+    first = summary_json(cli, path)
     rules = ("--rules", tmp_path / "rules.yaml")
-    assert "mine" in answers(cli, path, *rules)
-    assert answers(cli, path, "--devices-only") != first
-    count = len(readings)
-    assert "mine" in answers(cli, path, *rules)
-    assert answers(cli, path) == first
-    assert len(readings) == count
+    assert "mine" in summary_json(cli, path, *rules)
+    assert summary_json(cli, path, "--devices-only") != first
+    count = len(read_names)
+    assert "mine" in summary_json(cli, path, *rules)
+    assert summary_json(cli, path) == first
+    assert len(read_names) == count
     (tmp_path / "rules.yaml").write_text("- {class: yours, pattern: bf16}\n")
-    assert "yours" in answers(cli, path, *rules)
+    assert "yours" in summary_json(cli, path, *rules)
 
 
-def test_all_commands_share_what_was_read(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+def test_all_commands_share_results(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     directory = GpuJob(ranks=2).write(tmp_path / "job")
     for command in (
         ("report", directory, "-o", tmp_path / "a.html", "--processes", 1),
@@ -194,40 +192,40 @@ def test_all_commands_share_what_was_read(cli: Cli, tmp_path: Path, readings: li
         ("report", directory, "-o", tmp_path / "b.html"),
     ):
         cli(*command)
-        assert len(readings) == 2, command
+        assert len(read_names) == 2, command
     assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
 
 
-def test_the_manifest_counts(cli: Cli, record: Record, readings: list[str]) -> None:
+def test_changed_manifest_is_read(cli: Cli, record: Record, read_names: list[str]) -> None:
     run = record(3)
-    first = json.loads(answers(cli, run))
+    first = json.loads(summary_json(cli, run))
     (manifest,) = run.rglob("rank_*.step3.json")
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"host": "another"}))
-    again = json.loads(answers(cli, run))
+    again = json.loads(summary_json(cli, run))
     assert first["ranks"][0]["host"] != again["ranks"][0]["host"] == "another"
 
 
-def test_a_run_is_the_same_from_other_places(
-    cli: Cli, record: Record, readings: list[str], monkeypatch: pytest.MonkeyPatch
+def test_cache_is_independent_of_the_working_directory(
+    cli: Cli, record: Record, read_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = record(3)
-    answers(cli, run)
-    count = len(readings)
+    summary_json(cli, run)
+    count = len(read_names)
     monkeypatch.chdir(run.parent)
-    found = json.loads(answers(cli, Path(run.name)))
-    assert len(readings) == count
+    found = json.loads(summary_json(cli, Path(run.name)))
+    assert len(read_names) == count
     assert found["ranks"][0]["path"].startswith(f"{run.name}/step_000003")
     assert found["ranks"][0]["run"] == run.name
 
 
-def test_ls_reads_what_it_has_not_proved(cli: Cli, record: Record, readings: list[str]) -> None:
+def test_ls_reads_only_changed_files(cli: Cli, record: Record, read_names: list[str]) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
     assert cli("ls", run, "--processes", 1).exit_code == 0
-    assert len(readings) == 4
+    assert len(read_names) == 4
     again = cli("ls", run, "--processes", 1)
     assert again.exit_code == 0
-    assert len(readings) == 4
-    assert "4 files were proved before and did not change since" in again.stdout
+    assert len(read_names) == 4
+    assert "4 unchanged files were not read again" in again.stdout
     report = json.loads(cli("ls", run, "--processes", 1, "--json").stdout)
     assert report["totals"]["not_read_again"] == 4
     trace = next(run.rglob("rank_0001*step3.trace.json*"))
@@ -236,25 +234,25 @@ def test_ls_reads_what_it_has_not_proved(cli: Cli, record: Record, readings: lis
     os.utime(trace, ns=(times.st_atime_ns, times.st_mtime_ns))
     damaged = cli("ls", run, "--processes", 1)
     assert damaged.exit_code == 1
-    assert readings[4:] == [trace.name]
+    assert read_names[4:] == [trace.name]
     assert cli("ls", run, "--processes", 1, "--no-cache").exit_code == 1
-    assert len(readings) == 9
+    assert len(read_names) == 9
 
 
-def test_a_summary_proves_what_ls_asks(cli: Cli, record: Record, readings: list[str]) -> None:
+def test_ls_uses_checks_of_a_summary(cli: Cli, record: Record, read_names: list[str]) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     listed = cli("ls", run, "--json", "--no-cache", "--processes", 1).stdout
-    readings.clear()
-    answers(cli, run)
-    assert len(readings) == 2
+    read_names.clear()
+    summary_json(cli, run)
+    assert len(read_names) == 2
     again = cli("ls", run, "--json", "--processes", 1)
-    assert len(readings) == 2
+    assert len(read_names) == 2
     expected = listed.replace('"kept": false', '"kept": true').replace('"not_read_again": 0', '"not_read_again": 2')
     assert again.stdout == expected
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_the_way_makes_no_difference(tmp_path: Path, processes: int) -> None:
+def test_results_are_independent_of_cache_and_processes(tmp_path: Path, processes: int) -> None:
     directory = GpuJob(ranks=4, slow_rank=2, items=3).write(tmp_path / "job")
     (tmp_path / "cache").mkdir()
     cache = ResultCache(tmp_path / "cache")
@@ -266,36 +264,34 @@ def test_the_way_makes_no_difference(tmp_path: Path, processes: int) -> None:
     assert [*(tmp_path / "cache").rglob("*")]
 
 
-def test_a_bad_result_is_read_anew(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
-    """Whatever is in the cache, it costs time alone."""
+def test_invalid_cache_entry_is_replaced(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
-    first = answers(cli, path)
+    first = summary_json(cli, path)
     cache = ResultCache.of_user()
     assert cache is not None
     for content in (b"", b"x", gzip.compress(b"[]")):
         for file in cache.directory.rglob("??*"):
             if file.is_file():
                 cache.put(file.parent.name + file.name, content)
-        readings.clear()
-        assert answers(cli, path) == first
-        assert readings == [path.name]
+        read_names.clear()
+        assert summary_json(cli, path) == first
+        assert read_names == [path.name]
 
 
 @pytest.mark.parametrize(
     "member",
     ['"name": "half \\ud800 of a pair"', '"name": "a", "pid": 123456789012345678901234567890', '"name": "\\u0000"'],
 )
-def test_what_cannot_be_kept_is_answered(cli: Cli, tmp_path: Path, readings: list[str], member: str) -> None:
-    """To keep a result never costs the answer."""
+def test_result_that_cannot_be_cached_is_returned(cli: Cli, tmp_path: Path, read_names: list[str], member: str) -> None:
     text = '{"traceEvents": [{"ph": "X", "cat": "kernel", "tid": 7, "ts": 1, "dur": 2, MEMBER}]}'
     (tmp_path / "a.trace.json").write_text(text.replace("MEMBER", member))
-    found = [answers(cli, tmp_path / "a.trace.json") for _ in range(2)]
-    assert found[0] == found[1] == answers(cli, tmp_path / "a.trace.json", "--no-cache")
+    found = [summary_json(cli, tmp_path / "a.trace.json") for _ in range(2)]
+    assert found[0] == found[1] == summary_json(cli, tmp_path / "a.trace.json", "--no-cache")
     assert json.loads(found[0])["ranks"][0]["whole"]
 
 
-def test_an_error_is_not_kept(cli: Cli, tmp_path: Path, readings: list[str]) -> None:
+def test_errors_are_not_cached(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     (tmp_path / "a.trace.json").write_text("nothing")
     for _ in range(2):
         assert cli("summary", tmp_path / "a.trace.json").exit_code == 4
-    assert len(readings) == 2
+    assert len(read_names) == 2

@@ -1,4 +1,4 @@
-"""Traces of several runs, and of no one program, are never taken for ranks of one."""
+"""Traces of different runs or programs are not treated as ranks of one job."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def read(*paths: Path) -> RunSummary:
 
 @pytest.fixture
 def two_runs(record: Record, tmp_path: Path) -> list[Path]:
-    """Two runs whose captures, roles and ranks are the same."""
+    """Return two runs with equal captures, roles and ranks."""
     first = record(3, ranks=(0, 1), world_size=2)
     return [Path(shutil.copytree(first, tmp_path / "other" / name)) for name in ("main", "change")]
 
 
-def test_ranks_of_two_runs_are_two_teams(two_runs: list[Path], cli: Cli) -> None:
+def test_two_runs_are_two_teams(two_runs: list[Path], cli: Cli) -> None:
     run = read(*two_runs)
     teams = teams_of(run)
     assert [team.name for team in teams] == ["trainer of main", "trainer of change"]
@@ -50,21 +50,21 @@ def test_ranks_of_two_runs_are_two_teams(two_runs: list[Path], cli: Cli) -> None
         assert page.count(f">{path}<") == 1
 
 
-def test_runs_of_one_name_are_told_by_their_directories(two_runs: list[Path], tmp_path: Path) -> None:
+def test_runs_with_one_name_are_labelled_by_directory(two_runs: list[Path], tmp_path: Path) -> None:
     again = Path(shutil.copytree(two_runs[0], tmp_path / "elsewhere" / "main"))
     labels = labels_of(read(two_runs[0], again).ranks)
     assert len(set(labels.values())) == len(labels) == 4
 
 
-def test_a_run_is_known_from_any_place_in_it(two_runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_found_from_its_subdirectories(two_runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     (step,) = two_runs[0].glob("step_*")
     assert {rank.run for rank in read(step).ranks} == {str(two_runs[0])}
     monkeypatch.chdir(step / "trainer")
     assert {rank.run for rank in read(Path()).ranks} == {str(two_runs[0])}
 
 
-def test_the_first_rank_of_several_jobs_is_compared_with_none_of_the_others(tmp_path: Path) -> None:
-    """A directory with traces of unrelated jobs said that rank 1 was slow."""
+def test_ranks_of_unrelated_jobs_are_not_compared(tmp_path: Path) -> None:
+    """Regression test: such a directory had the finding that rank 1 was slow."""
     for name, job in {"a": GpuJob(), "b": GpuJob(load_us=90_000), "c": GpuJob(ranks=2, slow_rank=1)}.items():
         for trace in job.write(tmp_path / name).iterdir():
             shutil.move(trace, tmp_path / f"{name}-{trace.name}")
@@ -77,7 +77,7 @@ def test_the_first_rank_of_several_jobs_is_compared_with_none_of_the_others(tmp_
     assert about(run, teams_of(run)).startswith("4 traces")
 
 
-def test_worlds_of_different_sizes_are_different_jobs(tmp_path: Path) -> None:
+def test_different_world_sizes_are_different_jobs(tmp_path: Path) -> None:
     directory = GpuJob(ranks=2).write(tmp_path / "job")
     assert [team.name for team in teams_of(read(directory))] == [""]
     second = directory / "rank1.trace.json.gz"
@@ -87,7 +87,7 @@ def test_worlds_of_different_sizes_are_different_jobs(tmp_path: Path) -> None:
     assert len(teams_of(read(directory))) == 2
 
 
-def test_a_damaged_trace_among_whole_ones_shifts_no_link_into_the_timeline(tmp_path: Path) -> None:
+def test_timeline_links_skip_a_corrupt_trace(tmp_path: Path) -> None:
     directory = GpuJob(ranks=2, slow_rank=1).write(tmp_path / "job")
     (directory / "rank0.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "M", "name": "x"}]}'))
     run, _ = summarise([directory], buckets=256)
@@ -99,7 +99,7 @@ def test_a_damaged_trace_among_whole_ones_shifts_no_link_into_the_timeline(tmp_p
     assert 'data-rank="1"' not in page
 
 
-def test_single_steps_of_many_captures_are_many(record: Record, tmp_path: Path) -> None:
+def test_steps_of_several_captures_are_counted_together(record: Record, tmp_path: Path) -> None:
     run = record(3, 5, 7)
     for step, trace in enumerate(sorted(run.rglob("*.trace.json*")), 1):
         GpuJob(steps=1).write(tmp_path / str(step))
@@ -108,7 +108,7 @@ def test_single_steps_of_many_captures_are_many(record: Record, tmp_path: Path) 
         assert ("few-steps" in rules) is (step < 3)
 
 
-def test_of_many_traces_some_are_shown(tmp_path: Path, cli: Cli) -> None:
+def test_many_traces_are_truncated(tmp_path: Path, cli: Cli) -> None:
     for number in range(20):
         (trace,) = GpuJob(steps=3).write(tmp_path / str(number)).iterdir()
         shutil.move(trace, tmp_path / f"{number}.trace.json.gz")

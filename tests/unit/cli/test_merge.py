@@ -26,7 +26,7 @@ def labels(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
-def test_a_run_becomes_one_timeline(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
+def test_merge_of_a_run(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     record(3, role="rollout", replica=1)
 
@@ -58,7 +58,7 @@ def test_json_document(cli: Cli, record: Record, tmp_path: Path) -> None:
     }
 
 
-def test_roles_and_ranks_are_chosen(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_role_and_rank_options(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, ranks=(0, 1, 2), world_size=3)
     record(3, role="ref")
 
@@ -67,11 +67,11 @@ def test_roles_and_ranks_are_chosen(cli: Cli, record: Record, tmp_path: Path) ->
 
     result = cli("merge", run, "-o", tmp_path / "none.json", "--role", "critic")
     assert result.exit_code == 4
-    assert "There are: ref rank 0, trainer rank 0, trainer rank 1, trainer rank 2." in result.stderr
+    assert "Available: ref rank 0, trainer rank 0, trainer rank 1, trainer rank 2." in result.stderr
     assert not (tmp_path / "none.json").exists()
 
 
-def test_a_part_is_chosen(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_step_option(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3)
     result = cli("merge", run, "-o", tmp_path / "part.json", "--category", "kernel")
     assert result.exit_code == 0
@@ -82,7 +82,7 @@ def test_a_part_is_chosen(cli: Cli, record: Record, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["all.pftrace", "all.pftrace.gz"])
-def test_a_slim_trace_has_devices_and_annotations(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
+def test_slim_trace_has_devices_and_annotations(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
 
     result = cli("merge", run, "-o", tmp_path / name)
@@ -100,7 +100,7 @@ def test_a_slim_trace_has_devices_and_annotations(cli: Cli, record: Record, tmp_
     assert b"paper::fold" in with_operators.read_bytes()
 
 
-def test_tables_of_kernels_are_in_slim_traces_only(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3)
     (tmp_path / "ascend").mkdir()
     table = tmp_path / "ascend" / "kernel_details.csv"
@@ -117,7 +117,7 @@ def test_tables_of_kernels_are_in_slim_traces_only(cli: Cli, record: Record, tmp
 
     alone = cli("merge", table, "-o", tmp_path / "alone.json")
     assert alone.exit_code == 4
-    assert "no trace in JSON to merge; a slim trace (-o OUT.pftrace) can have the others" in alone.stderr
+    assert "There are no JSON traces. To merge these traces, use a slim trace: -o OUT.pftrace" in alone.stderr
     assert not (tmp_path / "alone.json").exists()
 
     result = cli("merge", run, table, "-o", tmp_path / "all.pftrace")
@@ -125,7 +125,7 @@ def test_tables_of_kernels_are_in_slim_traces_only(cli: Cli, record: Record, tmp
     assert b"MatMulV2" in (tmp_path / "all.pftrace").read_bytes()
 
 
-def test_clocks_are_aligned_by_anchors_where_hosts_differ(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_anchors_align_clocks_of_different_hosts(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     first, second = sorted(run.rglob("rank_*.step3.json"))
     shifts_ms = (5, 12)
@@ -153,7 +153,7 @@ def test_clocks_are_aligned_by_anchors_where_hosts_differ(cli: Cli, record: Reco
     assert moved == [1000 * shift_ms for shift_ms in shifts_ms]
 
 
-def test_what_messages_told_of_the_clocks_of_hosts_counts(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_clock_offsets_of_hosts_are_applied(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3)
     rollouts = record(3, role="rollout", ranks=(0, 1), world_size=2)
     anchor = {"unix_ns": 2_000_000, "uncertainty_ns": 10_000, "trace_us": "2000.000"}
@@ -178,10 +178,10 @@ def test_what_messages_told_of_the_clocks_of_hosts_counts(cli: Cli, record: Reco
     known = cli("merge", run, "-o", tmp_path / "known.json", "--rank", "0")
     assert known.stdout.endswith("; clocks aligned by: anchors within 200 us\n")
     partly = cli("merge", run, "-o", tmp_path / "partly.json")
-    assert partly.stdout.endswith("; clocks aligned by: anchors\n")  # of one host nothing is known
+    assert partly.stdout.endswith("; clocks aligned by: anchors\n")  # the clock of one host is unknown
 
 
-def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_clocks_without_data_are_unchanged(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     result = cli("merge", run, "-o", tmp_path / "all.json", "--align", "anchors")
     assert result.exit_code == 0
@@ -194,17 +194,19 @@ def test_clocks_of_which_nothing_is_known_stay(cli: Cli, record: Record, tmp_pat
     ("arguments", "code", "message"),
     [
         (["-o", "all.txt"], 2, "the file name must end in .json, .json.gz, .pftrace, .pftrace.gz"),
-        (["-o", "all.json", "--align", "guess"], 2, "it is one of none, anchors, collectives"),
-        (["-o", "no/such/all.json"], 2, "is not a directory: create it"),
-        (["-o", "there.json"], 2, "exists, and is left as it is"),
-        (["-o", "all.json", "--steps", "x"], 2, "'x' is no range"),
-        (["-o", "all.json", "--steps", "3", "--time", "1s..2s"], 2, "--steps and --time are given: give one of them."),
+        (["-o", "all.json", "--align", "guess"], 2, "expected one of none, anchors, collectives"),
+        (["-o", "no/such/all.json"], 2, "is not a directory. Create it"),
+        (["-o", "there.json"], 2, "already exists. Choose another --output."),
+        (["-o", "all.json", "--steps", "x"], 2, "'x' is not a valid range"),
+        (
+            ["-o", "all.json", "--steps", "3", "--time", "1s..2s"],
+            2,
+            "--steps and --time cannot be combined. Use only one of them.",
+        ),
         ([], 2, "Missing option '--output'"),
     ],
 )
-def test_what_cannot_be_done_is_said(
-    cli: Cli, record: Record, tmp_path: Path, arguments: list[str], code: int, message: str
-) -> None:
+def test_errors(cli: Cli, record: Record, tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
     run = record(3)
     (tmp_path / "there.json").write_text("mine")
 
@@ -216,14 +218,14 @@ def test_what_cannot_be_done_is_said(
     assert not (tmp_path / "all.json").exists()
 
 
-def test_nothing_is_written_into_a_run(cli: Cli, record: Record) -> None:
+def test_output_inside_a_run_is_rejected(cli: Cli, record: Record) -> None:
     run = record(3)
     result = cli("merge", run, "-o", run / "all.json")
     assert result.exit_code == 2
     assert "is inside the run" in result.stderr
 
 
-def test_a_damaged_trace_costs_its_end_only(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_readable_part_of_a_truncated_trace_is_merged(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     trace = sorted(run.rglob("*.trace.json"))[1]
     trace.write_bytes(trace.read_bytes()[:-20])
@@ -234,7 +236,7 @@ def test_a_damaged_trace_costs_its_end_only(cli: Cli, record: Record, tmp_path: 
         assert (tmp_path / name).exists()
 
 
-def test_directories_of_torch_npu_are_merged_by_their_ranks(cli: Cli, tmp_path: Path) -> None:
+def test_directories_of_torch_npu_are_labelled_by_rank(cli: Cli, tmp_path: Path) -> None:
     for rank in (1, 2, 3):
         ascend_files.analysed(ascend_files.raw(tmp_path, f"rank_000{rank}.step10_4711_2026_ascend_pt", rank=rank))
     (tmp_path / "rank_0003.step10_4711_2026_ascend_pt" / ascend_files.OUTPUT / "trace_view.json").unlink()
@@ -256,10 +258,10 @@ def test_directories_of_torch_npu_are_merged_by_their_ranks(cli: Cli, tmp_path: 
 
     result = cli("merge", tmp_path, "-o", tmp_path / "none.json", "--rank", "7")
     assert result.exit_code == 4
-    assert "There are: rank 1, rank 2, rank 3." in " ".join(result.stderr.split())
+    assert "Available: rank 1, rank 2, rank 3." in " ".join(result.stderr.split())
 
 
-def test_a_directory_that_nobody_analysed_says_what_to_do(cli: Cli, tmp_path: Path) -> None:
+def test_directory_without_analysis(cli: Cli, tmp_path: Path) -> None:
     ascend_files.raw(tmp_path)
     for name in ("all.json", "all.pftrace"):
         result = cli("merge", tmp_path, "-o", tmp_path / name)

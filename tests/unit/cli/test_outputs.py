@@ -1,4 +1,4 @@
-"""What `report` and `export` do where they cannot write, or have nothing to read."""
+"""Tests for errors of `profdeck report` and `profdeck export`: unwritable outputs and unreadable traces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def job(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("report job -o directory", "directory cannot be written"),
         ("report job -o file/page.html", "page.html cannot be written"),
@@ -36,26 +36,24 @@ def job(tmp_path: Path) -> Path:
         ("export job", "--parquet DIR, --speedscope FILE"),
     ],
 )
-def test_what_cannot_be_done_is_said(
-    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: str, said: str
-) -> None:
+def test_errors(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
     monkeypatch.chdir(job.parent)
     result = cli(*command.split())
     assert result.exit_code in {2, 4}
     assert result.exception is None or isinstance(result.exception, SystemExit)
-    assert said in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
     assert Path("file").read_text() == "mine"
     assert not Path("page.html").exists()
 
 
-def test_a_damaged_trace_has_a_page_that_says_so(cli: Cli, job: Path, tmp_path: Path) -> None:
+def test_page_of_a_corrupt_trace(cli: Cli, job: Path, tmp_path: Path) -> None:
     (trace,) = job.iterdir()
     trace.write_bytes(trace.read_bytes()[:-40])
     assert cli("report", job, "-o", tmp_path / "new" / "page.html").exit_code == 0
     assert "damaged: " in (tmp_path / "new" / "page.html").read_text()
 
 
-def test_nothing_readable_is_no_run(job: Path) -> None:
+def test_load_without_readable_traces(job: Path) -> None:
     for path in (job.parent / "nowhere", job.parent / "no.txt"):
         with pytest.raises(TraceError):
             traces.load(path)

@@ -49,7 +49,7 @@ class NeedsOptions(Base):
     def __init__(self, options): pass
 
 class NoLibrary(Base):
-    def __init__(self): raise MissingLibraryError.of("It needs", "papyrus")
+    def __init__(self): raise MissingLibraryError.for_library("It needs", "papyrus")
 
 class NoInstance(Base):
     def __new__(cls): raise OSError("full")
@@ -61,7 +61,7 @@ class Fails(Base):
 
 @pytest.fixture
 def odd_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A config with the listeners above, which are installed under the names of their classes."""
+    """Install the listeners above under their class names, and return a config that uses them."""
     names = [line.split()[1].split("(")[0].rstrip(":") for line in LISTENERS.splitlines() if line.startswith("class ")]
     names = [name for name in names if name not in {"Base", "Options"}]
     (tmp_path / "odd_listeners.py").write_text(LISTENERS)
@@ -127,19 +127,19 @@ def test_none_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(cli("plugins", "--json").stdout) == {"plugins": []}
 
 
-def test_the_former_command_names_its_replacement(cli: Cli) -> None:
+def test_removed_command_names_its_replacement(cli: Cli) -> None:
     result = cli("backends")
     assert result.exit_code == 2
     assert "No such command 'backends'. Use 'profdeck plugins'." in result.stderr
 
 
-def test_options_of_one(cli: Cli) -> None:
+def test_options_of_a_backend(cli: Cli) -> None:
     result = cli("plugins", "paper")
     assert result.exit_code == 0
     assert "backend paper: Writes traces of invented operators." in result.stdout
     assert "Hooks: profile_start, profile_stop." in result.stdout
     assert "Supports paper >=1,<2: paper 1.5." in result.stdout
-    own, common = result.stdout.split("Common options that it supports")
+    own, common = result.stdout.split("Supported common options")
     assert "sheets: int (>= 1) = 3" in own
     assert "Default: 3. More give larger `.trace.json` files." in own
     assert "max_capture_s: float (> 0.0, <= 31536000.0) = 1800.0" in common
@@ -154,7 +154,7 @@ def test_options_of_a_listener(cli: Cli) -> None:
     assert "unit: Literal['s', 'ms'] = s" in result.stdout
 
 
-def test_the_json_schema_of_options(cli: Cli) -> None:
+def test_json_schema_of_options(cli: Cli) -> None:
     (plugin,) = json.loads(cli("plugins", "paper", "--json").stdout)["plugins"]
     schema = plugin["options_schema"]
     assert schema["properties"]["sheets"] == {
@@ -169,7 +169,7 @@ def test_the_json_schema_of_options(cli: Cli) -> None:
     assert timer["options_schema"]["properties"]["unit"]["enum"] == ["s", "ms"]
 
 
-def test_options_of_one_that_cannot_be_used(cli: Cli) -> None:
+def test_options_of_an_unusable_backend(cli: Cli) -> None:
     result = cli("plugins", "paper-absent")
     assert result.exit_code == 3
     assert "Supports papyrus >=3: not installed." in result.stdout
@@ -177,7 +177,7 @@ def test_options_of_one_that_cannot_be_used(cli: Cli) -> None:
     assert result.stderr.startswith("warning: The backend 'paper-absent' needs papyrus")
 
 
-def test_a_plugin_that_cannot_be_loaded_has_its_reason(cli: Cli) -> None:
+def test_plugin_that_cannot_be_loaded(cli: Cli) -> None:
     (broken, _) = json.loads(cli("plugins", "paper-broken", "--json").stdout)["plugins"]
     assert "fails to import" in broken["problem"]
     result = cli("plugins", "papr", "--json")
@@ -189,7 +189,7 @@ PROBLEMS = {
     "NoHooks": "implements no hook. Mark its methods with @profdeck.hookimpl",
     "NoHooksButRequiredOptions": "implements no hook. Mark its methods with @profdeck.hookimpl",
     "NoConstructor": "A listener with Options requires a constructor __init__(self, options)",
-    "OptionsAreADict": "needs to be a class whose Options is an attrs class",
+    "OptionsAreADict": "has Options, so it must be a class, and Options must be an attrs class",
     "NeedsOptions": "Define a class Options, or remove the constructor's required arguments",
     "NoLibrary": "It needs papyrus, which is not installed. Install it with",
     "NoInstance": "OSError: full",
@@ -197,7 +197,7 @@ PROBLEMS = {
 }
 
 
-def test_a_listener_is_usable_if_check_accepts_it(cli: Cli, odd_listeners: Path) -> None:
+def test_usable_listeners_match_check(cli: Cli, odd_listeners: Path) -> None:
     plugins = {plugin["name"]: plugin for plugin in json.loads(cli("plugins", "--json").stdout)["plugins"]}
     listed = json.loads(cli("check", odd_listeners, "--json").stdout)["checks"]
     checks = {check["what"].removeprefix("listeners."): check for check in listed}
@@ -209,7 +209,7 @@ def test_a_listener_is_usable_if_check_accepts_it(cli: Cli, odd_listeners: Path)
     assert plugins["NoLibrary"]["hooks"] == [{"name": "profile_stop", "wrapper": False, "order": "tryfirst"}]
 
 
-def test_a_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Path) -> None:
+def test_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Path) -> None:
     (plugin,) = json.loads(cli("plugins", "Fine", "--json").stdout)["plugins"]
     assert (plugin["usable"], plugin["problem"]) == (True, None)
     properties = plugin["options_schema"]["properties"]
@@ -224,4 +224,4 @@ def test_a_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Pat
 def test_options_that_are_not_an_attrs_class_are_not_listed(cli: Cli, odd_listeners: Path) -> None:
     result = cli("plugins", "OptionsAreADict")
     assert result.exit_code == 3
-    assert "needs to be a class whose Options is an attrs class" in result.stderr
+    assert "has Options, so it must be a class, and Options must be an attrs class" in result.stderr

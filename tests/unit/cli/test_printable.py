@@ -1,4 +1,4 @@
-"""Texts of traces, manifests and servers reach the terminal as text: they neither control it nor end the command."""
+"""Control characters in names from traces, manifests and servers are escaped before they reach the terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from profdeck_traces.cli import terminal
 
-NASTY = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
+CONTROL_CHARACTERS = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "escaped"),
     [
         ("plain\ttext\n", "plain\ttext\n"),
         ("größer 日本", "größer 日本"),
@@ -26,8 +26,8 @@ NASTY = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
         ("\u202eevil", "\\u202eevil"),
     ],
 )
-def test_what_controls_a_terminal_is_escaped(text: str, shown: str) -> None:
-    assert terminal.printable(text) == shown
+def test_control_characters_are_escaped(text: str, escaped: str) -> None:
+    assert terminal.printable(text) == escaped
 
 
 def trace(path: Path, name: str) -> Path:
@@ -36,7 +36,7 @@ def trace(path: Path, name: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", [NASTY, "half \ud800 of a pair"])
+@pytest.mark.parametrize("name", [CONTROL_CHARACTERS, "half \ud800 of a pair"])
 def test_names_of_traces(cli: Callable[..., Any], tmp_path: Path, name: str) -> None:
     file = trace(tmp_path / "a.json", name)
     for command in (["summary", file], ["summary", file, "--full"], ["diff", file, file]):
@@ -55,7 +55,7 @@ def test_names_of_files(cli: Callable[..., Any], tmp_path: Path) -> None:
 
 
 def test_names_in_headings(cli: Callable[..., Any], tmp_path: Path) -> None:
-    """Of several traces, and of several runs, headings say whose a table is."""
+    """With several traces or runs, headings contain their names."""
     for name in ("a\x1b[31m.json", "b\x1b[2J.json"):
         trace(tmp_path / name, "x")
     for command in (["summary", tmp_path], ["summary", tmp_path, "--full"], ["diff", tmp_path, tmp_path]):

@@ -1,6 +1,6 @@
-"""What `summary`, `diff` and `ls` show, in terminals and in a pipe, as whole screens.
+"""Snapshot tests for the output of `summary`, `diff` and `trend` in terminals and pipes.
 
-Run this file as a script to write the expected screens anew, and look at them before you commit.
+To update the snapshots, run this file as a script. Review them before you commit.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def jobs(directory: Path) -> None:
 
 
 def _growing_slow(number: int) -> GpuJob:
-    """The loader of a rank takes longer from the 12th capture on."""
+    """Return a job whose data loader is slow on one rank, from the 12th capture on."""
     return GpuJob(ranks=2, steps=3, load_us=30 + number % 5, slow_rank=1 if number >= 12 else None, slow_load_us=700)
 
 
-def shown(directory: Path, command: tuple[str, ...], size: tuple[int, int] | None) -> str:
-    """Run a command in a terminal of so many columns and rows, or in a pipe; return its text."""
+def screen_text(directory: Path, command: tuple[str, ...], size: tuple[int, int] | None) -> str:
+    """Run a command in a terminal with the given columns and rows, or in a pipe, and return its output."""
     arguments = [sys.executable, "-m", "profdeck", *command]
     environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
     if size is None:
@@ -67,7 +67,7 @@ def shown(directory: Path, command: tuple[str, ...], size: tuple[int, int] | Non
     try:
         while block := os.read(near, 1 << 16):
             data += block
-    except OSError:  # what a terminal says when its last process has gone
+    except OSError:  # the last process has closed the terminal
         pass
     finally:
         os.close(near)
@@ -83,8 +83,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("name", "size"), SCREENSHOTS)
-def test_screens_are_as_they_were(directory: Path, name: str, size: str) -> None:
-    text = shown(directory, COMMANDS[name], SIZES[size])
+def test_screens_match(directory: Path, name: str, size: str) -> None:
+    text = screen_text(directory, COMMANDS[name], SIZES[size])
     assert text == (SCREENS / f"{name}.{size}.txt").read_text(encoding="utf-8")
     lines = text.splitlines()
     if name != "summary-full-names":
@@ -92,12 +92,12 @@ def test_screens_are_as_they_were(directory: Path, name: str, size: str) -> None
     if size == "piped":
         assert [line for line in lines if line != line.rstrip()] == []
     if name == "summary-8-ranks" and size == "120x35":
-        assert len(lines) < 35  # the prompt has a line, too
+        assert len(lines) < 35  # one line is left for the prompt
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
         jobs(Path(made))
         for _name, _size in SCREENSHOTS:
-            _text = shown(Path(made), COMMANDS[_name], SIZES[_size])
+            _text = screen_text(Path(made), COMMANDS[_name], SIZES[_size])
             (SCREENS / f"{_name}.{_size}.txt").write_text(_text, encoding="utf-8")

@@ -178,7 +178,7 @@ def test_diff_reports_incomplete_captures(cli: Cli, record: Record, tmp_path: Pa
     assert "incomplete captures" not in cli("diff", run, run).stderr
 
 
-def test_a_pipe_is_not_read(cli: Cli, record: Record) -> None:
+def test_pipe_is_not_read(cli: Cli, record: Record) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     trace = next(run.rglob("rank_0001*step3.trace.json"))
     trace.unlink()
@@ -188,7 +188,7 @@ def test_a_pipe_is_not_read(cli: Cli, record: Record) -> None:
     assert (result.exit_code, "is not a regular file." in result.stderr) == (4, True)
 
 
-def test_a_damaged_run_file_is_no_bug(cli: Cli, record: Record) -> None:
+def test_corrupt_run_file(cli: Cli, record: Record) -> None:
     run = record(3)
     (run / "run.json").write_text('{"roles": {"a": 1}, "config": [], "created_ns": "x"}')
     assert json.loads(cli("ls", run, "--json").stdout)["captures"]

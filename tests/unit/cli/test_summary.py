@@ -49,9 +49,7 @@ def test_all_tables(cli: Cli, record: Record) -> None:
         ({"request": "step3"}, "engine_iteration", "profiler step"),
     ],
 )
-def test_what_the_steps_of_a_recorder_are(
-    cli: Cli, record: Record, own: dict[str, object], unit: str, said: str
-) -> None:
+def test_kinds_of_recorder_steps(cli: Cli, record: Record, own: dict[str, object], unit: str, said: str) -> None:
     run = record(3)
     manifest = next(run.rglob("rank_0000.step3.json"))
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | own))
@@ -79,7 +77,7 @@ def test_json_document(cli: Cli, record: Record) -> None:
 def test_top(cli: Cli, record: Record) -> None:
     run = record(3, sheets=20)
     (trace,) = json.loads(cli("summary", run, "--top", 2, "--json").stdout)["ranks"]
-    assert len(trace["operators"]) == 20  # a document is whole: it may be the baseline of a comparison
+    assert len(trace["operators"]) == 20  # --top does not apply to JSON, which can be a baseline
     for top, shown in ((["--top", 2], 2), ([], 15), (["--top", 0], 20)):
         assert cli("summary", run, "--full", *top).stdout.count("paper::fold") == shown
 
@@ -107,7 +105,7 @@ def test_truncated_trace_is_summarised_with_a_warning(cli: Cli, record: Record) 
     assert plain["problem"] is not None
 
 
-def test_unreadable_ones_do_not_hide_the_others(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_unreadable_trace_does_not_hide_others(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3)
     (tmp_path / "no.txt").write_text("not a trace", encoding="utf-8")
     result = cli("summary", tmp_path / "absent.json", tmp_path / "no.txt", run, "--json")
@@ -148,7 +146,7 @@ def test_directory_without_traces(cli: Cli, tmp_path: Path) -> None:
     assert "No trace found in" in result.stderr
 
 
-def test_manifest_that_cannot_be_read_costs_the_names_only(cli: Cli, record: Record) -> None:
+def test_trace_with_an_unreadable_manifest(cli: Cli, record: Record) -> None:
     run = record(3)
     next(run.rglob("rank_0000.step3.json")).write_text("{", encoding="utf-8")
     (trace,) = json.loads(cli("summary", run, "--json").stdout)["ranks"]
@@ -158,7 +156,7 @@ def test_manifest_that_cannot_be_read_costs_the_names_only(cli: Cli, record: Rec
 JOB = Job(lambda rank, _step: 700.0 + 300 * (rank == 1), ranks=2)
 
 
-def test_what_an_npu_recorded_is_printed(cli: Cli, tmp_path: Path) -> None:
+def test_npu_trace(cli: Cli, tmp_path: Path) -> None:
     JOB.write(tmp_path / "job")
     result = cli("summary", tmp_path / "job", "--full")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -192,13 +190,13 @@ def test_rows_of_csv(cli: Cli, tmp_path: Path, rows: str, expected: dict[str, st
     assert first | expected == first
 
 
-def test_rows_are_of_csv_only(cli: Cli, record: Record) -> None:
+def test_rows_require_csv(cli: Cli, record: Record) -> None:
     result = cli("summary", record(3), "--rows", "links")
     assert result.exit_code == 2
-    assert "give --csv as well" in result.stderr
+    assert "Specify --csv as well" in result.stderr
 
 
-def test_damaged_table_of_an_npu_is_told(cli: Cli, tmp_path: Path) -> None:
+def test_corrupt_npu_table_is_reported(cli: Cli, tmp_path: Path) -> None:
     directory = JOB.write_rank(tmp_path / "job", 0)
     table = directory / "ASCEND_PROFILER_OUTPUT" / "communication.json"
     os.truncate(table, table.stat().st_size - 20)

@@ -25,7 +25,7 @@ def event(name: str, cat: str, ts: float, dur: float) -> dict[str, Any]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Three steps of a second, with an operator, a kernel and an iteration of an engine in each."""
+    """Write a trace of three one-second steps. Each has an operator, a kernel and an engine iteration."""
     events = []
     for step in range(3):
         at = 1e6 * step
@@ -68,7 +68,7 @@ def test_json_document(cli: Cli, trace: Path) -> None:
     }
 
 
-def test_iterations_are_known_by_what_plugins_say(cli: Cli, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iteration_names_of_plugins(cli: Cli, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepNames, "load", lambda: StepNames(["execute"]))
     assert cli("trim", trace, "--iterations", "1..1", "-o", "out.gz").exit_code == 0
     assert names(Path("out.gz")) == ["ProfilerStep#1", "execute", "op", "gemm"]
@@ -100,12 +100,12 @@ def test_categories(cli: Cli, trace: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz", "rank0.trace.json.gz", "rank0.gz", "rank0"])
-def test_the_new_name_is_made_of_the_old_one(cli: Cli, trace: Path, name: str) -> None:
+def test_default_name_is_derived_from_the_source(cli: Cli, trace: Path, name: str) -> None:
     assert cli("trim", trace.rename(trace.with_name(name)), "--steps", 0).exit_code == 0
     assert (trace.parent / "rank0.trim-steps0.trace.json.gz").exists()
 
 
-def test_output_is_a_file_or_its_directory(cli: Cli, trace: Path) -> None:
+def test_output_is_a_file_or_a_directory(cli: Cli, trace: Path) -> None:
     (trace.parent / "there").mkdir()
     assert cli("trim", trace, "--steps", 0, "-o", "there").exit_code == 0
     assert cli("trim", trace, "--steps", 0, "--output", "there/plain.json").exit_code == 0
@@ -113,7 +113,7 @@ def test_output_is_a_file_or_its_directory(cli: Cli, trace: Path) -> None:
     assert gzip.decompress(new.read_bytes()) == (new.parent / "plain.json").read_bytes()
 
 
-def test_a_run_gets_no_strays(cli: Cli, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_inside_a_run_is_rejected(cli: Cli, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     run = record(3)
     (artifact,) = run.rglob("*.trace.json")
     assert cli("trim", artifact, "--steps", 3).exit_code == 0
@@ -128,21 +128,21 @@ def test_a_run_gets_no_strays(cli: Cli, record: Record, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ((), 2, "Nothing says what to keep: give --steps, --iterations, --time or --category."),
-        (("--steps", "1", "--time", "1s.."), 2, "--steps and --time are given: give one of them."),
-        (("--steps", "4..3"), 2, "'4..3' is no range. Write 3, or 3..4"),
-        (("--steps", "every 2"), 2, "'every 2' is no range."),
-        (("--iterations", "-1"), 2, "'-1' is no range."),
-        (("--time", "1..2"), 2, "'1..2' is no range of time. Write 1.5s..2s, 800ms.. or ..2s"),
-        (("--time", ".."), 2, "'..' is no range of time."),
-        (("--time", "2s..1500ms"), 2, "'2s..1500ms' is empty"),
+        ((), 2, "No part is specified. Use --steps, --iterations, --time or --category."),
+        (("--steps", "1", "--time", "1s.."), 2, "--steps and --time cannot be combined. Use only one of them."),
+        (("--steps", "4..3"), 2, "'4..3' is not a valid range."),
+        (("--steps", "every 2"), 2, "'every 2' is not a valid range."),
+        (("--iterations", "-1"), 2, "'-1' is not a valid range."),
+        (("--time", "1..2"), 2, "'1..2' is not a time range, such as 1.5s..2s, 800ms.. or ..2s. Units: s, ms, us, ns."),
+        (("--time", ".."), 2, "'..' is not a time range"),
+        (("--time", "2s..1500ms"), 2, "'2s..1500ms' is an empty range"),
         (("--time", "9s..10s"), 4, "is selected. It lasts 3 s from its first complete event to its last"),
         (("--steps", "2..5"), 4, "does not have the steps 2..5: it has 0..2."),
-        (("--steps", "1", "-o", "taken"), 2, "taken exists, and is left as it is: choose another --output."),
-        (("--steps", "1", "-o", "none/out"), 2, "none is not a directory: create it, or choose another --output."),
+        (("--steps", "1", "-o", "taken"), 2, "taken already exists. Choose another --output."),
+        (("--steps", "1", "-o", "none/out"), 2, "none is not a directory. Create it, or choose another --output."),
     ],
 )
-def test_errors_say_what_to_do(cli: Cli, trace: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_errors(cli: Cli, trace: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
     (trace.parent / "taken").write_text("precious")
     before = sorted(trace.parent.iterdir())
 
@@ -154,10 +154,10 @@ def test_errors_say_what_to_do(cli: Cli, trace: Path, arguments: tuple[str, ...]
     assert (trace.parent / "taken").read_text() == "precious"
 
 
-def test_files_that_are_no_traces(cli: Cli, trace: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_traces(cli: Cli, trace: Path, tmp_path: Path) -> None:
     (tmp_path / "no.txt").write_text("not a trace")
     for file, message in (
-        (tmp_path, f"is a directory, and one trace is trimmed at a time: name it, such as {trace}."),
+        (tmp_path, f"is a directory. Specify one trace, such as {trace}."),
         (tmp_path / "absent", "Cannot read"),
         (tmp_path / "no.txt", "The JSON is broken at offset 0"),
     ):
@@ -166,13 +166,13 @@ def test_files_that_are_no_traces(cli: Cli, trace: Path, tmp_path: Path) -> None
         assert message in result.stderr
 
 
-def test_a_file_that_cannot_be_written(cli: Cli, trace: Path) -> None:
+def test_output_is_not_writable(cli: Cli, trace: Path) -> None:
     result = cli("trim", trace, "--category", "kernel", "-o", "/proc/self/new.gz")
     assert result.exit_code == 2
     assert "/proc/self/new.gz cannot be written: " in result.stderr
 
 
-def test_a_truncated_trace_is_trimmed_with_a_warning(cli: Cli, trace: Path) -> None:
+def test_truncated_trace_is_trimmed_with_a_warning(cli: Cli, trace: Path) -> None:
     os.truncate(trace, trace.stat().st_size - 20)
 
     result = cli("trim", trace, "--steps", 0)
@@ -197,7 +197,7 @@ sys.stdout.buffer.write(document)
     assert "Finding the events to keep" in result.stderr
 
 
-def test_a_directory_of_torch_npu(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_torch_npu(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = ascend_files.raw(tmp_path)
     trace = ascend_files.analysed(directory) / "trace_view.json"
     out = f"{directory.name}.trim-steps10.trace.json.gz"
@@ -217,7 +217,7 @@ def test_a_directory_of_torch_npu(cli: Cli, tmp_path: Path, monkeypatch: pytest.
     assert "has no trace_view.json: it is a table of kernels only." in " ".join(result.stderr.split())
 
 
-def test_a_directory_that_nobody_analysed(cli: Cli, tmp_path: Path) -> None:
+def test_directory_without_analysis(cli: Cli, tmp_path: Path) -> None:
     result = cli("trim", ascend_files.raw(tmp_path), "--steps", 10)
     assert result.exit_code == 4
     assert "has raw data only. Let torch_npu make its text files" in " ".join(result.stderr.split())

@@ -83,10 +83,10 @@ def test_a_job_in_either_order(
     ranks = {capture.role: capture.ranks[0] for capture in report.captures}
     if first == "fleet":
         assert report.status is Status.COMPLETE
-        assert "s for gpu-1, held by this process (rollout, step1), and began in step 1." in ranks["trainer"].notes[0]
+        assert "s for gpu-1, held by this process (rollout, step1), and started in step 1." in ranks["trainer"].notes[0]
     else:
         assert (ranks["trainer"].status, ranks["rollout"].status) == (Status.COMPLETE, Status.MISSING)
         assert f"s for {HELD}." in ranks["rollout"].problems[0]
         (note,) = manifest().notes
         assert note.endswith(f"waited for {HELD}.")
-        assert any("Its turn never came" in problem for problem in manifest(replica=0).problems)
+        assert any("The device did not become available" in problem for problem in manifest(replica=0).problems)

@@ -270,5 +270,5 @@ def test_a_wrong_rule_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load_rules(tmp_path / "missing.yaml")
-    with pytest.raises(ConfigError, match="expected a file that ends in .yaml, .yml or .toml"):
+    with pytest.raises(ConfigError, match="must end in .yaml, .yml or .toml"):
         load_rules(tmp_path / "rules.json")

@@ -125,7 +125,7 @@ def test_a_killed_worker_costs_its_own_item_only(jobs) -> None:
     assert str(results[1]) == str(results[3])
     assert str(results[1]) == (
         "Cannot read kill: the worker process was killed by SIGKILL. "
-        "If the memory ran out, read fewer traces at the same time (--processes)."
+        "If the host ran out of memory, read fewer traces at the same time (--processes)."
     )
 
 
@@ -142,7 +142,7 @@ def test_an_unreadable_item_is_its_own_result(jobs, processes) -> None:
 def test_any_other_exception_is_raised_with_the_item(jobs, processes) -> None:
     with pytest.raises(ValueError, match="a bug") as caught:
         map_traces(jobs.obey, ["fault", "b", "c"], [1, 1, 1], processes=processes)
-    assert caught.value.__notes__[0] == "This happened in fault."
+    assert caught.value.__notes__[0] == "The error occurred while reading fault."
 
 
 def test_an_exception_comes_with_its_traceback_in_the_worker(jobs) -> None:
@@ -152,12 +152,12 @@ def test_an_exception_comes_with_its_traceback_in_the_worker(jobs) -> None:
 
 
 def test_an_exception_that_cannot_be_sent_is_told(jobs) -> None:
-    with pytest.raises(RuntimeError, match=r"OddError: 1 and 2\nThis happened in odd-fault\."):
+    with pytest.raises(RuntimeError, match=r"OddError: 1 and 2\nThe error occurred while reading odd-fault\."):
         map_traces(jobs.obey, ["odd-fault", "b"], [1, 1], processes=2)
 
 
 def test_a_worker_that_exits_names_its_item(jobs) -> None:
-    with pytest.raises(RuntimeError, match=r"ended with exit code 3 while it read exit\."):
+    with pytest.raises(RuntimeError, match=r"exited with code 3 while reading exit\."):
         map_traces(jobs.obey, ["exit", "b"], [1, 1], processes=2)
     with pytest.raises(SystemExit, match="bye"):
         map_traces(jobs.obey, ["leave", "b"], [1, 1], processes=2)
@@ -193,14 +193,14 @@ def test_a_killed_workers_item_counts_as_read(jobs) -> None:
 
 def test_workers_report_seldom_and_no_more_than_there_is() -> None:
     sent: list[int] = []
-    report = parallel._seldom(sent.append)
+    report = parallel._throttled(sent.append)
     report(1, 9)
     report(2, 9)
     assert sent == [1]
     told: list[tuple[int, int]] = []
     job: parallel.TraceJob[str, str] = parallel.TraceJob(["a"], [5], lambda *what: told.append(what))
     for read_bytes in (3, 2, 7, 9):
-        job.take(0, read_bytes)
+        job.handle_report(0, read_bytes)
     assert told == [(3, 5), (5, 5)]
 
 

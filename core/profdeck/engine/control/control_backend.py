@@ -13,7 +13,7 @@ import attrs
 from typing_extensions import TypeVar
 
 from profdeck.backends.api import Backend, EngineBackend, TargetState
-from profdeck.backends.building import structure_options
+from profdeck.backends.backend_setup import structure_options
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.backends.plugins import BACKENDS, load_backend
 from profdeck.base.blocking import run_without_loop

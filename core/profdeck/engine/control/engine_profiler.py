@@ -28,7 +28,7 @@ from profdeck.engine.options import EngineOptions
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import ManifestWriter
-from profdeck.records.request import MOST_RANKS, BatchKind, CaptureRequest
+from profdeck.records.request import MAX_RANKS, BatchKind, CaptureRequest
 from profdeck.records.run_directory import RunDirectory
 from profdeck_traces import TraceCheck, check_trace
 from profdeck_traces.base.errors import TraceError
@@ -208,7 +208,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
         yield from (path for path in found if path.name.startswith(self._prefix) and fnmatch(path.name, self.glob))
 
     def _wanted(self) -> tuple[RankAndKind, ...]:
-        if self._world is not None and self._world > MOST_RANKS:
+        if self._world is not None and self._world > MAX_RANKS:
             raise CaptureError(f"{self._engine.name} says that it has {self._world:,} ranks; no engine has.")
         if self._world is not None:
             ranks = tuple(rank for rank in range(self._world) if self._request.selects(rank))

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.backends.building import supported_options
+from profdeck.backends.backend_setup import supported_options
 from profdeck.base.identity import Identity
 from profdeck.engine.worker.device import device_backend
 from profdeck.engine.worker.recorder import EngineRecorder, handle_command

@@ -18,7 +18,7 @@ import attrs
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import RoleHooks
-from profdeck.backends.recording import Recording, expired, in_vain, reserve
+from profdeck.backends.recording import Recording, describe_failed_wait, describe_timeout, reserve
 from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -305,7 +305,7 @@ class CaptureJob:
     def _in_vain(self) -> list[str]:
         """Say that the turn of a later capture never came, if it waits for that."""
         wait = self._turn.waited() if self.waits_for else None
-        return [] if wait is None else [in_vain(wait)]
+        return [] if wait is None else [describe_failed_wait(wait)]
 
     def _capture(self, batch: BatchKind | None) -> CaptureRecord:
         return self._run.capture_of(
@@ -318,7 +318,7 @@ class CaptureJob:
             return True
         if not self._turn.take():
             if self._unbegun is not None:
-                self._unbegun.wait()
+                self._unbegun.update_waits_for()
             return False
         if self._unbegun is not None and self.request.batch_kinds:  # delete the manifest, which only reported the wait
             self._unbegun.capture.manifest_path.unlink(missing_ok=True)
@@ -382,7 +382,7 @@ class CaptureJob:
     def _due(self) -> _Ending | None:
         """Return the deferred stop, if any; create one when ``max_capture_s`` has passed."""
         if self._ending is None and time.monotonic() >= self._deadline_s:
-            self._ending = _Ending(expired(self._backend.options.max_capture_s))
+            self._ending = _Ending(describe_timeout(self._backend.options.max_capture_s))
         return self._ending
 
     # Stops caused by a signal or by interpreter exit.

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.backends.building import structure_options
+from profdeck.backends.backend_setup import structure_options
 from profdeck.base.errors import TargetError, target_error
 from profdeck.base.identity import Identity
 from profdeck.base.outcome import Outcome

@@ -1,1 +1,1 @@
-"""Shows a trace in Perfetto on this machine: a server on loopback for one person, which uploads nothing."""
+"""Local web server for `profdeck view`. It serves one trace and the Perfetto UI on the loopback interface."""

@@ -1,8 +1,11 @@
-"""Serves one trace, and a user interface for it, on loopback.
+"""Serves one trace, and the Perfetto UI, on the loopback interface.
 
-Other users and web pages of the same machine must not get at it: the path has a token, the name in ``Host`` must be
-one of loopback (a name that a foreign site resolves to 127.0.0.1 is not), no header lets other origins read, and the
-policy keeps the user interface from loading or telling anything elsewhere.
+Other users of the host and other web pages must not access the trace:
+
+- URLs contain a random token.
+- The ``Host`` header must be a loopback name, which prevents DNS rebinding.
+- No CORS header allows other origins to read the responses.
+- The content security policy prevents the UI from loading or sending data elsewhere.
 """
 
 from __future__ import annotations
@@ -30,35 +33,36 @@ _HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _EXPAND = json.dumps([{"id": "dev.perfetto.ExpandTracksByRegex", "args": [".*"]}])
-"""Without this the user interface shows groups of tracks closed."""
+"""Startup command that expands all track groups, which the UI collapses by default."""
 
 
 @asynccontextmanager
 async def serve(trace: Path, title: str, ui: Path | None, *, port: int = 0) -> AsyncIterator[str]:
-    """Serve a trace until the block ends; gives the URL to open.
+    """Serve a trace until the block ends, and yield the URL to open.
 
     Args:
-        trace: What Perfetto opens.
-        title: What to call it.
-        ui: A directory with Perfetto's user interface; None: ui.perfetto.dev, which is handed the trace by the browser.
-        port: Which port; 0: any that is free.
+        trace: Path of a trace in a format that Perfetto reads.
+        title: Title of the trace in the UI.
+        ui: Directory with a build of the Perfetto UI. ``None`` to use ui.perfetto.dev: a page opens it and passes the
+            trace to it inside the browser.
+        port: Port to listen on; 0 for any free port.
 
     Raises:
-        OSError: The port is taken.
+        OSError: The port is in use.
     """
     token = secrets.token_urlsafe(16)
-    app = web.Application(middlewares=[_guarded])
+    app = web.Application(middlewares=[_check_host])
     app.router.add_get(f"/{token}/trace", _file(trace))
     if ui is None:
-        page = _hand_over(title)
+        page = _hand_over_page(title)
         app.router.add_get(f"/{token}/", _page(page, _policy(inline_scripts(page), ui=False)))
     else:
         index = (ui / "index.html").read_bytes()
-        app.router.add_get(f"/{token}/", _to_ui(token, title))
+        app.router.add_get(f"/{token}/", _redirect_to_ui(token, title))
         for name in ("", "index.html"):
             app.router.add_get(f"/{token}/ui/{name}", _page(index, _policy(inline_scripts(index), ui=True)))
-        # It would keep 20 MB in the browser for a server that is gone tomorrow.
-        app.router.add_get(f"/{token}/ui/service_worker.js", _absent)
+        # The service worker would cache 20 MB in the browser for a server that exists only for minutes.
+        app.router.add_get(f"/{token}/ui/service_worker.js", _not_found)
         app.router.add_static(f"/{token}/ui/", ui)
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1)
     await runner.setup()
@@ -75,10 +79,11 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @web.middleware
-async def _guarded(request: web.Request, handler: _Handler) -> web.StreamResponse:
+async def _check_host(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Reject requests with other host names, and add the security headers to all responses."""
     host = request.host.rpartition(":")[0] if ":" in request.host.rpartition("]")[2] else request.host
     if host not in _LOOPBACK:
-        return web.Response(status=421, text="Misdirected request: only names of loopback are served.\n")
+        return web.Response(status=421, text="Misdirected request: the host name must be a loopback name.\n")
     try:
         response = await handler(request)
     except web.HTTPException as error:
@@ -89,7 +94,12 @@ async def _guarded(request: web.Request, handler: _Handler) -> web.StreamRespons
 
 
 def _policy(scripts: str, *, ui: bool) -> str:
-    """Return a policy that loads and tells nothing elsewhere; the user interface needs WebAssembly and workers."""
+    """Return a content security policy without access to other origins.
+
+    Args:
+        scripts: Allowed inline scripts, see `inline_scripts`.
+        ui: True for the UI, which needs WebAssembly and workers.
+    """
     parts = {
         "default-src": "'none'",
         "script-src": f"'self' 'wasm-unsafe-eval' {scripts}" if ui else scripts,
@@ -105,22 +115,22 @@ def _policy(scripts: str, *, ui: bool) -> str:
     return "; ".join(f"{name} {value}" for name, value in parts.items())
 
 
-def _hand_over(title: str) -> bytes:
+def _hand_over_page(title: str) -> bytes:
     page = resources.files(__package__ or "").joinpath("hand_over.html").read_text(encoding="utf-8")
     return page.replace("TITLE", html.escape(title)).encode()
 
 
 def _page(page: bytes, policy: str) -> _Handler:
-    async def answer(_: web.Request) -> web.Response:
+    async def respond(_: web.Request) -> web.Response:
         headers = {"Content-Security-Policy": policy}
         return web.Response(body=page, content_type="text/html", charset="utf-8", headers=headers)
 
-    return answer
+    return respond
 
 
-def _to_ui(token: str, title: str) -> _Handler:
-    async def answer(request: web.Request) -> web.Response:
-        # By the name and port that the browser used: a tunnel may have others than ours.
+def _redirect_to_ui(token: str, title: str) -> _Handler:
+    async def respond(request: web.Request) -> web.Response:
+        # Use the host and port from the request, which differ from the server's behind an SSH tunnel.
         arguments = {
             "url": f"http://{request.host}/{token}/trace",
             "title": title,
@@ -130,15 +140,15 @@ def _to_ui(token: str, title: str) -> _Handler:
         query = urllib.parse.urlencode(arguments, quote_via=urllib.parse.quote)
         return web.Response(status=302, headers={"Location": f"/{token}/ui/#!/?{query}"})
 
-    return answer
+    return respond
 
 
 def _file(path: Path) -> _Handler:
-    async def answer(_: web.Request) -> web.FileResponse:
+    async def respond(_: web.Request) -> web.FileResponse:
         return web.FileResponse(path, headers={"Content-Type": "application/octet-stream"})
 
-    return answer
+    return respond
 
 
-async def _absent(_: web.Request) -> web.Response:
+async def _not_found(_: web.Request) -> web.Response:
     return web.Response(status=404)

@@ -1,4 +1,4 @@
-"""Recordings of one device take turns: who comes second waits, begins at a boundary of its own, and says so."""
+"""Captures that share a device. The second capture waits, starts at a later boundary and records the wait."""
 
 from __future__ import annotations
 
@@ -36,53 +36,53 @@ Ask = Callable[..., CaptureRequest]
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Build:
-    """Build the trainer's profiler, which records the device."""
+    """Create a profiler of the trainer, which records the device."""
 
-    def make(**given: Any) -> Profiler:
-        own = {f"trainer.options.{key}": given.pop(key) for key in options & given.keys()}
+    def create(**settings: Any) -> Profiler:
+        option_settings = {f"trainer.options.{key}": settings.pop(key) for key in options & settings.keys()}
         base = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "trainer.options.device": GPU}
-        return Profiler.from_config(settings={**base, "steps": [1], **given, **own})
+        return Profiler.from_config(settings={**base, "steps": [1], **settings, **option_settings})
 
     options = {"fail_at", "wait_s", "thread_bound", "max_capture_s"}
-    return make
+    return create
 
 
 @pytest.fixture
 def engine(tally: ModuleType) -> Iterator[EngineRecorder]:
-    """Return the recorder of an engine on the same device."""
-    made = EngineRecorder(Identity(), "tally-device", {})
-    yield made
-    made.stop()
-    wait_for_files(made)
+    """The recorder of an engine on the same device."""
+    recorder = EngineRecorder(Identity(), "tally-device", {})
+    yield recorder
+    recorder.stop()
+    wait_for_files(recorder)
     leases.acquire_lease([GPU], holder="the next test").release()
     assert count_open() == 0
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
-    """Ask the engine for a capture."""
+    """Create a capture request for the engine."""
 
-    def make(count: int | None = None, skip: int = 0, **given: Any) -> CaptureRequest:
-        own = {key: given.pop(key) for key in ("id", "batch_kinds", "iterations") if key in given}
+    def create(count: int | None = None, skip: int = 0, **options: Any) -> CaptureRequest:
+        fields = {key: options.pop(key) for key in ("id", "batch_kinds", "iterations") if key in options}
         iterations = None if count is None else Iterations(count=count, skip=skip)
         base = {"id": "step1", "output": tmp_path, "run": "run", "role": "rollout", "first_step": 1}
-        return CaptureRequest(**{**base, "iterations": iterations, "options": {"device": GPU, **given}, **own})
+        return CaptureRequest(**{**base, "iterations": iterations, "options": {"device": GPU, **options}, **fields})
 
-    return make
+    return create
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Callable[[str], leases.Lease]]:
-    """Hold the device in somebody else's name."""
-    held: list[leases.Lease] = []
+def hold_device() -> Iterator[Callable[[str], leases.Lease]]:
+    """Function that leases the device for another holder."""
+    acquired: list[leases.Lease] = []
 
     def hold(holder: str) -> leases.Lease:
-        held.append(leases.acquire_lease([GPU], holder=holder))
-        return held[-1]
+        acquired.append(leases.acquire_lease([GPU], holder=holder))
+        return acquired[-1]
 
     yield hold
-    for one in held:
-        one.release()
+    for lease in acquired:
+        lease.release()
 
 
 def iterate(recorder: EngineRecorder, *batches: BatchKind, first: int = 0) -> None:
@@ -97,22 +97,22 @@ def manifests(path: Path, role: str = "trainer") -> dict[str, Manifest]:
 
 
 def names(path: Path, role: str, capture: str) -> list[str]:
-    """Read what a trace holds."""
+    """Return the event names of a trace."""
     (file,) = path.glob(f"run/step_*/{role}/*.{capture}.trace.json")
     return [str(event["name"]) for event in json.loads(file.read_text())["traceEvents"]]
 
 
-# The trainer comes second.
+# The trainer waits.
 
 
-def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+def test_the_trainer_records_the_remaining_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     trainer = build()
     engine.start(ask(2))
     with trainer.capture(1) as capture:
         assert capture is not None
         (manifest,) = manifests(tmp_path).values()
         assert (manifest.status, manifest.waits_for) == (Status.RECORDING, HELD)
-        (report,) = (one for one in read_run(tmp_path / "run").captures if one.role == "trainer")
+        (report,) = (capture for capture in read_run(tmp_path / "run").captures if capture.role == "trainer")
         assert f"waits for {HELD}." in report.ranks[0].problems[0]
         with trainer.stage("generate"):
             iterate(engine, D, D, D)
@@ -127,17 +127,17 @@ def test_the_trainer_has_the_rest_of_the_step(build: Build, engine: EngineRecord
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
     assert manifest.waited_s is not None
     assert 0 < manifest.waited_s < 60
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {HELD}, and began in step 1.",)
+    assert manifest.notes == (f"The capture waited {manifest.waited_s:.2f} s for {HELD}, and started in step 1.",)
     wait_for_files(engine)
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
 @pytest.mark.parametrize("boundary", ["mini_batch", "engine_iteration", "start", "stage"])
-def test_every_boundary_is_a_chance(build: Build, elsewhere: Any, tmp_path: Path, boundary: str) -> None:
-    trainer, held = build(), elsewhere("rollout, step1")
+def test_each_boundary_retries_the_start(build: Build, hold_device: Any, tmp_path: Path, boundary: str) -> None:
+    trainer, held = build(), hold_device("rollout, step1")
     trainer.start(1)
 
-    def pass_one() -> None:
+    def pass_boundary() -> None:
         if boundary == "start":
             trainer.start(1)
         elif boundary == "stage":
@@ -146,17 +146,17 @@ def test_every_boundary_is_a_chance(build: Build, elsewhere: Any, tmp_path: Path
         else:
             trainer.step(0, boundary)
 
-    pass_one()
+    pass_boundary()
     assert calls_of(trainer) == []
     held.release()
-    pass_one()
+    pass_boundary()
     assert calls_of(trainer) == ["start step1"]
     trainer.stop()
     assert manifests(tmp_path)["step1"].status is Status.COMPLETE
 
 
-def test_steps_that_went_by_are_missed(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(steps=["1..4"]), elsewhere("rollout, step1")
+def test_steps_before_the_start_are_not_recorded(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(steps=["1..4"]), hold_device("rollout, step1")
     for step in range(1, 5):
         with trainer.capture(step) as capture:
             assert capture is not None
@@ -165,12 +165,12 @@ def test_steps_that_went_by_are_missed(build: Build, elsewhere: Any, tmp_path: P
     assert calls_of(trainer) == ["start step1", "step step1 global_step 3", "stop step1"]
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.first_step, manifest.last_step) == (Status.PARTIAL, 1, 4)
-    assert manifest.problems == ("Steps 1 to 2 were not recorded, as its turn came later.",)
-    assert "and began in step 3." in manifest.notes[0]
+    assert manifest.problems == ("Steps 1 to 2 were not recorded, because the capture was waiting for a device.",)
+    assert "and started in step 3." in manifest.notes[0]
 
 
-def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), elsewhere("rollout, step2")
+def test_a_wait_during_the_warmup_loses_no_step(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(steps=[5], **{"trainer.warmup_steps": 3}), hold_device("rollout, step2")
     for step in range(7):
         with trainer.capture(step):
             if step == 3:
@@ -178,11 +178,13 @@ def test_a_wait_in_the_warm_up_costs_no_step(build: Build, elsewhere: Any, tmp_p
     assert calls_of(trainer) == ["start step5", "step step5 global_step 4", "stop step5"]
     manifest = manifests(tmp_path)["step5"]
     assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
-    assert "and began in step 4." in manifest.notes[0]
+    assert "and started in step 4." in manifest.notes[0]
 
 
-def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    elsewhere("rollout, step1")
+def test_a_capture_is_missing_if_the_device_stays_busy(
+    build: Build, hold_device: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hold_device("rollout, step1")
     trainer = build()
     with caplog.at_level(logging.WARNING, "profdeck"), trainer.capture(1):
         trainer.step(0, "mini_batch")
@@ -191,20 +193,21 @@ def test_a_turn_that_never_came(build: Build, elsewhere: Any, tmp_path: Path, ca
     assert (manifest.status, manifest.waits_for) == (Status.MISSING, HELD)
     (problem,) = manifest.problems
     assert problem == (
-        f"Its turn never came: it waited {manifest.waited_s:.2f} s for {HELD}. Let that recording end sooner (an "
-        "engine's by a count of iterations, a trainer's by stages), or capture these roles at different steps."
+        f"The device did not become available: the capture waited {manifest.waited_s:.2f} s for {HELD}. Shorten the "
+        "other recording (limit the iterations of an engine, or select stages of a trainer), or capture these roles at "
+        "different steps."
     )
-    assert "Capture step1 is missing: Its turn never came" in caplog.text
+    assert "Capture step1 is missing: The device did not become available" in caplog.text
     assert trainer.active is None
     assert read_run(tmp_path / "run").captures[0].status is Status.MISSING
 
 
-def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, elsewhere: Any) -> None:
-    elsewhere("rollout, step1")
+def test_on_error_raise_raises_an_error_if_the_device_stays_busy(build: Build, hold_device: Any) -> None:
+    hold_device("rollout, step1")
     trainer = build(on_error="raise")
     trainer.start(1)
     trainer.step(0, "mini_batch")
-    with pytest.raises(CaptureError, match="Capture step1 is missing: Its turn never came"):
+    with pytest.raises(CaptureError, match="Capture step1 is missing: The device did not become available"):
         trainer.stop()
 
 
@@ -216,16 +219,16 @@ def test_a_turn_that_never_came_raises_only_where_that_is_wished(build: Build, e
         (lambda _: end_process("SIGTERM in mid-capture"), "SIGTERM in mid-capture."),
     ],
 )
-def test_an_end_while_it_waits(
-    build: Build, elsewhere: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
+def test_an_early_end_during_the_wait(
+    build: Build, hold_device: Any, tmp_path: Path, end: Callable[[Profiler], object], reason: str
 ) -> None:
-    held = elsewhere("rollout, step1")
+    held = hold_device("rollout, step1")
     trainer = build(steps=["1..3"])
     trainer.start(1)
     end(trainer)
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
-    assert manifest.problems[1].startswith("Its turn never came: it waited ")
+    assert manifest.problems[1].startswith("The device did not become available: the capture waited ")
     assert count_open() == 0
     held.release()
     with build(run="next").capture(1):
@@ -233,8 +236,8 @@ def test_an_end_while_it_waits(
     assert read_run(tmp_path / "next").status is Status.COMPLETE
 
 
-def test_an_exception_of_the_host_while_it_waits(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    elsewhere("rollout, step1")
+def test_an_exception_of_the_host_during_the_wait(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    hold_device("rollout, step1")
     with pytest.raises(ZeroDivisionError), build().capture(1):
         _ = 1 / 0
     manifest = manifests(tmp_path)["step1"]
@@ -244,8 +247,8 @@ def test_an_exception_of_the_host_while_it_waits(build: Build, elsewhere: Any, t
     )
 
 
-def test_too_long_a_wait_ends_by_itself(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    elsewhere("rollout, step1")
+def test_a_wait_ends_at_the_time_limit(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    hold_device("rollout, step1")
     trainer = build(max_capture_s=0.02)
     trainer.start(1)
     until(lambda: trainer.active is None)
@@ -255,10 +258,10 @@ def test_too_long_a_wait_ends_by_itself(build: Build, elsewhere: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("boundary", ["mini-batch", "step", "stage", "start"])
-def test_a_start_that_fails_when_the_turn_has_come(
-    build: Build, elsewhere: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
+def test_a_delayed_start_that_fails(
+    build: Build, hold_device: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, boundary: str
 ) -> None:
-    trainer, held = build(steps=["1..2"], fail_at="start"), elsewhere("rollout, step1")
+    trainer, held = build(steps=["1..2"], fail_at="start"), hold_device("rollout, step1")
     trainer.start(1)
     held.release()
     with caplog.at_level(logging.WARNING, "profdeck"):
@@ -281,8 +284,8 @@ def test_a_start_that_fails_when_the_turn_has_come(
     trainer.stop()
 
 
-def test_a_start_that_fails_when_the_turn_has_come_raises_where_that_is_wished(build: Build, elsewhere: Any) -> None:
-    trainer, held = build(fail_at="start", on_error="raise"), elsewhere("rollout, step1")
+def test_on_error_raise_raises_the_error_of_a_delayed_start(build: Build, hold_device: Any) -> None:
+    trainer, held = build(fail_at="start", on_error="raise"), hold_device("rollout, step1")
     trainer.start(1)
     held.release()
     with pytest.raises(CaptureError, match="start does not work"):
@@ -290,8 +293,8 @@ def test_a_start_that_fails_when_the_turn_has_come_raises_where_that_is_wished(b
     assert trainer.active is None
 
 
-def test_a_stage_of_its_own_waits_for_mini_batches(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(mode="discrete", steps=[1]), elsewhere("rollout, step1")
+def test_a_stage_in_discrete_mode_waits_for_the_device(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(mode="discrete", steps=[1]), hold_device("rollout, step1")
     trainer.start(1)
     with trainer.stage("generate"):
         pass
@@ -312,11 +315,9 @@ def test_a_stage_of_its_own_waits_for_mini_batches(build: Build, elsewhere: Any,
     assert names(tmp_path, "trainer", "step1-update") == ["start", "inner"]
 
 
-def test_a_window_of_mini_batches_counts_from_the_turn_on(build: Build, elsewhere: Any) -> None:
-    """What counts them, `profdeck.backends.device_recording`, is given what went by; its own tests say what it makes
-    of that.
-    """
-    trainer, held = build(**{"trainer.window": {"active": 2}}), elsewhere("rollout, step1")
+def test_a_delayed_window_counts_the_skipped_mini_batches(build: Build, hold_device: Any) -> None:
+    """test_recorder_cycles.py tests the effect on the recorder."""
+    trainer, held = build(**{"trainer.window": {"active": 2}}), hold_device("rollout, step1")
     capture = trainer.start(1)
     assert capture is not None
     for number in range(5):
@@ -328,8 +329,10 @@ def test_a_window_of_mini_batches_counts_from_the_turn_on(build: Build, elsewher
 
 
 @pytest.mark.parametrize("thread_bound", [True, False])
-def test_an_async_host_waits_without_blocking(build: Build, elsewhere: Any, tmp_path: Path, thread_bound: bool) -> None:
-    trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), elsewhere("rollout, step1")
+def test_async_hosts_are_not_blocked_by_the_wait(
+    build: Build, hold_device: Any, tmp_path: Path, thread_bound: bool
+) -> None:
+    trainer, held = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), hold_device("rollout, step1")
 
     async def host() -> None:
         async with trainer.capture(1):
@@ -346,8 +349,8 @@ def test_an_async_host_waits_without_blocking(build: Build, elsewhere: Any, tmp_
     assert names(tmp_path, "trainer", "step1") == ["start", "update", "global_step 1"]
 
 
-def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp_path: Path) -> None:
-    trainer, held = build(wait_s=0.05), elsewhere("rollout, step1")
+def test_a_cancelled_start_releases_the_device(build: Build, hold_device: Any, tmp_path: Path) -> None:
+    trainer, held = build(wait_s=0.05), hold_device("rollout, step1")
 
     async def host() -> None:
         await trainer.astart(1)
@@ -364,12 +367,10 @@ def test_a_cancelled_try_leaves_nothing_behind(build: Build, elsewhere: Any, tmp
     leases.acquire_lease([GPU], holder="somebody").release()
 
 
-def test_what_a_backend_records_with_is_waited_for_as_a_device(
+def test_a_busy_recorder_is_waited_for(
     build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Libraries that record one thing at a time say so at the start: see
-    `profdeck.backends.device_recording.OneAtATime`.
-    """
+    """A backend raises LeaseError if its recorder is in use. See `profdeck.backends.device_recording.OneAtATime`."""
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -389,13 +390,13 @@ def test_what_a_backend_records_with_is_waited_for_as_a_device(
     trainer.stop()
     manifest = manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems) == (Status.COMPLETE, ())
-    assert "s for recorder, held by this process (ref, step1), and began in step 1." in manifest.notes[0]
+    assert "s for recorder, held by this process (ref, step1), and started in step 1." in manifest.notes[0]
 
 
-# The engine comes second.
+# The engine waits.
 
 
-def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
+def test_the_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path) -> None:
     trainer = build()
     held = "gpu-1, held by this process (trainer, step1)"
     with trainer.capture(1):
@@ -415,14 +416,14 @@ def test_the_engine_has_the_rest_of_the_step(build: Build, engine: EngineRecorde
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
     assert manifest.artifacts[0].iterations == (4, 5)
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for {held}, and began at iteration 4.",)
+    assert manifest.notes == (f"The capture waited {manifest.waited_s:.2f} s for {held}, and started at iteration 4.",)
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_an_engine_that_is_asked_first_is_the_first(
+def test_an_engine_that_is_requested_first_records_first(
     build: Build, engine: EngineRecorder, ask: Ask, tmp_path: Path
 ) -> None:
-    """Before its first iteration: all who record in a step are asked at its beginning."""
+    """The device is leased at the request, before the first iteration."""
     engine.start(ask(1, 2))
     trainer = build()
     trainer.start(1)
@@ -430,13 +431,13 @@ def test_an_engine_that_is_asked_first_is_the_first(
     trainer.step(0, "mini_batch")
     assert calls_of(trainer) == []
     iterate(engine, D, first=2)
-    trainer.step(1, "mini_batch")  # the window is full, and the file need not be written
+    trainer.step(1, "mini_batch")  # the window has ended; its file may not be written yet
     assert calls_of(trainer) == ["start step1"]
     trainer.stop()
     assert wait_for_files(engine).captures[0].status is Status.COMPLETE
 
 
-def test_the_device_is_given_back_before_the_files_are_written(
+def test_the_device_is_released_before_the_files_are_written(
     tally: ModuleType, engine: EngineRecorder, ask: Ask
 ) -> None:
     tally.TallyBackend.may_write.clear()
@@ -447,15 +448,15 @@ def test_the_device_is_given_back_before_the_files_are_written(
     tally.TallyBackend.may_write.set()
 
 
-def test_an_engine_that_counts_from_its_own_start_does_not_hold_the_device_until_then(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+def test_an_engine_does_not_lease_the_device_before_its_window(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
 ) -> None:
-    held = elsewhere("trainer, step0")
+    held = hold_device("trainer, step0")
     engine.start(ask(iterations=Iterations(count=2, first=3)))
     assert engine.reply().waits_for is None
     held.release()
     iterate(engine, D, D, D)
-    held = elsewhere("trainer, step1")
+    held = hold_device("trainer, step1")
     iterate(engine, D, first=3)
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
@@ -464,12 +465,10 @@ def test_an_engine_that_counts_from_its_own_start_does_not_hold_the_device_until
     assert manifests(tmp_path, "rollout")["step1"].artifacts[0].iterations == (4, 5)
 
 
-def test_kinds_of_batches_have_their_turn_each(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
-) -> None:
+def test_each_batch_kind_waits_separately(engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D, D)
-    held = elsewhere("trainer, step1")  # prefills are still wanted, and none is under way
+    held = hold_device("trainer, step1")  # the prefill window is not complete, and no prefill is being recorded
     iterate(engine, P, D, first=3)
     assert engine.reply().waits_for == "gpu-1, held by this process (trainer, step1)"
     held.release()
@@ -485,10 +484,10 @@ def test_kinds_of_batches_have_their_turn_each(
     assert [name for name, manifest in found.items() if manifest.waited_s is not None] == ["step1-prefill-2"]
 
 
-def test_kinds_of_batches_that_wait_are_in_the_run(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+def test_waiting_batch_kinds_have_a_manifest(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
 ) -> None:
-    held = elsewhere("trainer, step1")
+    held = hold_device("trainer, step1")
     engine.start(ask(1, batch_kinds=(P, D)))
     iterate(engine, P, D)
     assert manifests(tmp_path, "rollout")["step1"].waits_for is not None
@@ -502,16 +501,16 @@ def test_kinds_of_batches_that_wait_are_in_the_run(
 @pytest.mark.parametrize("stages", [(), (P, D)])
 @pytest.mark.parametrize("reason", [None, "the engine shut down"])
 @pytest.mark.parametrize("ran", [0, 3])
-def test_the_turn_of_an_engine_that_never_came(
+def test_a_capture_of_an_engine_is_missing_if_the_device_stays_busy(
     engine: EngineRecorder,
     ask: Ask,
-    elsewhere: Any,
+    hold_device: Any,
     tmp_path: Path,
     ran: int,
     reason: str | None,
     stages: tuple[BatchKind, ...],
 ) -> None:
-    elsewhere("trainer, step1")
+    hold_device("trainer, step1")
     engine.start(ask(2, batch_kinds=stages))
     iterate(engine, *[D] * ran)
     engine.stop(reason)
@@ -521,34 +520,37 @@ def test_the_turn_of_an_engine_that_never_came(
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (recorded.status, manifest.status) == (Status.MISSING, Status.MISSING)
     assert recorded.problems == manifest.problems
-    said = [*(["The engine shut down."] if reason else []), "Its turn never came: it waited "]
-    assert len(manifest.problems) == len(said)
-    assert all(problem.startswith(begin) for problem, begin in zip(manifest.problems, said, strict=True))
-    assert "s for gpu-1, held by this process (trainer, step1). Let that recording end sooner" in manifest.problems[-1]
+    expected = [
+        *(["The engine shut down."] if reason else []),
+        "The device did not become available: the capture waited ",
+    ]
+    assert len(manifest.problems) == len(expected)
+    assert all(problem.startswith(start) for problem, start in zip(manifest.problems, expected, strict=True))
+    assert "s for gpu-1, held by this process (trainer, step1). Shorten the other recording" in manifest.problems[-1]
     assert reply.problems == (("The engine shut down.",) if reason else ())
 
 
-def test_a_later_turn_that_never_came(engine: EngineRecorder, ask: Ask, elsewhere: Any) -> None:
+def test_the_device_stays_busy_for_a_later_batch_kind(engine: EngineRecorder, ask: Ask, hold_device: Any) -> None:
     engine.start(ask(2, batch_kinds=(P, D)))
     iterate(engine, P, D)
-    engine.begin(M, "it2")  # ends the series of decodes
+    engine.begin(M, "it2")  # ends the recording of decodes
     engine.end()
-    elsewhere("trainer, step1")
+    hold_device("trainer, step1")
     iterate(engine, D, P, first=3)
     engine.stop()
     reply = wait_for_files(engine)
     assert (reply.state, reply.iterations) == (RequestState.ENDED, 2)
-    assert reply.problems[0].startswith("Its turn never came: it waited ")
+    assert reply.problems[0].startswith("The device did not become available: the capture waited ")
     assert reply.problems[1:] == (
         "Only 1 of 2 prefill iterations ran before the stop.",
         "Only 1 of 2 decode iterations ran before the stop.",
     )
 
 
-def test_a_turn_that_came_and_a_window_that_did_not(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path
+def test_a_stop_after_the_wait_and_before_the_window(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
 ) -> None:
-    held = elsewhere("trainer, step1")
+    held = hold_device("trainer, step1")
     engine.start(ask(2, 5))
     iterate(engine, D)
     held.release()
@@ -557,11 +559,12 @@ def test_a_turn_that_came_and_a_window_that_did_not(
     manifest = manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.waits_for) == (Status.FAILED, None)
     assert manifest.problems == ("It ended after 2 iterations, before its window began.",)
-    assert manifest.notes == (f"It waited {manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1).",)
+    wait = f"{manifest.waited_s:.2f} s for gpu-1, held by this process (trainer, step1)"
+    assert manifest.notes == (f"The capture waited {wait}.",)
 
 
-def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
-    elsewhere("trainer, step1")
+def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path) -> None:
+    hold_device("trainer, step1")
     engine.start(ask(2))
     iterate(engine, D)
     assert end_process("SIGTERM in mid-capture")
@@ -569,8 +572,10 @@ def test_an_exit_while_an_engine_waits(engine: EngineRecorder, ask: Ask, elsewhe
     assert (manifest.status, manifest.problems[0]) == (Status.MISSING, "SIGTERM in mid-capture.")
 
 
-def test_too_long_a_wait_of_an_engine(engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path) -> None:
-    elsewhere("trainer, step1")
+def test_a_wait_of_an_engine_ends_at_the_time_limit(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path
+) -> None:
+    hold_device("trainer, step1")
     engine.start(ask(2, max_capture_s=0.02))
     while engine.active:
         iterate(engine, D)
@@ -579,10 +584,10 @@ def test_too_long_a_wait_of_an_engine(engine: EngineRecorder, ask: Ask, elsewher
     assert manifest.problems[0] == "It was not stopped within max_capture_s=0.02 seconds."
 
 
-def test_a_directory_of_leases_that_goes_away_while_an_engine_waits(
-    engine: EngineRecorder, ask: Ask, elsewhere: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_lease_directory_disappears_while_an_engine_waits(
+    engine: EngineRecorder, ask: Ask, hold_device: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere("trainer, step1")
+    hold_device("trainer, step1")
     engine.start(ask(2))
     with monkeypatch.context() as patch:
         patch.setenv(leases.DIRECTORY_VARIABLE, "/proc/profdeck")
@@ -594,7 +599,7 @@ def test_a_directory_of_leases_that_goes_away_while_an_engine_waits(
 
 
 @pytest.mark.parametrize("stages", [(), (D,)])
-def test_an_engine_waits_for_what_its_backend_records_with(
+def test_an_engine_waits_for_a_busy_recorder(
     tally: ModuleType,
     engine: EngineRecorder,
     ask: Ask,
@@ -602,7 +607,7 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     monkeypatch: pytest.MonkeyPatch,
     stages: tuple[BatchKind, ...],
 ) -> None:
-    """As when an engine is in the trainer's process, and torch records the trainer."""
+    """For example, an engine in the trainer's process, while torch records the trainer."""
     busy = [True]
     do = tally.TallyBackend.perform
 
@@ -622,19 +627,19 @@ def test_an_engine_waits_for_what_its_backend_records_with(
     assert (reply.state, reply.iterations, reply.captures[0].status) == (RequestState.ENDED, 2, Status.COMPLETE)
     (manifest,) = manifests(tmp_path, "rollout").values()
     assert manifest.artifacts[0].iterations == (2, 3)
-    assert "and began at iteration 2." in manifest.notes[0]
+    assert "and started at iteration 2." in manifest.notes[0]
 
 
-# Any order.
+# Random orders of operations.
 
 
 class Colocated:
-    """A trainer, an engine and somebody else on one device, each of which does as it is told."""
+    """A trainer, an engine and another process on one device. Each method is an operation."""
 
     def __init__(self, directory: Path, mode: str) -> None:
         """Args:
-        directory: where the runs are.
-        mode: that of the trainer.
+        directory: the output directory.
+        mode: the mode of the trainer.
         """
         base = {"output": str(directory), "run": "run", "steps": ["1..99"], "mode": mode, "on_demand": False}
         self.trainer = Profiler.from_config(
@@ -646,7 +651,7 @@ class Colocated:
         self._step = self._asked = 0
 
     def check(self) -> None:
-        """Check that one records at most, and that it has the device."""
+        """Check that at most one capture is recording, and that it has leased the device."""
         (role,) = self.trainer._roles
         trains = role.recording is not None and not role.recording.waiting
         records = self.engine.reply().state is RequestState.RECORDING
@@ -704,7 +709,7 @@ class Colocated:
         self.engine.stop()
         wait_for_files(self.engine)
 
-    def somebody_else(self) -> None:
+    def other_process(self) -> None:
         if self.other.take():
             self.decode()
             self.mini_batch()
@@ -716,10 +721,10 @@ OPERATIONS = [name for name in vars(Colocated) if not name.startswith("_") and n
 
 @pytest.mark.usefixtures("tally")
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=40), mode=st.sampled_from(["continuous", "discrete"]))
-def test_in_any_order_one_records_at_a_time_and_all_end(
+def test_at_most_one_capture_records_in_any_order_of_operations(
     tmp_path_factory: Any, operations: list[str], mode: str
 ) -> None:
-    """Nothing is raised, every capture ends, and nobody keeps the device."""
+    """No operation raises, every capture ends, and the device is released."""
     directory = tmp_path_factory.mktemp("run")
     colocated = Colocated(directory, mode)
     for operation in operations:

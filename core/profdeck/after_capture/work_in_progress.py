@@ -48,12 +48,12 @@ def may_record(manifest: Manifest) -> bool:
     return manifest.status is Status.RECORDING and (is_elsewhere or manifest.under_way)
 
 
-def is_record_of_finish(file: Path) -> bool:
+def is_finish_record(file: Path) -> bool:
     """Return whether a file's name is that of a finish task's record."""
     return file.name.startswith("finish.") and file.name.endswith(".json") and not file.name.endswith(".input.json")
 
 
-def finish_at_work(file: Path) -> str | None:
+def describe_running_finish(file: Path) -> str | None:
     """Return why a finish task might still be using the captured files, or None if the task has ended.
 
     Args:
@@ -61,13 +61,13 @@ def finish_at_work(file: Path) -> str | None:
     """
     try:
         record = read_record(file)
-        in_use = not record.over and not record.is_lost(file)
+        in_use = not record.has_ended and not record.is_lost(file)
     except (OSError, ProfdeckError) as error:
         return describe_error(error)
     return f"its finish is {record.state}" if in_use else None
 
 
-def artifact_at_work(file: Path) -> str | None:
+def describe_running_analysis(file: Path) -> str | None:
     """Return why an artifact might still be in use by an analysis, or None if it is not in use.
 
     An artifact whose state cannot be read is assumed to be in use.
@@ -101,7 +101,7 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
     for first_step, name in finish_ids(report):
         path = record_path(report.path, first_step, name)
         try:
-            yield report_of(path, read_record(path))
+            yield finish_report(path, read_record(path))
         except FileNotFoundError:
             if config.get("command") and first_step not in recording:
                 yield FinishReport(capture=name, state=FinishState.NOT_RUN)
@@ -109,7 +109,7 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
             yield FinishReport(capture=name, state=FinishState.FAILED, problem=str(error), record=path)
 
 
-def report_of(path: Path, record: FinishRecord) -> FinishReport:
+def finish_report(path: Path, record: FinishRecord) -> FinishReport:
     """Return a finish task's state, which is ``interrupted`` if its process exited early.
 
     Raises:
@@ -119,7 +119,7 @@ def report_of(path: Path, record: FinishRecord) -> FinishReport:
         capture=record.capture,
         state=FinishState.INTERRUPTED if record.is_lost(path) else record.state,
         status=record.status,
-        problem=record.why,
+        problem=record.failure_reason,
         waits_for=record.waits_for,
         by=str(record.by),
         record=path,
@@ -132,8 +132,8 @@ def await_finishes(report: RunReport) -> None:
     for first_step, name in finish_ids(report):
         path = record_path(report.path, first_step, name)
         with contextlib.suppress(FileNotFoundError, ProfdeckError):
-            while not (record := read_record(path)).over:
-                if record.is_lost(path) or time.monotonic() - started_s > record.longest_s:
+            while not (record := read_record(path)).has_ended:
+                if record.is_lost(path) or time.monotonic() - started_s > record.max_duration_s:
                     break
                 time.sleep(_POLL_S)  # poll, because the process may be on another host
 

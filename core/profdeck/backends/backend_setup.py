@@ -1,4 +1,4 @@
-"""Builds the backend of a role from the config, and checks that it can record in this process."""
+"""Creation of a role's backend from the config, and checks that the backend can record in this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import Any
 import attrs
 
 from profdeck.backends.api import Backend, EngineBackend
-from profdeck.backends.plugins import (
-    BACKENDS,
-    load_backend,
-)
+from profdeck.backends.plugins import BACKENDS, load_backend
 from profdeck.base.identity import Identity, parallel_from_environment
 from profdeck.base.launchers import launcher_identity
 from profdeck.config.batch_kinds import BatchKind
@@ -23,9 +20,12 @@ from profdeck.config.structuring import structure
 from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import ConfigError, PluginError, ProfdeckError, describe_error
 
-# What to say of backends whose import has failed in this process. They are not asked again: torch (2.13) is half there
-# after that, fails with another error at the second attempt and ends the process after the third.
-_unusable: dict[str, tuple[type[ProfdeckError], str]] = {}
+_failed_imports: dict[str, tuple[type[ProfdeckError], str]] = {}
+"""Type and message of the import error, by name of the backend.
+
+Failed imports are not repeated. After a failed import, torch 2.13 is partially initialized: the second attempt raises a
+different error, and the third crashes the process.
+"""
 
 
 def build_backend(config: Config, role: str) -> Backend:
@@ -37,13 +37,13 @@ def build_backend(config: Config, role: str) -> Backend:
         ConfigError: an option is invalid.
         PluginError: the backend cannot be loaded.
     """
-    chosen = config.roles[role]
-    cls = load_backend(chosen.backend)
-    options = structure_options(cls, chosen.options, where=f"roles.{role}.options")
+    role_config = config.roles[role]
+    cls = load_backend(role_config.backend)
+    options = structure_options(cls, role_config.options, where=f"roles.{role}.options")
     _check_keys(config, role, engine=issubclass(cls, EngineBackend))
     backend = cls(options)
     try:
-        backend.check_role(chosen)
+        backend.check_role(role_config)
     except ConfigError as error:
         raise ConfigError(f"roles.{role}.{error}") from None
     return backend
@@ -55,7 +55,7 @@ def supported_options(cls: type[Backend]) -> set[str]:
 
 
 def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: str) -> CommonOptions:
-    """Return the options of a backend, checked.
+    """Validate a backend's options and return them as an instance of its options class.
 
     Raises:
         ConfigError: an option is unknown, has a wrong value, or is a common option that the backend does not support.
@@ -73,13 +73,13 @@ def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: 
 
 
 def _check_keys(config: Config, name: str, *, engine: bool) -> None:
-    """Check the keys of a role that depend on whether its backend is one of an engine."""
+    """Reject role keys that only engine backends, or only device backends, support."""
     role, path = config.roles[name], f"roles.{name}"
     if not engine:
         if role.iterations:
-            raise ConfigError(f"{path}.iterations: '{role.backend}' is not the backend of an engine; use window.")
+            raise ConfigError(f"{path}.iterations: '{role.backend}' is not an engine backend; use window.")
         if role.batch_kinds:
-            raise ConfigError(f"{path}.batch_kinds: '{role.backend}' is not the backend of an engine; remove the key.")
+            raise ConfigError(f"{path}.batch_kinds: '{role.backend}' is not an engine backend; remove the key.")
         if role.targets:
             raise ConfigError(f"{path}.targets: '{role.backend}' records its own process and controls no targets.")
         if config.mode is Mode.CONTINUOUS and role.stages:
@@ -89,10 +89,10 @@ def _check_keys(config: Config, name: str, *, engine: bool) -> None:
         return
     for key in ("window", "warmup_steps"):
         if getattr(role, key):
-            raise ConfigError(f"{path}.{key}: '{role.backend}' is the backend of an engine; use iterations.")
+            raise ConfigError(f"{path}.{key}: '{role.backend}' is an engine backend; use iterations.")
     if role.stages:
         raise ConfigError(
-            f"{path}.stages: '{role.backend}' is the backend of an engine. Use batch_kinds instead, with values from "
+            f"{path}.stages: '{role.backend}' is an engine backend. Use batch_kinds instead, with values from "
             f"{', '.join(BatchKind)}."
         )
 
@@ -106,21 +106,24 @@ def warmup_steps(role: RoleConfig, backend: Backend, mode: Mode) -> int:
 
 
 def resolve_identity(role: str, backend: Backend) -> Identity:
-    """Find rank and world size: the launcher's environment, then the backend's library, then a single process.
+    """Return the identity of this process.
+
+    Rank and world size come from the launcher's environment, otherwise from the backend's library. If neither has
+    them, the identity is that of a single process.
 
     Raises:
-        ConfigError: the environment contradicts itself.
+        ConfigError: the environment variables are invalid or contradictory.
     """
     try:
-        found = launcher_identity(role) or attrs.evolve(_identify(backend) or Identity(), role=role)
+        identity = launcher_identity(role) or attrs.evolve(_identify(backend) or Identity(), role=role)
         parallel = parallel_from_environment()
-        return attrs.evolve(found, parallel=parallel) if parallel else found
+        return attrs.evolve(identity, parallel=parallel) if parallel else identity
     except ValueError as error:
-        raise ConfigError(f"The identity of this process is wrong: {error.args[0]}.") from None
+        raise ConfigError(f"Cannot determine the identity of this process: {error.args[0]}.") from None
 
 
 def _identify(backend: Backend) -> Identity | None:
-    with _usable(backend):
+    with _explain_failure(backend):
         return backend.identify()
 
 
@@ -131,39 +134,43 @@ def run_preflight(backend: Backend) -> None:
         ConfigError: the backend cannot record with the given options.
         PluginError: the backend cannot record in this process, or its library failed to load.
     """
-    with _usable(backend):
+    with _explain_failure(backend):
         backend.preflight()
 
 
 @contextlib.contextmanager
-def _usable(backend: Backend) -> Iterator[None]:
-    """Turn what fails in a backend or its library into an error that says whose it is and what stands behind it."""
-    if backend.name in _unusable:
-        kind, text = _unusable[backend.name]
-        raise kind(text)
+def _explain_failure(backend: Backend) -> Iterator[None]:
+    """Convert exceptions of a backend or its library to a `ProfdeckError` with the backend's name and the cause.
+
+    If an import of the backend fails, later blocks for the backend raise the same error immediately.
+    """
+    if backend.name in _failed_imports:
+        error_type, message = _failed_imports[backend.name]
+        raise error_type(message)
     try:
         yield
     except Exception as error:
-        told = error if isinstance(error, ProfdeckError) else _told(backend, error)
-        importing = any(
-            frame.f_code.co_name == "<module>" for link in _chain(error) for frame, _ in walk_tb(link.__traceback__)
+        explained = error if isinstance(error, ProfdeckError) else _explain(backend, error)
+        failed_in_import = any(
+            frame.f_code.co_name == "<module>" for link in _causes(error) for frame, _ in walk_tb(link.__traceback__)
         )
-        if importing:
-            for _, first in [*_unusable.values()][:1]:  # what it left half imported may be all that is wrong now
-                told = type(told)(f"{told} Before that failed in this process: {first}")
-            _unusable[backend.name] = type(told), str(told)
-        if told is error:
+        if failed_in_import:
+            # The first failed import can cause later ones, because it leaves partially initialized modules.
+            for _, first in [*_failed_imports.values()][:1]:
+                explained = type(explained)(f"{explained} An earlier import in this process also failed: {first}")
+            _failed_imports[backend.name] = type(explained), str(explained)
+        if explained is error:
             raise
-        raise told from error
+        raise explained from error
 
 
-def _told(backend: Backend, error: Exception) -> PluginError:
-    why = _diagnose(error) or ", from ".join(describe_error(link).rstrip(".") for link in _chain(error)) + "."
-    return PluginError(f"The backend '{backend.name}' cannot be used in this process: {why}")
+def _explain(backend: Backend, error: Exception) -> PluginError:
+    reason = _diagnose(error) or ", from ".join(describe_error(link).rstrip(".") for link in _causes(error)) + "."
+    return PluginError(f"The backend '{backend.name}' cannot be used in this process: {reason}")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its chain of ``__cause__`` exceptions."""
     link: BaseException | None = error
     while link is not None:
         yield link
@@ -171,9 +178,9 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _diagnose(error: BaseException) -> str | None:
-    """Ask all installed backends what stands behind an error."""
+    """Return the first diagnosis of an error by any installed backend, or None."""
     for name in installed(BACKENDS):
-        with contextlib.suppress(Exception):  # a broken plugin must not hide the error that is told
-            if found := load_backend(name).diagnose(error):
-                return found
+        with contextlib.suppress(Exception):  # a broken plugin must not hide the original error
+            if diagnosis := load_backend(name).diagnose(error):
+                return diagnosis
     return None
