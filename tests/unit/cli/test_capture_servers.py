@@ -23,7 +23,6 @@ from profdeck import ServerObserver, ServerRequest, acapture_servers, capture_se
 from profdeck.backends.api import TargetState
 from profdeck.cli import capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
-from profdeck.server_capture import ServerObserver
 from profdeck_traces.base.errors import ConfigError
 from simulated_servers import (
     Act,
