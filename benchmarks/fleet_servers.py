@@ -25,8 +25,8 @@ import attrs
 import msgspec
 
 import profdeck
+from profdeck.base import processes
 from profdeck.base.identity import Identity
-from profdeck.base.processes import allow_files
 from profdeck.config.structuring import unstructure
 from profdeck.engine.transport.http_engine import About
 from profdeck.records.manifest import SCHEMA, Manifest
@@ -72,7 +72,7 @@ def serve(connection: Connection, address: str, count: int, delay_s: float, spre
 
 def raise_open_file_limit(count: int) -> None:
     """Raise the limit of open files for `count` connections, as far as the system allows."""
-    allow_files(2 * count + 256)  # each server also has a listening socket
+    processes.raise_open_file_limit(2 * count + 256)  # each server also has a listening socket
 
 
 @attrs.define

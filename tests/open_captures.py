@@ -16,7 +16,7 @@ def count_open() -> int:
 
 def end_process(reason: str) -> bool:
     """End all open captures as the exit handler does. Return False if a busy capture will end later."""
-    return shutdown._finish_all(reason)
+    return shutdown._end_all(reason)
 
 
 def wait_for_files(recorder: EngineRecorder) -> Reply:

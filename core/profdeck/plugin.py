@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         unstructure as unstructure,
     )
     from profdeck.config.targets import TargetsConfig as TargetsConfig
-    from profdeck.lifecycle.last_word import suppress_exit_message as suppress_exit_message
+    from profdeck.lifecycle.exit_summary import suppress_exit_message as suppress_exit_message
     from profdeck.on_demand.stores import Store as Store
     from profdeck.records.artifact import Output as Output
     from profdeck.records.manifest import (
@@ -126,7 +126,7 @@ SECTIONS = {
         "profdeck_traces.cli.terminal": (
             "ExitCode JsonOption make_table print_json print_stderr short_path show_progress stdout_console"
         ),
-        "profdeck.lifecycle.last_word": "suppress_exit_message",
+        "profdeck.lifecycle.exit_summary": "suppress_exit_message",
     },
 }
 """Public names, grouped by topic and by the module that defines them."""

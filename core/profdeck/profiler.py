@@ -93,21 +93,21 @@ class Profiler:
         """
         listeners = tuple(listeners)
 
-        def open_group() -> RoleGroup:
+        def build_group() -> RoleGroup:
             from profdeck.lifecycle.role_group import RoleGroup
 
             if config is None and not settings and not any(name.startswith(_VARIABLES) for name in os.environ):
                 return RoleGroup()  # no overhead for jobs that do not use profiling
             from profdeck.config.sources import load_config
-            from profdeck.lifecycle import opening
+            from profdeck.lifecycle import role_factory
 
             loaded = load_config(config, settings=settings).config
-            return opening.open_group(
+            return role_factory.build_group(
                 loaded, role=role, identity=identity, target=target, targets=targets, listeners=listeners
             )
 
         if not shared:
-            return cls(open_group())
+            return cls(build_group())
         arguments: dict[str, object] = {
             "config": None if config is None else os.fspath(config),
             "settings": dict(settings) if settings else None,
@@ -116,7 +116,7 @@ class Profiler:
             "targets": targets,
             "listeners": listeners or None,
         }
-        return cls._join(identity.role if identity else role, arguments, open_group)
+        return cls._join(identity.role if identity else role, arguments, build_group)
 
     @classmethod
     def of(  # noqa: PLR0913 - as above
@@ -131,17 +131,17 @@ class Profiler:
         shared: bool = False,
     ) -> Self:
         """Build the profiler of this process from a loaded config; see `from_config`."""
-        from profdeck.lifecycle import opening
+        from profdeck.lifecycle import role_factory
 
         listeners = tuple(listeners)
 
-        def open_group() -> RoleGroup:
-            return opening.open_group(
+        def build_group() -> RoleGroup:
+            return role_factory.build_group(
                 config, role=role, identity=identity, target=target, targets=targets, listeners=listeners
             )
 
         if not shared:
-            return cls(open_group())
+            return cls(build_group())
         arguments: dict[str, object] = {
             "config": config,
             "identity": identity,
@@ -149,13 +149,13 @@ class Profiler:
             "targets": targets,
             "listeners": listeners or None,
         }
-        return cls._join(identity.role if identity else role, arguments, open_group)
+        return cls._join(identity.role if identity else role, arguments, build_group)
 
     @classmethod
-    def _join(cls, role: str | None, arguments: Mapping[str, object], open_group: Callable[[], RoleGroup]) -> Self:
+    def _join(cls, role: str | None, arguments: Mapping[str, object], build_group: Callable[[], RoleGroup]) -> Self:
         from profdeck.lifecycle.sharing import join
 
-        steps = join(role, arguments, open_group)
+        steps = join(role, arguments, build_group)
         return cls(steps.group, steps)
 
     @staticmethod
@@ -223,11 +223,11 @@ class Profiler:
         """
         if self._shared is None:
             for role in self._roles:  # a loop, because any() is slower in idle steps
-                if role.enters(global_step):
+                if role.must_start(global_step):
                     break
             else:
                 return None
-        for roles in self._group.phases(self._due(global_step)):
+        for roles in self._group.phases(self._roles_to_start(global_step)):
             self._group.finish_start(begin([role.start(global_step) for role in roles]))
         return self.active
 
@@ -241,7 +241,7 @@ class Profiler:
         """
         # A flag, not a swapped method: hosts may cache profiler.step before the loop.
         if self._busy:
-            self._group.blocker.finish(begin(self._stepping(index, Unit(unit))))
+            self._group.blocker.finish(begin(self._step_operations(index, Unit(unit))))
 
     def stop(self) -> None:
         """End the global step. Its captures end too, unless they also record the next step.
@@ -250,7 +250,7 @@ class Profiler:
         call; use `astop` to wait for them.
         """
         if self._busy or self._shared is not None:
-            self._group.finish_end(self._stopping())
+            self._group.finish_end(self._stop_operations())
 
     def close(self, reason: str | None = None) -> None:
         """End all captures now and mark them partial. The profiler can be used again.
@@ -263,7 +263,7 @@ class Profiler:
                 capture that is still warming up is withdrawn if its schedule has no end.
         """
         try:
-            self._group.finish_end(self._closing(reason))
+            self._group.finish_end(self._close_operations(reason))
         finally:
             self._group.blocker.close()
 
@@ -278,24 +278,24 @@ class Profiler:
 
     async def astart(self, global_step: int) -> Capture | None:
         """Async version of `start`."""
-        for roles in self._group.phases(self._due(global_step)):
+        for roles in self._group.phases(self._roles_to_start(global_step)):
             await self._group.afinish_start(begin([role.start(global_step) for role in roles]))
         return self.active
 
     async def astep(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Async version of `step`."""
         if self._busy:
-            await finish(begin(self._stepping(index, Unit(unit))))
+            await finish(begin(self._step_operations(index, Unit(unit))))
 
     async def astop(self) -> None:
         """Async version of `stop`."""
-        await finish(begin(self._stopping().values()))
+        await finish(begin(self._stop_operations().values()))
 
     async def await_window(self, timeout_s: float, on_state: Callable[[TargetState], None] | None = None) -> bool:
         """Wait until the engines have recorded the windows of the running captures. Call `astop` afterwards.
 
         Args:
-            timeout_s: the maximum wait, in seconds.
+            timeout_s: the time limit, in seconds.
             on_state: called once or twice a second for each role, with the state of the role's engines.
 
         Returns:
@@ -306,16 +306,16 @@ class Profiler:
         """
         import asyncio
 
-        waiting = [role.await_window(timeout_s, on_state) for role in self._roles if role.controls_engine]
-        ended = await asyncio.gather(*waiting, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, BaseException):
-                raise error
-        return bool(ended) and all(ended)
+        waits = [role.await_window(timeout_s, on_state) for role in self._roles if role.controls_engine]
+        results = await asyncio.gather(*waits, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return bool(results) and all(results)
 
     async def aclose(self, reason: str | None = None) -> None:
         """Async version of `close`."""
-        await finish(begin(self._closing(reason).values()))
+        await finish(begin(self._close_operations(reason).values()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -348,11 +348,14 @@ class Profiler:
 
     # Operations.
 
-    def _due(self, step: int) -> list[Role]:
-        """Return the roles whose `start` must be called for a global step."""
+    def _roles_to_start(self, step: int) -> list[Role]:
+        """Return the roles whose `start` must be called for a global step.
+
+        Empty if another caller has already begun a shared step.
+        """
         if self._shared is not None and not self._shared.enter(self._caller, step):
             return []
-        return [role for role in self._roles if role.enters(step)]
+        return [role for role in self._roles if role.must_start(step)]
 
     def _has_begun(self, step: int) -> bool:
         """Return whether this caller has begun the step. A nested scope must not end the step."""
@@ -360,17 +363,17 @@ class Profiler:
             return self._shared.is_inside(self._caller, step)
         return any(role.machine.is_open(step) for role in self._roles)
 
-    def _stepping(self, index: int, unit: Unit) -> list[Operation[None]]:
+    def _step_operations(self, index: int, unit: Unit) -> list[Operation[None]]:
         if self._shared is not None and not self._shared.counts(self._caller, index, unit):
             return []
         return [role.step(Step(unit, index)) for role in self._group.busy_roles]
 
-    def _stopping(self) -> dict[Role, Operation[None]]:
+    def _stop_operations(self) -> dict[Role, Operation[None]]:
         if self._shared is not None and not self._shared.leave(self._caller):
             return {}
         return {role: role.stop() for role in self._group.busy_roles}
 
-    def _closing(self, reason: str | None) -> dict[Role, Operation[None]]:
+    def _close_operations(self, reason: str | None) -> dict[Role, Operation[None]]:
         if self._shared is not None:
             self._shared.clear()
         return {role: role.close(reason) for role in self._roles}

@@ -12,19 +12,19 @@ from typing import Any
 import attrs
 
 from profdeck.backends.api import TargetState
-from profdeck.base import ctrl_c
-from profdeck.base.ctrl_c import StopSignal
+from profdeck.base import interrupts
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
+from profdeck.base.interrupts import StopSignal
 from profdeck.base.observer import Observer
 from profdeck.base.operations import running_loop
-from profdeck.base.processes import allow_files
+from profdeck.base.processes import raise_open_file_limit
 from profdeck.config.model import Config, RoleConfig
 from profdeck.config.sources import ConfigDraft, load_draft
 from profdeck.config.structuring import structure
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.clusters import the_cluster
-from profdeck.lifecycle.opening import open_roles
+from profdeck.lifecycle.role_factory import build_roles
 from profdeck.profiler import Profiler
 from profdeck.records.capture import EngineCapture
 from profdeck.records.run_directory import RUN_FILE, run_name
@@ -173,7 +173,7 @@ def capture_servers(
         )
     stop = StopSignal()
     with asyncio.Runner() as runner:
-        return ctrl_c.run(runner, _capture(request, observer, stop, settings_source), stop)
+        return interrupts.run(runner, _capture(request, observer, stop, settings_source), stop)
 
 
 async def acapture_servers(
@@ -278,7 +278,7 @@ class _Capturing:
         # Remove the config's other roles, because the run report would list them as missing.
         draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
         servers = [server for role in roles for server in role.servers]
-        allow_files(_FILES + _FILES_PER_SERVER * len(servers))  # each server needs several connections
+        raise_open_file_limit(_FILES + _FILES_PER_SERVER * len(servers))  # each server needs several connections
         await self._check_servers(servers)
         for role in roles:
             draft.set(f"roles.{role.name}.backend", survey.common_backend(role.servers), _REQUEST)
@@ -286,7 +286,7 @@ class _Capturing:
             draft.set("output", str(output), _REQUEST)
         config = draft.checked().config
         targets = {role.name: role.target for role in roles}
-        profiler = Profiler(open_roles(config, targets, {role.name: role.identity for role in roles}, ()))
+        profiler = Profiler(build_roles(config, targets, {role.name: role.identity for role in roles}, ()))
         try:
             captures = tuple((await self._record(profiler, servers)).values())
         except CaptureError as error:

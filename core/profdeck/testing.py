@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from profdeck.backends.hookspecs import hookimpl
-from profdeck.lifecycle.last_word import suppress_exit_message
+from profdeck.lifecycle.exit_summary import suppress_exit_message
 from profdeck.profiler import Profiler
 from profdeck.records.artifact import Artifact
 from profdeck.records.capture import Capture

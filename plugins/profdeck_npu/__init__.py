@@ -14,7 +14,7 @@ __all__ = ["NpuBackend", "NpuOptions", "identity"]
 
 
 def __getattr__(name: str) -> Any:
-    # Reading any trace asks this package for its kinds of artifacts, and needs no backend.
+    # Lazy: profdeck imports this package to read any trace, which does not need the backend.
     if name == "NpuBackend":
         from profdeck_npu.backend import NpuBackend
 

@@ -1,4 +1,4 @@
-"""The child process that analyses one directory: ``python -m profdeck_npu.analyser DIRECTORY EXPORTS``.
+"""Child process that analyses one directory: ``python -m profdeck_npu.analyser DIRECTORY EXPORTS``.
 
 `profdeck_npu.analysis.analyse` starts this process as the leader of a process group. Its standard input is a pipe from
 the parent process. If the parent dies, the pipe closes, and this process kills its process group.
@@ -17,7 +17,7 @@ from profdeck import ProfdeckError
 from profdeck_npu import cann
 from profdeck_npu.traces.analysis_state import OUTPUT
 
-CANNOT_BEGIN = os.EX_UNAVAILABLE
+CANNOT_START = os.EX_UNAVAILABLE
 """Exit code if torch_npu cannot be loaded. The directory is not changed in this case."""
 
 # Intermediate files of msprof, which torch_npu removes at the end of every analysis. If an analysis was killed, msprof
@@ -26,14 +26,14 @@ _INTERMEDIATE = ("PROF_*/host/sqlite", "PROF_*/device_*/sqlite")
 
 
 def main() -> None:
-    """Analyse the directory that the command line names."""
+    """Analyse the directory given on the command line."""
     directory, exports = sys.argv[1:]
-    _end_with_parent()
+    _exit_with_parent()
     try:
         cann.load()
     except ProfdeckError as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(CANNOT_BEGIN)
+        sys.exit(CANNOT_START)
     from torch_npu.profiler.profiler import analyse
 
     for pattern in (OUTPUT, *_INTERMEDIATE):
@@ -43,16 +43,16 @@ def main() -> None:
     analyse(directory, max_process_number=1, export_type=exports.split(",") if exports else None)
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Kill this process group when standard input closes."""
-    parent = os.dup(0)
+    parent_pipe = os.dup(0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # programs started by torch_npu must not wait for input
 
-    def wait() -> None:
-        os.read(parent, 1)
+    def wait_and_kill() -> None:
+        os.read(parent_pipe, 1)
         os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=wait_and_kill, daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import attrs
 
 from profdeck import ProfdeckError
 from profdeck.plugin import CaptureError, TraceError, describe_error, process_started
-from profdeck_npu.analyser import CANNOT_BEGIN
+from profdeck_npu.analyser import CANNOT_START
 from profdeck_npu.options import Export
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
 from profdeck_npu.traces.directory import AscendDirectory
@@ -51,15 +51,15 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 _NO_MSPROF = (
-    "the program msprof, by which torch_npu reads device data, is not on the PATH; it is part of CANN, so source its "
-    "set_env.sh first, as /usr/local/Ascend/ascend-toolkit/set_env.sh (an NPU is not needed)"
+    "torch_npu reads device data with CANN's program msprof, which is not on the PATH; source CANN's set_env.sh first, "
+    "such as /usr/local/Ascend/ascend-toolkit/set_env.sh (no NPU is required)"
 )
 
 _log = logging.getLogger(__name__)
 
 
-class AnalysisUnderWayError(CaptureError):
-    """Another process analyses the directory."""
+class AnalysisInProgressError(CaptureError):
+    """Another process is analysing the directory."""
 
 
 def default_processes() -> int:
@@ -72,14 +72,14 @@ def remedy(directory: Path) -> str:
     return f"profdeck npu analyse {shlex.quote(str(directory))}"
 
 
-def expected(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
+def expected_files(directory: Path, export: Sequence[str] = ()) -> tuple[str, ...]:
     """Return patterns of the files that an analysis must write, relative to `OUTPUT`.
 
     Args:
         directory: a directory that torch_npu wrote.
         export: formats to write. If empty, write the formats that the recording was configured for.
     """
-    info = _info(directory)
+    info = _read_info(directory)
     exports = export or info.exports or (Export.TEXT,)
     has_device = any(directory.glob("PROF_*/device_*")) if info.activities is None else NPU in info.activities
     patterns = []
@@ -96,8 +96,8 @@ def is_analysed(directory: Path, export: Sequence[str] = ()) -> bool:
     """Return whether the expected files exist. If profdeck has not checked the files before, also read them."""
     state = _readable_state(directory)
     if state is None:
-        return (directory / OUTPUT).is_dir() and _damage(directory, expected(directory, export)) is None
-    patterns = expected(directory, export) if export else state.expected
+        return (directory / OUTPUT).is_dir() and _output_problem(directory, expected_files(directory, export)) is None
+    patterns = expected_files(directory, export) if export else state.expected
     return state.state == "done" and all(any((directory / OUTPUT).glob(pattern)) for pattern in patterns)
 
 
@@ -123,17 +123,17 @@ def analyse(
         The state ``done``, or ``failed`` with the problem.
 
     Raises:
-        AnalysisUnderWayError: another process is analysing the directory.
+        AnalysisInProgressError: another process is analysing the directory.
     """
     directory = directory.absolute()
-    state = new_state(directory, "running", os.getpid(), expected(directory, export))
+    state = new_state(directory, "running", os.getpid(), expected_files(directory, export))
     command = [sys.executable, "-P", "-m", "profdeck_npu.analyser", str(directory), ",".join(export)]
     run = partial(_run, command, timeout_s=timeout_s, cancelled=cancelled or threading.Event())
     try:
         with _lock(directory) as log:
             return _analyse(directory, state, partial(run, log))
     except OSError as error:
-        advice = "; copy it to where you may write, and analyse the copy" if error.errno in _NOT_ALLOWED else ""
+        advice = "; copy it to a writable location, and analyse the copy" if error.errno in _NOT_ALLOWED else ""
         return fail(directory, f"it cannot be analysed: {describe_error(error)}{advice}", state)
 
 
@@ -151,11 +151,11 @@ def fail(directory: Path, problem: str, state: AnalysisState | None = None) -> A
 def _analyse(directory: Path, state: AnalysisState, run: Callable[[], int | str]) -> AnalysisState:
     previous = _readable_state(directory)
     write_state(directory, state)
-    problem, has_begun = _obstacle(directory), False
+    problem, has_started = _start_problem(directory), False
     if problem is None:
         result = run()
-        has_begun = result != CANNOT_BEGIN
-        problem = result if isinstance(result, str) else _problem(directory, state.expected, result)
+        has_started = result != CANNOT_START
+        problem = result if isinstance(result, str) else _result_problem(directory, state.expected, result)
     finished = attrs.evolve(
         state,
         state="failed" if problem else "done",
@@ -163,7 +163,7 @@ def _analyse(directory: Path, state: AnalysisState, run: Callable[[], int | str]
         problems=(problem,) if problem else (),
     )
     has_result = previous.state == "done" if previous else (directory / OUTPUT).is_dir()
-    if has_begun or not has_result:
+    if has_started or not has_result:
         write_state(directory, finished)
     elif previous:
         write_state(directory, previous)
@@ -184,19 +184,19 @@ def _run(command: Sequence[str], log: BinaryIO, *, timeout_s: float, cancelled: 
     )
     try:
         # Not `child.wait`: the ID of the process group can be reused as soon as the child is reaped.
-        while (ended := os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+        while (exit_status := os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
             if time.monotonic() > deadline_s or cancelled.wait(_POLL_S):
                 break
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-        _await_end(child.pid)
-    if ended is not None:
+        _wait_for_group(child.pid)
+    if exit_status is not None:
         return child.returncode
     return "it was interrupted" if cancelled.is_set() else f"it was killed at its time limit of {timeout_s:g} s"
 
 
-def _await_end(group: int) -> None:
+def _wait_for_group(group: int) -> None:
     """Wait until a killed process group is empty. The wait is limited: some containers never reap orphans."""
     deadline_s = time.monotonic() + _KILL_GRACE_S
     with suppress(ProcessLookupError):
@@ -205,8 +205,8 @@ def _await_end(group: int) -> None:
             time.sleep(_POLL_S)
 
 
-def _obstacle(directory: Path) -> str | None:
-    """Return the reason why the analysis cannot begin, or ``None``."""
+def _start_problem(directory: Path) -> str | None:
+    """Return the reason why the analysis cannot start, or ``None``."""
     has_device_data = any(directory.glob("PROF_*"))
     if not has_device_data and not (directory / "FRAMEWORK").is_dir():
         return "there is no raw data: the directory has neither FRAMEWORK nor PROF_*"
@@ -215,7 +215,7 @@ def _obstacle(directory: Path) -> str | None:
     return None
 
 
-def _problem(directory: Path, patterns: Sequence[str], returncode: int) -> str | None:
+def _result_problem(directory: Path, patterns: Sequence[str], returncode: int) -> str | None:
     """Return the reason why a finished analysis failed, or ``None`` if its output is complete."""
     output = (directory / LOG).read_bytes()
     if returncode < 0:
@@ -225,13 +225,13 @@ def _problem(directory: Path, patterns: Sequence[str], returncode: int) -> str |
         lines = output.decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), f"it exited with {returncode}")
     if _COMPLETED in output or (directory / OUTPUT / _COMPLETED_FILE).exists():
-        problem = _damage(directory, patterns)
+        problem = _output_problem(directory, patterns)
     else:
         problem = "torch_npu's process died before it finished (often: out of memory)"
     return problem and f"{problem.rstrip('.')} (see {LOG})"
 
 
-def _damage(directory: Path, patterns: Sequence[str]) -> str | None:
+def _output_problem(directory: Path, patterns: Sequence[str]) -> str | None:
     """Return a message about expected files that are missing or corrupt, or ``None``."""
     from profdeck_npu.traces.check import check_output  # not needed in the job, which only requests analyses
 
@@ -256,14 +256,14 @@ def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
     last process has ended.
 
     Raises:
-        AnalysisUnderWayError: another process holds the lock.
+        AnalysisInProgressError: another process holds the lock.
         OSError: the directory cannot be written to.
     """
     with open_log(directory) as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise AnalysisUnderWayError(under_way(_readable_state(directory))) from None
+            raise AnalysisInProgressError(in_progress_message(_readable_state(directory))) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
@@ -271,7 +271,7 @@ def _lock(directory: Path) -> Generator[BinaryIO, None, None]:
         yield log
 
 
-def under_way(state: AnalysisState | None) -> str:
+def in_progress_message(state: AnalysisState | None) -> str:
     """Return the error message for a directory that another process is analysing or has queued."""
     process = f"process {state.pid} on {state.host}" if state else "another process"
     return f"it is being analysed by {process}: wait until it has finished, or stop it"
@@ -299,7 +299,7 @@ def new_state(
     )
 
 
-def _info(directory: Path) -> Info:
+def _read_info(directory: Path) -> Info:
     """Return torch_npu's information about the recording, or an empty object if it cannot be read."""
     try:
         return read_info(AscendDirectory(directory).info)

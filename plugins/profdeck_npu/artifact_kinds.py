@@ -1,4 +1,4 @@
-"""What torch_npu leaves, as kinds of artifacts: a directory for each rank, and its table of kernels alone."""
+"""Artifact kinds for the output of torch_npu: a rank's directory, and a single kernel table."""
 
 from __future__ import annotations
 
@@ -18,104 +18,104 @@ _KERNEL_DETAILS = "kernel_details*.csv"
 
 
 class AscendDirectoryKind(ArtifactKind):
-    """A directory ``*_ascend_pt``."""
+    """A directory ``*_ascend_pt``, which torch_npu writes for one rank."""
 
     name: ClassVar[str] = "ascend_pt"
     suffix: ClassVar[str] = "_ascend_pt"
     grows: ClassVar[bool] = True
-    """Its analysis adds to it."""
+    """The analysis adds files to the directory."""
 
     def matches(self, path: Path) -> bool:
-        """Tell it by its name, also where the path is ``.``."""
+        """Return whether the path is a directory with this suffix. The name of ``.`` is resolved."""
         return os.path.basename(os.path.abspath(path)).endswith(self.suffix) and os.path.isdir(path)  # noqa: PTH100, PTH112, PTH119
 
     def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:
-        """Read what its analysis wrote."""
+        """Read the output of the analysis."""
         from profdeck_npu.traces.check import check_directory
 
         return check_directory(path, on_progress)
 
     def size_to_read(self, path: Path) -> int:
-        """Return the size of its timelines."""
+        """Return the total size of the Chrome trace and the kernel table, in bytes."""
         from profdeck_npu.traces.directory import size_to_read
 
         return size_to_read(path)
 
     def read(self, path: Path, *, devices_only: bool, **how: Any) -> Trace:
-        """Read kernels from ``kernel_details.csv`` and all else from ``trace_view.json``."""
+        """Read kernels from ``kernel_details.csv`` and all other events from ``trace_view.json``."""
         from profdeck_npu.traces.reading import read_directory
 
         return read_directory(path, devices_only=devices_only, **how)
 
     def chrome_trace(self, path: Path) -> Path:
-        """Return its ``trace_view.json``."""
+        """Return the path of ``trace_view.json``."""
         from profdeck_npu.traces.directory import chrome_trace
 
         return chrome_trace(path)
 
     def has_chrome_trace(self, path: Path) -> bool:
-        """Tell whether it has more than a table of kernels."""
+        """Return False if the directory has a kernel table but no Chrome trace."""
         from profdeck_npu.traces.directory import AscendDirectory
 
         directory = AscendDirectory(path)
         return directory.trace_view is not None or directory.kernel_details is None
 
     def rank(self, path: Path) -> int | None:
-        """Return the rank in the name of ``profiler_info_<RANK>.json``."""
+        """Return the rank from the file name ``profiler_info_<RANK>.json``, or ``None``."""
         from profdeck_npu.traces.directory import AscendDirectory
 
         return AscendDirectory(path).rank
 
     def tables(self, path: Path) -> RecorderTables:
-        """Read its tables of steps and of communication."""
+        """Read the step table and the communication table."""
         from profdeck_npu.traces.reading import read_tables
 
         return read_tables(path)
 
     def steps_on_devices(self, path: Path) -> list[StepOnDevice]:
-        """Return where the kernels of each step are, as far as its ``kernel_details.csv`` tells."""
-        from profdeck_npu.traces.reading import steps_of_kernels
+        """Return the time span of each step's kernels from ``kernel_details.csv``, or nothing if it is unreadable."""
+        from profdeck_npu.traces.reading import kernel_step_spans
 
         try:
-            return steps_of_kernels(path)
-        except TraceError:  # its trace_view.json tells what there is to be told
+            return kernel_step_spans(path)
+        except TraceError:  # callers then use the steps in trace_view.json
             return []
 
     def pending(self, path: Path) -> PendingWork | None:
-        """Return its analysis, if that is still to end."""
+        """Return the analysis of the directory if it is queued or running, or ``None``."""
         from profdeck_npu.traces.analysis_state import read_state
 
         state = read_state(path)
         if state is None or state.state not in {"pending", "running"}:
             return None
-        what = f"the analysis of {path.name} (process {state.pid} on {state.host})"
-        here = state.host == socket.gethostname()
-        return PendingWork(what=what, alive=state.under_way if here else None, pid=state.pid)
+        description = f"the analysis of {path.name} (process {state.pid} on {state.host})"
+        is_local = state.host == socket.gethostname()
+        return PendingWork(what=description, alive=state.is_active if is_local else None, pid=state.pid)
 
 
 class KernelTableKind(ArtifactKind):
-    """A ``kernel_details.csv`` by itself."""
+    """A file ``kernel_details.csv`` outside a torch_npu directory."""
 
     name: ClassVar[str] = "ascend_kernel_details"
 
     def matches(self, path: Path) -> bool:
-        """Tell it by its name."""
+        """Return whether the file name matches ``kernel_details*.csv``."""
         return path.match(_KERNEL_DETAILS)
 
     def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:
-        """Read all of its rows."""
+        """Read all rows."""
         from profdeck_traces.reading.reader import read_trace
 
         check = read_trace(path, devices_only=True, on_progress=on_progress).check
         return FileCheck(whole=check.whole, problem=check.problem, events=check.events)
 
     def size_to_read(self, path: Path) -> int:
-        """Return its size."""
+        """Return the file size in bytes."""
         return file_size(path)
 
     def read(self, path: Path, *, devices_only: bool, **how: Any) -> Trace:
-        """Read its kernels."""
+        """Read the kernels."""
         from profdeck_npu.traces.reading import Kernels
 
-        del devices_only  # it has nothing else
-        return Kernels(path, how["is_step"], how["on_progress"], how["slice_events"]).alone()
+        del devices_only  # the table only has device events
+        return Kernels(path, how["is_step"], how["on_progress"], how["slice_events"]).without_host()

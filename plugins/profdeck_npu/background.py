@@ -17,10 +17,10 @@ from pathlib import Path
 
 from profdeck.plugin import describe_error, start_detached
 from profdeck_npu.analysis import (
-    AnalysisUnderWayError,
+    AnalysisInProgressError,
     analyse,
     default_processes,
-    expected,
+    expected_files,
     fail,
     is_analysed,
     new_state,
@@ -57,13 +57,13 @@ def _start(directories: Sequence[Path], timeout_s: float) -> None:
     reading, writing = os.pipe()
     with (
         os.fdopen(reading, "rb") as stdin,
-        os.fdopen(writing, "wb", buffering=0) as go,
+        os.fdopen(writing, "wb", buffering=0) as start_signal,
         open_log(directories[0]) as log,
     ):
         pid = start_detached(__name__, str(timeout_s), *map(str, directories), stdin=stdin, stderr=log)
         for directory in directories:
-            write_state(directory, new_state(directory, "pending", pid, expected(directory)))
-        go.write(b"\n")  # sent after the states are written, because the process replaces them
+            write_state(directory, new_state(directory, "pending", pid, expected_files(directory)))
+        start_signal.write(b"\n")  # sent after the states are written, because the process replaces them
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
     with suppress(OSError):
         _acquire_slot()
     for directory in map(Path, directories):
-        with suppress(AnalysisUnderWayError):
+        with suppress(AnalysisInProgressError):
             if not is_analysed(directory):  # another host may have analysed the directory in the meantime
                 analyse(directory, timeout_s=float(timeout_s))
 

@@ -1,4 +1,4 @@
-"""What this process has of torch_npu and CANN, and what would keep torch_npu's profiler from recording in it."""
+"""Imports torch_npu, and checks the process for settings that prevent its profiler from recording."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SOURCE = (
     "source CANN's set_env.sh (often /usr/local/Ascend/ascend-toolkit/set_env.sh) in the shell that starts the job"
 )
 
-# Read by torch_npu in some releases and by CANN in all: msprof holds the device's profiler then.
-_MSPROF = ("PROFILING_MODE", "PROFILER_SAMPLECONFIG")
-# The second is the old name of the first, which is still read.
-_DAEMON = ("MSMONITOR_USE_DAEMON", "KINETO_USE_DAEMON")
-_DYNAMIC = "PROF_CONFIG_PATH"
+# CANN reads these variables in all releases, torch_npu in some. If one is set, msprof occupies the device's profiler.
+_MSPROF_VARIABLES = ("PROFILING_MODE", "PROFILER_SAMPLECONFIG")
+# The second variable is the old name of the first. torch_npu reads both.
+_DAEMON_VARIABLES = ("MSMONITOR_USE_DAEMON", "KINETO_USE_DAEMON")
+_DYNAMIC_VARIABLE = "PROF_CONFIG_PATH"
 
 
 def load() -> Any:
     """Import torch and torch_npu, and return torch_npu.
 
     Raises:
-        MissingLibraryError: one of them does not load, as without CANN.
+        MissingLibraryError: an import failed, for example because CANN is missing.
     """
     autoload = os.environ.get(_AUTOLOAD)
     try:
@@ -38,17 +38,17 @@ def load() -> Any:
         import torch  # noqa: F401
         import torch_npu
     except (ImportError, OSError, RuntimeError) as error:
-        # torch_npu sets it while it is imported, and would leave it to child processes.
+        # torch_npu sets this variable during its import. Child processes would inherit it.
         os.environ.pop(_AUTOLOAD, None) if autoload is None else os.environ.update({_AUTOLOAD: autoload})
-        why = diagnose(error) or f"{_first_line(error)}. Check that the versions of torch, torch_npu and CANN fit."
-        raise MissingLibraryError(f"The backend 'npu' cannot be used in this process: {why}") from error
+        reason = diagnose(error) or f"{_first_line(error)}. Check that the versions of torch, torch_npu and CANN match."
+        raise MissingLibraryError(f"The backend 'npu' cannot be used in this process: {reason}") from error
     return torch_npu
 
 
 def diagnose(error: BaseException) -> str | None:
-    """Say what to do about an import that failed because torch_npu finds no CANN; None if it failed otherwise.
+    """Return advice for an import that failed because torch_npu cannot load CANN. Return ``None`` for other errors.
 
-    With torch_npu installed that import may be one of torch, which loads all its extensions.
+    An import of torch can fail in this way, too, because torch imports torch_npu if it is installed.
     """
     version = LIBRARY.installed()
     text = "".join(traceback.format_exception(error))
@@ -56,9 +56,9 @@ def diagnose(error: BaseException) -> str | None:
     if version is None or library is None or "torch_npu" not in text:
         return None
     return (
-        f"torch_npu {version[1]} is installed, and CANN's {library[1]}, which it needs, cannot be loaded. Where there "
-        f"is an NPU, {_SOURCE}. Elsewhere set {_AUTOLOAD}=0 or uninstall torch_npu, for `import torch` to work, and "
-        "choose another backend."
+        f"torch_npu {version[1]} is installed, but its dependency {library[1]} of CANN cannot be loaded. On a host "
+        f"with an NPU, {_SOURCE}. On other hosts, set {_AUTOLOAD}=0 or uninstall torch_npu so that `import torch` "
+        "works, and use another backend."
     )
 
 
@@ -69,49 +69,50 @@ def _first_line(error: BaseException) -> str:
 
 
 def check_environment(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a process in which another way of profiling is switched on.
+    """Check that no environment variable enables another profiler in this process.
 
     Raises:
-        ConfigError: it is; torch_npu's profiler would record nothing, or be in the way.
+        ConfigError: another profiler is enabled. It would conflict with torch_npu's profiler.
     """
-    for name in _MSPROF:
+    for name in _MSPROF_VARIABLES:
         if environ.get(name):
             raise ConfigError(
-                f"{name}={environ[name]} says that msprof profiles this process, and torch_npu's profiler records "
-                f"nothing then. Start the job without msprof and unset {name}, or choose no backend 'npu'."
+                f"{name}={environ[name]} indicates that msprof profiles this process, so torch_npu's profiler would "
+                f"record nothing. Start the job without msprof and unset {name}, or do not use the backend 'npu'."
             )
-    if environ.get(_DYNAMIC):
+    if environ.get(_DYNAMIC_VARIABLE):
         raise ConfigError(
-            f"{_DYNAMIC}={environ[_DYNAMIC]} switches on torch_npu's dynamic profiling, which starts captures of its "
-            f"own, and there can be one at a time. Unset {_DYNAMIC}, or choose no backend 'npu'."
+            f"{_DYNAMIC_VARIABLE}={environ[_DYNAMIC_VARIABLE]} enables torch_npu's dynamic profiling, which starts its "
+            f"own captures. A process supports only one capture at a time. Unset {_DYNAMIC_VARIABLE}, or do not use "
+            "the backend 'npu'."
         )
-    for name in _DAEMON:
+    for name in _DAEMON_VARIABLES:
         if re.fullmatch(r"\s*\+?0*1\s*", environ.get(name, "")):
             raise ConfigError(
-                f"{name}={environ[name]} lets the msMonitor daemon start captures in this process, and there can be "
-                f"one at a time. Unset {name}, or choose no backend 'npu'."
+                f"{name}={environ[name]} lets the msMonitor daemon start captures in this process. A process supports "
+                f"only one capture at a time. Unset {name}, or do not use the backend 'npu'."
             )
 
 
 def check_msprof() -> None:
-    """Check that CANN's program for the analysis of device data can be found.
+    """Check that CANN's program msprof, which reads device data during the analysis, is installed.
 
     Raises:
-        ConfigError: it is not on the PATH.
+        ConfigError: msprof is not on the PATH.
     """
     if shutil.which("msprof") is None:
         raise ConfigError(
-            "options.analyse is on, and the analysis needs CANN's program msprof, which is not on the PATH. Either "
-            f"{_SOURCE}, or set options.analyse to false and run `profdeck npu analyse` where msprof is."
+            "options.analyse is on, but the analysis requires CANN's program msprof, which is not on the PATH. Either "
+            f"{_SOURCE}, or set options.analyse to false and run `profdeck npu analyse` on a host with msprof."
         )
 
 
 def physical_device(index: int, environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number that the host gives to the device which this process calls ``index``.
+    """Convert a device index of this process to the device number on the host.
 
-    Source: ``ASCEND_RT_VISIBLE_DEVICES`` lists the host's numbers; all behind another character than digits and commas
-    is ignored, as torch_npu's ``_parse_visible_devices`` says.
+    ``ASCEND_RT_VISIBLE_DEVICES`` lists host device numbers. Like torch_npu's ``_parse_visible_devices``, this function
+    ignores all text after the first character that is not a digit or comma.
     """
-    listed = re.match(r"[\d,]*", environ.get("ASCEND_RT_VISIBLE_DEVICES", ""))
-    visible = [int(number) for number in listed[0].split(",") if number] if listed else []
+    number_list = re.match(r"[\d,]*", environ.get("ASCEND_RT_VISIBLE_DEVICES", ""))
+    visible = [int(number) for number in number_list[0].split(",") if number] if number_list else []
     return visible[index] if index < len(visible) else index

@@ -1,4 +1,4 @@
-"""``profdeck npu``: what there is to do with captures of Ascend NPUs. So far: ``analyse``."""
+"""The command ``profdeck npu``, which analyses captures of Ascend NPUs."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ command = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_except
 
 
 class AnalysisOutcome(StrEnum):
-    """What came of one directory."""
+    """Outcome of the analysis of one directory."""
 
     DONE = "done"
-    """It was analysed."""
     KEPT = "kept"
-    """It had been analysed before."""
+    """Skipped: an earlier analysis is complete."""
     FAILED = "failed"
     BUSY = "busy"
-    """Another process records into it or analyses it."""
+    """Skipped: another process is recording into the directory or analysing it."""
 
 
 _STYLES = {
@@ -70,7 +69,7 @@ class _Result:
 
 @command.callback()
 def _npu() -> None:
-    """Work with captures of Ascend NPUs."""
+    """Inspect Ascend NPU captures."""
 
 
 @command.command()
@@ -78,102 +77,112 @@ def analyse(  # noqa: PLR0913  # the options of a command line
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Runs, captures or *_ascend_pt directories.")],
     *,
     processes: Annotated[
-        int, typer.Option(min=0, metavar="N", help="How many directories to analyse at once; 0: one for two cores.")
+        int,
+        typer.Option(
+            min=0, metavar="N", help="Maximum number of parallel analyses. 0: half of the CPU cores, at least 1."
+        ),
     ] = 0,
     timeout: Annotated[
-        float, typer.Option(min=0.001, metavar="SECONDS", help="How long one directory may take.")
+        float, typer.Option(min=0.001, metavar="SECONDS", help="Time limit for each directory.")
     ] = analysis.TIMEOUT_S,
     export: Annotated[
         list[Export] | None,
-        typer.Option(help="What to write, instead of what the capture was configured for; may be given again."),
+        typer.Option(help="Format to write. Default: the formats configured for the capture. Repeatable."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Also what has been analysed: its results go.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also analyse directories that have results, and replace the results.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make timelines and tables of what torch_npu recorded.
+    """Generate timelines and tables from the raw data of torch_npu.
 
-    Needs torch_npu and CANN, and no NPU. Raw data stay, so that it can be done again.
+    Requires torch_npu and CANN, but no NPU. The raw data is kept, so an analysis can be repeated.
     """
-    found = {directory: _look(directory, export or (), force=force) for directory in _directories(paths)}
-    due = [directory for directory, result in found.items() if result is None]
-    if due:
+    skipped = {
+        directory: _skipped_result(directory, export or (), force=force) for directory in _find_directories(paths)
+    }
+    to_analyse = [directory for directory, result in skipped.items() if result is None]
+    if to_analyse:
         cann.LIBRARY.require("npu")
-    made = dict(zip(due, _analyse(due, processes or analysis.default_processes(), timeout, export or ()), strict=True))
-    results = [result or made[directory] for directory, result in found.items()]
+    analysed = _analyse_all(to_analyse, processes or analysis.default_processes(), timeout, export or ())
+    analysed_by_path = dict(zip(to_analyse, analysed, strict=True))
+    results = [result or analysed_by_path[directory] for directory, result in skipped.items()]
     if json:
-        print_json({"directories": [_plain(result) for result in results]})
+        print_json({"directories": [_to_json(result) for result in results]})
     else:
-        _show(results)
+        _print_results(results)
     if any(result.outcome in {AnalysisOutcome.FAILED, AnalysisOutcome.BUSY} for result in results):
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def _directories(paths: Sequence[Path]) -> Iterator[Path]:
-    """Find the directories of torch_npu, without looking into them.
+def _find_directories(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield the torch_npu directories at or below the paths. The contents of these directories are not searched.
 
     Raises:
-        TraceError: There is none below a path.
+        TraceError: a path is not a directory, or contains no torch_npu directory.
     """
     for path in paths:
         if AscendDirectoryKind().matches(path):
             yield path
             continue
         if not path.is_dir():
-            what = "is no directory" if path.exists() else "does not exist"
-            raise TraceError(f"{path} {what}. Name a run, a capture, or a directory that ends in _ascend_pt.")
-        found = []
+            problem = "is not a directory" if path.exists() else "does not exist"
+            raise TraceError(f"{path} {problem}. Specify a run, a capture, or a directory that ends in _ascend_pt.")
+        directories = []
         for parent, names, _ in os.walk(path):
-            mine = sorted(name for name in names if AscendDirectoryKind().matches(Path(parent, name)))
-            found += [Path(parent, name) for name in mine]
-            names[:] = sorted({*names}.difference(mine))
-        if not found:
-            raise TraceError(
-                f"{path}: nothing below it ends in _ascend_pt, so there is nothing of torch_npu to analyse."
-            )
-        yield from found
+            matching = sorted(name for name in names if AscendDirectoryKind().matches(Path(parent, name)))
+            directories += [Path(parent, name) for name in matching]
+            names[:] = sorted({*names}.difference(matching))
+        if not directories:
+            raise TraceError(f"No torch_npu recording found in {path} (expected directories ending in _ascend_pt).")
+        yield from directories
 
 
-def _look(directory: Path, export: Sequence[Export], *, force: bool) -> _Result | None:
-    """Say why a directory is not to be analysed; None if it is."""
-    if by := _recording(directory) or _analysing(directory, force=force):
-        return _Result(directory, AnalysisOutcome.BUSY, (by,))
+def _skipped_result(directory: Path, export: Sequence[Export], *, force: bool) -> _Result | None:
+    """Return the result of a directory that is skipped, or ``None`` if the directory must be analysed."""
+    if problem := _recording_problem(directory) or _analysis_problem(directory, force=force):
+        return _Result(directory, AnalysisOutcome.BUSY, (problem,))
     if not force and analysis.is_analysed(directory, export):
         return _Result(directory, AnalysisOutcome.KEPT)
     return None
 
 
-def _recording(directory: Path) -> str | None:
+def _recording_problem(directory: Path) -> str | None:
+    """Return a message if a process is still recording into the directory."""
     for file in directory.absolute().parent.glob("*.json"):
         if is_manifest(file) and directory.name.startswith((f"{file.stem}_", f"{file.stem}.")):
             with suppress(ProfdeckError):
                 manifest = read_manifest(file)
                 if manifest.under_way:
-                    return f"process {manifest.pid} is still recording: analyse it when that has ended the capture"
+                    return f"process {manifest.pid} is still recording; analyse the directory after the capture"
     return None
 
 
-def _analysing(directory: Path, *, force: bool) -> str | None:
+def _analysis_problem(directory: Path, *, force: bool) -> str | None:
+    """Return a message if another analysis of the directory is queued or running."""
     try:
         state = read_state(directory)
-    except ProfdeckError:  # the analysis replaces it
+    except ProfdeckError:  # the analysis replaces a corrupt state file
         return None
     if state is None or state.state not in {"pending", "running"}:
         return None
-    if state.under_way:
-        return analysis.under_way(state)
+    if state.is_active:
+        return analysis.in_progress_message(state)
     if state.host != socket.gethostname() and not force:
         return (
-            f"process {state.pid} on {state.host} is to analyse it, and whether that still runs cannot be told from "
-            "here: if it does not, give --force"
+            f"process {state.pid} on {state.host} has not finished its analysis. If that process is no longer running, "
+            "pass --force"
         )
     return None
 
 
-def _analyse(directories: Sequence[Path], processes: int, timeout_s: float, export: Sequence[Export]) -> list[_Result]:
+def _analyse_all(
+    directories: Sequence[Path], processes: int, timeout_s: float, export: Sequence[Export]
+) -> list[_Result]:
     cancelled = threading.Event()
     with show_progress("Analysing") as on_progress, ThreadPoolExecutor(processes) as pool:
-        work = partial(_analyse_one, export=export, timeout_s=timeout_s, cancelled=cancelled)
-        futures = [pool.submit(work, directory) for directory in directories]
+        analyse_directory = partial(_analyse_directory, export=export, timeout_s=timeout_s, cancelled=cancelled)
+        futures = [pool.submit(analyse_directory, directory) for directory in directories]
         try:
             for done, _ in enumerate(as_completed(futures), 1):
                 on_progress(done, len(futures))
@@ -184,17 +193,19 @@ def _analyse(directories: Sequence[Path], processes: int, timeout_s: float, expo
     return [future.result() for future in futures]
 
 
-def _analyse_one(directory: Path, *, export: Sequence[Export], timeout_s: float, cancelled: threading.Event) -> _Result:
+def _analyse_directory(
+    directory: Path, *, export: Sequence[Export], timeout_s: float, cancelled: threading.Event
+) -> _Result:
     started_s = time.monotonic()
     try:
         state = analysis.analyse(directory, export=export, timeout_s=timeout_s, cancelled=cancelled)
-    except analysis.AnalysisUnderWayError as error:
+    except analysis.AnalysisInProgressError as error:
         return _Result(directory, AnalysisOutcome.BUSY, (str(error),))
     outcome = AnalysisOutcome.DONE if state.state == "done" else AnalysisOutcome.FAILED
     return _Result(directory, outcome, state.problems, time.monotonic() - started_s)
 
 
-def _plain(result: _Result) -> dict[str, Any]:
+def _to_json(result: _Result) -> dict[str, Any]:
     return {
         "path": str(result.directory),
         "outcome": result.outcome,
@@ -206,7 +217,7 @@ def _plain(result: _Result) -> dict[str, Any]:
     }
 
 
-def _show(results: Sequence[_Result]) -> None:
+def _print_results(results: Sequence[_Result]) -> None:
     console = stdout_console()
     table = make_table("outcome", "seconds", "directory", numbers=("seconds",))
     for result in results:
@@ -220,4 +231,4 @@ def _show(results: Sequence[_Result]) -> None:
     counts = ", ".join(f"{count} {outcome}" for outcome, count in Counter(result.outcome for result in results).items())
     console.print(f"{len(results)} director{'y' if len(results) == 1 else 'ies'}: {counts}")
     if any(result.outcome is AnalysisOutcome.FAILED for result in results):
-        console.print(f"The raw data are unchanged. The output of torch_npu is in {analysis.LOG} of each directory.")
+        console.print(f"The raw data is unchanged. torch_npu's output is in {analysis.LOG} of each directory.")

@@ -1,7 +1,7 @@
-"""Options in torch_npu's words: its ``_ExperimentalConfig``, with nothing reset on the way.
+"""Converts the backend's options to torch_npu's ``_ExperimentalConfig``.
 
-torch_npu replaces what it does not like or know by defaults and prints a warning at best; which values these are
-differs between releases. So the object that it made is compared with what was asked for.
+torch_npu replaces invalid or unknown values by defaults, sometimes without a warning. The affected values differ
+between releases. The object that torch_npu creates is therefore compared with the requested values.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from profdeck_npu.options import AicMetrics, Level, NpuOptions
 
 _LEVELS = {Level.NONE: "Level_none", Level.LEVEL0: "Level0", Level.LEVEL1: "Level1", Level.LEVEL2: "Level2"}
 
-# Arguments that are called otherwise than the options.
-_OPTIONS = {
+# torch_npu's argument names that differ from the option names.
+_OPTION_NAMES = {
     "profiler_level": "level",
     "msprof_tx": "mstx",
     "gc_detect_threshold": "gc_detect_threshold_ms",
@@ -24,40 +24,42 @@ _OPTIONS = {
 
 
 def experimental_config(options: NpuOptions, experimental: Any, version: str) -> Any:
-    """Build torch_npu's config object.
+    """Create torch_npu's config object.
 
     Args:
-        options: what to record.
+        options: the backend's options.
         experimental: the module ``torch_npu.profiler.experimental_config``.
-        version: torch_npu's, for messages.
+        version: the version of torch_npu, for error messages.
 
     Raises:
-        ConfigError: this release of torch_npu does not know an option or a value, or has reset it.
+        ConfigError: this release of torch_npu does not support an option or a value, or replaced a value.
     """
-    wanted = _wanted(options, experimental, version)
-    known = inspect.signature(experimental._ExperimentalConfig).parameters  # noqa: SLF001  # documented, though private
-    if "mstx" not in known:  # its name up to 2.6
-        wanted["msprof_tx"] = wanted.pop("mstx")
-    for name in [name for name in wanted if name not in known]:
-        if wanted.pop(name) not in (False, None, []):
-            raise ConfigError(_unknown(_option(name), version))
-    config = experimental._ExperimentalConfig(**wanted)  # noqa: SLF001  # as above
-    for name, value in wanted.items():
-        held = getattr(config, f"_{name}" if hasattr(config, f"_{name}") else name)
-        if _plain(held) != _plain(value):
+    arguments = _arguments(options, experimental, version)
+    parameters = inspect.signature(experimental._ExperimentalConfig).parameters  # noqa: SLF001  # private but documented
+    if "mstx" not in parameters:  # named msprof_tx up to torch_npu 2.6
+        arguments["msprof_tx"] = arguments.pop("mstx")
+    for name in [name for name in arguments if name not in parameters]:
+        if arguments.pop(name) not in (False, None, []):
+            raise ConfigError(_unsupported(_option_name(name), version))
+    config = experimental._ExperimentalConfig(**arguments)  # noqa: SLF001  # as above
+    for name, requested in arguments.items():
+        actual = getattr(config, f"_{name}" if hasattr(config, f"_{name}") else name)
+        if _comparable(actual) != _comparable(requested):
             raise ConfigError(
-                f"options.{_option(name)}: torch_npu {version} takes {held!r} instead of {value!r}. Choose another "
-                "value, or another release of torch_npu."
+                f"options.{_option_name(name)}: torch_npu {version} uses {actual!r} instead of {requested!r}. Choose "
+                "another value, or install another release of torch_npu."
             )
     return config
 
 
-def _wanted(options: NpuOptions, experimental: Any, version: str) -> dict[str, Any]:
-    def constant(of: str, name: str, option: str) -> Any:
+def _arguments(options: NpuOptions, experimental: Any, version: str) -> dict[str, Any]:
+    """Return the arguments of ``_ExperimentalConfig`` under their current names."""
+
+    def constant(class_name: str, name: str, option: str) -> Any:
         try:
-            return getattr(getattr(experimental, of), name)
+            return getattr(getattr(experimental, class_name), name)
         except AttributeError:
-            raise ConfigError(_unknown(f"{option}: {name}", version)) from None
+            raise ConfigError(_unsupported(f"{option}: {name}", version)) from None
 
     return {
         "profiler_level": constant("ProfilerLevel", _LEVELS[options.level], "level"),
@@ -77,13 +79,13 @@ def _wanted(options: NpuOptions, experimental: Any, version: str) -> dict[str, A
     }
 
 
-def _option(argument: str) -> str:
-    return _OPTIONS.get(argument, argument)
+def _option_name(argument: str) -> str:
+    return _OPTION_NAMES.get(argument, argument)
 
 
-def _unknown(what: str, version: str) -> str:
-    return f"options.{what}: torch_npu {version} does not have it. Remove it, or install a release that does."
+def _unsupported(option: str, version: str) -> str:
+    return f"options.{option}: not supported by torch_npu {version}. Remove it, or install a release that supports it."
 
 
-def _plain(value: Any) -> Any:
-    return sorted(set(value)) if isinstance(value, list) else value  # it loses the order
+def _comparable(value: Any) -> Any:
+    return sorted(set(value)) if isinstance(value, list) else value  # torch_npu does not preserve the order

@@ -1,7 +1,8 @@
-"""The options of the Ascend NPU backend, and which of them go together.
+"""Options of the Ascend NPU backend.
 
-torch_npu resets values that it does not like and prints a warning; here they are refused. Names and meanings are those
-of ``torch_npu.profiler._ExperimentalConfig``, read in the releases 2.6 to 2.14.
+torch_npu replaces invalid values and combinations by defaults and only prints a warning. The options are therefore
+validated here. Their names and meanings are those of ``torch_npu.profiler._ExperimentalConfig`` in the releases 2.6 to
+2.14.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SUPPORTED = (Activity.CPU, Activity.NPU)
 
 
 class Level(StrEnum):
-    """How much the device records."""
+    """Level of detail of the device data."""
 
     NONE = "level_none"
     LEVEL0 = "level0"
@@ -28,7 +29,7 @@ class Level(StrEnum):
 
 
 class AicMetrics(StrEnum):
-    """Which counters of the AI cores are read, in torch_npu's words."""
+    """AI core counter groups, with torch_npu's names."""
 
     NONE = "AiCoreNone"
     PIPE_UTILIZATION = "PipeUtilization"
@@ -42,7 +43,7 @@ class AicMetrics(StrEnum):
 
 
 class HostSystem(StrEnum):
-    """What CANN samples of the host."""
+    """Host metrics that CANN can sample."""
 
     CPU = "cpu"
     MEM = "mem"
@@ -53,7 +54,7 @@ class HostSystem(StrEnum):
 
 
 class Export(StrEnum):
-    """What the analysis writes."""
+    """Output formats of the analysis."""
 
     TEXT = "text"
     DB = "db"
@@ -64,65 +65,66 @@ class NpuOptions(CommonOptions):
     """Options of the backend `npu`."""
 
     activities: tuple[Activity, ...] = SUPPORTED
-    """What to observe, of `cpu` and `npu`. Default: both. Without `npu` the driver's profiler is not used, and the
-    device is not leased."""
+    """Activities to record: `cpu` and `npu`. Default: both. Without `npu`, the capture does not use the driver's
+    profiler and does not lease the device."""
 
     level: Level = Level.LEVEL1
-    """How much the device records: `level0` kernels and communication, `level1` (default) with CANN's calls, counters
-    of the AI cores and the parts of communication, `level2` with CANN's runtime and AI CPU tasks, `level_none` only
-    ranges, which needs `mstx`. Each level costs more time and disk than the one below."""
+    """Level of detail of the device data. `level0`: kernels and communication. `level1` (default): also CANN calls, AI
+    core counters and the parts of each communication. `level2`: also CANN runtime calls and AI CPU tasks. `level_none`:
+    only mstx ranges; requires `mstx`. Higher levels take more time and disk space."""
 
     aic_metrics: AicMetrics | None = None
-    """Which counters of the AI cores are read, as columns of kernel_details.csv: `PipeUtilization`,
-    `ArithmeticUtilization`, `Memory`, `MemoryL0`, `MemoryUB`, `ResourceConflictRatio`, `L2Cache`, `MemoryAccess`, or
-    none, `AiCoreNone`. Default: `PipeUtilization` from `level1` on, none below, where the device reads none."""
+    """AI core counters to record as columns of kernel_details.csv: `PipeUtilization`, `ArithmeticUtilization`,
+    `Memory`, `MemoryL0`, `MemoryUB`, `ResourceConflictRatio`, `L2Cache`, `MemoryAccess`, or `AiCoreNone` for no
+    counters. Default: `PipeUtilization` at `level1` and `level2`. Lower levels support no counters."""
 
     l2_cache: bool = False
-    """Record the hit rate of the L2 cache per kernel. Default: off. The analysis then writes l2_cache.csv."""
+    """Record the L2 cache hit rate of each kernel. The analysis writes it to l2_cache.csv. Default: off."""
 
     op_attr: bool = False
-    """Record the attributes of operators. Default: off. Needs `db` in `export`, the only place where they are
-    written."""
+    """Record operator attributes. Default: off. The analysis only writes them to the database, so `export` must
+    contain `db`."""
 
     record_op_args: bool = False
-    """Dump statistics of operators for CANN's tuning tool AOE, to a directory of their own beside the capture's.
-    Default: off. Do not combine with a capture whose times matter."""
+    """Write operator statistics for CANN's tuning tool AOE to a separate directory next to the capture. Default: off.
+    Do not use this option for captures whose timings matter."""
 
     mstx: bool = False
-    """Record mstx ranges of the host and the device: those of the program, of communication, and a profiler's stages,
-    which are ordinary marks of the host otherwise. Default: off."""
+    """Record mstx ranges on the host and the device: the ranges of the program and of communication libraries, and
+    profdeck's stages. Default: off; stages are then recorded as host annotations."""
 
     mstx_domain_include: tuple[str, ...] = ()
-    """Record only mstx ranges of these domains; stages are in the domain `default`, and ordinary marks where that is
-    left out. Default: all domains. Needs `mstx`."""
+    """Domains of the mstx ranges to record. Default: all domains. Requires `mstx`. Stages use the domain `default`. If
+    it is not recorded, stages are host annotations."""
 
     mstx_domain_exclude: tuple[str, ...] = ()
-    """Record all mstx ranges but those of these domains, such as `[communication]`. Default: none is left out. Needs
-    `mstx`; not together with `mstx_domain_include`."""
+    """Domains of mstx ranges to exclude, such as `[communication]`. Default: no domains. Requires `mstx`, and cannot be
+    combined with `mstx_domain_include`."""
 
     sys_io: bool = False
-    """Sample the traffic of the device's network ports. Default: off. The analysis then writes nic.csv and roce.csv."""
+    """Sample the traffic of the device's network ports. The analysis writes it to nic.csv and roce.csv. Default:
+    off."""
 
     sys_interconnection: bool = False
-    """Sample the traffic between devices and to the host. Default: off. The analysis then writes hccs.csv and
-    pcie.csv."""
+    """Sample the traffic between devices and between device and host. The analysis writes it to hccs.csv and pcie.csv.
+    Default: off."""
 
     host_sys: tuple[HostSystem, ...] = ()
-    """What CANN samples of the host: `cpu`, `mem`, `disk`, `network`, `osrt`, `numa`. Default: nothing. Some need
-    tools such as iotop, perf and ltrace, and rights to use them."""
+    """Host metrics that CANN samples: `cpu`, `mem`, `disk`, `network`, `osrt`, `numa`. Default: none. Some metrics
+    require tools such as iotop, perf and ltrace, and the permission to run them."""
 
     gc_detect_threshold_ms: float | None = attrs.field(
         default=None, validator=validators.optional(validators.and_(validators.ge(0.0), validators.lt(float("inf"))))
     )
-    """Record collections of Python's garbage that take at least as long, in milliseconds; 0 for all. Default: none.
-    Needs the activity `cpu`."""
+    """Minimum duration of the Python garbage collections to record, in milliseconds. 0 records all collections.
+    Default: no recording. Requires the activity `cpu`."""
 
     data_simplification: bool = True
-    """Let the analysis delete what it has read and no longer needs. Default: on. Off keeps all data of CANN."""
+    """Let the analysis delete raw data that it no longer needs. Default: on. If off, all data of CANN is kept."""
 
     export: tuple[Export, ...] = (Export.TEXT,)
-    """What the analysis writes: `text` (trace_view.json and tables, default), `db` (one SQLite file), or both. Reading
-    captures with `profdeck` needs `text`."""
+    """Output formats of the analysis: `text` (trace_view.json and tables, default), `db` (one SQLite file), or both.
+    `profdeck` can only read captures in the format `text`."""
 
     analyse: bool = True
     """Analyse each capture in a separate process after the capture has ended. Default: on. If off, only raw data is
@@ -133,63 +135,69 @@ class NpuOptions(CommonOptions):
     analysis are killed. The raw data is kept."""
 
     def __attrs_post_init__(self) -> None:
-        """Check the fields against each other, and resolve which counters are read."""
+        """Validate combinations of options, and resolve the default of `aic_metrics`."""
         self._check_activities()
-        metered = self.level in {Level.LEVEL1, Level.LEVEL2}
+        has_counters = self.level in {Level.LEVEL1, Level.LEVEL2}
         if self.aic_metrics is None:
-            metrics = AicMetrics.PIPE_UTILIZATION if metered and Activity.NPU in self.activities else AicMetrics.NONE
-            object.__setattr__(self, "aic_metrics", metrics)  # so that manifests say what was recorded
-        elif self.aic_metrics is not AicMetrics.NONE and not metered:
+            is_recorded = has_counters and Activity.NPU in self.activities
+            metrics = AicMetrics.PIPE_UTILIZATION if is_recorded else AicMetrics.NONE
+            object.__setattr__(self, "aic_metrics", metrics)  # manifests contain the resolved value
+        elif self.aic_metrics is not AicMetrics.NONE and not has_counters:
             raise ValueError(
-                f"aic_metrics: the device reads {self.aic_metrics} at level1 and level2 only, and the level is "
-                f"{self.level}; raise it, or remove aic_metrics"
+                f"aic_metrics: {self.aic_metrics} requires level1 or level2, but the level is {self.level}; increase "
+                "the level, or remove aic_metrics"
             )
         if self.level is Level.NONE and not self.mstx:
-            raise ValueError(
-                "level: level_none records mstx ranges only, and mstx is off; turn it on, or choose level0"
-            )
+            raise ValueError("level: level_none only records mstx ranges, but mstx is off; turn on mstx, or use level0")
         self._check_domains()
         if not self.export:
             raise ValueError("export: the list is empty, so the analysis would write nothing; remove the key")
         if self.op_attr and Export.DB not in self.export:
             raise ValueError(
-                "op_attr: attributes are only written to a database; add db to export, or turn op_attr off"
+                "op_attr: attributes are only written to the database; add db to export, or turn off op_attr"
             )
         if self.with_flops:
-            raise ValueError("with_flops: torch_npu's analysis does not read FLOPs, so nothing would show; turn it off")
+            raise ValueError("with_flops: torch_npu's analysis does not support FLOPs; turn off with_flops")
 
     def _check_activities(self) -> None:
         if not self.activities:
             raise ValueError("activities: the list is empty, so nothing would be recorded; remove the key")
         allowed = ", ".join(SUPPORTED)
-        if foreign := [str(activity) for activity in self.activities if activity not in SUPPORTED]:
-            raise ValueError(f"activities: the backend npu does not record {', '.join(foreign)}; allowed: {allowed}")
+        if unsupported := [str(activity) for activity in self.activities if activity not in SUPPORTED]:
+            raise ValueError(
+                f"activities: the backend npu does not record {', '.join(unsupported)}; allowed: {allowed}"
+            )
         if Activity.CPU not in self.activities and self.gc_detect_threshold_ms is not None:
             raise ValueError(
-                "gc_detect_threshold_ms: garbage is collected on the host; add cpu to activities, or remove it"
+                "gc_detect_threshold_ms: requires the activity cpu; add cpu to activities, or remove "
+                "gc_detect_threshold_ms"
             )
-        if Activity.NPU not in self.activities and (idle := [name for name in _OF_THE_DEVICE if self._given(name)]):
-            raise ValueError(
-                f"{idle[0]}: it has no effect without the device; add npu to activities, or remove {', '.join(idle)}"
-            )
+        if Activity.NPU not in self.activities:
+            unused = [name for name in _DEVICE_OPTIONS if self._is_set(name)]
+            if unused:
+                raise ValueError(
+                    f"{unused[0]}: requires the activity npu; add npu to activities, or remove {', '.join(unused)}"
+                )
 
     def _check_domains(self) -> None:
         include, exclude = self.mstx_domain_include, self.mstx_domain_exclude
         for name, domains in (("mstx_domain_include", include), ("mstx_domain_exclude", exclude)):
             if domains and not self.mstx:
-                raise ValueError(f"{name}: {', '.join(domains)} are domains of mstx, which is off; turn mstx on")
+                raise ValueError(f"{name}: requires mstx, which is off; turn on mstx, or remove {name}")
             if "" in domains:
-                raise ValueError(f"{name}: the name of a domain is empty; expected a name such as communication")
+                raise ValueError(f"{name}: a domain name is empty; expected a name such as communication")
         if include and exclude:
-            raise ValueError("mstx_domain_exclude: give it or mstx_domain_include; torch_npu reads only one of them")
+            raise ValueError(
+                "mstx_domain_exclude: torch_npu does not support it together with mstx_domain_include; remove one"
+            )
 
-    def _given(self, name: str) -> bool:
+    def _is_set(self, name: str) -> bool:
         default: Any = attrs.fields_dict(type(self))[name].default
         return getattr(self, name) not in (default, AicMetrics.NONE)
 
 
-# What torch_npu hands to the driver only, which it does not use without the activity npu.
-_OF_THE_DEVICE = (
+# torch_npu passes these options only to the driver, which records nothing without the activity npu.
+_DEVICE_OPTIONS = (
     "level",
     "aic_metrics",
     "l2_cache",

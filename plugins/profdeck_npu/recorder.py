@@ -1,12 +1,13 @@
-"""Drives ``torch_npu.profiler.profile`` for one capture, and checks what it left.
+"""Records one capture with ``torch_npu.profiler.profile``, and checks the files that torch_npu wrote.
 
-What is relied on here was read in the releases 2.6 to 2.14, and run with 2.13 over a stub of the driver:
+The recorder relies on the following behaviour of torch_npu. Sources: the code of the releases 2.6 to 2.14, and tests of
+2.13 with a stub driver.
 
-- ``start``, ``step`` and ``stop`` swallow exceptions and print them; here the functions below are called.
-- All is written inside of the ``step`` that ends a window. A profile that is stopped while it warms up deletes its
-  directory and leaves the driver configured, so that the next capture records with the options of this one.
-- The driver's failures are in its own logs and nowhere else: only the files tell.
-- The directory to write to belongs to the process, not to the profile: the last handler that was built has set it.
+- ``start``, ``step`` and ``stop`` catch exceptions and print them. The recorder calls the unwrapped functions.
+- The ``step`` call that ends a window writes all data. A profile that is stopped during its warm-up deletes its
+  directory, but does not reset the driver. The next capture would then record with the options of this one.
+- The driver only reports failures in its own logs. Only missing files reveal them.
+- The output directory is a process-wide setting. The most recently constructed handler determines it.
 """
 
 from __future__ import annotations
@@ -45,116 +46,121 @@ from profdeck_npu import experimental
 from profdeck_npu.artifact_kinds import AscendDirectoryKind
 from profdeck_npu.options import Level, NpuOptions
 
-_one = OneAtATime("torch_npu")
-# Why a recording of this process could not be ended: torch_npu and the driver are still in it.
-_unended: list[str] = []
+_process_lock = OneAtATime("torch_npu")
+_stop_errors: list[str] = []
+"""Errors of recordings that could not be stopped. torch_npu and the driver are then still recording."""
 
 _ACTIVITIES = {Activity.CPU: ProfilerActivity.CPU, Activity.NPU: ProfilerActivity.NPU}
 
-_OF_TORCH_NPU = "torch_npu.profiler.profiler_interface"
-_BEGINNINGS = {
-    f"{_OF_TORCH_NPU}:_ProfInterface": ("init_trace",),  # of profiles that are built while a capture records
-    _OF_TORCH_NPU: ("_init_profiler",),  # of all
+_TORCH_NPU_MODULE = "torch_npu.profiler.profiler_interface"
+_START_FUNCTIONS = {
+    f"{_TORCH_NPU_MODULE}:_ProfInterface": ("init_trace",),  # profiles constructed during a capture
+    _TORCH_NPU_MODULE: ("_init_profiler",),  # all profiles
     "torch.autograd.profiler": ("_prepare_profiler", "_enable_profiler"),
     "torch.autograd.profiler_legacy": ("_enable_profiler_legacy",),
 }
-"""What other profilers call to begin. torch's raise in a thread in which torch_npu records; torch_npu itself records
-one thing per process, and the second and the first both lose what they have."""
+"""Functions that other profilers call to start, keyed by module or class.
 
-# torch_npu's own limits (analysis/prof_common_func/_constant.py, utils/_path_manager.py).
-_WORKER_LIMIT = 225
-_NAME_LIMIT = 255
-_TIME = "20260101000000000"
-_DOMAIN = "default"  # of mstx
-_LEGAL = re.compile(r"[./_\-\s~0-9a-zA-Z\u4e00-\u9fa5]+")
+torch's profilers raise an exception in a thread that records with torch_npu. torch_npu supports one recording per
+process: if a second recording starts, both lose their data.
+"""
+
+# Limits of torch_npu (analysis/prof_common_func/_constant.py, utils/_path_manager.py).
+_MAX_WORKER_LENGTH = 225
+_MAX_NAME_LENGTH = 255
+_EXAMPLE_TIME = "20260101000000000"
+_DEFAULT_MSTX_DOMAIN = "default"
+_ALLOWED_PATH = re.compile(r"[./_\-\s~0-9a-zA-Z\u4e00-\u9fa5]+")
 
 
 class NpuRecorder:
-    """Records one capture: a cycle per window cycle, or one cycle for all of its global steps.
+    """Records one capture: one cycle for all of its global steps, or one cycle for each cycle of its window.
 
     Steps in the timeline are named ``ProfilerStep#<global step>``, or ``ProfilerStep#<mini-batch>`` in a window.
     """
 
     def __init__(self, options: NpuOptions, capture: Capture) -> None:
         """Args:
-        options: what to record.
-        capture: where to and which steps.
+        options: options of the backend.
+        capture: the capture to record.
         """
         self.outputs: list[Output] = []
-        """Artifacts as they are there, and what checks the last one."""
+        """Artifacts of finished cycles. The last item is a function that checks the files of the last cycle."""
         self.directories: list[Path] = []
-        """Where the artifacts' data are."""
+        """Directories of the checked artifacts."""
         self._options = options
         self._capture = capture
         self._config = experimental.experimental_config(options, experimental_config, torch_npu.__version__)
-        self._cycles = CaptureCycles(capture, self._make, self._check, self.outputs)
-        self._rivals = RivalWatch(_BEGINNINGS, self._give_way)
-        self._thread = threading.get_ident()
-        self._ended = self._given_way = False
-        self._cycle: _Cycle | None = None
-        """The one that was made last."""
+        self._cycles = CaptureCycles(capture, self._make_cycle, self._check_cycle, self.outputs)
+        self._rivals = RivalWatch(_START_FUNCTIONS, self._handle_rival)
+        self._thread_id = threading.get_ident()
+        self._is_stopped = self._rival_reported = False
+        self._last_cycle: _Cycle | None = None
 
     def start(self) -> None:
-        """Begin.
+        """Start recording.
 
         Raises:
             CaptureError: another profiler is active in this process, or torch_npu did not start.
         """
-        _one.acquire(self._capture)
+        _process_lock.acquire(self._capture)
         try:
-            _require_free()
-            self._thread = threading.get_ident()
-            self._capture.annotate = _mstx_range if records_ranges(self._options) else _mark
+            _require_no_profiler()
+            self._thread_id = threading.get_ident()
+            self._capture.annotate = _mstx_range if records_ranges(self._options) else _host_annotation
             with self._rivals.ours():
                 self._cycles.start()
             self._rivals.__enter__()
         except BaseException:
-            _one.release(self._capture)
+            _process_lock.release(self._capture)
             raise
 
     def step(self) -> None:
-        """Pass from one global step or mini-batch to the next."""
-        if not self._ended:
+        """Advance to the next global step or mini-batch."""
+        if not self._is_stopped:
             with self._rivals.ours():
                 self._cycles.step()
 
     def stop(self) -> None:
-        """End; all data are on the disk then."""
+        """Stop recording. When this method returns, all data is on disk."""
         self._rivals.__exit__()
         try:
-            self._end()
+            self._stop_cycles()
         finally:
-            _one.release(self._capture)
+            _process_lock.release(self._capture)
 
-    def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
+    def _stop_cycles(self) -> None:
+        if not self._is_stopped:
+            self._is_stopped = True
             with self._rivals.ours():
                 self._cycles.stop()
 
-    def _give_way(self, library: str) -> None:
-        """End the recording, as another profiler begins, if it is of torch_npu, or of this thread, which records."""
-        same = threading.get_ident() == self._thread
-        records = self._cycle is not None and self._cycle.first is not None
-        if self._ended or self._given_way or not (library == _OF_TORCH_NPU or (same and records)):
+    def _handle_rival(self, module: str) -> None:
+        """Report a conflict with another profiler that is starting. If possible, stop this recording first.
+
+        Any torch_npu profiler conflicts. A torch profiler only conflicts if it starts in the recording thread.
+        """
+        is_same_thread = threading.get_ident() == self._thread_id
+        is_recording = self._last_cycle is not None and self._last_cycle.first is not None
+        conflicts = module == _TORCH_NPU_MODULE or (is_same_thread and is_recording)
+        if self._is_stopped or self._rival_reported or not conflicts:
             return
-        self._given_way = True
+        self._rival_reported = True
         self._capture.report_problem(
-            f"Another profiler of {library.partition('.')[0]} began in this process (thread "
-            f"{threading.current_thread().name}), which ends a recording. Remove it, or capture other steps than it "
-            "does."
+            f"Another {module.partition('.')[0]} profiler started in this process (thread "
+            f"{threading.current_thread().name}) and stopped this recording. Remove it, or capture different steps."
         )
-        if same:  # only the thread that began can end it
-            self._end()
+        if is_same_thread:  # torch_npu must stop in the thread that started it
+            self._stop_cycles()
 
-    def _make(self, position: int) -> _Cycle:
-        self._cycle = _Cycle(self._options, self._config, self._capture, position, self._cycles.phase)
-        return self._cycle
+    def _make_cycle(self, position: int) -> _Cycle:
+        self._last_cycle = _Cycle(self._options, self._config, self._capture, position, self._cycles.phase)
+        return self._last_cycle
 
-    def _check(self, cycle: _Cycle, part: CyclePart) -> Artifact:
-        assert cycle.directory is not None  # noqa: S101  # it has been started
-        path = self._capture.directory / cycle.directory.name  # as core calls it, whatever links lead there
-        problem = cycle.failure or missing(path, self._options)
+    def _check_cycle(self, cycle: _Cycle, part: CyclePart) -> Artifact:
+        assert cycle.directory is not None  # noqa: S101  # the cycle has started
+        path = self._capture.directory / cycle.directory.name  # unlike cycle.directory, does not resolve links
+        problem = cycle.failure or missing_files(path, self._options)
         self.directories.append(path)
         return Artifact(
             path=path,
@@ -167,33 +173,33 @@ class NpuRecorder:
 
 
 class _Cycle:
-    """One ``torch_npu.profiler.profile`` from its warm-up to its end."""
+    """One recording with ``torch_npu.profiler.profile``, from the warm-up to the stop."""
 
     def __init__(
         self, options: NpuOptions, config: Any, capture: Capture, position: int, phase: Callable[[int], WindowPhase]
     ) -> None:
         self.first: int | None = None
         self.failure: str | None = None
-        """Why it could not be ended."""
+        """The error, if the recording could not be stopped."""
         self.directory: Path | None = None
-        """Where its data are, once it has been started."""
+        """Directory of the recording; ``None`` before the start."""
         self._options = options
         self._config = config
         self._capture = capture
         self._position = position
         self._phase = phase
-        self._answer: ProfilerAction | None = None
+        self._forced_action: ProfilerAction | None = None
         self._profile: Any = None
 
     def start(self) -> None:
         directory = self._capture.directory.resolve()
-        worker = self._capture.artifact_path("", self._part()).name
+        worker = self._capture.artifact_path("", self._name_part()).name
         check_name(directory, worker)
-        # Built last: it sets where all profiles of this process write.
+        # Construct last: the constructor sets the process-wide output directory.
         handler = inspect.unwrap(tensorboard_trace_handler)(str(directory), worker, analyse_flag=False)
         self._profile = profile(
             activities=[_ACTIVITIES[activity] for activity in self._options.activities],
-            schedule=self._action,
+            schedule=self._scheduled_action,
             on_trace_ready=handler,
             record_shapes=self._options.record_shapes,
             profile_memory=self._options.profile_memory,
@@ -202,88 +208,89 @@ class _Cycle:
             experimental_config=self._config,
         )
         self._profile.add_metadata_json("profdeck", recording_metadata(self._capture, self._options))
-        self._profile.step_num = self._position  # its marks say ProfilerStep#<step_num>
+        self._profile.step_num = self._position  # torch_npu annotates steps as ProfilerStep#<step_num>
         try:
             self._call(profile.start)
         except Exception as error:
-            self._abandon_start()
-            raise CaptureError(f"The profiler of torch_npu did not start: {describe_error(error)}") from error
-        self.directory = self._made()
+            self._clean_up_failed_start()
+            raise CaptureError(f"torch_npu's profiler did not start: {describe_error(error)}") from error
+        self.directory = self._created_directory()
         if self.directory is None:
-            self._abandon_start()
+            self._clean_up_failed_start()
             raise CaptureError(
-                f"The profiler of torch_npu did not start: it made no directory in {directory}. It was switched off "
-                "when this process began, or another thread has just built a handler of its own for it."
+                f"torch_npu's profiler did not start: it did not create a directory in {directory}. The profiler was "
+                "disabled when this process started, or another thread has constructed a trace handler."
             )
-        self._moved()
+        self._update_first()
 
     def step(self) -> None:
         self._position += 1
         if self.first is None and self._phase(self._position) is not WindowPhase.WARMUP:
-            self._require_start()
+            self._require_recordable()
         self._profile.step_num = self._position - 1
         self._call(profile.step)
-        self._moved()
+        self._update_first()
 
     def stop(self) -> None:
         try:
-            self._end()
-        except Exception as error:  # noqa: BLE001  # what is on the disk is still worth to be kept
-            self._profile.stopped = True  # its destructor would stop it, from any thread
+            self._stop_profile()
+        except Exception as error:  # noqa: BLE001  # the files on disk must be kept
+            self._profile.stopped = True  # otherwise its destructor stops it, from any thread
             self.failure = f"the recording could not be stopped: {describe_error(error)}"
-            _unended.append(f"capture {self._capture.id}: {self.failure}")
-            if self.first is None:  # there will be no artifact to say it
+            _stop_errors.append(f"capture {self._capture.id}: {self.failure}")
+            if self.first is None:  # without an artifact, nothing else reports the failure
                 self._capture.report_problem(self.failure)
 
     def abandon(self) -> None:
-        made = self._made()
-        if made is not None and self.failure is None:
-            shutil.rmtree(made, ignore_errors=True)
+        directory = self._created_directory()
+        if directory is not None and self.failure is None:
+            shutil.rmtree(directory, ignore_errors=True)
 
-    def _end(self) -> None:
+    def _stop_profile(self) -> None:
         if Activity.NPU in self._options.activities:
-            torch_npu.npu.synchronize()  # up to 2.10 torch_npu does not: kernels that are still queued would be lost
-        if self._profile.current_action is ProfilerAction.WARMUP:  # see above: it can only be ended by recording
-            self._require_start()
-            self._answer = ProfilerAction.RECORD
+            torch_npu.npu.synchronize()  # torch_npu up to 2.10 does not synchronise and would lose queued kernels
+        if self._profile.current_action is ProfilerAction.WARMUP:  # only a stop after recording resets the driver
+            self._require_recordable()
+            self._forced_action = ProfilerAction.RECORD
             self._call(profile.step)
         self._profile.current_action = ProfilerAction.RECORD_AND_SAVE  # as at the end of a scheduled window
-        self._answer = ProfilerAction.NONE
+        self._forced_action = ProfilerAction.NONE
         self._call(profile.step)
-        self._call(profile.stop)  # says that it has been stopped
+        self._call(profile.stop)  # marks the profile as stopped
 
-    def _action(self, number: int) -> ProfilerAction:
-        if self._answer is not None:
-            return self._answer
-        # profile() asks for its number 0 when it is built, wherever the cycle begins.
-        warming = self._phase(max(number, self._position)) is WindowPhase.WARMUP
-        return ProfilerAction.WARMUP if warming else ProfilerAction.RECORD
+    def _scheduled_action(self, step: int) -> ProfilerAction:
+        if self._forced_action is not None:
+            return self._forced_action
+        # The constructor of profile requests the action of step 0, even if the cycle starts at a later position.
+        is_warmup = self._phase(max(step, self._position)) is WindowPhase.WARMUP
+        return ProfilerAction.WARMUP if is_warmup else ProfilerAction.RECORD
 
     def _call(self, method: Callable[..., Any]) -> None:
-        inspect.unwrap(method)(self._profile)  # without what swallows exceptions
+        inspect.unwrap(method)(self._profile)  # the wrapper would catch exceptions
 
-    def _made(self) -> Path | None:
-        """Return the directory that torch_npu has made for this recording, if it is where it should be."""
-        made = Path(self._profile.prof_if.prof_path)  # "." before it is made
-        wanted = self._capture.directory.resolve()
-        return (
-            made
-            if made.parent == wanted and made.name.endswith(f"_{AscendDirectoryKind.name}") and made.is_dir()
-            else None
+    def _created_directory(self) -> Path | None:
+        """Return the directory that torch_npu created in the capture's directory, or ``None``."""
+        directory = Path(self._profile.prof_if.prof_path)  # "." before torch_npu creates a directory
+        is_created = (
+            directory.parent == self._capture.directory.resolve()
+            and directory.name.endswith(f"_{AscendDirectoryKind.name}")
+            and directory.is_dir()
         )
+        return directory if is_created else None
 
-    def _moved(self) -> None:
+    def _update_first(self) -> None:
+        """Set `first` when the warm-up has ended, and report a problem if torch_npu records no mstx ranges."""
         if self.first is None and self._profile.current_action is ProfilerAction.RECORD:
             self.first = self._profile.step_num
-            # Releases up to 2.10.0 mark no steps by mstx, so that they cannot be asked.
+            # Releases up to 2.10.0 do not create mstx ranges for steps, so this attribute is missing.
             if records_ranges(self._options) and not getattr(self._profile, "_step_mstx_range_id", True):
                 self._capture.report_problem(
-                    "No mstx range is recorded: CANN's library of mstx (libms_tools_ext.so) cannot be used. Turn "
-                    "options.mstx off, or install a later CANN."
+                    "No mstx ranges are recorded: CANN's mstx library (libms_tools_ext.so) cannot be used. Turn off "
+                    "options.mstx, or install a newer CANN."
                 )
 
-    def _part(self) -> str | None:
-        # The last mini-batch is not known yet; the manifest has it.
+    def _name_part(self) -> str | None:
+        """Return the first recorded mini-batch, which distinguishes the cycles of a window. Manifests have the last."""
         if self._capture.window is None:
             return None
         first = self._position
@@ -291,100 +298,108 @@ class _Cycle:
             first += 1
         return f"mb{first:04d}"
 
-    def _require_start(self) -> None:
-        """Refuse to begin when torch_npu would not, without a word: when the thread has another profiler by now."""
-        if torch.autograd._profiler_enabled():  # noqa: SLF001  # the only way to ask
+    def _require_recordable(self) -> None:
+        """Check that the end of the warm-up can start the recording. torch_npu would skip it without a message.
+
+        Raises:
+            CaptureError: a torch profiler has started in this thread.
+        """
+        if torch.autograd._profiler_enabled():  # noqa: SLF001  # no public API
             raise CaptureError(
-                "A torch profiler that is not profdeck's became active while this one warmed up, so that it cannot "
-                "begin. Capture other steps than it does."
+                "Cannot start recording: another torch profiler started during the warm-up. Capture different steps."
             )
 
-    def _abandon_start(self) -> None:
-        """Leave nothing behind of a start that failed."""
+    def _clean_up_failed_start(self) -> None:
         try:
-            if ProfPathCreator().is_prof_inited:  # else it failed before the driver heard of it
-                self._end()
-        except Exception as error:  # noqa: BLE001  # the start's own error is what is raised
-            _unended.append(f"capture {self._capture.id}: {describe_error(error)}")
+            if ProfPathCreator().is_prof_inited:  # otherwise, the driver was not started
+                self._stop_profile()
+        except Exception as error:  # noqa: BLE001  # the caller raises the error of the start
+            _stop_errors.append(f"capture {self._capture.id}: {describe_error(error)}")
         self._profile.stopped = True
         self.abandon()
 
 
-def missing(directory: Path, options: NpuOptions) -> str | None:
-    """Say what torch_npu should have left in a directory and did not; None if all is there.
+def missing_files(directory: Path, options: NpuOptions) -> str | None:
+    """Return a message about files that torch_npu has not written, or ``None`` if all files exist.
 
-    Source: the layout that torch_npu's analysis looks for (analysis/prof_common_func/_path_manager.py).
+    Source: the layout that torch_npu's analysis expects (analysis/prof_common_func/_path_manager.py).
     """
-    expected = {"profiler_info*.json": "how the capture was made"}
+    expected = {"profiler_info*.json": "information about the recording"}
     if Activity.CPU in options.activities:
-        expected["FRAMEWORK/torch.op_range"] = "the operators of the host"
+        expected["FRAMEWORK/torch.op_range"] = "host operators"
     if Activity.NPU in options.activities:
-        # With level_none the driver may have had no range of the device to record.
-        expected["PROF_*" if options.level is Level.NONE else "PROF_*/device_*"] = "the data of the device"
-    absent = [f"{pattern} ({what})" for pattern, what in expected.items() if not any(directory.glob(pattern))]
-    if not absent:
+        # With level_none, device data only exists if the program used mstx ranges on the device.
+        expected["PROF_*" if options.level is Level.NONE else "PROF_*/device_*"] = "device data"
+    missing = [f"{pattern} ({content})" for pattern, content in expected.items() if not any(directory.glob(pattern))]
+    if not missing:
         return None
     return (
-        f"torch_npu left no {', no '.join(absent)}; CANN's logs may say why (~/ascend/log or ASCEND_PROCESS_LOG_PATH)"
+        f"torch_npu did not write {', '.join(missing)}; check CANN's logs for the reason (~/ascend/log or "
+        "ASCEND_PROCESS_LOG_PATH)"
     )
 
 
 def check_name(directory: Path, worker: str) -> None:
-    """Check that torch_npu takes a directory and a name in it, for which its releases raise, warn or choose another.
+    """Check that torch_npu supports the output path. Depending on the release, it would raise, warn or rename.
+
+    Args:
+        directory: output directory.
+        worker: first part of the name that torch_npu creates in the directory.
 
     Raises:
-        CaptureError: it does not.
+        CaptureError: the path has characters that torch_npu does not support, or is too long.
     """
-    if not _LEGAL.fullmatch(f"{directory}/{worker}"):
-        wrong = "".join(dict.fromkeys(_LEGAL.sub("", f"{directory}/{worker}")))
+    path = f"{directory}/{worker}"
+    if not _ALLOWED_PATH.fullmatch(path):
+        unsupported = "".join(dict.fromkeys(_ALLOWED_PATH.sub("", path)))
         raise CaptureError(
-            f"The path {directory}/{worker} has {wrong!r} in it, which torch_npu does not take. It takes letters, "
-            "digits, spaces and . _ - ~ only: choose such an output, run and role."
+            f"The path {path} contains {unsupported!r}, which torch_npu does not support. Change output, run or role. "
+            "Allowed characters: letters, digits, spaces and . _ - ~"
         )
-    room = min(_WORKER_LIMIT, _NAME_LIMIT - len(f"_{os.getpid()}_{_TIME}_ascend_pt"))
-    if len(worker) > room:
+    max_length = min(_MAX_WORKER_LENGTH, _MAX_NAME_LENGTH - len(f"_{os.getpid()}_{_EXAMPLE_TIME}_ascend_pt"))
+    if len(worker) > max_length:
         raise CaptureError(
-            f"The name {worker} has {len(worker)} characters, and torch_npu has room for {room} beside what it adds. "
-            "Choose a shorter stage, or shorter parallel coordinates."
+            f"The name {worker} has {len(worker)} characters, but torch_npu supports at most {max_length}. Use a "
+            "shorter stage name or shorter parallel coordinates."
         )
 
 
-def _require_free() -> None:
-    """Check that no other profiler records in this process.
+def _require_no_profiler() -> None:
+    """Check that no other profiler is recording in this process.
 
     Raises:
-        CaptureError: one does, or an earlier recording could not be ended.
+        CaptureError: a profiler is recording, or an earlier recording could not be stopped.
     """
-    if _unended:
+    if _stop_errors:
         raise CaptureError(
-            f"An earlier recording of this process could not be ended, and torch_npu is still in it ({_unended[0]}). "
-            "Restart the process to capture again."
+            "Cannot start recording, because an earlier recording of this process could not be stopped "
+            f"({_stop_errors[0]}). Restart the process to capture again."
         )
-    # The first is about torch's and torch_npu's profilers of this thread, the second about torch_npu's of any, which
-    # it has since it made its directory.
-    if torch.autograd._profiler_enabled() or ProfPathCreator().is_prof_inited:  # noqa: SLF001  # the only way to ask
+    # The first check finds profilers of torch and torch_npu in this thread. The second check finds profilers of
+    # torch_npu in any thread, as soon as they have created their directory.
+    if torch.autograd._profiler_enabled() or ProfPathCreator().is_prof_inited:  # noqa: SLF001  # no public API
         raise CaptureError(
-            "A profiler of torch or torch_npu that is not profdeck's is already active in this process; its data would "
-            "be lost. Remove it, or capture other steps than it does."
+            "Another torch or torch_npu profiler is already active in this process and would lose its data. Remove it, "
+            "or capture different steps."
         )
 
 
 def records_ranges(options: NpuOptions) -> bool:
-    """Tell whether mstx ranges without a domain of their own are recorded."""
+    """Return whether mstx ranges in the default domain are recorded."""
     include, exclude = options.mstx_domain_include, options.mstx_domain_exclude
-    return options.mstx and (not include or _DOMAIN in include) and _DOMAIN not in exclude
+    return options.mstx and (not include or _DEFAULT_MSTX_DOMAIN in include) and _DEFAULT_MSTX_DOMAIN not in exclude
 
 
-def _mark(name: str) -> AbstractContextManager[object]:
-    mark: AbstractContextManager[object] = record_function(name)
-    return mark
+def _host_annotation(name: str) -> AbstractContextManager[object]:
+    annotation: AbstractContextManager[object] = record_function(name)
+    return annotation
 
 
 @contextmanager
 def _mstx_range(name: str) -> Iterator[None]:
-    number = torch_npu.npu.mstx.range_start(name, torch_npu.npu.current_stream())
+    range_id = torch_npu.npu.mstx.range_start(name, torch_npu.npu.current_stream())
     try:
         yield
     finally:
-        if number:
-            torch_npu.npu.mstx.range_end(number)
+        if range_id:  # 0 if CANN's mstx library cannot be used
+            torch_npu.npu.mstx.range_end(range_id)

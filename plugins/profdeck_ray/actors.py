@@ -58,9 +58,9 @@ def join(until: ExitStack) -> None:
             socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError) as error:
-        why = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise CaptureError(
-            f"Cannot join the Ray cluster at {_ADDRESS_VARIABLE}={address}: {why} Run this command "
+            f"Cannot join the Ray cluster at {_ADDRESS_VARIABLE}={address}: {reason} Run this command "
             f"on a cluster node, or set {_ADDRESS_VARIABLE} to HOST:PORT of the head node."
         ) from None
     until.callback(ray.shutdown)
@@ -83,8 +83,8 @@ def find_named(names: Sequence[str], namespace: str | None, attribute: str | Non
         try:
             actor: RayActor | TargetError = _actor(ray.get_actor(name, namespace=namespace), attribute, name)
         except ValueError:
-            where = f"the namespace {namespace}" if namespace else "the namespace of this process"
-            text = f"There is no Ray actor named '{name}' in {where}."
+            searched = f"the namespace {namespace}" if namespace else "the namespace of this process"
+            text = f"There is no Ray actor named '{name}' in {searched}."
             fix = "Create it with options(name=...), or correct targets.actors and targets.actor_namespace."
             actor = TargetError(text, Outcome.UNREACHABLE, fix)
         actors.append(FoundActor(name, actor))
@@ -99,8 +99,12 @@ def find_matching(patterns: Sequence[str], namespace: str | None, attribute: str
     Raises:
         TargetError: This process has not joined a cluster, or this Ray version is not supported.
     """
-    where = namespace or _connected_ray(_BY_NAME).get_runtime_context().namespace
-    names = {name for of, name, _ in _living_actors(_BY_NAME) if of == where and matches(name, patterns)}
+    searched = namespace or _connected_ray(_BY_NAME).get_runtime_context().namespace
+    names = {
+        name
+        for actor_namespace, name, _ in _live_actors(_BY_NAME)
+        if actor_namespace == searched and matches(name, patterns)
+    }
     return find_named(sorted(names), namespace, attribute)
 
 
@@ -110,7 +114,7 @@ def find_namespaces(patterns: Sequence[str]) -> list[str]:
     Raises:
         TargetError: See `find_matching`.
     """
-    return sorted({namespace for namespace, name in _actors_of_jobs() if matches(name, patterns)})
+    return sorted({namespace for namespace, name in _job_actors() if matches(name, patterns)})
 
 
 def find_all() -> dict[str, RayActor]:
@@ -120,7 +124,7 @@ def find_all() -> dict[str, RayActor]:
         TargetError: See `find_matching`.
     """
     actors: dict[str, RayActor] = {}
-    for namespace, name in _actors_of_jobs():
+    for namespace, name in _job_actors():
         with contextlib.suppress(ValueError):  # the actor has just exited
             handle = _connected_ray(_BY_NAME).get_actor(name, namespace=namespace)
             for actor in (_actor(handle), _actor(handle, name=name)):  # manifests use either the ID or the name
@@ -138,7 +142,7 @@ def find_members(group_id: str, attribute: str | None) -> tuple[list[FoundActor]
         TargetError: See `find_matching`.
     """
     members, unnamed = [], 0
-    for namespace, name, group in _living_actors("Looking up a placement group"):
+    for namespace, name, group in _live_actors("Looking up a placement group"):
         if group != group_id:
             continue
         if name:
@@ -165,13 +169,14 @@ def _actor(handle: object, attribute: str | None = None, name: str | None = None
     return actor
 
 
-def _actors_of_jobs() -> Iterator[tuple[str, str]]:
-    for namespace, name, _ in _living_actors(_BY_NAME):
+def _job_actors() -> Iterator[tuple[str, str]]:
+    """Yield the namespace and name of each live named actor that Ray or profdeck did not create for internal use."""
+    for namespace, name, _ in _live_actors(_BY_NAME):
         if name and not namespace.startswith(_INTERNAL_NAMESPACES):
             yield namespace, name
 
 
-def _living_actors(purpose: str) -> Iterator[tuple[str, str, str]]:
+def _live_actors(purpose: str) -> Iterator[tuple[str, str, str]]:
     """Yield the namespace, name and placement group ID of each live actor. Missing values are empty strings."""
     ray = _connected_ray(purpose)
     try:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from profdeck.engines import Actor, ActorGroup, AskActor, Cluster, FoundActors
 from profdeck.plugin import TargetsConfig
-from profdeck_ray import actors, held_engines
+from profdeck_ray import actors, engine_discovery
 from profdeck_ray.engine import RayActor
 
 
@@ -33,15 +33,15 @@ class RayCluster(Cluster):
 
     def as_target(self, target: object, attribute: str | None) -> Actor | ActorGroup | None:
         """Convert a Ray actor handle to an actor, or a Ray placement group to an actor group."""
-        return held_engines.PlacementGroup.of(target, attribute) or RayActor.of(target, attribute)
+        return engine_discovery.PlacementGroup.of(target, attribute) or RayActor.of(target, attribute)
 
     async def find_actors(self, config: TargetsConfig, ask: AskActor) -> FoundActors:
         """Find the actors listed in a config, in the cluster that this process has joined."""
-        return await held_engines.find_configured(config, ask)
+        return await engine_discovery.find_configured(config, ask)
 
     async def find_namespace(self, names: Sequence[str], ask: AskActor) -> tuple[str, list[str]]:
         """Find the namespace of the only job that has engines."""
-        return await held_engines.find_namespace(names, ask)
+        return await engine_discovery.find_namespace(names, ask)
 
     def join(self, until: ExitStack) -> None:
         """Join the cluster at ``RAY_ADDRESS``, by default the one on this host."""

@@ -36,9 +36,9 @@ def collect(
     ] = False,
 ) -> Callable[[ExitStack], Mapping[str, Actor]] | None:
     """Return a function that joins the cluster and returns its actors, or ``None`` without ``--ray``."""
-    return _joined if ray else None
+    return _join_and_find_actors if ray else None
 
 
-def _joined(until: ExitStack) -> Mapping[str, Actor]:
+def _join_and_find_actors(until: ExitStack) -> Mapping[str, Actor]:
     join(until)
     return find_all()

@@ -40,7 +40,7 @@ from profdeck_ray import in_actor
 
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1
-_MOST_SHOWN = 500
+_MAX_ERROR_LENGTH = 500
 
 _GONE = "Check the actor's log. If another actor has replaced it, pass the new handle or set targets.actors."
 _BUSY = (
@@ -107,7 +107,7 @@ class RayEngine(Engine):
         """
         self.name = actor.name
         self._actor = actor
-        self._connects = {"backend": backend, "options": unstructure(options), "attribute": actor.attribute}
+        self._connection = {"backend": backend, "options": unstructure(options), "attribute": actor.attribute}
         self._timeout_s = options.rpc_timeout_s
         self._host: str | None = None
 
@@ -129,8 +129,8 @@ class RayEngine(Engine):
 
     async def part(self, output: Path, place: str, offset: int) -> FilePart:
         """Fetch a chunk of a file from the output directory on the actor's node."""
-        async with self._in_time():
-            answer = await self._received(in_actor.read_part, str(output), place, offset)
+        async with self._time_limit():
+            answer = await self._request(in_actor.read_part, str(output), place, offset)
         self._host = answer["host"]
         fields = attrs.fields_dict(FilePart)  # another version may send more fields
         return FilePart(**{name: value for name, value in answer["part"].items() if name in fields})
@@ -154,10 +154,10 @@ class RayEngine(Engine):
         if name.startswith("_"):
             raise AttributeError(name)
 
-        async def forwarded(*arguments: Any, **keywords: Any) -> Any:
+        async def forward(*arguments: Any, **keywords: Any) -> Any:
             return await self._call(name, *arguments, starts=name.startswith("start_"), **keywords)
 
-        return forwarded
+        return forward
 
     async def _call(self, method: str, *arguments: Any, starts: bool = False, **keywords: Any) -> Any:
         """Call a coroutine method of the engine and wait for its result.
@@ -173,23 +173,23 @@ class RayEngine(Engine):
         """
         call = {
             "version": __version__,
-            **self._connects,
+            **self._connection,
             "method": method,
             "arguments": list(arguments),
             "keywords": keywords,
         }
         if starts and self.gate is not None:
             await self.gate()
-        async with self._in_time():
-            answer = await self._answered(call)
+        async with self._time_limit():
+            answer = await self._wait_for_answer(call)
         self._host = answer["host"]
         if "error" not in answer:
             return answer["value"]
-        kind = NoEngineError if answer["no_engine"] else TargetError
-        raise kind(answer["error"], Outcome(answer["outcome"]), answer["fix"])
+        error_class = NoEngineError if answer["no_engine"] else TargetError
+        raise error_class(answer["error"], Outcome(answer["outcome"]), answer["fix"])
 
     @contextlib.asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
+    async def _time_limit(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 yield
@@ -200,14 +200,15 @@ class RayEngine(Engine):
             fix = f"{_BUSY} If the actor is only slow, increase rpc_timeout_s."
             raise TargetError(text, Outcome.TIMED_OUT, fix) from None
 
-    async def _answered(self, call: Mapping[str, Any]) -> dict[str, Any]:
+    async def _wait_for_answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a call and poll for its result."""
         ticket, pause_s = secrets.token_hex(8), _FIRST_POLL_S
         try:
-            answer = await self._received(in_actor.ask, ticket, call)
+            answer = await self._request(in_actor.ask, ticket, call)
             while "waiting" in answer:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LAST_POLL_S)
-                answer = await self._received(in_actor.fetch_result, ticket)
+                answer = await self._request(in_actor.fetch_result, ticket)
         except asyncio.CancelledError:
             # Ray cannot cancel a call that was already sent to an actor, so a start may still arrive. The stop that
             # follows a cancelled start arrives after it.
@@ -223,26 +224,31 @@ class RayEngine(Engine):
             raise TargetError(text, Outcome.UNREACHABLE, "End captures before ray.shutdown().")
         return self._actor.handle.__ray_call__.remote(function, *arguments)
 
-    async def _received(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+    async def _request(self, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        """Run a function in the actor, return its result and update the clock offset.
+
+        Raises:
+            TargetError: The call failed.
+        """
         sent_ns = time.time_ns()
         reference = self._send(function, *arguments)
         try:
             answer: dict[str, Any] = await reference
         except Exception as error:
-            raise self._failed(error) from error
+            raise self._as_target_error(error) from error
         if "times" in answer:  # other versions may omit them
             times = MessageTimes(*answer["times"])
             self.clock = better_clock(self.clock, compare_clocks(answer["host"], sent_ns, times, time.time_ns()))
         return answer
 
-    def _failed(self, error: Exception) -> TargetError:
+    def _as_target_error(self, error: Exception) -> TargetError:
         """Convert an exception raised by a Ray call to a `TargetError`."""
         from ray.exceptions import RayTaskError
 
         if not isinstance(error, RayTaskError):  # usually RayActorError
-            return TargetError(f"{self.name} cannot be reached: {_short(error)}", Outcome.UNREACHABLE, _GONE)
+            return TargetError(f"{self.name} cannot be reached: {_shorten(error)}", Outcome.UNREACHABLE, _GONE)
         cause = error.cause
-        # Ray reports in this way that the actor's process cannot import the function.
+        # Ray wraps import errors of the function in the actor's process in this attribute.
         missing = getattr(cause, "client_exc", cause)
         if isinstance(missing, ImportError | AttributeError):
             return TargetError(
@@ -270,8 +276,8 @@ class _ActorFiles(PartedFiles):
         return await self._engine.part(self._output, place, offset)
 
 
-def _short(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     """Strip colours, tracebacks, tables and advice from a Ray error message."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     lines = [line for line in plain.splitlines() if line and not line[0].isspace()]
-    return " ".join(lines).partition(" Some common causes")[0][:_MOST_SHOWN]
+    return " ".join(lines).partition(" Some common causes")[0][:_MAX_ERROR_LENGTH]

@@ -70,11 +70,11 @@ def ask(instance: object, ticket: str, call: Mapping[str, Any]) -> dict[str, Any
         # Not on the event loop: the first call imports the engine's plugin, which would block serving.
         engine = _engine(instance, call)
         loop = _event_loop()
-        work = _called(engine, call)
+        coroutine = _call_engine(engine, call)
         if loop is None:
-            return _reply(called_ns, value=run_without_loop(work))
-        _pending[ticket] = asyncio.run_coroutine_threadsafe(work, loop)
-    except BaseException as error:  # noqa: BLE001  # it would kill the actor, or Ray would wrap it
+            return _reply(called_ns, value=run_without_loop(coroutine))
+        _pending[ticket] = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except BaseException as error:  # noqa: BLE001  # an exception would kill the actor, or Ray would wrap it
         return _failure(called_ns, error)
     return _reply(called_ns, waiting=True)
 
@@ -106,7 +106,7 @@ def read_part(_: object, output: str, place: str, offset: int) -> dict[str, Any]
     return _reply(called_ns, part=attrs.asdict(part_of(Path(output), place, offset)))
 
 
-async def _called(engine: Engine, call: Mapping[str, Any]) -> Any:
+async def _call_engine(engine: Engine, call: Mapping[str, Any]) -> Any:
     if not engine.blocking and _running_loop() is None:
         raise TargetError(
             f"{engine.name} must be called on its own event loop, but the actor has no event loop.",
@@ -131,13 +131,13 @@ def _engine(instance: object, call: Mapping[str, Any]) -> Engine:
     cls = load_backend(call["backend"])
     # Only engine backends send calls.
     backend = cast("Connects", cls(structure(call["options"], cls.Options, where="options")))
-    found = find(instance, backend, call["attribute"])
-    if connected is None or connected.target is not found.target:  # reuse the Engine: it has capture state
-        _connected[key] = connected = found
+    candidate = find_engine(instance, backend, call["attribute"])
+    if connected is None or connected.target is not candidate.target:  # reuse the Engine: it has capture state
+        _connected[key] = connected = candidate
     return connected.engine
 
 
-def find(instance: object, backend: Connects, path: str | None) -> _Connected:
+def find_engine(instance: object, backend: Connects, path: str | None) -> _Connected:
     """Find the engine in an actor that the backend can control.
 
     With `path`, return the object at that path. Without it, return the only attribute that is such an engine, or the
@@ -150,48 +150,48 @@ def find(instance: object, backend: Connects, path: str | None) -> _Connected:
         PluginError: The engine's library is missing in this process, or not supported.
     """
     if path is not None:
-        return _at(instance, backend, path)
-    found: dict[str, _Connected] = {}
+        return _connect_at(instance, backend, path)
+    engines: dict[str, _Connected] = {}
     for name, value in _candidates(instance):
-        if any(value is other.target for other in found.values()):
+        if any(value is connected.target for connected in engines.values()):
             continue
-        if (engine := _accepted(backend, value)) is not None:
-            found[name] = _Connected(value, engine)
-    kind = type(instance).__qualname__
-    if len(found) > 1:
-        listed = ", ".join(f"{name} ({type(one.target).__qualname__})" for name, one in found.items())
+        if (engine := _try_connect(backend, value)) is not None:
+            engines[name] = _Connected(value, engine)
+    class_name = type(instance).__qualname__
+    if len(engines) > 1:
+        listed = ", ".join(f"{name} ({type(connected.target).__qualname__})" for name, connected in engines.items())
         raise TargetError(
-            f"{len(found)} attributes of {kind} are engines of the backend '{backend.name}': {listed}.",
+            f"{len(engines)} attributes of {class_name} are engines of the backend '{backend.name}': {listed}.",
             Outcome.REFUSED,
-            f"Select one in the role's targets, such as actor_attribute: {next(iter(found))}.",
+            f"Select one in the role's targets, such as actor_attribute: {next(iter(engines))}.",
         )
-    if found:
-        return next(iter(found.values()))
-    if (engine := _accepted(backend, instance)) is not None:
+    if engines:
+        return next(iter(engines.values()))
+    if (engine := _try_connect(backend, instance)) is not None:
         return _Connected(instance, engine)
     listed = ", ".join(f"{name} ({type(value).__qualname__})" for name, value in vars(instance).items())
     raise NoEngineError(
-        f"{kind} does not hold an engine for the backend '{backend.name}'. Its attributes: {listed or 'none'}.",
+        f"{class_name} does not hold an engine for the backend '{backend.name}'. Its attributes: {listed or 'none'}.",
         Outcome.REFUSED,
         "Create the engine before the capture, or set targets.actor_attribute to the engine's dotted path, such as "
         "worker.engine.",
     )
 
 
-def _at(instance: object, backend: Connects, path: str) -> _Connected:
-    target, passed = instance, type(instance).__qualname__
+def _connect_at(instance: object, backend: Connects, path: str) -> _Connected:
+    target, target_path = instance, type(instance).__qualname__
     for name in path.split("."):
         try:
             target = getattr(target, name)
         except AttributeError:
             raise NoEngineError(
-                f"{passed} has no attribute '{name}'.",
+                f"{target_path} has no attribute '{name}'.",
                 Outcome.REFUSED,
                 f"Create the engine before the capture, or correct actor_attribute: {path}.",
             ) from None
-        passed = f"{passed}.{name}"
+        target_path = f"{target_path}.{name}"
     if isinstance(target, str):
-        raise ConfigError(f"{passed} is a string: {target!r}. If it is a server URL, use it as the target.")
+        raise ConfigError(f"{target_path} is a string: {target!r}. If it is a server URL, use it as the target.")
     return _Connected(target, backend.connect(target))
 
 
@@ -202,7 +202,7 @@ def _candidates(instance: object) -> Iterator[tuple[str, object]]:
             yield name, value
 
 
-def _accepted(backend: Connects, target: object) -> Engine | None:
+def _try_connect(backend: Connects, target: object) -> Engine | None:
     try:
         return backend.connect(target)
     except (ConfigError, MissingLibraryError):  # an engine cannot exist without its library
@@ -232,6 +232,6 @@ def _reply(called_ns: int, **fields: Any) -> dict[str, Any]:
 
 
 def _failure(called_ns: int, error: BaseException) -> dict[str, Any]:
-    found = target_error(error)
-    outcome, no_engine = found.outcome.value, isinstance(found, NoEngineError)
-    return _reply(called_ns, error=str(found), outcome=outcome, fix=found.fix, no_engine=no_engine)
+    failure = target_error(error)
+    outcome, no_engine = failure.outcome.value, isinstance(failure, NoEngineError)
+    return _reply(called_ns, error=str(failure), outcome=outcome, fix=failure.fix, no_engine=no_engine)

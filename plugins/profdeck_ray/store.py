@@ -16,8 +16,8 @@ from profdeck.plugin import ConfigError, Store
 from profdeck_ray.actors import require
 
 _NAMESPACE = "profdeck"
-_ANSWER_S = 10.0
-_IDLE_S = 20.0
+_CALL_TIMEOUT_S = 10.0
+_IDLE_LIMIT_S = 20.0
 
 
 def connect(run: str, address: str | None) -> RayStore:
@@ -49,40 +49,40 @@ class Notes:
 
     def __init__(self) -> None:
         self._notes: dict[str, bytes] = {}
-        self._asked_s = time.monotonic()
-        threading.Thread(target=self._end_when_idle, daemon=True).start()
+        self._last_call_s = time.monotonic()
+        threading.Thread(target=self._exit_when_idle, daemon=True).start()
 
     def read(self, name: str) -> bytes | None:
         """Return a note."""
-        self._asked_s = time.monotonic()
+        self._last_call_s = time.monotonic()
         return self._notes.get(name)
 
     def read_all(self, prefix: str) -> dict[str, bytes]:
         """Return the notes whose names start with a prefix."""
-        self._asked_s = time.monotonic()
+        self._last_call_s = time.monotonic()
         return {name: text for name, text in self._notes.items() if name.startswith(prefix)}
 
     def create(self, name: str, text: bytes) -> bytes:
         """Write a note unless one exists, and return the stored note."""
-        self._asked_s = time.monotonic()
+        self._last_call_s = time.monotonic()
         return self._notes.setdefault(name, text)
 
     def put(self, name: str, text: bytes) -> None:
         """Store a note. An existing note with the same name is replaced."""
-        self._asked_s = time.monotonic()
+        self._last_call_s = time.monotonic()
         self._notes[name] = text
 
     def remove(self, name: str, text: bytes) -> None:
         """Remove a note if its text has not changed."""
-        self._asked_s = time.monotonic()
+        self._last_call_s = time.monotonic()
         if self._notes.get(name) == text:
             del self._notes[name]
 
-    def _end_when_idle(self) -> None:
+    def _exit_when_idle(self) -> None:
         import ray
 
-        while (left_s := self._asked_s + _IDLE_S - time.monotonic()) > 0:
-            time.sleep(left_s)
+        while (remaining_s := self._last_call_s + _IDLE_LIMIT_S - time.monotonic()) > 0:
+            time.sleep(remaining_s)
         ray.kill(ray.get_runtime_context().current_actor)
 
 
@@ -101,18 +101,18 @@ class RayStore(Store):
 
     def read(self, name: str) -> bytes | None:
         """See `Store`."""
-        found: bytes | None = self._call("read", name)
-        return found
+        note: bytes | None = self._call("read", name)
+        return note
 
     def read_all(self, prefix: str) -> Mapping[str, bytes]:
         """See `Store`."""
-        found: dict[str, bytes] = self._call("read_all", prefix)
-        return found
+        notes: dict[str, bytes] = self._call("read_all", prefix)
+        return notes
 
     def create(self, name: str, text: bytes) -> bytes | None:
         """See `Store`."""
-        found: bytes = self._call("create", name, text)
-        return found
+        stored_note: bytes = self._call("create", name, text)
+        return stored_note
 
     def put(self, name: str, text: bytes) -> None:
         """See `Store`."""
@@ -141,21 +141,21 @@ class RayStore(Store):
 
         try:
             if self._actor is None:
-                self._actor = self._find(ray)
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_ANSWER_S)
+                self._actor = self._find_actor(ray)
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_TIMEOUT_S)
         except ray.exceptions.GetTimeoutError:
-            raise TimeoutError(f"{self.address} has not answered for {_ANSWER_S:g} seconds") from None
+            raise TimeoutError(f"{self.address} did not respond within {_CALL_TIMEOUT_S:g} seconds") from None
         except (ray.exceptions.RayError, RuntimeError, ValueError, ConnectionError) as error:
             self._actor = None  # the next call searches for it again
             raise ConnectionError(f"{self.address}: {str(error).partition(chr(10))[0]}") from None
 
-    def _find(self, ray: Any) -> Any:
+    def _find_actor(self, ray: Any) -> Any:
         if not ray.is_initialized():
             ray.init(address=self._cluster, log_to_driver=False, logging_level="ERROR")
             self._joined = True
         if self._is_of_job:
-            chosen = {"name": self._name, "namespace": _NAMESPACE, "lifetime": "detached", "get_if_exists": True}
-            return ray.remote(Notes).options(num_cpus=0, **chosen).remote()
+            options = {"name": self._name, "namespace": _NAMESPACE, "lifetime": "detached", "get_if_exists": True}
+            return ray.remote(Notes).options(num_cpus=0, **options).remote()
         with suppress(ValueError):
             return ray.get_actor(self._name, namespace=_NAMESPACE)
         raise ConnectionError(f"no job of the run '{self._run}' is running")

@@ -1,6 +1,6 @@
-"""What SGLang calls in each of its processes, through its entry-point group ``sglang.srt.plugins``.
+"""Entry point that SGLang calls in each of its processes (``sglang.srt.plugins``).
 
-Only the standard library is imported until profdeck is armed, and nothing is ever raised.
+Unless profdeck is enabled, this module imports only the standard library. The functions never raise.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping
 logger = logging.getLogger("profdeck")
 
 NAME = "profdeck"
-"""Our entry point in SGLang's group, and what to write into ``SGLANG_PLUGINS``."""
+"""Name of profdeck's entry point, which ``SGLANG_PLUGINS`` can list."""
 
 
-def armed(environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether the processes of engines in this environment shall be able to record."""
+def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the environment enables profdeck in engine processes."""
     return (
         bool(environ.get("PROFDECK_CONFIG"))
         or any(name.startswith("PROFDECK__") for name in environ)
@@ -25,12 +25,12 @@ def armed(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def register() -> None:
-    """Make the process able to record, if profdeck is armed."""
-    if not armed():
+    """Register the hooks of this process, if profdeck is enabled."""
+    if not is_enabled():
         return
     try:
         from profdeck_sglang.hooks import register
 
         register()
-    except Exception:  # the engine must start whatever is wrong here
+    except Exception:  # An error must not prevent the engine from starting.
         logger.exception("profdeck is not available in this SGLang process (%d)", os.getpid())

@@ -1,4 +1,4 @@
-"""The backend `sglang`: what core builds and calls, in the process that controls the engine."""
+"""The backend `sglang`, in the process that controls the engine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 @attrs.define
 class SglangBackend(ControlBackend[SglangOptions]):
-    """Asks the schedulers of an SGLang engine to record: an engine object of this process, or a server."""
+    """Captures an SGLang engine, given as an engine object of this process or as the URL of a server."""
 
     name: ClassVar[str] = "sglang"
     Options: ClassVar[type[SglangOptions]] = SglangOptions
-    health: ClassVar[str] = "/server_info"  # which the schedulers answer; its /health generates a token
+    health: ClassVar[str] = (
+        "/server_info"  # Includes a reply of the schedulers, unlike /health, which generates a token.
+    )
     libraries: ClassVar[tuple[Library, ...]] = (LIBRARY,)
 
     def connect(self, target: object) -> Engine:
-        """Take an `Engine` or its tokenizer manager, or the URL of a server."""
+        """Return the target for an `Engine`, a tokenizer manager, or the URL of a server."""
         if isinstance(target, str):
             from profdeck_sglang.server import SglangServer
 
@@ -38,27 +40,26 @@ class SglangBackend(ControlBackend[SglangOptions]):
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
-        """Tell whether a server is SGLang's, by its ``/server_info``."""
+        """Return whether the server runs SGLang, according to its ``/server_info``."""
         from profdeck_sglang.server import SglangServer
 
         return await SglangServer(url, timeout_s=10).is_sglang()
 
     def check_role(self, role: RoleConfig) -> None:
-        """Refuse what the schedulers would refuse or pass over."""
+        """Check combinations of options that the schedulers would reject or ignore."""
         super().check_role(role)
-        kinds = self.options.profile_by_stage or role.batch_kinds
         if self.options.start_step is not None:
             if role.iterations is None:
-                raise ConfigError("options.start_step: it needs the role's iterations.count, which ends the window")
+                raise ConfigError("options.start_step: requires the role's iterations.count, which ends the window")
             if role.batch_kinds:
                 raise ConfigError("options.start_step: batch_kinds are counted separately; use iterations.skip")
             if role.iterations.skip:
-                raise ConfigError("options.start_step: iterations.skip says as well where the window begins; give one")
-        if self.options.stage_min_batch_size and not kinds:
-            raise ConfigError("options.stage_min_batch_size: it needs profile_by_stage, or the role's batch_kinds")
+                raise ConfigError("options.start_step: iterations.skip also sets the start of the window; set only one")
+        if self.options.stage_min_batch_size and not (self.options.profile_by_stage or role.batch_kinds):
+            raise ConfigError("options.stage_min_batch_size: requires profile_by_stage or the role's batch_kinds")
 
     def native(self, engine: Engine, capture: EngineCapture, request: CaptureRequest) -> EngineProfiler:
-        """Use SGLang's own profiler."""
+        """Return a capture by SGLang's own profiler."""
         from profdeck_sglang.own_profiler import SglangCapture
 
         return SglangCapture(cast("SglangEngine", engine), self.options, capture, request)

@@ -1,4 +1,4 @@
-"""The side of the backend that runs in the detokenizer of an engine."""
+"""Detokenizer side of the SGLang backend."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger("profdeck")
 
 
-def handler() -> Callable[[ProfileReq], None]:
-    """Return what takes the commands that the first scheduler passes on; it never raises."""
+def create_handler() -> Callable[[ProfileReq], None]:
+    """Return a handler for the commands that the first scheduler forwards. The handler never raises."""
     recorder = FrontendRecorder(protocol.DETOKENIZER)
 
-    def take(request: ProfileReq) -> None:
+    def handle(request: ProfileReq) -> None:
         try:
-            ours = protocol.unpack(request)
-            if ours is None:
+            message = protocol.unpack(request)
+            if message is None:
                 return
-            command, payload, replies = ours
+            command, payload, replies = message
             reply = recorder.command(command, payload)
             if reply is not None and replies is not None:
-                protocol.leave_reply(replies, protocol.DETOKENIZER, reply)
-        except Exception:  # the detokenizer must go on
+                protocol.write_reply(replies, protocol.DETOKENIZER, reply)
+        except Exception:  # An error must not terminate the detokenizer.
             logger.exception("profdeck could not handle a command in the detokenizer")
 
-    return take
+    return handle

@@ -1,7 +1,7 @@
-"""Keeps requests to SGLang's own profiler from losing data or ending the server.
+"""Rejects requests to SGLang's own profiler that would lose data or terminate the server.
 
-SGLang answers a call of ``/start_profile`` of a server that has loaded profdeck, unless the request is one
-of those that were seen to end a server or to lose a trace (SGLang 0.5.23); then it is refused, with what to do.
+Servers that have loaded profdeck still serve ``/start_profile``. The rejected requests terminated a server or lost a
+trace in SGLang 0.5.23.
 """
 
 from __future__ import annotations
@@ -18,124 +18,123 @@ if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq
 
 
-_DEFAULT_DIRECTORY = "/tmp"  # noqa: S108  # SGLang's
+_DEFAULT_DIRECTORY = "/tmp"  # noqa: S108  # SGLang's default
 
 
-def objection(owner: Any, request: ProfileReq, *, capturing: bool) -> str | None:
-    """Say why a request must not reach SGLang's profiler; None if it may.
+def check_request(owner: Any, request: ProfileReq, *, capturing: bool) -> str | None:
+    """Return the reason to reject a request, or None if it may reach SGLang's profiler.
 
-    A stop of what waits for its first batch, which SGLang refuses and keeps armed, cancels it here.
+    A stop cancels a capture that waits for its first batch. SGLang would reject that stop and keep the capture pending.
 
     Args:
-        owner: what holds the profiler's state in the scheduler.
+        owner: the scheduler's object that holds the profiler state.
         request: the request.
-        capturing: whether profdeck captures in this scheduler.
+        capturing: True if a capture of profdeck is active in this scheduler.
     """
-    second = _is_second()
-    if not protocol.starts(request):
-        return _wrong_stop(owner, second=second)
-    objections = {
-        "A capture of profdeck is active in this engine; wait until it has ended, or stop it.": (capturing),
-        "With SGLANG_PROFILE_V2 only profile_by_stage without start_step and merge_profiles is possible.": (
-            second and (not request.profile_by_stage or request.start_step or request.merge_profiles)
-        ),
-        "Profiling is already in progress. Call /stop_profile first.": busy(owner),
-        "profile_by_stage needs num_steps; without it the first batch ends the server.": (
-            request.profile_by_stage and not request.num_steps
-        ),
-    }
-    found = next((text for text, holds in objections.items() if holds), None)
-    return found or _wrong_activities(request) or _wrong_directory(request)
+    is_v2 = _is_v2()
+    if not protocol.is_start(request):
+        return _check_stop(owner, is_v2=is_v2)
+    if capturing:
+        return "A capture of profdeck is active in this engine. Wait until it finishes, or stop it."
+    if is_v2 and (not request.profile_by_stage or request.start_step or request.merge_profiles):
+        return "SGLANG_PROFILE_V2 supports only profile_by_stage, without start_step and merge_profiles."
+    if is_active(owner):
+        return "Profiling is already in progress. Call /stop_profile first."
+    if request.profile_by_stage and not request.num_steps:
+        return "profile_by_stage requires num_steps. Without num_steps, the first batch would terminate the server."
+    return _check_activities(request) or _check_directory(request)
 
 
-def agreed(owner: Any, own: str | None) -> str | None:
-    """Let all ranks that share batches refuse what one of them does: one that stops waits for the others, for ever.
+def share_rejection(owner: Any, rejection: str | None) -> str | None:
+    """Return the rejection of any rank that shares batches with this rank, preferably of this rank.
+
+    All of these ranks must call this. If only some of them profiled, their stop would wait for the others forever.
 
     Args:
-        owner: what holds the profiler's state in the scheduler.
-        own: what this rank objects to, see `objection`.
+        owner: the scheduler's object that holds the profiler state.
+        rejection: the result of `check_request` in this rank.
     """
     from torch import distributed
 
     group = owner.dp_tp_cpu_group
     if not distributed.is_initialized() or distributed.get_world_size(group) == 1:
-        return own
-    answers: list[str | None] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(answers, own, group=group)
-    return own or next(filter(None, answers), None)
+        return rejection
+    rejections: list[str | None] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(rejections, rejection, group=group)
+    return rejection or next(filter(None, rejections), None)
 
 
-def busy(owner: Any) -> bool:
-    """Tell whether SGLang's profiler records, or waits for its first batch."""
-    return bool(_records(owner) or _waits(owner))
+def is_active(owner: Any) -> bool:
+    """Return whether SGLang's profiler is recording or waits for its first batch."""
+    return bool(_is_recording(owner) or _is_pending(owner))
 
 
-def cancel(owner: Any) -> None:
-    """Let SGLang's profiler not wait any more: its own stop leaves the other stage armed."""
-    if _is_second():
-        owner._profile_manager.stage_based_trigger.stage_configs = {}  # noqa: SLF001  # it has no other way
+def cancel_pending(owner: Any) -> None:
+    """Cancel pending captures of SGLang's profiler. After a stop, SGLang keeps the other stage pending."""
+    if _is_v2():
+        owner._profile_manager.stage_based_trigger.stage_configs = {}  # noqa: SLF001  # SGLang has no public API
     else:
         owner.profile_by_stage = False
         owner.profiler_start_forward_ct = owner.profiler_target_forward_ct = None
 
 
-def _is_second() -> bool:
-    """Tell whether the engine has the second of SGLang's two profilers."""
+def _is_v2() -> bool:
+    """Return whether the engine uses the second of SGLang's two profiler implementations."""
     from sglang.srt.environ import envs
 
     return bool(envs.SGLANG_PROFILE_V2.get())
 
 
-def _records(owner: Any) -> bool:
-    if _is_second():
-        return owner._profile_manager.stage_based_trigger.running_state is not None  # noqa: SLF001  # as above
+def _is_recording(owner: Any) -> bool:
+    if _is_v2():
+        return owner._profile_manager.stage_based_trigger.running_state is not None  # noqa: SLF001  # no public API
     return bool(owner.profile_in_progress)
 
 
-def _waits(owner: Any) -> bool:
-    """Tell whether a request waits for its first batch of a stage, or for its first forward pass."""
-    if _is_second():
-        return bool(owner._profile_manager.stage_based_trigger.stage_configs)  # noqa: SLF001  # as above
+def _is_pending(owner: Any) -> bool:
+    """Return whether a capture waits for the first batch of a stage, or for its first forward pass."""
+    if _is_v2():
+        return bool(owner._profile_manager.stage_based_trigger.stage_configs)  # noqa: SLF001  # no public API
     by_stage = owner.profile_by_stage and 0 in {owner.profiler_prefill_ct, owner.profiler_decode_ct}
     return by_stage or owner.profiler_start_forward_ct is not None
 
 
-def _wrong_stop(owner: Any, *, second: bool) -> str | None:
-    if not _records(owner) and _waits(owner):
-        cancel(owner)
-        return "The capture that waited for its first batch is cancelled; nothing was recorded."
-    if second:
-        return "With SGLANG_PROFILE_V2 a stop ends the server; captures by stage end by themselves."
+def _check_stop(owner: Any, *, is_v2: bool) -> str | None:
+    if not _is_recording(owner) and _is_pending(owner):
+        cancel_pending(owner)
+        return "The pending capture was cancelled before its first batch; nothing was recorded."
+    if is_v2:
+        return "With SGLANG_PROFILE_V2, a stop would terminate the server. Captures by stage end automatically."
     return None
 
 
-def _wrong_activities(request: ProfileReq) -> str | None:
+def _check_activities(request: ProfileReq) -> str | None:
     import torch
 
-    asked = set(request.activities or ())
+    activities = set(request.activities or ())
     for activity in ("MEM", "CUDA_PROFILER"):
-        if activity in asked and not torch.cuda.is_available():
-            return f"The activity {activity} needs CUDA, which this engine does not run on."
-    if "RPD" in asked and importlib.util.find_spec("rpdTracerControl") is None:
-        return "The activity RPD needs the package rpdTracerControl, which is not installed here."
-    # Other names are passed over, and with none left torch's profiler raises.
-    if asked and "CPU" not in asked and not torch.accelerator.is_available():
-        return f"Only the activity CPU can be recorded here, and {', '.join(sorted(asked))} cannot."
+        if activity in activities and not torch.cuda.is_available():
+            return f"The activity {activity} requires CUDA, which this engine does not use."
+    if "RPD" in activities and importlib.util.find_spec("rpdTracerControl") is None:
+        return "The activity RPD requires the package rpdTracerControl, which is not installed."
+    # SGLang ignores unknown activities. If none remain, torch's profiler raises.
+    if activities and "CPU" not in activities and not torch.accelerator.is_available():
+        return f"This engine can record only the activity CPU, not {', '.join(sorted(activities))}."
     return None
 
 
-def _wrong_directory(request: ProfileReq) -> str | None:
-    """Try to create a file where the traces will go: SGLang tries at the stop, and ends when it cannot."""
-    given = request.output_dir
-    if given is None:
-        given = os.environ.get("SGLANG_TORCH_PROFILER_DIR", _DEFAULT_DIRECTORY)
-    directory = Path(given).expanduser()
-    # A name like those of the traces, as long as they may become.
+def _check_directory(request: ProfileReq) -> str | None:
+    """Create and remove a file in the trace directory. If SGLang cannot write there at the stop, it terminates."""
+    output_dir = request.output_dir
+    if output_dir is None:
+        output_dir = os.environ.get("SGLANG_TORCH_PROFILER_DIR", _DEFAULT_DIRECTORY)
+    directory = Path(output_dir).expanduser()
+    # Use a name of the same form as the traces' names, with the maximum length.
     prefix = f"{request.profile_prefix or ''}-{request.profile_id}-"
     suffix = "-TP-00-DP-00-PP-00-EP-00-EXTEND.trace.json"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, prefix=prefix, suffix=suffix):
             return None
-    except (OSError, ValueError) as error:  # such as a slash or a null byte in a name
-        return f"output_dir, profile_prefix and profile_id name no file that can be written here: {error}."
+    except (OSError, ValueError) as error:  # ValueError: a slash or null byte in a name
+        return f"Cannot write a file with this output_dir, profile_prefix and profile_id: {error}."

@@ -1,8 +1,7 @@
-"""Our hooks in the processes of an engine, by SGLang's own registry.
+"""profdeck's hooks in engine processes, registered in SGLang's hook registry.
 
-Only two places of a running engine are touched: where a scheduler takes a request for its profiler, and the ends of
-three constructors. Iterations are hooked on the scheduler that records, while it records (see
-`profdeck_sglang.scheduler`), so an idle engine runs its own code.
+The hooks run when a scheduler handles a profiling request, and after three constructors. Iterations are patched only
+while a scheduler records (see `profdeck_sglang.scheduler`), so idle engines have no overhead.
 """
 
 from __future__ import annotations
@@ -17,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 from profdeck.engines import EngineConfig
 from profdeck.plugin import describe_error
 from profdeck_sglang import guard, protocol
-from profdeck_sglang.installed import DETOKENIZER, MANAGERS, PROFILES, SCHEDULER, TOKENIZER, applied
+from profdeck_sglang.applied_hooks import (
+    DETOKENIZER_INIT,
+    MANAGERS,
+    PROFILE_METHODS,
+    SCHEDULER_INIT,
+    TOKENIZER_INIT,
+    are_scheduler_hooks_applied,
+)
 
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import ProfileReq, ProfileReqOutput
@@ -25,38 +31,38 @@ if TYPE_CHECKING:
 logger = logging.getLogger("profdeck")
 
 _agent: Any = None
-"""The `profdeck_sglang.scheduler.SchedulerAgent` of this process, once its scheduler is there."""
-_one_host = False
-"""Whether all ranks of the engine are on this host, and so have loaded profdeck as this one has."""
+"""The `profdeck_sglang.scheduler.SchedulerAgent` of this process; None before its scheduler is initialized."""
+_is_single_host = False
+"""True if all ranks of the engine are on this host, and therefore have loaded profdeck."""
 
 
 def register() -> None:
-    """Register the hooks that this process needs, once; SGLang applies them."""
+    """Register the hooks that this process needs. SGLang applies them after the call."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    profile = next((target for target in PROFILES if _exists(target)), PROFILES[0])
+    profile = next((target for target in PROFILE_METHODS if _exists(target)), PROFILE_METHODS[0])
     hooks: dict[str, tuple[Callable[..., Any], HookType]] = {}
-    # SGLang imports what it hooks, and nothing shall be imported for us: a child has what it runs, and no more.
+    # SGLang imports the modules of hook targets. Child processes must not import modules that they do not run.
     scheduler, detokenizer = f"{MANAGERS}.scheduler" in sys.modules, f"{MANAGERS}.detokenizer_manager" in sys.modules
-    launches = "sglang.srt.entrypoints.engine" in sys.modules or not (scheduler or detokenizer)
-    if launches or scheduler:
-        hooks |= {SCHEDULER: (_scheduler_is_up, HookType.AFTER), profile: (_profile, HookType.AROUND)}
-    if launches or detokenizer:
-        hooks[DETOKENIZER] = (_detokenizer_is_up, HookType.AFTER)
-    if launches:
-        hooks[TOKENIZER] = (_tokenizer_is_up, HookType.AFTER)
+    is_launcher = "sglang.srt.entrypoints.engine" in sys.modules or not (scheduler or detokenizer)
+    if is_launcher or scheduler:
+        hooks |= {SCHEDULER_INIT: (_after_scheduler_init, HookType.AFTER), profile: (_around_profile, HookType.AROUND)}
+    if is_launcher or detokenizer:
+        hooks[DETOKENIZER_INIT] = (_after_detokenizer_init, HookType.AFTER)
+    if is_launcher:
+        hooks[TOKENIZER_INIT] = (_after_tokenizer_init, HookType.AFTER)
     if missing := [target for target in hooks if not _exists(target)]:
         logger.error(
-            "profdeck cannot record in this engine: SGLang %s has no %s. Update profdeck; "
-            "`profdeck plugins sglang` prints which releases of SGLang this version knows.",
+            "profdeck cannot record in this engine: SGLang %s has no %s. Update profdeck. "
+            "`profdeck plugins sglang` prints the supported SGLang versions.",
             version("sglang"),
             ", ".join(missing),
         )
         return
     for target, (hook, kind) in hooks.items():
         HookRegistry.register(target, hook, kind)
-    if launches and (armed := EngineConfig.load("sglang")).captures_by_itself:
-        armed.name_run()
+    if is_launcher and (config := EngineConfig.load("sglang")).captures_by_itself:
+        config.name_run()
 
 
 def _exists(target: str) -> bool:
@@ -67,61 +73,62 @@ def _exists(target: str) -> bool:
     return True
 
 
-def _scheduler_is_up(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
-    global _agent, _one_host  # noqa: PLW0603  # one scheduler per process, and other objects take its requests
+def _after_scheduler_init(result: None, scheduler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
+    global _agent, _is_single_host  # noqa: PLW0603  # one scheduler per process; its requests arrive at other objects
     try:
         from profdeck_sglang.scheduler import SchedulerAgent
 
-        if not applied():
-            logger.error("profdeck cannot record in this scheduler: SGLang did not apply its hooks; see the log above.")
+        if not are_scheduler_hooks_applied():
+            logger.error("profdeck cannot record in this scheduler: SGLang did not apply its hooks. See the log above.")
             return
         server_args = kwargs.get("server_args") or args[0]
-        _one_host = int(server_args.nnodes) == 1
+        _is_single_host = int(server_args.nnodes) == 1
         _agent = SchedulerAgent(scheduler, server_args)
-        armed = EngineConfig.load("sglang")
-        if armed.captures_by_itself:
-            _agent.start(armed.own_request())
-    except Exception:  # the engine must start whatever is wrong here
+        config = EngineConfig.load("sglang")
+        if config.captures_by_itself:
+            _agent.start(config.own_request())
+    except Exception:  # An error must not prevent the engine from starting.
         logger.exception("profdeck is not available in this scheduler")
 
 
-def _profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> ProfileReqOutput:
+def _around_profile(original: Callable[..., Any], owner: Any, request: ProfileReq) -> ProfileReqOutput:
     from sglang.srt.managers.io_struct import ProfileReqOutput
 
     try:
-        if (ours := protocol.unpack(request)) is not None:
+        if (command := protocol.unpack(request)) is not None:
             if _agent is None:
                 return ProfileReqOutput(success=False, message="profdeck is not available in this scheduler.")
-            return ProfileReqOutput(success=True, message=protocol.pack_reply(_agent.handle(request, *ours)))
-        objection = _objection(owner, request)
-    except Exception as error:  # whatever is wrong here must not end the server
+            return ProfileReqOutput(success=True, message=protocol.pack_reply(_agent.handle(request, *command)))
+        rejection = _check_native_request(owner, request)
+    except Exception as error:  # An error must not terminate the server.
         logger.exception("profdeck could not handle a request to the profiler")
         return ProfileReqOutput(success=False, message=f"profdeck: {describe_error(error)}")
-    if objection is not None:
-        logger.error("profdeck refused a request to SGLang's own profiler: %s", objection)
-        return ProfileReqOutput(success=False, message=objection)
+    if rejection is not None:
+        logger.error("profdeck rejected a request to SGLang's own profiler: %s", rejection)
+        return ProfileReqOutput(success=False, message=rejection)
     output: ProfileReqOutput = original(owner, request)
     try:
-        if output.success and not protocol.starts(request):
-            guard.cancel(owner)
-    except Exception:  # as above
-        logger.exception("profdeck could not end a capture by SGLang's own profiler")
+        if output.success and not protocol.is_start(request):
+            guard.cancel_pending(owner)
+    except Exception:  # An error must not terminate the server.
+        logger.exception("profdeck could not cancel the remaining captures of SGLang's own profiler")
     return output
 
 
-def _objection(owner: Any, request: ProfileReq) -> str | None:
+def _check_native_request(owner: Any, request: ProfileReq) -> str | None:
+    """Return the reason to reject a request to SGLang's own profiler, or None."""
     try:
-        own = guard.objection(owner, request, capturing=_agent is not None and _agent.recorder.active)
-    except Exception as error:  # the other ranks wait for the answer of this one
+        rejection = guard.check_request(owner, request, capturing=_agent is not None and _agent.recorder.active)
+    except Exception as error:  # The other ranks wait for the result of this rank.
         logger.exception("profdeck could not check a request to the profiler")
-        own = describe_error(error)
-    return guard.agreed(owner, own) if _one_host else own
+        rejection = describe_error(error)
+    return guard.share_rejection(owner, rejection) if _is_single_host else rejection
 
 
-def _tokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
+def _after_tokenizer_init(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
     try:
         server = sys.modules.get("sglang.srt.entrypoints.http_server")
-        if server is None:  # an engine object
+        if server is None:  # This process has an Engine object instead of a server.
             return
         from profdeck.engines import Routes
         from profdeck_sglang.engines import SglangObject
@@ -129,16 +136,16 @@ def _tokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> N
         routes = Routes("sglang")
         routes.engine = SglangObject(manager, timeout_s=routes.options.rpc_timeout_s)
         routes.attach(server.app)
-    except Exception:  # as above
+    except Exception:  # An error must not prevent the engine from starting.
         logger.exception("profdeck is not available in this server")
 
 
-def _detokenizer_is_up(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
+def _after_detokenizer_init(result: None, manager: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG001  # SGLang's signature
     try:
         from sglang.srt.managers.io_struct import ProfileReq
 
-        from profdeck_sglang.detokenizer import handler
+        from profdeck_sglang.detokenizer import create_handler
 
-        manager._request_dispatcher._mapping[ProfileReq] = handler()  # noqa: SLF001  # it has no other way
-    except Exception:  # as above
+        manager._request_dispatcher._mapping[ProfileReq] = create_handler()  # noqa: SLF001  # SGLang has no public API
+    except Exception:  # An error must not prevent the engine from starting.
         logger.exception("profdeck is not available in this detokenizer")

@@ -1,4 +1,4 @@
-"""What an iteration of SGLang holds, read from the scheduler's batch."""
+"""Classifies SGLang iterations from the scheduler's batch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
-def runs(batch: ScheduleBatch) -> bool:
-    """Tell whether a batch enters the model: those whose prompts another server has read do not."""
+def is_iteration(batch: ScheduleBatch) -> bool:
+    """Return whether a batch runs the model. A batch whose prefill ran on another server does not."""
     return not batch.forward_mode.is_prebuilt()
 
 
-def kind(batch: ScheduleBatch) -> BatchKind | None:
-    """Return the kind of a batch; None for the empty ones that data-parallel attention runs beside its neighbours.
+def classify(batch: ScheduleBatch) -> BatchKind | None:
+    """Return the kind of a batch, or None for the empty batches of data-parallel attention.
 
-    SGLang counts the verification of drafted tokens as an extension of the sequences; it is a part of decoding.
+    The verification of draft tokens is decoding, although SGLang's ``is_extend`` includes it.
     """
     mode = batch.forward_mode
     if mode.is_idle():

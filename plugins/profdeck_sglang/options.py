@@ -21,13 +21,13 @@ class SglangOptions(EngineOptions):
     `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
-    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
-    on this host, or that `collect` fetches."""
+    """Merge the complete traces of all ranks into one file in the same directory. Default: off. Uses the traces on this
+    host, including those that `collect` downloads."""
 
     start_step: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
-    """The first forward pass to record, as SGLang counts them from the launch of each scheduler (its `forward_ct`).
-    Default: none, the role's `iterations.skip` counts from the start of the capture. Refused once that pass is over,
-    and with captures by stage, which count for each kind of batches."""
+    """First forward pass to record, counted from the launch of each scheduler (SGLang's `forward_ct`). Default: none;
+    the role's `iterations.skip` counts from the start of the capture. Rejected after that pass, and together with
+    `batch_kinds` or `profile_by_stage`, which count each batch kind separately."""
 
     stage_min_batch_size: int = attrs.field(default=0, validator=validators.ge(0))
     """Minimum number of requests in a decode batch. Smaller batches are neither recorded nor counted, as with SGLang's
@@ -35,18 +35,18 @@ class SglangOptions(EngineOptions):
     `batch_kinds`."""
 
     detailed_annotations: bool = False
-    """Name each iteration in the trace with the attention work of its prefill and decode requests, as SGLang's option
-    of this name does, for roofline models. Default: off. Needs SGLang 0.5.19 or newer."""
+    """Include the attention work of prefill and decode requests in each iteration's name, like SGLang's option of the
+    same name, for roofline models. Default: off. Requires SGLang 0.5.19 or newer."""
 
     ignore_frontend: bool = True
-    """Leave out the processes that tokenise and detokenise. Default: on. Off records their CPU as roles of their own,
-    `<role>-tokenizer` and `<role>-detokenizer`."""
+    """Exclude the tokenizer and detokenizer processes. Default: on. Off records their CPU activity as the separate
+    roles `<role>-tokenizer` and `<role>-detokenizer`."""
 
     def __attrs_post_init__(self) -> None:
-        """Check the fields against each other."""
+        """Check combinations of options."""
         super().__attrs_post_init__()
         if self.start_step is not None and self.profile_by_stage:
-            raise ValueError("start_step: profile_by_stage counts prefill and decode apart; use iterations.skip")
+            raise ValueError("start_step: profile_by_stage counts prefill and decode separately; use iterations.skip")
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
         """Return a copy of the request with these options, to be sent to the engine's processes."""
@@ -55,11 +55,11 @@ class SglangOptions(EngineOptions):
 
     @property
     def merges_ranks(self) -> bool:
-        """Whether the traces of all ranks are merged."""
+        """True if the capture merges the traces of all ranks."""
         return self.merge_profiles
 
     def for_processes(self) -> Mapping[str, Any]:
-        """Return what the schedulers' side and the frontends' read."""
+        """Return the ``engine`` field of requests, for the schedulers and the frontends."""
         return {
             "start_step": self.start_step,
             "min_decode_batch": self.stage_min_batch_size,

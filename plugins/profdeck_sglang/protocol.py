@@ -1,11 +1,11 @@
-"""How commands reach the processes of an engine: inside of SGLang's own requests to its profiler.
+"""Encodes profdeck's commands in SGLang's profiling requests.
 
-SGLang carries a ``ProfileReq`` to every scheduler of every data-parallel replica, and brings the answers of the first
-rank of each replica back. Our commands are in its ``profile_id``. The other ranks, and the detokenizer, answer by
-files in a directory that the command names; it is on the file system that the traces go to.
+SGLang sends a ``ProfileReq`` to every scheduler of every data-parallel replica, and returns the reply of the first rank
+of each replica. The field ``profile_id`` contains the command. The other ranks and the detokenizer write their replies
+to a directory that the command names. The directory is on the file system of the traces.
 
-The request is one that does nothing where our side is missing: it asks for a recording of nothing, at a forward pass
-that never comes.
+The request has no effect in processes without profdeck: it requests no activities, at a forward pass that is never
+reached.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("profdeck")
 
-_MARK = "profdeck:"
-_NEVER = 1 << 62
+_PREFIX = "profdeck:"
+_UNREACHABLE_STEP = 1 << 62
 
 DETOKENIZER = "detokenizer"
 
@@ -36,64 +36,64 @@ def pack(command: str, payload: Mapping[str, Any], replies: Path | None) -> Prof
     Args:
         command: the command; see `profdeck.engine.worker.recorder.handle_command`.
         payload: the payload of the command; see the same function.
-        replies: the directory for the replies of all processes; None if the replies of the first ranks are enough.
+        replies: the directory for the replies of all processes; None if the replies of the first ranks are sufficient.
     """
     from sglang.srt.managers.io_struct import ProfileReq, ProfileReqType
 
     content = json.dumps([command, payload, None if replies is None else str(replies)])
     kind = {_kind_field(ProfileReq): ProfileReqType.START_PROFILE}
-    return ProfileReq(**kind, profile_id=_MARK + content, activities=[], start_step=_NEVER)
+    return ProfileReq(**kind, profile_id=_PREFIX + content, activities=[], start_step=_UNREACHABLE_STEP)
 
 
-def starts(request: ProfileReq) -> bool:
-    """Tell whether a request of SGLang is one to start its profiler."""
+def is_start(request: ProfileReq) -> bool:
+    """Return whether a request starts SGLang's profiler."""
     from sglang.srt.managers.io_struct import ProfileReqType
 
     return bool(getattr(request, _kind_field(type(request))) == ProfileReqType.START_PROFILE)
 
 
 def _kind_field(cls: type[ProfileReq]) -> str:
-    return "req_type" if hasattr(cls, "__struct_fields__") else "type"  # a structure of msgspec since 0.5.15
+    return "req_type" if hasattr(cls, "__struct_fields__") else "type"  # a msgspec struct since 0.5.15
 
 
 def unpack(request: ProfileReq) -> tuple[str, dict[str, Any], Path | None] | None:
-    """Return the command in a request of SGLang, if it is one of ours."""
+    """Return the command, payload and reply directory in a request, or None for requests of other clients."""
     text = request.profile_id
-    if not isinstance(text, str) or not text.startswith(_MARK):
+    if not isinstance(text, str) or not text.startswith(_PREFIX):
         return None
-    command, payload, replies = json.loads(text.removeprefix(_MARK))
+    command, payload, replies = json.loads(text.removeprefix(_PREFIX))
     return command, payload, None if replies is None else Path(replies)
 
 
 def pack_reply(reply: Reply) -> str:
-    """Turn a reply into the message of an answer of SGLang."""
-    return _MARK + json.dumps(unstructure(reply))
+    """Encode a reply as the message of SGLang's ``ProfileReqOutput``."""
+    return _PREFIX + json.dumps(unstructure(reply))
 
 
 def unpack_reply(message: object) -> Reply | None:
-    """Return the reply in the message of an answer of SGLang; None if it is not one of ours."""
-    if not isinstance(message, str) or not message.startswith(_MARK):
+    """Decode the message of a ``ProfileReqOutput``; None if profdeck did not write it."""
+    if not isinstance(message, str) or not message.startswith(_PREFIX):
         return None
-    return structure(json.loads(message.removeprefix(_MARK)), Reply, where="reply")
+    return structure(json.loads(message.removeprefix(_PREFIX)), Reply, where="reply")
 
 
-def rank_name(rank: int) -> str:
-    """Name the reply of a rank in the directory of replies."""
+def rank_reply_name(rank: int) -> str:
+    """Return the name of a rank's reply file."""
     return f"rank_{rank}"
 
 
-def leave_reply(directory: Path, name: str, reply: Reply) -> None:
-    """Leave a reply in the directory of replies, at once whole; a process that cannot stays silent."""
+def write_reply(directory: Path, name: str, reply: Reply) -> None:
+    """Write a reply file atomically. Logs errors instead of raising them."""
     try:
         replace_file(directory / name, json.dumps(unstructure(reply)).encode(), durable=False)
-    except FileNotFoundError:  # the directory is gone: nobody waits for this reply
+    except FileNotFoundError:  # The client no longer waits and has removed the directory.
         pass
     except OSError as error:
-        logger.warning("The reply of %s cannot be written: %s", name, describe_error(error))
+        logger.warning("Could not write the reply of %s: %s", name, describe_error(error))
 
 
-def take_reply(directory: Path, name: str) -> Reply | None:
-    """Return a reply that has been left, or None."""
+def read_reply(directory: Path, name: str) -> Reply | None:
+    """Read a reply file, or return None if it does not exist."""
     try:
         text = (directory / name).read_text()
     except FileNotFoundError:

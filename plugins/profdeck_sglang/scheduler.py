@@ -1,6 +1,6 @@
-"""The side of the backend that runs in each scheduler of an engine: one process per rank.
+"""Scheduler side of the SGLang backend. Each rank of the engine is one process with one scheduler.
 
-An exception in a scheduler's loop ends the whole server: nothing here raises into it.
+An exception in the scheduler loop terminates the whole server, so the code that runs inside the loop never raises.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from profdeck import Identity
 from profdeck.engines import CaptureRequest, EngineRecorder, Reply, handle_command
 from profdeck.plugin import CaptureError, describe_error
 from profdeck_sglang import guard, protocol
-from profdeck_sglang.iterations import kind, runs
+from profdeck_sglang.iterations import classify, is_iteration
 from profdeck_sglang.library import LIBRARY
 
 if TYPE_CHECKING:
@@ -29,148 +29,171 @@ logger = logging.getLogger("profdeck")
 
 
 class SchedulerAgent:
-    """Records in one scheduler."""
+    """Handles capture commands in one scheduler process.
+
+    ``Scheduler.run_batch`` is patched only while a capture is active.
+    """
 
     def __init__(self, scheduler: Scheduler, server_args: ServerArgs) -> None:
         """Args:
-        scheduler: the scheduler of this process, whose parallel groups exist.
-        server_args: what the engine was launched with.
+        scheduler: the scheduler of this process. Its parallel groups must be initialized.
+        server_args: launch arguments of the engine.
         """
         self._scheduler = scheduler
-        self.recorder = EngineRecorder(place(scheduler, server_args), str(server_args.device), _versions())
-        self._detokenizer = False
-        """Whether the detokenizer was ever asked to record, and so may have something to end."""
+        self.recorder = EngineRecorder(
+            scheduler_identity(scheduler, server_args), str(server_args.device), _sglang_version()
+        )
+        self._detokenizer_started = False
+        """True once a capture has included the detokenizer, which must then also receive later commands."""
         self._min_decode_batch = 0
-        # Pipeline stages leave messages under way when an iteration ends. Gloo finishes them on a thread of its own,
-        # and torch (2.13) then writes to the record of each that it marked, also when the profiler has stopped and
-        # freed it: processes died of that. So what is between the iterations is not marked there.
-        self._only_iterations = int(server_args.pp_size) > 1
-        self._annotate: Callable[[bool], None] | None = None
+        # With pipeline parallelism, messages between stages can still be in flight when an iteration ends. Gloo
+        # completes them on its own thread, where torch 2.13 writes to the profiler record of each message. If the
+        # profiler has stopped by then, the record is freed memory and the process can crash. Operators between
+        # iterations are therefore not recorded.
+        self._record_only_iterations = int(server_args.pp_size) > 1
+        self._set_detailed_annotations: Callable[[bool], None] | None = None
 
     def handle(self, request: ProfileReq, command: str, payload: dict[str, Any], replies: Path | None) -> Reply:
-        """Carry out a command, leave the reply where all do, and pass the command on to the detokenizer."""
+        """Run a command and return the reply; a rejected command is reported in ``Reply.error``.
+
+        The reply is also written to the directory `replies`, unless that is None. If the detokenizer participates in
+        captures, the command is forwarded to it.
+        """
         reply = handle_command(command, payload, self.recorder, self.start, self.stop)
-        concerned = self._detokenizer
-        if command == "start":  # a start that is refused here must not reach what records there
-            concerned = reply.error is None and bool(payload.get("engine", {}).get(protocol.DETOKENIZER))
-            self._detokenizer = self._detokenizer or concerned
-        if concerned and not self.recorder.identity.parallel.get("dp"):  # one detokenizer for all replicas
-            self._pass_on(request)
+        forward = self._detokenizer_started
+        if command == "start":
+            # Do not forward a rejected start: the detokenizer may still be recording an earlier capture.
+            forward = reply.error is None and bool(payload.get("engine", {}).get(protocol.DETOKENIZER))
+            self._detokenizer_started = self._detokenizer_started or forward
+        # All data-parallel replicas share one detokenizer, so only replica 0 forwards.
+        if forward and not self.recorder.identity.parallel.get("dp"):
+            self._forward_to_detokenizer(request)
         if replies is not None:
-            protocol.leave_reply(replies, protocol.rank_name(reply.rank), reply)
+            protocol.write_reply(replies, protocol.rank_reply_name(reply.rank), reply)
         return reply
 
     def start(self, request: CaptureRequest) -> None:
-        """Take a request and watch the iterations until it has ended.
+        """Start a capture and patch ``run_batch`` until the capture ends.
 
         Raises:
-            ProfdeckError: it is refused.
+            ProfdeckError: the request is rejected.
         """
-        # Torch lets a second profiler begin, and the one that ends first gets what both have recorded.
-        if guard.busy(getattr(self._scheduler, "profiler_manager", self._scheduler)):  # its own since 0.5.13
+        # Torch allows a second profiler to start; the first one to stop then receives the events of both.
+        # SGLang >= 0.5.13 keeps the profiler state in `profiler_manager`, older versions in the scheduler.
+        if guard.is_active(getattr(self._scheduler, "profiler_manager", self._scheduler)):
             raise CaptureError(
-                "SGLang's own profiler is active in this engine; wait until it has ended, or stop it by /stop_profile."
+                "SGLang's own profiler is active in this engine. Wait until it finishes, or stop it with /stop_profile."
             )
         start_step = request.engine.get("start_step")
         if start_step is not None:
-            request = self._from_forward_pass(request, int(start_step))
+            request = self._apply_start_step(request, int(start_step))
         min_decode_batch = int(request.engine.get("min_decode_batch", 0))
         if min_decode_batch and not request.batch_kinds:
-            raise CaptureError("options.stage_min_batch_size needs profile_by_stage, or the role's batch_kinds.")
-        annotate = _detailed_annotations() if request.engine.get("detailed") else None
+            raise CaptureError("options.stage_min_batch_size requires profile_by_stage or the role's batch_kinds.")
+        set_detailed_annotations = _load_detailed_annotations() if request.engine.get("detailed") else None
         self.recorder.start(request)
         if self.recorder.active:
             self._min_decode_batch = min_decode_batch
-            self._annotate = annotate
-            self._wrap()
+            self._set_detailed_annotations = set_detailed_annotations
+            self._patch_run_batch()
 
     def stop(self, reason: str | None) -> None:
-        """End the request and leave the scheduler as it was, now or, if that must wait, at its next iteration."""
-        self._mark(on=True)  # the end of a recording is marked
+        """Stop the capture and restore ``run_batch``.
+
+        If the recorder defers the stop to the scheduler thread, both happen at the next iteration.
+
+        Args:
+            reason: why the capture ends early; None for a regular stop.
+        """
+        self._enable_record_function(enabled=True)  # Stopping the profiler records a clock anchor.
         self.recorder.stop(reason)
         if not self.recorder.active:
-            self._unwrap()
+            self._restore_run_batch()
 
-    def _pass_on(self, request: ProfileReq) -> None:
-        """Send a command to the detokenizer, which the first ranks write to; the senders of the others are dummies."""
-        channels = getattr(self._scheduler, "ipc_channels", self._scheduler)  # an object of its own since 0.5.13
+    def _forward_to_detokenizer(self, request: ProfileReq) -> None:
+        """Send a request to the detokenizer. On all but the first rank of a replica, the sender is a no-op."""
+        # SGLang >= 0.5.13 keeps the senders in `ipc_channels`, older versions in the scheduler.
+        channels = getattr(self._scheduler, "ipc_channels", self._scheduler)
         try:
             channels.send_to_detokenizer.send_output(request, request)
-        except Exception as error:  # noqa: BLE001  # the detokenizer stays silent
-            logger.warning("The detokenizer cannot be reached: %s", describe_error(error))
+        except Exception as error:  # noqa: BLE001  # the scheduler can record without the detokenizer
+            logger.warning("Could not forward a command to the detokenizer: %s", describe_error(error))
 
-    def _from_forward_pass(self, request: CaptureRequest, first: int) -> CaptureRequest:
-        done = int(self._scheduler.forward_ct)
+    def _apply_start_step(self, request: CaptureRequest, start_step: int) -> CaptureRequest:
+        """Convert `start_step`, an absolute forward pass number, to ``iterations.skip``."""
+        completed_passes = int(self._scheduler.forward_ct)
         if request.iterations is None or request.batch_kinds:
             raise CaptureError(
-                "options.start_step needs the role's iterations.count, and cannot be combined with batch_kinds or "
-                "profile_by_stage, which count for each kind of batches."
+                "options.start_step requires the role's iterations.count. It cannot be combined with batch_kinds or "
+                "profile_by_stage, which count iterations separately for each batch kind."
             )
         if request.iterations.skip:
-            raise CaptureError("options.start_step and iterations.skip both say where the window begins; give one.")
-        if first <= done:
+            raise CaptureError("options.start_step and iterations.skip both set the start of the window; set only one.")
+        if start_step <= completed_passes:
             raise CaptureError(
-                f"options.start_step={first}: this scheduler has done {done} forward passes already. Name a later one, "
-                "or use iterations.skip, which counts from the start of the capture."
+                f"options.start_step={start_step}: this scheduler has already run {completed_passes} forward passes. "
+                "Set a later pass, or use iterations.skip, which counts from the start of the capture."
             )
-        return attrs.evolve(request, iterations=attrs.evolve(request.iterations, skip=first - done - 1))
+        skip = start_step - completed_passes - 1
+        return attrs.evolve(request, iterations=attrs.evolve(request.iterations, skip=skip))
 
-    def _wrap(self) -> None:
-        scheduler, run = self._scheduler, type(self._scheduler).run_batch
+    def _patch_run_batch(self) -> None:
+        scheduler, original_run_batch = self._scheduler, type(self._scheduler).run_batch
 
         def run_batch(batch: ScheduleBatch, *args: Any, **kwargs: Any) -> Any:
-            self._mark(on=True)
-            begun = self._begin(batch)
+            self._enable_record_function(enabled=True)
+            iteration_began = self._begin_iteration(batch)
             try:
-                return run(scheduler, batch, *args, **kwargs)
+                return original_run_batch(scheduler, batch, *args, **kwargs)
             finally:
-                if begun:
+                if iteration_began:
                     self.recorder.end()
-                self._mark(on=False)
+                self._enable_record_function(enabled=False)
                 if not self.recorder.active:
-                    self._unwrap()
+                    self._restore_run_batch()
 
         scheduler.run_batch = run_batch
-        self._mark(on=False)
-        if self._annotate is not None:
-            self._annotate(True)  # noqa: FBT003  # SGLang's
+        self._enable_record_function(enabled=False)
+        if self._set_detailed_annotations is not None:
+            self._set_detailed_annotations(True)  # noqa: FBT003  # SGLang's signature
 
-    def _mark(self, *, on: bool) -> None:
-        """Let torch mark operations on this thread, or not."""
-        if self._only_iterations:
+    def _restore_run_batch(self) -> None:
+        self._enable_record_function(enabled=True)
+        vars(self._scheduler).pop("run_batch", None)
+        set_detailed_annotations, self._set_detailed_annotations = self._set_detailed_annotations, None
+        if set_detailed_annotations is not None:
+            set_detailed_annotations(False)
+
+    def _enable_record_function(self, *, enabled: bool) -> None:
+        """Turn the recording of operators on this thread on or off. Does nothing without pipeline parallelism."""
+        if self._record_only_iterations:
             import torch
 
-            torch.autograd._enable_record_function(on)  # noqa: SLF001  # it has no other way
+            torch.autograd._enable_record_function(enabled)  # noqa: SLF001  # torch has no public API for this
 
-    def _unwrap(self) -> None:
-        self._mark(on=True)
-        vars(self._scheduler).pop("run_batch", None)
-        annotate, self._annotate = self._annotate, None
-        if annotate is not None:
-            annotate(False)  # noqa: FBT003  # as above
-
-    def _begin(self, batch: ScheduleBatch) -> bool:
+    def _begin_iteration(self, batch: ScheduleBatch) -> bool:
+        """Report the start of an iteration to the recorder. Return False if the batch is not an iteration."""
         try:
-            if not runs(batch):
+            if not is_iteration(batch):
                 return False
-            batch_kind = kind(batch)
+            batch_kind = classify(batch)
             if self._min_decode_batch and batch_kind == "decode" and batch.batch_size() < self._min_decode_batch:
-                batch_kind = None
-        except Exception as error:  # noqa: BLE001  # an SGLang of which we know too little
-            self.recorder.stop(f"The batch cannot be read: {describe_error(error)}.")
+                batch_kind = None  # Batches without a kind are neither recorded nor counted.
+        except Exception as error:  # noqa: BLE001  # batch attributes may differ in untested SGLang releases
+            self.recorder.stop(f"Could not read the batch: {describe_error(error)}.")
             return False
-        # SGLang marks every forward pass in the trace by itself, as step[DECODE bs=2].
+        # No label: SGLang already annotates each forward pass in the trace, for example as step[DECODE bs=2].
         self.recorder.begin(batch_kind, "")
         return True
 
 
-def place(scheduler: Scheduler, server_args: ServerArgs) -> Identity:
-    """Return the place of a scheduler in its engine.
+def scheduler_identity(scheduler: Scheduler, server_args: ServerArgs) -> Identity:
+    """Return the rank, world size and parallel coordinates of a scheduler.
 
-    Ranks count over all data-parallel replicas, except with data-parallel attention, whose replicas share the ranks
-    of tensor parallelism.
+    Ranks are numbered across all data-parallel replicas. With data-parallel attention, replicas are subgroups of the
+    tensor-parallel ranks and add no ranks. Dimensions of size 1 have no coordinate.
     """
-    ranks = _ranks(scheduler)
+    ranks = _parallel_ranks(scheduler)
     tp, pp, dp = int(server_args.tp_size), int(server_args.pp_size), int(server_args.dp_size)
     replicas = 1 if getattr(server_args, "enable_dp_attention", False) else dp
     dp_rank = int(getattr(ranks, "dp_rank", None) or 0)
@@ -187,8 +210,11 @@ def place(scheduler: Scheduler, server_args: ServerArgs) -> Identity:
     )
 
 
-def _ranks(scheduler: Scheduler) -> Any:
-    """Return what knows the ranks of a process: the scheduler up to 0.5.12, its ``ps`` up to 0.5.20."""
+def _parallel_ranks(scheduler: Scheduler) -> Any:
+    """Return the object with the attributes ``tp_rank``, ``pp_rank`` etc.
+
+    SGLang stores them in the scheduler (up to 0.5.12), in ``scheduler.ps`` (up to 0.5.20) or in ``get_parallel()``.
+    """
     for owner in (getattr(scheduler, "ps", None), scheduler):
         if hasattr(owner, "tp_rank"):
             return owner
@@ -197,14 +223,18 @@ def _ranks(scheduler: Scheduler) -> Any:
     return get_parallel()
 
 
-def _detailed_annotations() -> Callable[[bool], None]:
+def _load_detailed_annotations() -> Callable[[bool], None]:
+    """Import SGLang's switch for detailed annotations.
+
+    Raises:
+        CaptureError: SGLang is older than 0.5.19.
+    """
     try:
         from sglang.srt.model_executor.step_span_utils import set_detailed_annotations_enabled
     except ImportError:
-        text = "options.detailed_annotations: this release of SGLang has none; use 0.5.19 or newer."
-        raise CaptureError(text) from None
+        raise CaptureError("options.detailed_annotations requires SGLang 0.5.19 or newer.") from None
     return cast("Callable[[bool], None]", set_detailed_annotations_enabled)
 
 
-def _versions() -> dict[str, str]:
+def _sglang_version() -> dict[str, str]:
     return dict(filter(None, [LIBRARY.installed()]))

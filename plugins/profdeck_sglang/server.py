@@ -1,4 +1,4 @@
-"""Engines behind SGLang's HTTP server: our own routes when it has them, else SGLang's."""
+"""SGLang's HTTP server as a target. Uses profdeck's routes if the server has them, otherwise SGLang's."""
 
 from __future__ import annotations
 
@@ -12,36 +12,42 @@ from profdeck_sglang.engines import SglangEngine
 
 
 class SglangServer(HttpEngine, SglangEngine):
-    """A server of SGLang by URL."""
+    """An SGLang server, given by URL."""
 
     async def start_profile(self, **arguments: Any) -> None:
-        """Call SGLang's route, which says no more than that it failed."""
-        self._native(await self.request("POST", "/start_profile", arguments, starts=True))
+        """Call /start_profile.
+
+        Raises:
+            TargetError: the route failed. Its response contains no reason.
+        """
+        self._check_response(await self.request("POST", "/start_profile", arguments, starts=True))
 
     async def stop_profile(self) -> None:
-        """Call SGLang's route."""
-        self._native(await self.request("POST", "/stop_profile"))
+        """Call /stop_profile."""
+        self._check_response(await self.request("POST", "/stop_profile"))
 
-    async def launched_with(self) -> Mapping[str, Any]:
-        """Ask the server, which answers with its arguments."""
-        info = await self._info()
+    async def read_launch_arguments(self) -> Mapping[str, Any]:
+        """Return the contents of /server_info, which include the launch arguments."""
+        info = await self._read_info()
         if info is None:
-            text = f"{self.name}/server_info does not answer as a server of SGLang does."
-            raise TargetError(text, Outcome.NOT_ENABLED)
+            message = (
+                f"{self.name}/server_info did not return SGLang's info. Check that the URL is that of an SGLang server."
+            )
+            raise TargetError(message, Outcome.NOT_ENABLED)
         return info
 
     async def is_sglang(self) -> bool:
-        """Tell whether the server is SGLang's."""
+        """Return whether the server runs SGLang."""
         try:
-            return await self._info() is not None
+            return await self._read_info() is not None
         except CaptureError:
             return False
 
     async def is_local(self) -> bool:
-        """Tell by the address: other names of this host count as other hosts."""
+        """Return whether the URL has a loopback address. Other names of this host count as other hosts."""
         return self.url.host in {"127.0.0.1", "localhost", "::1"}
 
-    async def _info(self) -> dict[str, Any] | None:
+    async def _read_info(self) -> dict[str, Any] | None:
         response = await self.request("GET", "/server_info")
         try:
             info = response.json()
@@ -49,11 +55,11 @@ class SglangServer(HttpEngine, SglangEngine):
             return None
         return info if isinstance(info, dict) and {"tp_size", "version", "internal_states"} <= info.keys() else None
 
-    def _native(self, response: HttpResponse) -> None:
+    def _check_response(self, response: HttpResponse) -> None:
         if response.status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
             raise TargetError(
-                f"{self.name}: SGLang's {response.path} failed; why is only in the server's log. Is another profile "
-                "active, or did this one end by itself?",
+                f"{self.name}: SGLang's {response.path} failed; the reason is only in the server's log. Is another "
+                "profile active, or has this profile already ended?",
                 Outcome.REFUSED,
                 "See the server's log.",
             )

@@ -1,4 +1,7 @@
-"""The rollouts: what slime calls through ``--rollout-function-path``, in the process that knows the router."""
+"""Rollout function for slime and vime, set with ``--rollout-function-path``.
+
+It captures the engines of the router that the host has started.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,24 @@ from profdeck.plugin import Config, ConfigError, Mode, TargetsConfig, describe_e
 logger = logging.getLogger("profdeck")
 
 VARIABLE = "PROFDECK_ROLLOUT_FUNCTION"
-"""Names the function that generates, if it is not the host's own."""
+"""Environment variable with the import path of a custom rollout function."""
 ROLE = "rollout"
 _ENGINES = ("sglang", "vllm")
-_OWN = {
+_DEFAULT_MODULES = {
     "slime": ("slime.rollout.sglang_rollout",),
     "vime": ("vime.rollout.vllm_rollout", "vime.rollout.sglang_rollout"),
 }
-"""By host, the modules whose `generate_rollout` is the default of ``--rollout-function-path``."""
+"""Modules whose `generate_rollout` is the default of ``--rollout-function-path``, keyed by host."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:  # noqa: FBT001, FBT002  # as slime calls it
-    """Capture the engines while the host's own function generates, for ``--rollout-function-path``.
-
-    Evaluations are not captured.
+    """Capture the engines while the original rollout function runs. Evaluations are not captured.
 
     Raises:
-        ConfigError: profdeck's config is wrong, or no function is found that generates.
+        ConfigError: profdeck's config is invalid, or no rollout function was found.
     """
-    generate = own_function()
-    if evaluation or (profiler := profiler_of(args)) is None:
+    generate = find_rollout_function()
+    if evaluation or (profiler := find_profiler(args)) is None:
         return generate(args, rollout_id, data_source, evaluation=evaluation)
     profiler.start(int(rollout_id))
     try:
@@ -44,35 +45,38 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         profiler.stop()
 
 
-_of_routers: dict[str, Profiler | None] = {}
-"""By router, what captures its engines; None if nothing can."""
+_profilers: dict[str, Profiler | None] = {}
+"""Profilers of engines, keyed by router URL; ``None`` if the engines cannot be captured."""
 
 
-def profiler_of(args: Any) -> Profiler | None:
-    """Return what captures the engines; None if the config has no such role, or they cannot be captured (logged)."""
-    router = router_of(args)
-    if router not in _of_routers:
+def find_profiler(args: Any) -> Profiler | None:
+    """Return the profiler of the engines, or ``None`` if the config has no role ``rollout``.
+
+    If the profiler cannot be created, log a warning and return ``None``.
+    """
+    router = router_url(args)
+    if router not in _profilers:
         config = load_config().config
-        _of_routers[router] = _profiler(config, router) if ROLE in config.roles else None
-    return _of_routers[router]
+        _profilers[router] = _create_profiler(config, router) if ROLE in config.roles else None
+    return _profilers[router]
 
 
-def _profiler(config: Config, router: str) -> Profiler | None:
+def _create_profiler(config: Config, router: str) -> Profiler | None:
     role = config.roles[ROLE]
-    where = role.targets or TargetsConfig()
-    if not where.discovers:
-        where = attrs.evolve(where, router=router or None)
+    targets = role.targets or TargetsConfig()
+    if not targets.discovers:
+        targets = attrs.evolve(targets, router=router or None)
     try:
-        roles = {**config.roles, ROLE: attrs.evolve(role, targets=where)}
-        # Generating is one stage, also where each stage of the training is a capture.
+        roles = {**config.roles, ROLE: attrs.evolve(role, targets=targets)}
+        # Generation is a single stage, so it is never captured in discrete mode.
         return Profiler.of(attrs.evolve(config, roles=roles, mode=Mode.CONTINUOUS), role=ROLE)
     except ProfdeckError as error:
-        logger.warning("profdeck: no rollout is captured: %s", describe_error(error))
+        logger.warning("profdeck: rollouts are not captured: %s", describe_error(error))
         return None
 
 
-def router_of(args: Any) -> str:
-    """Return the URL of the router that the host has started; empty if there is none."""
+def router_url(args: Any) -> str:
+    """Return the URL of the host's router, or an empty string if the host has not started a router."""
     for engine in _ENGINES:
         host, port = getattr(args, f"{engine}_router_ip", None), getattr(args, f"{engine}_router_port", None)
         if host and port:
@@ -80,23 +84,23 @@ def router_of(args: Any) -> str:
     return ""
 
 
-def own_function() -> Any:
-    """Return what generates: that which ``PROFDECK_ROLLOUT_FUNCTION`` names, or the host's own.
+def find_rollout_function() -> Any:
+    """Return the function at the path in ``PROFDECK_ROLLOUT_FUNCTION``, by default the host's rollout function.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the function cannot be imported.
     """
-    modules = [module for host in _OWN if host in sys.modules for module in _OWN[host]]
-    named = os.environ.get(VARIABLE)
-    paths = [named] if named else [f"{module}.generate_rollout" for module in modules]
-    tried = []
+    default_modules = [module for host in _DEFAULT_MODULES if host in sys.modules for module in _DEFAULT_MODULES[host]]
+    custom_path = os.environ.get(VARIABLE)
+    paths = [custom_path] if custom_path else [f"{module}.generate_rollout" for module in default_modules]
+    errors = []
     for path in paths:
         module, _, name = path.rpartition(".")
         try:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
-            tried.append(f"{path} ({describe_error(error)})")
+            errors.append(f"{path} ({describe_error(error)})")
     raise ConfigError(
-        f"There is no function that generates rollouts: tried {', '.join(tried) or 'slime and vime'}. Name it by "
-        f"{VARIABLE}, such as package.module.generate_rollout."
+        f"No rollout function found; tried {', '.join(errors) or 'slime and vime'}. Set {VARIABLE} to its import path, "
+        "such as package.module.generate_rollout."
     )

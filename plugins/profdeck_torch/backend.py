@@ -1,4 +1,4 @@
-"""The backend `torch`: what core builds and calls."""
+"""The backend `torch`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @attrs.define
 class TorchBackend(Backend[TorchOptions]):
-    """Records this process with ``torch.profiler``: CUDA when present, CPU otherwise."""
+    """Records this process with ``torch.profiler``: the CPU, and CUDA if a device is available."""
 
     name: ClassVar[str] = "torch"
     Options: ClassVar[type[TorchOptions]] = TorchOptions
@@ -33,16 +33,21 @@ class TorchBackend(Backend[TorchOptions]):
     )  # fmt: skip
 
     _recorder: TorchRecorder | None = attrs.field(default=None, init=False)
-    _end: ExitStack = attrs.field(factory=ExitStack, init=False)
+    _recording: ExitStack = attrs.field(factory=ExitStack, init=False)
 
     def preflight(self) -> None:
-        """Check that this process can record what the options ask for."""
+        """Prepare torch for recording and check that it supports the options.
+
+        Raises:
+            ConfigError: an option requires CUDA or CUPTI, and torch provides neither.
+        """
         import torch
         from torch.profiler import supported_activities
 
-        # Kineto prints two lines per recording to stderr, from torch 2.13 on. It reads this when it first records.
+        # From torch 2.13 on, Kineto prints two lines per recording to stderr. It reads the level once, at the first
+        # recording.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        # Import the compiler now: otherwise, torch imports it in the first captured step, which takes seconds.
+        # Import the compiler now. Otherwise, torch imports it in the first captured step, which takes seconds.
         import profdeck_torch.cuda
         import profdeck_torch.recorder  # noqa: F401
 
@@ -50,27 +55,28 @@ class TorchBackend(Backend[TorchOptions]):
 
         if Activity.CUDA in (self.options.activities or ()):
             if not torch.cuda.is_available():
-                built = f"torch {torch.__version__} sees no CUDA device"
                 raise ConfigError(
-                    f"options.activities asks for cuda, but {built}, so the trace would be empty. "
-                    "Remove cuda, or run where a device is visible (CUDA_VISIBLE_DEVICES, driver, CUDA build of torch)."
+                    f"options.activities includes cuda, but torch {torch.__version__} sees no CUDA device, so the "
+                    "trace would be empty. Remove cuda, or make a device visible (CUDA_VISIBLE_DEVICES, driver, CUDA "
+                    "build of torch)."
                 )
             if torch.profiler.ProfilerActivity.CUDA not in supported_activities():
                 raise ConfigError(
-                    f"options.activities asks for cuda, but torch {torch.__version__} was built without CUPTI."
+                    f"options.activities includes cuda, but torch {torch.__version__} was built without CUPTI. "
+                    "Remove cuda, or install a build with CUPTI."
                 )
         for option in ("cuda_profiler_range", "memory_snapshot"):
             if getattr(self.options, option) and not torch.cuda.is_available():
-                raise ConfigError(f"options.{option} needs CUDA, and torch {torch.__version__} sees no CUDA device.")
+                raise ConfigError(f"options.{option} requires CUDA, but torch {torch.__version__} sees no CUDA device.")
 
     def identify(self) -> Identity | None:
-        """Return the rank that ``torch.distributed`` knows, if it is initialised."""
+        """Return the identity reported by ``torch.distributed``, or ``None`` if torch is not installed."""
         if importlib.util.find_spec("torch") is None:
             return None
         return distributed_identity()
 
     def activities(self) -> tuple[Activity, ...]:
-        """Return what is observed: as asked, else the CPU and the device that is there."""
+        """Return the configured activities. Default: the CPU, and CUDA if a device is available and nsys leaves it."""
         import torch
 
         if self.options.activities is not None:
@@ -94,14 +100,19 @@ class TorchBackend(Backend[TorchOptions]):
 
     @hookimpl
     def profile_start(self, capture: Capture) -> None:
-        """Begin to record."""
+        """Start recording.
+
+        Raises:
+            CaptureError: this backend is already recording, or another profiler is active.
+        """
         from profdeck_torch import cuda
         from profdeck_torch.recorder import TorchRecorder
 
         if self._recorder is not None:
-            raise CaptureError("This backend is recording already; one capture at a time.")
+            raise CaptureError("This backend is already recording. Stop that capture first.")
         outputs: list[Output] = []
-        with ExitStack() as recording:  # ended in reverse: nsys does not see the export, the snapshot sees it all
+        # Exits run in reverse order: the nsys range ends before the export, and the memory history ends last.
+        with ExitStack() as recording:
             if self.options.memory_snapshot:
                 recording.enter_context(cuda.memory_history(capture, self.options.memory_snapshot_entries, outputs))
             recorder = TorchRecorder(self.options, self.activities(), capture, outputs)
@@ -109,20 +120,20 @@ class TorchBackend(Backend[TorchOptions]):
             recording.callback(recorder.stop)
             if self.options.cuda_profiler_range:
                 recording.enter_context(cuda.profiler_range())
-            self._end = recording.pop_all()
+            self._recording = recording.pop_all()
             self._recorder = recorder
 
     @hookimpl
     def profile_step(self, capture: Capture, step: Step) -> None:
-        """Pass a boundary of the unit that the capture counts; others leave the recording as it is."""
+        """Advance the recording if `step.unit` is the capture's unit; otherwise do nothing."""
         if self._recorder is not None and step.unit is capture.unit:
             self._recorder.step()
 
     @hookimpl
-    def profile_stop(self, capture: Capture) -> Sequence[Output]:  # noqa: ARG002  # the recorder knows it
-        """End the recording; what writes the trace is returned."""
+    def profile_stop(self, capture: Capture) -> Sequence[Output]:  # noqa: ARG002  # the recorder holds the capture
+        """Stop recording. Return the artifacts, and the callables that write the remaining ones."""
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return ()
-        self._end.close()
+        self._recording.close()
         return recorder.outputs

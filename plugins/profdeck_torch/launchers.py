@@ -49,9 +49,9 @@ MPICH = Launcher(name="mpich", priority=10, rank="PMI_RANK", world_size="PMI_SIZ
 
 
 def distributed_identity(role: str = "trainer", *, mesh: Any = None, replica: int | None = None) -> Identity:
-    """Return the identity reported by ``torch.distributed``, or the identity of a single process if uninitialised.
+    """Return the identity reported by ``torch.distributed``, or the identity of a single process if uninitialized.
 
-    The parallel coordinates come from ``mesh``, or else from Megatron Core if its parallel state is initialised.
+    The parallel coordinates come from ``mesh``, or else from Megatron Core if its parallel state is initialized.
 
     Args:
         role: Role of this process in the job.

@@ -1,4 +1,4 @@
-"""Drives one ``torch.profiler.profile`` for one capture and writes what it recorded."""
+"""Records one capture with ``torch.profiler.profile`` and writes its traces."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from profdeck_torch import other_profilers
 from profdeck_torch.options import TorchOptions
 from profdeck_traces import Compressed, compress_in_child, compress_trace
 
-_one = OneAtATime("torch")
+_recording_lock = OneAtATime("torch")
 
 _ACTIVITIES = {Activity.CPU: ProfilerActivity.CPU, Activity.CUDA: ProfilerActivity.CUDA}
 
 
 class TorchRecorder:
-    """Records one capture: a cycle per window cycle, or one cycle for all of its global steps.
+    """Records one capture with one profiler per window cycle, or one profiler for all global steps.
 
     Steps in the trace are named ``ProfilerStep#<global step>``, or ``ProfilerStep#<mini-batch>`` in a window.
     """
@@ -48,84 +48,84 @@ class TorchRecorder:
         outputs: list[Output],
     ) -> None:
         """Args:
-        options: what to record.
-        activities: what to observe.
-        capture: where to and which steps.
-        outputs: where artifacts are added as they are written, and what writes the last one.
+        options: options of the backend.
+        activities: activities to record.
+        capture: the capture to record.
+        outputs: receives the artifacts, and the callable that writes the last one.
         """
         self.outputs = outputs
         self._options = options
         self._activities = [_ACTIVITIES[activity] for activity in activities]
         self._capture = capture
-        self._cycles = CaptureCycles(capture, self._make, self._write, outputs)
-        self._others = RivalWatch(other_profilers.BEGINNINGS, self._give_way)
+        self._cycles = CaptureCycles(capture, self._create_cycle, self._write, outputs)
+        self._rivals = RivalWatch(other_profilers.START_FUNCTIONS, self._yield_to_rival)
         self._thread = threading.get_ident()
-        self._ended = False
-        self._cycle: _Cycle | None = None
-        """The one that was made last."""
+        self._stopped = False
+        self._latest_cycle: _Cycle | None = None
 
     def start(self) -> None:
-        """Begin.
+        """Start recording in this thread.
 
         Raises:
             CaptureError: another profiler is active in this process.
-            LeaseError: another capture is recorded in this process.
+            LeaseError: this process is already recording another capture.
         """
-        _one.acquire(self._capture)
+        _recording_lock.acquire(self._capture)
         try:
             self._thread = threading.get_ident()
             self._capture.annotate = _annotate
-            with self._others.ours():
+            with self._rivals.ours():
                 self._cycles.start()
-            self._others.__enter__()
+            self._rivals.__enter__()
         except BaseException:
-            _one.release(self._capture)
+            _recording_lock.release(self._capture)
             raise
 
     def step(self) -> None:
-        """Pass from one global step or mini-batch to the next."""
-        if not self._ended:
-            with self._others.ours():
+        """Advance to the next global step or mini-batch."""
+        if not self._stopped:
+            with self._rivals.ours():
                 self._cycles.step()
 
     def stop(self) -> None:
-        """End, and write what was recorded since the last cycle ended."""
-        self._others.__exit__()
+        """Stop recording and write the unfinished cycle."""
+        self._rivals.__exit__()
         try:
-            self._end()
+            self._stop_cycles()
         finally:
-            _one.release(self._capture)
+            _recording_lock.release(self._capture)
 
-    def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            with self._others.ours():
+    def _stop_cycles(self) -> None:
+        if not self._stopped:
+            self._stopped = True
+            with self._rivals.ours():
                 self._cycles.stop()
 
-    def _give_way(self, _: str) -> None:
-        """End the recording, as another profiler begins: torch can record one thing at a time."""
-        if self._ended or self._cycle is None or self._cycle.lost:
+    def _yield_to_rival(self, _: str) -> None:
+        """Stop recording before another profiler starts. Torch supports one recording at a time."""
+        if self._stopped or self._latest_cycle is None or self._latest_cycle.lost:
             return
         name = threading.current_thread().name
         self._capture.report_problem(
-            f"Another profiler of torch began in this process (thread {name}), which ends a recording. "
-            "Remove it, or capture other steps than it does."
+            f"Another torch profiler started in this process (thread {name}) and stopped this recording. "
+            "Remove it, or capture different steps."
         )
-        if threading.get_ident() == self._thread:  # torch's profilers are of a thread
-            self._end()
+        if threading.get_ident() == self._thread:  # A thread can stop only its own profiler.
+            self._stop_cycles()
         else:
-            self._cycle.lost = True
+            self._latest_cycle.lost = True
 
-    def _make(self, position: int) -> _Cycle:
-        other_profilers.ensure_none()
-        self._cycle = _Cycle(self._profile(), position, recording_metadata(self._capture, self._options))
-        return self._cycle
+    def _create_cycle(self, position: int) -> _Cycle:
+        other_profilers.ensure_inactive()
+        metadata = recording_metadata(self._capture, self._options)
+        self._latest_cycle = _Cycle(self._create_profile(), position, metadata)
+        return self._latest_cycle
 
-    def _profile(self) -> profile:
-        # A new one per cycle: used again it warns at every cycle and, where warnings are errors, crashes at stop.
+    def _create_profile(self) -> profile:
+        # One profile per cycle: a reused profile warns at every cycle. If warnings are errors, it then crashes at stop.
         return profile(
             activities=self._activities,
-            schedule=self._action,
+            schedule=self._schedule,
             record_shapes=self._options.record_shapes,
             with_stack=self._options.with_stack,
             profile_memory=self._options.profile_memory,
@@ -135,101 +135,104 @@ class TorchRecorder:
             acc_events=True,
         )
 
-    def _action(self, number: int) -> ProfilerAction:
-        # profile() asks for its number 0 when it is built, wherever the cycle begins.
-        warming = self._cycles.phase(max(number, self._cycles.position)) is WindowPhase.WARMUP
-        return ProfilerAction.WARMUP if warming else ProfilerAction.RECORD
+    def _schedule(self, step: int) -> ProfilerAction:
+        # The constructor of profile() requests the action of step 0, even if the cycle starts at a later step.
+        is_warmup = self._cycles.phase(max(step, self._cycles.position)) is WindowPhase.WARMUP
+        return ProfilerAction.WARMUP if is_warmup else ProfilerAction.RECORD
 
     def _write(self, cycle: _Cycle, part: CyclePart) -> Artifact:
         path = self._capture.artifact_path(".trace.json.gz" if self._options.gzip else ".trace.json", part.name)
         iterations = part.iterations
-        # The trace repeats the path it is exported to: only the directory is a temporary one.
+        # Torch writes the export path into the trace, so only the directory is temporary.
         raw = path.with_name(f".{path.name}.tmp") / path.name.removesuffix(".gz")
         if cycle.lost:
-            text = "another profiler of torch ended the recording, and nothing is left of it"
-            return Artifact(path=path, whole=False, problem=text, iterations=iterations)
+            problem = "another torch profiler stopped this recording, and its events were lost"
+            return Artifact(path=path, whole=False, problem=problem, iterations=iterations)
         try:
             raw.parent.mkdir()
             cycle.export(raw)
             if not raw.exists():
                 free = shutil.disk_usage(raw.parent).free
-                raise OSError(f"torch left no file; {free:,} bytes are free on that disk")  # noqa: TRY301  # as others
-            # In an engine this is a thread beside the one that serves, and both need the interpreter.
-            pack = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
-            packed = pack(raw, path, gzip=self._options.gzip, anchor_name=CLOCK_ANCHOR)
+                raise OSError(  # noqa: TRY301  # handled like an OSError of the export
+                    f"torch wrote no file; {free:,} bytes are free on the disk"
+                )
+            # In an engine, this runs on a background thread. A child process avoids holding the GIL.
+            compress = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
+            compressed = compress(raw, path, gzip=self._options.gzip, anchor_name=CLOCK_ANCHOR)
         except (OSError, RuntimeError, TraceError) as error:
-            text = f"the trace could not be written: {type(error).__name__}: {error}"
-            return Artifact(path=path, whole=False, problem=text, iterations=iterations)
+            problem = f"the trace could not be written: {type(error).__name__}: {error}"
+            return Artifact(path=path, whole=False, problem=problem, iterations=iterations)
         finally:
             shutil.rmtree(raw.parent, ignore_errors=True)
-        return _artifact(path, packed, cycle.clock, iterations)
+        return _create_artifact(path, compressed, cycle.clock_readings, iterations)
 
 
 class _Cycle:
-    """One ``torch.profiler.profile`` from its warm-up to its end."""
+    """One use of ``torch.profiler.profile``, from warm-up to export."""
 
-    def __init__(self, prof: profile, position: int, about: str) -> None:
-        self.clock: list[ClockAnchor] = []
+    def __init__(self, prof: profile, position: int, metadata: str) -> None:
+        self.clock_readings: list[ClockAnchor] = []
         self.first: int | None = None
-        """The first position that was recorded."""
+        """First recorded position."""
         self.lost = False
-        """Whether the recording was ended by others, which leaves nothing that could be exported."""
+        """True if another profiler stopped the recording. No events can be exported then."""
         self._profile = prof
-        self._began_ns = 0
-        prof.preset_metadata_json("profdeck", about)
-        prof.step_num = position  # its marks say ProfilerStep#<step_num>
+        self._record_start_ns = 0
+        prof.preset_metadata_json("profdeck", metadata)
+        prof.step_num = position  # Torch annotates steps as ProfilerStep#<step_num>.
 
     def start(self) -> None:
         self._profile.start()
         # torch has already checked the flag. If the flag remains set, `stop` parses every event in Python.
         self._profile.profiler.acc_events = False
-        self._moved()
+        self._on_position_changed()
 
     def step(self) -> None:
         self._profile.step()
-        self._moved()
+        self._on_position_changed()
 
     def stop(self) -> None:
         if self.lost:
-            other_profilers.leave_open()
+            other_profilers.abandon_recording()
             return
         if self.first is not None:
-            self._mark_clock()
+            self._record_clock_anchor()
         if not torch.cuda.is_initialized():
-            # `stop` synchronizes `use_device`, and that call would create a CUDA context in this process.
+            # `stop` synchronizes `use_device`, which would create a CUDA context in this process.
             self._profile.profiler.use_device = None
         self._profile.stop()
         result = self._profile.profiler and self._profile.profiler.kineto_results
-        # Kineto says when its session began. Where there was none the result is empty: its export ends the process.
-        self.lost = result is None or not 0 < result.trace_start_ns() <= self._began_ns
+        # An empty result has no session start within this cycle. Exporting an empty result crashes the process.
+        self.lost = result is None or not 0 < result.trace_start_ns() <= self._record_start_ns
 
     def abandon(self) -> None:
-        """Nothing is left unless it is exported."""
+        """Do nothing: without an export, there are no files."""
 
     def export(self, path: Path) -> None:
         self._profile.export_chrome_trace(str(path))
 
-    def _moved(self) -> None:
+    def _on_position_changed(self) -> None:
         if self.first is None and self._profile.current_action is ProfilerAction.RECORD:
             self.first = self._profile.step_num
-            self._began_ns = time.time_ns()
-            self._mark_clock()
+            self._record_start_ns = time.time_ns()
+            self._record_clock_anchor()
 
-    def _mark_clock(self) -> None:
+    def _record_clock_anchor(self) -> None:
         before = time.time_ns()
-        mark = record_function(CLOCK_ANCHOR)
-        mark.__enter__()
+        annotation = record_function(CLOCK_ANCHOR)
+        annotation.__enter__()
         after = time.time_ns()
-        mark.__exit__(None, None, None)
-        self.clock.append(ClockAnchor((before + after) // 2, (after - before + 1) // 2, ""))
+        annotation.__exit__(None, None, None)
+        self.clock_readings.append(ClockAnchor((before + after) // 2, (after - before + 1) // 2, ""))
 
 
-def _artifact(
-    path: Path, packed: Compressed, clock: Sequence[ClockAnchor], iterations: tuple[int, int] | None
+def _create_artifact(
+    path: Path, compressed: Compressed, clock_readings: Sequence[ClockAnchor], iterations: tuple[int, int] | None
 ) -> Artifact:
-    check = packed.check
+    check = compressed.check
     anchors = tuple(
-        attrs.evolve(reading, trace_us=str(event.ts_us)) for reading, event in zip(clock, packed.anchors, strict=False)
+        attrs.evolve(reading, trace_us=str(event.ts_us))
+        for reading, event in zip(clock_readings, compressed.anchors, strict=False)
     )
     return Artifact(
         path=path,
@@ -238,12 +241,12 @@ def _artifact(
         events=check.events,
         problem=check.problem,
         iterations=iterations,
-        sha256=packed.sha256,
-        base_time_ns=packed.base_time_ns,
-        anchors=anchors if len(packed.anchors) == len(clock) else (),
+        sha256=compressed.sha256,
+        base_time_ns=compressed.base_time_ns,
+        anchors=anchors if len(compressed.anchors) == len(clock_readings) else (),
     )
 
 
 def _annotate(name: str) -> AbstractContextManager[object]:
-    mark: AbstractContextManager[object] = record_function(name)
-    return mark
+    annotation: AbstractContextManager[object] = record_function(name)
+    return annotation

@@ -1,1 +1,1 @@
-"""Listeners that put the numbers of each capture where people look: MLflow, wandb, SwanLab, TensorBoard."""
+"""Listeners that log the metrics of each capture to experiment trackers: MLflow, wandb, SwanLab, TensorBoard."""

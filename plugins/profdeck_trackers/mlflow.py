@@ -1,7 +1,8 @@
-"""The listener ``mlflow``: metrics of each capture at its global step, and its page as an artifact.
+"""The listener ``mlflow``, which logs the metrics of each capture at its global step, and its report as an artifact.
 
-They go to the run that the job itself has in MLflow: the one that is active where rank 0 records, else that of
-``MLFLOW_RUN_ID``, else a run of the name of the profdeck run. ``mlflow.json`` in the run directory says which it is.
+The listener logs to the job's MLflow run. This is the active run in the process of rank 0, else the run
+``MLFLOW_RUN_ID``. Without either, the listener creates a run with the name of the profdeck run. ``mlflow.json`` in the
+run directory contains the run.
 """
 
 from __future__ import annotations
@@ -16,65 +17,75 @@ from typing import TYPE_CHECKING, Any
 from profdeck import Capture, hookimpl
 from profdeck.plugin import lock_directory
 from profdeck_traces import CaptureNumbers, numbers_of_capture
-from profdeck_trackers.library import note, noted, page_of, require
+from profdeck_trackers.common import (
+    read_tracker_run,
+    require_library,
+    run_directory,
+    temporary_report,
+    write_tracker_run,
+)
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _FILE = "mlflow.json"
-_MOST_METRICS = 1000
-"""Of one call of MLflow's REST API."""
+_MAX_BATCH_METRICS = 1000
+"""Limit of MLflow's REST API for one request."""
 
 
 class MlflowListener:
-    """Logs to MLflow."""
+    """Logs captures to MLflow."""
 
     def __init__(self) -> None:
         """Raises:
         MissingLibraryError: MLflow is not installed.
         """
-        require("mlflow")
+        require_library("mlflow")
 
     @hookimpl
     def profile_start(self, capture: Capture) -> None:
-        """Note which run of MLflow the job has: the process that is told of the end of a capture is another one."""
-        mlflow = sys.modules.get("mlflow")  # a job that uses it has imported it
-        active = mlflow.active_run() if mlflow is not None and capture.target is None else None
-        if mlflow is not None and active is not None and capture.identity.rank == 0:
-            about = {"run_id": active.info.run_id, "tracking_uri": mlflow.get_tracking_uri()}
-            note(capture, _FILE, about)
+        """Write the job's active MLflow run to the run directory, for the process that logs the finished capture."""
+        mlflow = sys.modules.get("mlflow")  # a job that uses MLflow has already imported it
+        active_run = mlflow.active_run() if mlflow is not None and capture.target is None else None
+        if mlflow is not None and active_run is not None and capture.identity.rank == 0:
+            tracker_run = {"run_id": active_run.info.run_id, "tracking_uri": mlflow.get_tracking_uri()}
+            write_tracker_run(run_directory(capture), _FILE, tracker_run)
 
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
-        """Log the numbers of a capture, then its page."""
+        """Log the metrics of a capture, then its report."""
         from mlflow.tracking import MlflowClient
 
-        directory = Path(manifest["directory"])
+        run = Path(manifest["directory"]).parent
         numbers = numbers_of_capture(manifest)
-        with lock_directory(directory.parent):  # otherwise, each process would create a run
-            about = noted(directory.parent, _FILE)
-            client = MlflowClient(tracking_uri=about.get("tracking_uri"))
-            run_id = about.get("run_id") or os.environ.get("MLFLOW_RUN_ID") or _own_run(client, directory.parent)
-            link = {"run_id": run_id, "tracking_uri": client.tracking_uri}
-            note(directory.parent, _FILE, link | {"experiment_id": client.get_run(run_id).info.experiment_id})
-        _log(client, run_id, numbers)
-        client.set_tag(run_id, "profdeck.directory", str(directory.parent))
-        with page_of(manifest) as page:
+        with lock_directory(run):  # otherwise, each process would create a run
+            job_run = read_tracker_run(run, _FILE)
+            client = MlflowClient(tracking_uri=job_run.get("tracking_uri"))
+            run_id = job_run.get("run_id") or os.environ.get("MLFLOW_RUN_ID") or _create_run(client, run.name)
+            tracker_run = {
+                "run_id": run_id,
+                "tracking_uri": client.tracking_uri,
+                "experiment_id": client.get_run(run_id).info.experiment_id,
+            }
+            write_tracker_run(run, _FILE, tracker_run)
+        _log_metrics(client, run_id, numbers)
+        client.set_tag(run_id, "profdeck.directory", str(run))
+        with temporary_report(manifest) as page:
             client.log_artifact(run_id, str(page), "profdeck")
 
 
-def _own_run(client: MlflowClient, run: Path) -> str:
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "profdeck")
-    experiment = client.get_experiment_by_name(name)
-    identity = experiment.experiment_id if experiment else client.create_experiment(name)
-    created: str = client.create_run(identity, run_name=run.name).info.run_id
-    return created
+def _create_run(client: MlflowClient, name: str) -> str:
+    experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "profdeck")
+    experiment = client.get_experiment_by_name(experiment_name)
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(experiment_name)
+    run_id: str = client.create_run(experiment_id, run_name=name).info.run_id
+    return run_id
 
 
-def _log(client: MlflowClient, run_id: str, numbers: CaptureNumbers) -> None:
+def _log_metrics(client: MlflowClient, run_id: str, numbers: CaptureNumbers) -> None:
     from mlflow.entities import Metric
 
     now_ms = time.time_ns() // 1_000_000
     metrics = [Metric(name, value, now_ms, numbers.step) for name, value in numbers.values.items()]
-    for begin in range(0, len(metrics), _MOST_METRICS):
-        client.log_batch(run_id, metrics=metrics[begin : begin + _MOST_METRICS])
+    for start in range(0, len(metrics), _MAX_BATCH_METRICS):
+        client.log_batch(run_id, metrics=metrics[start : start + _MAX_BATCH_METRICS])

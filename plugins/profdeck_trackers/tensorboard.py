@@ -1,4 +1,4 @@
-"""The listener ``tensorboard``: scalars of each capture in event files, and how to look further as text."""
+"""The listener ``tensorboard``, which writes the metrics of each capture, and its report command, to event files."""
 
 from __future__ import annotations
 
@@ -10,50 +10,53 @@ from typing import TYPE_CHECKING, Any
 
 from profdeck import hookimpl
 from profdeck_traces import numbers_of_capture
-from profdeck_trackers.library import require
+from profdeck_trackers.common import require_library
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.summary_pb2 import Summary
 
 DIRECTORY_VARIABLE = "TENSORBOARD_DIR"
-"""Where a job has its event files, as verl and slime read it; ours are in ``profdeck/RUN`` below. Else they are in
-``tensorboard`` of the run."""
+"""Directory of the job's event files; verl and slime also read this variable.
+
+The listener writes to the subdirectory ``profdeck/RUN``. Without the variable, it writes to ``tensorboard`` in the run
+directory.
+"""
 
 
 class TensorBoardListener:
-    """Writes an event file per capture."""
+    """Writes one event file for each capture."""
 
     def __init__(self) -> None:
         """Raises:
         MissingLibraryError: TensorBoard is not installed.
         """
-        require("tensorboard")
+        require_library("tensorboard")
 
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
-        """Write the numbers of a capture at its global step."""
+        """Write the metrics of a capture at its global step."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         numbers = numbers_of_capture(manifest)
         run = Path(manifest["directory"]).parent
-        writer = EventFileWriter(str(_directory(run)), filename_suffix=f".{manifest['capture']}")
+        writer = EventFileWriter(str(_event_directory(run)), filename_suffix=f".{manifest['capture']}")
         try:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.values.items()]
-            values.append(_text(f"{manifest['status']}: `profdeck report {manifest['directory']}`"))
+            values.append(_text_value(f"{manifest['status']}: `profdeck report {manifest['directory']}`"))
             event = Event(wall_time=time.time(), step=numbers.step, summary=Summary(value=values))
             writer.add_event(event)
         finally:
             writer.close()
 
 
-def _directory(run: Path) -> Path:
-    chosen = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(chosen, "profdeck", run.name) if chosen else run / "tensorboard"
+def _event_directory(run: Path) -> Path:
+    job_directory = os.environ.get(DIRECTORY_VARIABLE)
+    return Path(job_directory, "profdeck", run.name) if job_directory else run / "tensorboard"
 
 
-def _text(markdown: str) -> Summary.Value:
+def _text_value(markdown: str) -> Summary.Value:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

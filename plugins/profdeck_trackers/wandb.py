@@ -1,7 +1,8 @@
-"""The listener ``wandb``: scalars of each capture at its global step, and its page as an artifact.
+"""The listener ``wandb``, which logs the metrics of each capture at its global step, and its report as an artifact.
 
-A run of wandb takes metrics from one process, and the job's is busy: these go to a run of their own, ``RUN profdeck``,
-in the project and the group of the job's. ``wandb.json`` in the run directory says which run that is.
+A wandb run accepts metrics from only one process, and the job's process is already logging to its run. The listener
+therefore logs to a separate run ``RUN profdeck`` in the project and group of the job's run. ``wandb.json`` in the run
+directory contains the run.
 """
 
 from __future__ import annotations
@@ -15,53 +16,69 @@ from typing import Any
 from profdeck import Capture, hookimpl
 from profdeck.plugin import lock_directory
 from profdeck_traces import numbers_of_capture
-from profdeck_trackers.library import note, noted, page_of, require, run_beside
+from profdeck_trackers.common import (
+    profdeck_run_id,
+    read_tracker_run,
+    require_library,
+    run_directory,
+    temporary_report,
+    write_tracker_run,
+)
 
 _FILE = "wandb.json"
 
 
 class WandbListener:
-    """Logs to Weights & Biases, online or offline as ``WANDB_MODE`` says."""
+    """Logs captures to Weights & Biases, in the mode that ``WANDB_MODE`` sets."""
 
     def __init__(self) -> None:
         """Raises:
         MissingLibraryError: wandb is not installed.
         """
-        require("wandb")
+        require_library("wandb")
 
     @hookimpl
     def profile_start(self, capture: Capture) -> None:
-        """Note which run of wandb the job has: the process that is told of the end of a capture is another one."""
-        wandb = sys.modules.get("wandb")  # a job that uses it has imported it
-        run = wandb.run if wandb is not None and capture.target is None and capture.identity.rank == 0 else None
-        if run is not None:
-            about = {"of": run.id, "project": run.project, "entity": run.entity, "group": run.group, "of_url": run.url}
-            note(capture, _FILE, {name: value for name, value in about.items() if value})
+        """Write the job's wandb run to the run directory, for the process that logs the finished capture."""
+        wandb = sys.modules.get("wandb")  # a job that uses wandb has already imported it
+        job_run = wandb.run if wandb is not None and capture.target is None and capture.identity.rank == 0 else None
+        if job_run is not None:
+            fields = {
+                "of": job_run.id,
+                "project": job_run.project,
+                "entity": job_run.entity,
+                "group": job_run.group,
+                "of_url": job_run.url,
+            }
+            tracker_run = {name: value for name, value in fields.items() if value}
+            write_tracker_run(run_directory(capture), _FILE, tracker_run)
 
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
-        """Log the numbers of a capture, then its page."""
-        os.environ.pop("WANDB_SERVICE", None)  # of the job's own run: its process may end meanwhile
+        """Log the metrics of a capture, then its report."""
+        os.environ.pop("WANDB_SERVICE", None)  # a service process of the job, which may exit at any time
         import wandb
 
         directory = Path(manifest["directory"])
-        numbers, about = numbers_of_capture(manifest), noted(directory.parent, _FILE)
-        with lock_directory(directory.parent), page_of(manifest) as page:
-            run = wandb.init(
-                project=about.get("project") or os.environ.get("WANDB_PROJECT") or "profdeck",
-                entity=about.get("entity"),
-                group=about.get("group") or about.get("of"),
-                id=run_beside(directory.parent),
-                name=f"{directory.parent.name} profdeck",
+        run = directory.parent
+        numbers, fields = numbers_of_capture(manifest), read_tracker_run(run, _FILE)
+        with lock_directory(run), temporary_report(manifest) as page:
+            tracker_run = wandb.init(
+                project=fields.get("project") or os.environ.get("WANDB_PROJECT") or "profdeck",
+                entity=fields.get("entity"),
+                group=fields.get("group") or fields.get("of"),
+                id=profdeck_run_id(run),
+                name=f"{run.name} profdeck",
                 job_type="profdeck",
                 resume="allow",
-                dir=str(directory),  # its files are named by the second
-                config={"profdeck.directory": str(directory.parent), "profdeck.of": about.get("of_url", "")},
+                dir=str(directory),  # file names have a resolution of one second and could collide in the run directory
+                config={"profdeck.directory": str(run), "profdeck.of": fields.get("of_url", "")},
                 settings=wandb.Settings(console="off", silent=True),
             )
             try:
-                run.log(dict(numbers.values), step=numbers.step)
-                run.log_artifact(str(page), name=f"{run.id}-{manifest['capture']}", type="profile")
+                tracker_run.log(dict(numbers.values), step=numbers.step)
+                tracker_run.log_artifact(str(page), name=f"{tracker_run.id}-{manifest['capture']}", type="profile")
             finally:
-                run.finish()
-        note(directory.parent, _FILE, about | {"id": run.id, **({"url": run.url} if run.url else {})})
+                tracker_run.finish()
+        fields |= {"id": tracker_run.id, **({"url": tracker_run.url} if tracker_run.url else {})}
+        write_tracker_run(run, _FILE, fields)

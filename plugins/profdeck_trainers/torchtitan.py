@@ -1,4 +1,4 @@
-"""A profiler for torchtitan, since 0.3: ``Trainer.Config(profiler=ProfdeckProfiler.Config(...))``."""
+"""Profiler for torchtitan 0.3 and later: ``Trainer.Config(profiler=ProfdeckProfiler.Config(...))``."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from profdeck.plugin import ConfigError
 
 
 class ProfdeckProfiler(TorchtitanProfiler):
-    """Captures the steps that profdeck's config selects, numbered as torchtitan logs them, from 1.
+    """Captures the training steps that profdeck's config selects.
 
-    A job that resumes goes on with its own numbers. torchtitan's memory snapshots work as before.
+    Steps have the numbers that torchtitan logs. The first step is 1, and a resumed job continues its numbering.
+    torchtitan's memory snapshots remain available.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(TorchtitanProfiler.Config):
-        """torchtitan's own, and what profdeck takes."""
+        """torchtitan's profiler config with an option for profdeck."""
 
         profdeck_config: str | None = None
-        """A config of profdeck. Default: the one that ``PROFDECK_CONFIG`` names."""
+        """Path of a profdeck config. Default: ``PROFDECK_CONFIG``."""
 
     def __init__(self, config: Config, **runtime: Any) -> None:
         """Args:
-        config: of this class.
-        runtime: as torchtitan gives it.
+        config: config of this profiler.
+        runtime: arguments for torchtitan's profiler.
 
         Raises:
-            ConfigError: torchtitan is to profile as well, or profdeck's config is wrong.
+            ConfigError: torchtitan's own profiling is enabled, or profdeck's config is invalid.
         """
         super().__init__(config, **runtime)
         if config.enable_profiling:
             raise ConfigError(
-                "enable_profiling: profdeck is to record in the same process, and torch records once. Leave it out: "
-                "steps and options are in profdeck's config."
+                "enable_profiling: torch supports only one recording per process, so torchtitan's profiling cannot be "
+                "combined with profdeck. Remove it, and set steps and options in profdeck's config."
             )
         self._profdeck = Profiler.from_config(config.profdeck_config)
         self._step = 0
@@ -47,15 +48,15 @@ class ProfdeckProfiler(TorchtitanProfiler):
         self._profdeck.start(self._step)
         return self
 
-    def __exit__(self, *raised: object) -> bool:
-        if raised[1] is not None:
-            self._profdeck.close(f"the training failed with {type(raised[1]).__name__}")
+    def __exit__(self, *exception: object) -> bool:
+        if exception[1] is not None:
+            self._profdeck.close(f"the training failed with {type(exception[1]).__name__}")
         else:
-            self._profdeck.close(f"the training ended before step {self._step} did; set final_step")
-        return bool(super().__exit__(*raised))
+            self._profdeck.close(f"the training ended before the end of step {self._step}; set final_step")
+        return bool(super().__exit__(*exception))
 
     def step(self) -> None:
-        """End a step, and begin the next."""
+        """End the current step and start the next one."""
         super().step()
         self._profdeck.stop()
         self._step += 1

@@ -1,1 +1,4 @@
-"""profdeck in verl, by ``global_profiler.tool=profdeck``. Imports nothing: verl loads this package everywhere."""
+"""verl integration for ``global_profiler.tool=profdeck``.
+
+This module imports nothing, because verl loads it in all processes.
+"""

@@ -1,4 +1,4 @@
-"""The rollouts: verl's servers of vLLM and SGLang, captured as one fleet by the process that drives the job."""
+"""Captures verl's rollout servers (vLLM or SGLang) as one fleet, in the process that drives the job."""
 
 from __future__ import annotations
 
@@ -17,131 +17,137 @@ import attrs
 from profdeck import PlacedEngine, ProfdeckError, Profiler
 from profdeck.plugin import Config, Mode, TargetsConfig, describe_error, structure
 from profdeck_verl import steps
-from profdeck_verl.words import ENGINES, REWARD, ROLLOUT, TOOL, plain
+from profdeck_verl.constants import ENGINE_ATTRIBUTES, REWARD, ROLLOUT, TOOL
+from profdeck_verl.plain_data import to_plain
 
 logger = logging.getLogger("profdeck")
 
 
-def put_in_place(module: ModuleType) -> None:
-    """Let the manager of servers (of agent loops, before 0.8.0) capture them itself."""
+def patch_server_managers(module: ModuleType) -> None:
+    """Patch the profiling methods of `LLMServerManager` (before verl 0.8.0: `AgentLoopManager`)."""
     for name in ("LLMServerManager", "AgentLoopManager"):
         cls = vars(module).get(name)
         if cls is not None and "start_profile" in vars(cls):
-            _put_in_place(cls)
+            _patch_manager(cls)
 
 
-def _put_in_place(cls: Any) -> None:
-    start, stop = cls.start_profile, cls.stop_profile
+def _patch_manager(cls: Any) -> None:
+    original_start, original_stop = cls.start_profile, cls.stop_profile
 
-    @functools.wraps(start)
+    @functools.wraps(original_start)
     def start_profile(self: Any, **keywords: Any) -> Any:
-        if (rollouts := Rollouts.of(self)) is None:
-            return start(self, **keywords)
-        step = keywords.get("global_step", steps.current())
-        return _called(rollouts.start, rollouts.astart, step, by=sys._getframe(1))  # noqa: SLF001  # as verl does
+        if (rollouts := Rollouts.for_manager(self)) is None:
+            return original_start(self, **keywords)
+        step = keywords.get("global_step", steps.current_step())
+        caller = sys._getframe(1)  # noqa: SLF001  # see `_call`
+        return _call(rollouts.start, rollouts.astart, step, caller=caller)
 
-    @functools.wraps(stop)
+    @functools.wraps(original_stop)
     def stop_profile(self: Any, **keywords: Any) -> Any:
-        if (rollouts := Rollouts.of(self)) is None:
-            return stop(self, **keywords)
-        return _called(rollouts.stop, rollouts.astop, by=sys._getframe(1))  # noqa: SLF001  # as above
+        if (rollouts := Rollouts.for_manager(self)) is None:
+            return original_stop(self, **keywords)
+        return _call(rollouts.stop, rollouts.astop, caller=sys._getframe(1))  # noqa: SLF001  # see `_call`
 
     cls.start_profile, cls.stop_profile = start_profile, stop_profile
 
 
-def _called(now: Callable[..., None], later: Callable[..., Any], *arguments: Any, by: Any) -> Any:
-    """Call one of two functions as verl's callers expect it: those in coroutines await, the others are blocked."""
+def _call(function: Callable[..., None], async_function: Callable[..., Any], *arguments: Any, caller: Any) -> Any:
+    """Call the async function if the caller is a coroutine, which awaits the result. Otherwise, call the other one.
+
+    verl detects coroutine callers in the same way. If other callers run in an event loop, a thread runs the function.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return now(*arguments)
-    if by.f_code.co_flags & inspect.CO_COROUTINE:
-        return later(*arguments)
+        return function(*arguments)
+    if caller.f_code.co_flags & inspect.CO_COROUTINE:
+        return async_function(*arguments)
     with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(now, *arguments).result()
+        return pool.submit(function, *arguments).result()
 
 
 class Rollouts:
-    """The servers of one manager as a fleet."""
+    """Captures the servers of one manager as a fleet."""
 
     def __init__(self, manager: Any, config: Config) -> None:
         """Args:
         manager: verl's `LLMServerManager`.
-        config: profdeck's, of the job.
+        config: profdeck's config of the job.
         """
         self._manager = manager
         self._config = config
         self._profiler: Profiler | None = None
         self._replicas: tuple[int, ...] = ()
-        self._under_way: int | None = None
+        self._active_step: int | None = None
 
     @classmethod
-    def of(cls, manager: Any) -> Rollouts | None:
-        """Return those of a manager; None if the job is not profdeck's, or its config has no such role."""
+    def for_manager(cls, manager: Any) -> Rollouts | None:
+        """Return the object of a manager; None if the job does not use profdeck, or its config lacks the role."""
         if not hasattr(manager, "_profdeck"):
-            data = plain(manager.config.get(TOOL)) if hasattr(manager.config, "get") else None
+            data = to_plain(manager.config.get(TOOL)) if hasattr(manager.config, "get") else None
             config = None if data is None else structure(data, Config, where=TOOL)
-            role = None if config is None else config.roles.get(_role(manager))
-            manager._profdeck = None if config is None or role is None else cls(manager, config)  # noqa: SLF001  # ours
-        found: Rollouts | None = manager._profdeck  # noqa: SLF001  # ours
-        return found
+            role = None if config is None else config.roles.get(_role_name(manager))
+            manager._profdeck = None if config is None or role is None else cls(manager, config)  # noqa: SLF001  # added here
+        rollouts: Rollouts | None = manager._profdeck  # noqa: SLF001  # added here
+        return rollouts
 
     def start(self, step: int | None) -> None:
-        """Begin a global step, unless that has been done."""
-        if (profiler := self._due(step)) is not None:
+        """Start a global step, unless the step is already active."""
+        if (profiler := self._begin_step(step)) is not None:
             profiler.start(step or 0)
 
     def stop(self) -> None:
-        """End it."""
-        self._under_way = None
+        """End the active step."""
+        self._active_step = None
         if self._profiler is not None:
             self._profiler.stop()
 
     async def astart(self, step: int | None) -> None:
-        """Do what `start` does in an event loop."""
-        if (profiler := self._due(step)) is not None:
+        """Async version of `start`."""
+        if (profiler := self._begin_step(step)) is not None:
             await profiler.astart(step or 0)
 
     async def astop(self) -> None:
-        """Do what `stop` does in an event loop."""
-        self._under_way = None
+        """Async version of `stop`."""
+        self._active_step = None
         if self._profiler is not None:
             await self._profiler.astop()
 
-    def _due(self, step: int | None) -> Profiler | None:
+    def _begin_step(self, step: int | None) -> Profiler | None:
+        """Return the profiler that must start the step; None if it is unknown or already active."""
         if step is None:
-            logger.warning("profdeck: nobody said which global step begins, so no rollout is captured in it.")
-        if step is None or step == self._under_way:
+            logger.warning("profdeck: the global step is unknown, so no rollout is captured in this step.")
+        if step is None or step == self._active_step:
             return None
-        self._under_way = step
+        self._active_step = step
         replicas = tuple(replica.replica_rank for replica in self._manager.rollout_replicas)
-        if self._profiler is None or replicas != self._replicas:  # servers come and go
-            self._profiler, self._replicas = self._built(), replicas
+        if self._profiler is None or replicas != self._replicas:  # verl can add and remove servers.
+            self._profiler, self._replicas = self._create_profiler(), replicas
         return self._profiler
 
-    def _built(self) -> Profiler | None:
-        name = _role(self._manager)
-        role = self._config.roles[name]
-        where = attrs.evolve(role.targets or TargetsConfig(), actor_attribute=ENGINES.get(role.backend))
-        roles = {name: attrs.evolve(role, targets=where)}
-        # Generating is one stage, also where each stage of the workers is a capture.
+    def _create_profiler(self) -> Profiler | None:
+        role_name = _role_name(self._manager)
+        role = self._config.roles[role_name]
+        targets = attrs.evolve(role.targets or TargetsConfig(), actor_attribute=ENGINE_ATTRIBUTES.get(role.backend))
+        roles = {role_name: attrs.evolve(role, targets=targets)}
+        # Rollouts have no stages, even if each stage of the workers is a separate capture.
         config = attrs.evolve(self._config, roles=roles, mode=Mode.CONTINUOUS, on_demand=False)
         if self._profiler is None:
             config = attrs.evolve(config, on_demand=self._config.on_demand)
         try:
-            return Profiler.of(config, role=name, target=[*map(_placed, self._manager.rollout_replicas)])
+            return Profiler.of(config, role=role_name, target=[*map(_placed_engine, self._manager.rollout_replicas)])
         except ProfdeckError as error:
             logger.warning("profdeck: no rollout is captured: %s", describe_error(error))
             return None
 
 
-def _role(manager: Any) -> str:
-    rewards = any(getattr(replica, "is_reward_model", False) for replica in getattr(manager, "rollout_replicas", ()))
-    return REWARD if rewards else ROLLOUT
+def _role_name(manager: Any) -> str:
+    replicas = getattr(manager, "rollout_replicas", ())
+    return REWARD if any(getattr(replica, "is_reward_model", False) for replica in replicas) else ROLLOUT
 
 
-def _placed(replica: Any) -> PlacedEngine:
-    """Say on which GPUs of the job a replica runs, as verl numbers them: one after the other, by replica."""
+def _placed_engine(replica: Any) -> PlacedEngine:
+    """Return a replica with the indices of its GPUs in the job. verl numbers the GPUs consecutively, by replica."""
     first = replica.replica_rank * replica.world_size
     gpu_ranks = [first + rank for rank in range(replica.world_size)]
-    return PlacedEngine(replica.servers[0], gpu_ranks)  # the other servers are headless
+    return PlacedEngine(replica.servers[0], gpu_ranks)  # The other servers are headless.

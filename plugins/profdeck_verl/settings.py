@@ -1,6 +1,6 @@
-"""verl's own keys of profiling, as profdeck's: a job changes one word, ``global_profiler.tool=profdeck``.
+"""Converts verl's profiling options to profdeck's config, so that jobs only set ``global_profiler.tool=profdeck``.
 
-profdeck's config (``PROFDECK_CONFIG``, ``PROFDECK__...``) wins where both say something, and a note says so.
+profdeck's config (``PROFDECK_CONFIG``, ``PROFDECK__...``) takes precedence, and a note reports each ignored option.
 """
 
 from __future__ import annotations
@@ -15,85 +15,88 @@ from typing import Any
 import attrs
 
 from profdeck.plugin import Config, ConfigDraft, load_draft, run_name
-from profdeck_verl.words import ENGINES, TOOL, plain
+from profdeck_verl.constants import ENGINE_ATTRIBUTES, TOOL
+from profdeck_verl.plain_data import to_plain
 
 logger = logging.getLogger("profdeck")
 
 SOURCE = "verl's config"
 _CONTENTS = {"shapes": "record_shapes", "stack": "with_stack", "memory": "profile_memory", "module": "with_modules"}
-_OF_ENGINE = ("profile_by_stage", "merge_profiles")
-"""Keys of global_profiler that are an engine's (verl #5025)."""
+_ENGINE_OPTIONS = ("profile_by_stage", "merge_profiles")
+"""Keys of global_profiler that apply to rollout engines (verl #5025)."""
 
 
 @attrs.frozen
 class Setting:
-    """A value of profdeck's config that a key of verl gives."""
+    """A setting of profdeck's config that results from an option of verl."""
 
     key: str
     value: Any
-    given_by: str
-    default: bool = False
-    """Whether verl has it in every config, so that nobody need have meant it."""
+    verl_key: str
+    is_default: bool = False
+    """True if verl sets the option in every config, so that the user may not have chosen it."""
 
 
-def gathered(config: Any) -> tuple[Config, list[str]]:
-    """Put together what profdeck's config and verl's say.
+def merge_configs(config: Any) -> tuple[Config, list[str]]:
+    """Merge profdeck's config and verl's profiling options.
 
     Args:
-        config: verl's, of a trainer.
+        config: a trainer's verl config.
 
     Returns:
-        The config as all processes of the job are to have it, and notes on keys of verl that have no effect.
+        The config for all processes of the job, and notes about verl options that have no effect.
 
     Raises:
-        ConfigError: a key or value is wrong.
+        ConfigError: a key or value is invalid.
     """
-    draft, notes, data = load_draft(), [], plain(config)
-    for setting in itertools.chain(settings(data), _finish(data, draft)):
-        kept = draft.get(*_key(setting.key))
-        if kept is None:
+    draft, notes, data = load_draft(), [], to_plain(config)
+    for setting in itertools.chain(convert_options(data), _convert_finish_hook(data, draft)):
+        current_value = draft.get(*_split_key(setting.key))
+        if current_value is None:
             if setting.value is not None:
-                draft.set(setting.key, setting.value, f"{SOURCE}: {setting.given_by}")
-        elif kept != setting.value and not setting.default:
-            notes.append(f"{setting.given_by}={setting.value!r} has no effect: profdeck's {setting.key} is {kept!r}.")
-    _backends(draft, data)
+                draft.set(setting.key, setting.value, f"{SOURCE}: {setting.verl_key}")
+        elif current_value != setting.value and not setting.is_default:
+            notes.append(
+                f"{setting.verl_key}={setting.value!r} has no effect: profdeck's {setting.key} is {current_value!r}."
+            )
+    _set_default_backends(draft, data)
     if not draft.get("roles"):
         notes.append(
-            "nothing is recorded: profdeck's config has no roles, and no profiler of verl's is enabled, as by "
-            "actor_rollout_ref.actor.profiler.enable=True."
+            "nothing is recorded: profdeck's config has no roles, and no profiler in verl's config is enabled. Enable "
+            "one, for example with actor_rollout_ref.actor.profiler.enable=True."
         )
-    found = draft.checked().config
-    return attrs.evolve(found, run=run_name(found.run), output=found.output.absolute()), notes
+    merged = draft.checked().config
+    return attrs.evolve(merged, run=run_name(merged.run), output=merged.output.absolute()), notes
 
 
-def resolved(config: Any) -> Config:
-    """Return what `gathered` finds, and log its notes."""
-    found, notes = gathered(config)
+def load_config(config: Any) -> Config:
+    """Return the result of `merge_configs` and log its notes."""
+    merged, notes = merge_configs(config)
     for note in notes:
         logger.warning("profdeck: %s", note)
-    return found
+    return merged
 
 
-def settings(config: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield what verl's keys say."""
+def convert_options(config: Mapping[str, Any]) -> Iterator[Setting]:
+    """Yield the settings that result from verl's options, except for the finish hook."""
     profiler = config.get("global_profiler") or {}
-    yield from _steps(profiler)
-    yield Setting("output", profiler.get("save_path"), "global_profiler.save_path", default=True)
+    yield from _convert_steps(profiler)
+    yield Setting("output", profiler.get("save_path"), "global_profiler.save_path", is_default=True)
     workers = config.get("actor_rollout_ref") or {}
-    for place, own in (
+    for verl_key, worker_profiler in (
         ("actor_rollout_ref.actor.profiler", (workers.get("actor") or {}).get("profiler")),
         ("actor_rollout_ref.ref.profiler", (workers.get("ref") or {}).get("profiler")),
         ("critic.profiler", (config.get("critic") or {}).get("profiler")),
         ("profiler", config.get("profiler")),
     ):
-        if own and own.get("enable"):
-            yield from _of_worker(own, place, _tool(config))
-            break  # they share processes, and so one role
-    yield from _of_rollout(workers.get("rollout") or {}, profiler)
+        if worker_profiler and worker_profiler.get("enable"):
+            yield from _convert_worker(worker_profiler, verl_key, _device_tool(config))
+            break  # The workers share processes, and therefore one role.
+    yield from _convert_rollout(workers.get("rollout") or {}, profiler)
 
 
-def _finish(config: Mapping[str, Any], draft: ConfigDraft) -> Iterator[Setting]:
-    """Yield verl's finish hook, with the variables that it gets from verl; the output must be known."""
+def _convert_finish_hook(config: Mapping[str, Any], draft: ConfigDraft) -> Iterator[Setting]:
+    """Yield verl's finish hook with verl's environment variables. The draft must contain the output directory."""
     profiler = config.get("global_profiler") or {}
     if command := profiler.get("finish_hook_cmd"):
         path = shlex.quote(str(Path(draft.get("output") or Config().output).absolute()))
@@ -101,83 +104,84 @@ def _finish(config: Mapping[str, Any], draft: ConfigDraft) -> Iterator[Setting]:
         yield Setting("finish.command", exported + command, "global_profiler.finish_hook_cmd")
 
 
-def _steps(profiler: Mapping[str, Any]) -> Iterator[Setting]:
+def _convert_steps(profiler: Mapping[str, Any]) -> Iterator[Setting]:
     steps = profiler.get("steps")
     if steps:
         yield Setting("steps", list(steps), "global_profiler.steps")
-        joined = bool(profiler.get("profile_continuous_steps"))
-        yield Setting("join_steps", joined, "global_profiler.profile_continuous_steps", default=not joined)
+        join_steps = bool(profiler.get("profile_continuous_steps"))
+        yield Setting("join_steps", join_steps, "global_profiler.profile_continuous_steps", is_default=not join_steps)
     elif profiler.get("step_start") is not None:
         first = int(profiler["step_start"])
         last = int(profiler["step_end"]) if profiler.get("step_end") is not None else first
         yield Setting("steps", [f"{first}..{last}"], "global_profiler.step_start, step_end")
 
 
-def _of_worker(own: Mapping[str, Any], place: str, tool: str) -> Iterator[Setting]:
-    yield Setting("trainer.ranks", _ranks(own), f"{place}.ranks")
-    options = (own.get("tool_config") or {}).get(tool) or {}
-    where = f"{place}.tool_config.{tool}"
+def _convert_worker(profiler: Mapping[str, Any], verl_key: str, tool: str) -> Iterator[Setting]:
+    yield Setting("trainer.ranks", _convert_ranks(profiler), f"{verl_key}.ranks")
+    options = (profiler.get("tool_config") or {}).get(tool) or {}
+    tool_key = f"{verl_key}.tool_config.{tool}"
     if options.get("discrete"):
-        yield Setting("mode", "discrete", f"{where}.discrete")
+        yield Setting("mode", "discrete", f"{tool_key}.discrete")
     contents = options.get("contents") or []
     for content, option in _CONTENTS.items():
         if content in contents:
-            yield Setting(f"trainer.options.{option}", value=True, given_by=f"{where}.contents")
+            yield Setting(f"trainer.options.{option}", value=True, verl_key=f"{tool_key}.contents")
     if tool == "torch" and contents and "cuda" not in contents:
-        yield Setting("trainer.options.activities", ["cpu"], f"{where}.contents")
+        yield Setting("trainer.options.activities", ["cpu"], f"{tool_key}.contents")
     schedule = options.get("schedule") or {}
     if schedule.get("active"):
         fields = ("active", "wait", "warmup", "repeat", "skip_first")
         window = {field: schedule[field] for field in fields if schedule.get(field)}
-        window.setdefault("repeat", 0 if options.get("discrete") else 1)  # as verl's `build_schedule`
-        yield Setting("trainer.window", window, f"{where}.schedule")
+        window.setdefault("repeat", 0 if options.get("discrete") else 1)  # like verl's `build_schedule`
+        yield Setting("trainer.window", window, f"{tool_key}.schedule")
     if tool == "npu":
         if options.get("level"):
-            yield Setting("trainer.options.level", options["level"], f"{where}.level")
+            yield Setting("trainer.options.level", options["level"], f"{tool_key}.level")
         if options.get("analysis") is not None:
-            yield Setting("trainer.options.analyse", bool(options["analysis"]), f"{where}.analysis")
+            yield Setting("trainer.options.analyse", bool(options["analysis"]), f"{tool_key}.analysis")
 
 
-def _of_rollout(rollout: Mapping[str, Any], profiler: Mapping[str, Any]) -> Iterator[Setting]:
-    own, engine = rollout.get("profiler") or {}, rollout.get("name")
-    if engine not in ENGINES or not own.get("enable"):
+def _convert_rollout(rollout: Mapping[str, Any], global_profiler: Mapping[str, Any]) -> Iterator[Setting]:
+    profiler, engine = rollout.get("profiler") or {}, rollout.get("name")
+    if engine not in ENGINE_ATTRIBUTES or not profiler.get("enable"):
         return
-    place = "actor_rollout_ref.rollout.profiler"
+    verl_key = "actor_rollout_ref.rollout.profiler"
     yield Setting("rollout.backend", engine, "actor_rollout_ref.rollout.name")
-    yield Setting("rollout.ranks", _ranks(own), f"{place}.ranks")
-    options = (own.get("tool_config") or {}).get("torch") or {}
+    yield Setting("rollout.ranks", _convert_ranks(profiler), f"{verl_key}.ranks")
+    options = (profiler.get("tool_config") or {}).get("torch") or {}
     start, end = options.get("profile_token_start"), options.get("profile_token_end")
     if end is not None:
         iterations = {"skip": int(start or 0), "count": int(end) - int(start or 0)}
-        yield Setting("rollout.iterations", iterations, f"{place}.tool_config.torch.profile_token_start, _end")
+        yield Setting("rollout.iterations", iterations, f"{verl_key}.tool_config.torch.profile_token_start, _end")
     contents = options.get("contents") or []
     for content in ("shapes", "stack"):
         if content in contents:
-            where = f"{place}.tool_config.torch.contents"
-            yield Setting(f"rollout.options.{_CONTENTS[content]}", value=True, given_by=where)
-    for key in (*_OF_ENGINE, "with_stack", "record_shapes"):
-        if profiler.get(key) is not None:
-            yield Setting(f"rollout.options.{key}", bool(profiler[key]), f"global_profiler.{key}")
+            contents_key = f"{verl_key}.tool_config.torch.contents"
+            yield Setting(f"rollout.options.{_CONTENTS[content]}", value=True, verl_key=contents_key)
+    for key in (*_ENGINE_OPTIONS, "with_stack", "record_shapes"):
+        if global_profiler.get(key) is not None:
+            yield Setting(f"rollout.options.{key}", bool(global_profiler[key]), f"global_profiler.{key}")
 
 
-def _ranks(own: Mapping[str, Any]) -> Any:
-    return "all" if own.get("all_ranks") else list(own.get("ranks") or [0])
+def _convert_ranks(profiler: Mapping[str, Any]) -> Any:
+    return "all" if profiler.get("all_ranks") else list(profiler.get("ranks") or [0])
 
 
-def _tool(config: Mapping[str, Any]) -> str:
+def _device_tool(config: Mapping[str, Any]) -> str:
+    """Return the name of the tool for the job's device, which is also the name of profdeck's backend."""
     device = (config.get("trainer") or {}).get("device")
     return "npu" if device == "npu" else "torch"
 
 
-def _key(dotted: str) -> list[str]:
-    role, _, rest = dotted.partition(".")
-    return ["roles", role, *rest.split(".")] if role in {"trainer", "rollout"} else dotted.split(".")
+def _split_key(dotted_key: str) -> list[str]:
+    role, _, role_key = dotted_key.partition(".")
+    return ["roles", role, *role_key.split(".")] if role in {"trainer", "rollout"} else dotted_key.split(".")
 
 
-def _backends(draft: ConfigDraft, config: Mapping[str, Any]) -> None:
-    """Choose the backends of roles that name none: that of the device, and the engine of the rollouts."""
-    rollout = ((config.get("actor_rollout_ref") or {}).get("rollout") or {}).get("name")
+def _set_default_backends(draft: ConfigDraft, config: Mapping[str, Any]) -> None:
+    """Set the backend of roles without one: the rollout engine for rollouts, the device's backend for others."""
+    engine = ((config.get("actor_rollout_ref") or {}).get("rollout") or {}).get("name")
     for role in draft.get("roles") or ():
         if draft.get("roles", role, "backend") is None:
-            engine = rollout if role == "rollout" and rollout in ENGINES else _tool(config)
-            draft.set(f"{role}.backend", engine, SOURCE)
+            backend = engine if role == "rollout" and engine in ENGINE_ATTRIBUTES else _device_tool(config)
+            draft.set(f"{role}.backend", backend, SOURCE)

@@ -1,32 +1,32 @@
-"""Lets verl ask for a capture in every step, so that profdeck's config alone decides."""
+"""Makes verl request a capture in every step, so that only profdeck's config selects steps."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 
-_current: list[int] = []
-"""The global step of this process's trainer."""
+_current_step: list[int] = []
+"""The global step of this process's trainer; empty before its first step."""
 
 
-def enter(step: int) -> None:
-    """Say which global step this process's trainer begins."""
-    _current[:] = [step]
+def set_current_step(step: int) -> None:
+    """Set the global step of this process's trainer."""
+    _current_step[:] = [step]
 
 
-def current() -> int | None:
-    """Return the global step of this process's trainer; None if it has none."""
-    return _current[0] if _current else None
+def current_step() -> int | None:
+    """Return the global step of this process's trainer, or None if it has not started a step."""
+    return _current_step[0] if _current_step else None
 
 
 class EveryStep:
-    """What verl takes for ``global_profiler.steps``: every step is in it, and none is the last."""
+    """Value of ``global_profiler.steps`` that contains every step."""
 
     def __contains__(self, step: object) -> bool:
         return True
 
     def __iter__(self) -> Iterator[int]:
-        """Yield a step that no job reaches: verl looks for the greatest, at which it runs its own finish hook."""
+        """Yield only a step that no job reaches, because verl runs its own finish hook at the greatest step."""
         yield sys.maxsize
 
     def __repr__(self) -> str:
@@ -34,11 +34,11 @@ class EveryStep:
 
 
 class AnyStep:
-    """What a trainer takes for the step at which it is to do something: every one. It remembers the last."""
+    """Value of a trainer's start and end step that equals every step. A comparison sets the current step."""
 
-    __hash__ = None  # type: ignore[assignment]  # equal to all
+    __hash__ = None  # type: ignore[assignment]  # No hash is consistent with this equality.
 
     def __eq__(self, step: object) -> bool:
         if isinstance(step, int):
-            enter(step)
+            set_current_step(step)
         return True

@@ -1,4 +1,4 @@
-"""The trainers: prepare the config of a job when its trainer is built, in the process that drives it."""
+"""Patches verl's trainers: adds profdeck's config to the job's config, in the process that drives the job."""
 
 from __future__ import annotations
 
@@ -10,111 +10,116 @@ from typing import Any
 
 from profdeck.plugin import Config, build_backend, unstructure
 from profdeck_verl import steps
+from profdeck_verl.constants import CONFIG, ROLE, TOOL, TRAINER
 from profdeck_verl.rollouts import Rollouts
-from profdeck_verl.settings import resolved
+from profdeck_verl.settings import load_config
 from profdeck_verl.steps import EveryStep
-from profdeck_verl.words import CONFIG, ROLE, TOOL, TRAINER
 
 logger = logging.getLogger("profdeck")
 
-_CAPTURED = "_profdeck_captures"
-"""Set in trainers whose config is prepared; asking the config in each step takes longer than all else here."""
+_IS_CAPTURED = "_profdeck_captures"
+"""Attribute of trainers: whether their config is prepared. It caches `is_prepared`, which is slow for OmegaConf."""
 
 WORKERS = {"actor": "actor_rollout_ref.actor", "ref": "actor_rollout_ref.ref", "critic": "critic"}
-"""Where verl's config has the profilers of training workers."""
+"""Training workers, and the config keys that contain their profiler options."""
 
 
-def prepare_in(module: ModuleType) -> None:
-    """Let the trainers of a module prepare their config as they are built."""
+def patch_trainers(module: ModuleType) -> None:
+    """Patch the trainer classes of a module to prepare their config in the constructor."""
     for cls in vars(module).values():
         if inspect.isclass(cls) and cls.__module__ == module.__name__ and "__init__" in vars(cls):
-            _prepare_in(cls)
+            _patch_trainer(cls)
 
 
-def _prepare_in(cls: Any) -> None:
-    initialise = cls.__init__
-    if next(iter([*inspect.signature(initialise).parameters][1:]), None) != "config":
+def _patch_trainer(cls: Any) -> None:
+    original_init = cls.__init__
+    if next(iter([*inspect.signature(original_init).parameters][1:]), None) != "config":
         return
 
-    @functools.wraps(initialise)
+    @functools.wraps(original_init)
     def init(self: Any, config: Any, *arguments: Any, **keywords: Any) -> None:
-        prepare(config)
-        setattr(self, _CAPTURED, is_prepared(config))
-        initialise(self, config, *arguments, **keywords)
+        prepare_config(config)
+        setattr(self, _IS_CAPTURED, is_prepared(config))
+        original_init(self, config, *arguments, **keywords)
 
     cls.__init__ = init
-    begin, end = vars(cls).get("_start_profiling"), vars(cls).get("_stop_profiling")
-    if begin is None or end is None or inspect.iscoroutinefunction(begin):  # a rollouter, whose trainer is elsewhere
+    original_start, original_stop = vars(cls).get("_start_profiling"), vars(cls).get("_stop_profiling")
+    # Rollouters have an async method. Their trainer is in another process.
+    if original_start is None or original_stop is None or inspect.iscoroutinefunction(original_start):
         return
 
-    @functools.wraps(begin)
-    def begun(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        if getattr(self, _CAPTURED, False):
-            steps.enter(int(self.global_steps))
-            for rollouts in _rollouts(self):  # before the workers, which share their devices and come later in a step
-                rollouts.start(steps.current())
-        return begin(self, *arguments, **keywords)
+    @functools.wraps(original_start)
+    def start_profiling(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        if getattr(self, _IS_CAPTURED, False):
+            steps.set_current_step(int(self.global_steps))
+            # Start before the workers: they share the devices, and run after the rollouts of a step.
+            for rollouts in _find_rollouts(self):
+                rollouts.start(steps.current_step())
+        return original_start(self, *arguments, **keywords)
 
-    @functools.wraps(end)
-    def ended(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        result = end(self, *arguments, **keywords)
-        if getattr(self, _CAPTURED, False):
-            for rollouts in _rollouts(self):
+    @functools.wraps(original_stop)
+    def stop_profiling(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        result = original_stop(self, *arguments, **keywords)
+        if getattr(self, _IS_CAPTURED, False):
+            for rollouts in _find_rollouts(self):
                 rollouts.stop()
         return result
 
-    cls._start_profiling, cls._stop_profiling = begun, ended
+    cls._start_profiling, cls._stop_profiling = start_profiling, stop_profiling
 
 
-def _rollouts(trainer: Any) -> list[Rollouts]:
-    of = getattr(trainer, "_rollout_server_managers", None)
-    managers = of() if of is not None else [getattr(trainer, "llm_server_manager", None)]
-    return [rollouts for manager in managers if manager is not None and (rollouts := Rollouts.of(manager)) is not None]
+def _find_rollouts(trainer: Any) -> list[Rollouts]:
+    get_managers = getattr(trainer, "_rollout_server_managers", None)
+    managers = get_managers() if get_managers is not None else [getattr(trainer, "llm_server_manager", None)]
+    rollouts = [Rollouts.for_manager(manager) for manager in managers if manager is not None]
+    return [fleet for fleet in rollouts if fleet is not None]
 
 
 def is_prepared(config: Any) -> bool:
-    """Tell whether profdeck's config is in that of a job."""
+    """Return whether a job's config contains profdeck's config."""
     profiler = config.get("global_profiler")
     return profiler is not None and isinstance(profiler.get("steps"), EveryStep)
 
 
-def prepare(config: Any) -> None:
-    """Put profdeck's config into that of a job, if the job asks for it; does it once.
+def prepare_config(config: Any) -> None:
+    """Add profdeck's config to a job's config, if the job selects profdeck and the config is not prepared yet.
 
     Raises:
-        ConfigError: the config is wrong.
+        ConfigError: the config is invalid.
         PluginError: a backend cannot be used.
     """
     profiler = config.get("global_profiler")
     if profiler is None or profiler.get("tool") != TOOL or is_prepared(config):
         return
-    found = resolved(config)
-    for role in found.roles:
-        build_backend(found, role)  # what is wrong is said before anything is trained
-    _fill(config, found)
-    logger.info("profdeck captures %s into %s.", ", ".join(found.roles), found.output / str(found.run))
+    profdeck_config = load_config(config)
+    for role in profdeck_config.roles:
+        build_backend(profdeck_config, role)  # Raises errors before the training starts.
+    _add_profdeck_config(config, profdeck_config)
+    run = profdeck_config.output / str(profdeck_config.run)
+    logger.info("profdeck captures %s into %s.", ", ".join(profdeck_config.roles), run)
 
 
-def _fill(config: Any, found: Config) -> None:
+def _add_profdeck_config(config: Any, profdeck_config: Config) -> None:
     from omegaconf import OmegaConf, open_dict
 
-    data = unstructure(found)
+    data = unstructure(profdeck_config)
     with open_dict(config):
-        for worker, place in WORKERS.items():
-            own = OmegaConf.select(config, place)
-            if own is None or own.get("profiler") is None:
+        for worker, key in WORKERS.items():
+            worker_config = OmegaConf.select(config, key)
+            if worker_config is None or worker_config.get("profiler") is None:
                 continue
-            own.profiler.enable = own.profiler.all_ranks = True  # profdeck's config selects
-            role = worker if worker in found.roles else TRAINER
-            tools = own.profiler.get("tool_config") or {}
-            own.profiler.tool_config = {**tools, TOOL: {CONFIG: data, ROLE: role}}
-        # verl's servers know of two tools, and warn of any other; profdeck asks them itself.
+            # Enable all ranks, because profdeck's config selects ranks.
+            worker_config.profiler.enable = worker_config.profiler.all_ranks = True
+            role = worker if worker in profdeck_config.roles else TRAINER
+            tools = worker_config.profiler.get("tool_config") or {}
+            worker_config.profiler.tool_config = {**tools, TOOL: {CONFIG: data, ROLE: role}}
+        # verl's servers warn about unknown tools. profdeck sends requests to the servers itself.
         rollout = OmegaConf.select(config, "actor_rollout_ref.rollout")
         if rollout is not None and "profiler" in rollout:
             rollout.profiler = None
         profiler = config.global_profiler
         profiler.profile_continuous_steps = False
-        profiler.finish_hook_cmd = None  # profdeck's own runs when all files are whole
-        profiler._set_flag("allow_objects", True)  # noqa: SLF001, FBT003  # the only way to set it
+        profiler.finish_hook_cmd = None  # profdeck runs the finish command after all files are complete.
+        profiler._set_flag("allow_objects", True)  # noqa: SLF001, FBT003  # OmegaConf has no public API for this
         profiler.steps = EveryStep()
         config[TOOL] = data

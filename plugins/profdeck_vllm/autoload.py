@@ -1,7 +1,7 @@
-"""What vLLM calls in each of its processes, through its entry-point group ``vllm.general_plugins``, and vLLM-Omni.
+"""Entry points that vLLM and vLLM-Omni call in each of their processes (``vllm.general_plugins``).
 
-Only the standard library is imported until profdeck is armed, and nothing is ever raised: vLLM loads plugins guarded
-and calls them unguarded.
+Unless profdeck is enabled, this module imports only the standard library. The functions never raise, because vLLM does
+not catch exceptions of plugin functions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Mapping
 logger = logging.getLogger("profdeck")
 
 NAME = "profdeck"
-"""Our entry points in vLLM's groups, and what to write into ``VLLM_PLUGINS``."""
+"""Name of profdeck's entry points, which ``VLLM_PLUGINS`` can list."""
 SELECTION = "VLLM_PLUGINS"
 _OMNI, _OMNI_GROUPS = "vllm-omni", ("vllm.general_plugins", "vllm_omni.general_plugins")
 
 
-def armed(environ: Mapping[str, str] = os.environ) -> bool:
-    """Tell whether the workers of engines in this environment shall be able to record."""
+def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the environment enables profdeck in engine workers."""
     return (
         bool(environ.get("PROFDECK_CONFIG"))
         or any(name.startswith("PROFDECK__") for name in environ)
@@ -28,41 +28,42 @@ def armed(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def register() -> None:
-    """Make the workers able to record, if profdeck is armed."""
-    if not armed():
+    """Patch the worker base class, if profdeck is enabled."""
+    if not is_enabled():
         return
     try:
         from profdeck_vllm.v1_worker import install
 
         install()
-    except Exception:  # the engine must start whatever is wrong here
+    except Exception:  # An error must not prevent the engine from starting.
         logger.exception("profdeck is not available in this vLLM process (%d)", os.getpid())
 
 
 def register_omni() -> None:
-    """Do the same in a process of vLLM-Omni, for diffusion stages, too (``vllm_omni.general_plugins``)."""
+    """Patch the worker classes of vLLM-Omni, including diffusion workers (``vllm_omni.general_plugins``)."""
     register()
-    if not armed():
+    if not is_enabled():
         return
     try:
         from profdeck_vllm.diffusion_worker import install
 
         install()
-        if left_out := own_plugins_left_out():
+        if excluded := excluded_omni_plugins():
             logger.warning(
-                "%s=%s leaves out plugins of vLLM-Omni itself: %s. Add them, separated by commas.",
-                SELECTION, os.environ.get(SELECTION), ", ".join(left_out),
+                "%s=%s excludes plugins that vLLM-Omni requires: %s. Add them, separated by commas.",
+                SELECTION, os.environ.get(SELECTION), ", ".join(excluded),
             )  # fmt: skip
-    except Exception:  # as above
+    except Exception:  # An error must not prevent the engine from starting.
         logger.exception("profdeck is not available in this vLLM-Omni process (%d)", os.getpid())
 
 
-def own_plugins_left_out() -> list[str]:
-    """Return the plugins of vLLM-Omni itself that ``VLLM_PLUGINS`` leaves out."""
+def excluded_omni_plugins() -> list[str]:
+    """Return the names of vLLM-Omni's own plugins that ``VLLM_PLUGINS`` excludes."""
     from importlib.metadata import entry_points
 
-    chosen = os.environ.get(SELECTION)
-    if chosen is None:
+    selection = os.environ.get(SELECTION)
+    if selection is None:
         return []
-    own = [one for group in _OMNI_GROUPS for one in entry_points(group=group) if one.dist and one.dist.name == _OMNI]
-    return sorted({one.name for one in own} - set(chosen.split(",")))
+    plugins = (plugin for group in _OMNI_GROUPS for plugin in entry_points(group=group))
+    omni_names = {plugin.name for plugin in plugins if plugin.dist and plugin.dist.name == _OMNI}
+    return sorted(omni_names - set(selection.split(",")))

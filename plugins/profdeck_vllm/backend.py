@@ -1,4 +1,4 @@
-"""The backend `vllm`: what core builds and calls, in the process that controls the engine."""
+"""The backend `vllm`, in the process that controls the engine."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 @attrs.define
 class VllmBackend(ControlBackend[VllmOptions]):
-    """Asks the workers of a vLLM engine to record: an engine object of this process, or a server."""
+    """Captures a vLLM engine, given as an engine object of this process or as the URL of a server."""
 
     name: ClassVar[str] = "vllm"
     Options: ClassVar[type[VllmOptions]] = VllmOptions
     libraries: ClassVar[tuple[Library, ...]] = (LIBRARY,)
 
     def connect(self, target: object) -> Engine:
-        """Take an `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` object, or the URL of a server."""
+        """Return the engine of an `LLM`, `AsyncLLM`, `Omni` or `AsyncOmni` object, or of a server's URL."""
         if isinstance(target, str):
             from profdeck_vllm.server import VllmServer
 
             return VllmServer(target, timeout_s=self.options.rpc_timeout_s)
-        from profdeck_vllm.omni import engine_of
+        from profdeck_vllm.omni import wrap_engine
 
         self.libraries[0].require(self.name)
-        return engine_of(target)
+        return wrap_engine(target)
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
-        """Tell whether a server is vLLM's, by its ``/version``."""
+        """Return whether the server runs vLLM, according to its ``/version``."""
         from profdeck_vllm.server import VllmServer
 
         return await VllmServer(url, timeout_s=10).is_vllm()
 
     def native(self, engine: Engine, capture: EngineCapture, request: CaptureRequest) -> EngineProfiler:
-        """Use vLLM's own profiler."""
+        """Return a capture by vLLM's own profiler."""
         from profdeck_vllm.own_profiler import VllmCapture
 
         return VllmCapture(cast("VllmEngine", engine), self.options, capture, request)

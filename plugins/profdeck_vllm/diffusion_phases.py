@@ -1,4 +1,4 @@
-"""Marks the phases of a diffusion pipeline in the trace: encode, denoise, decode."""
+"""Annotates the phases of a diffusion pipeline in the trace: encode, denoise, decode."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ PHASES = {
     "denoise": ("diffuse", "denoise_step", "transformer.forward", "transformer_2.forward", "unet.forward"),
     "decode": ("post_decode", "vae.decode"),
 }
-"""What of a pipeline belongs to a phase: methods, and those of its parts. The names are those of diffusers, and of
-vLLM-Omni's own pipelines (``_PROFILER_TARGETS`` in vllm_omni/diffusion/profiler/, 0.30.0)."""
+"""Methods that belong to each phase, as attribute paths from the pipeline. The names come from diffusers and from
+vLLM-Omni's pipelines (``_PROFILER_TARGETS`` in vllm_omni/diffusion/profiler/, 0.30.0)."""
 
 
-class Phases:
-    """Marks what a pipeline calls; a context manager around one iteration.
+class PhaseAnnotations:
+    """Context manager that annotates the phases of a pipeline during one iteration.
 
-    Outermost calls are named after their phase, what they call of the same phase after itself: ``transformer``.
+    The outermost call of a phase is named after the phase, such as ``denoise``. Nested calls of the same phase are
+    named after their component, such as ``transformer``.
     """
 
     def __init__(self, pipeline: Any) -> None:
         """Args:
-        pipeline: vLLM-Omni's; None if there is none.
+        pipeline: the pipeline of vLLM-Omni, or None if the worker has none.
         """
         self._pipeline = pipeline
-        self._undo: list[Callable[[], None]] = []
-        self._within: list[str] = []
+        self._undo_functions: list[Callable[[], None]] = []
+        self._active_phases: list[str] = []
 
     def __enter__(self) -> Self:
-        for owner, phase, path in _targets(self._pipeline):
-            part, _, method = path.rpartition(".")
-            self._mark(getattr(owner, part) if part else owner, method, phase, part or method)
+        for owner, method, phase, name in _find_methods(self._pipeline):
+            self._annotate(owner, method, phase, name)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for undo in reversed(self._undo):
+        for undo in reversed(self._undo_functions):
             undo()
-        self._undo.clear()
+        self._undo_functions.clear()
 
-    def _mark(self, owner: Any, method: str, phase: str, name: str) -> None:
+    def _annotate(self, owner: Any, method: str, phase: str, name: str) -> None:
         from torch.profiler import record_function
 
-        own = getattr(owner, method)
+        original = getattr(owner, method)
 
-        @functools.wraps(own)
+        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            label = name if phase in self._within else phase
-            self._within.append(phase)
+            label = name if phase in self._active_phases else phase
+            self._active_phases.append(phase)
             try:
                 with record_function(label):
-                    return own(*args, **kwargs)
+                    return original(*args, **kwargs)
             finally:
-                self._within.pop()
+                self._active_phases.pop()
 
-        before = vars(owner).get(method)
+        instance_attribute = vars(owner).get(method)
         vars(owner)[method] = call
 
         def undo() -> None:
-            if before is None:
+            if instance_attribute is None:
                 vars(owner).pop(method, None)
             else:
-                vars(owner)[method] = before
+                vars(owner)[method] = instance_attribute
 
-        self._undo.append(undo)
+        self._undo_functions.append(undo)
 
 
-def _targets(pipeline: Any) -> Iterator[tuple[Any, str, str]]:
-    """Yield what there is to mark: whose it is, its phase, and its path from there."""
-    # The adapter for pipelines of diffusers holds the one that does the work.
-    owners = [one for one in (pipeline, getattr(pipeline, "_pipeline", None)) if one is not None]
-    for owner in owners:
+def _find_methods(pipeline: Any) -> Iterator[tuple[Any, str, str, str]]:
+    """Yield the owner and name of each method to annotate, its phase, and its label in nested calls."""
+    # The adapter for diffusers wraps the pipeline that runs the model.
+    pipelines = [candidate for candidate in (pipeline, getattr(pipeline, "_pipeline", None)) if candidate is not None]
+    for candidate in pipelines:
         for phase, paths in PHASES.items():
             for path in paths:
-                part, _, method = path.rpartition(".")
-                whose = getattr(owner, part, None) if part else owner
-                if whose is not None and callable(getattr(whose, method, None)) and not _is_compiled(whose):
-                    yield owner, phase, path
+                component, _, method = path.rpartition(".")
+                owner = getattr(candidate, component, None) if component else candidate
+                if owner is not None and callable(getattr(owner, method, None)) and not _is_compiled(owner):
+                    yield owner, method, phase, component or method
 
 
 def _is_compiled(module: Any) -> bool:
-    """Tell whether torch has compiled a module as a whole: another ``forward`` could make it do that again."""
+    """Return whether torch has compiled a module. Replacing its ``forward`` could trigger a recompilation."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

@@ -1,4 +1,4 @@
-"""Records in the workers of vLLM-Omni's diffusion stages, which are none of vLLM's (0.18 to 0.30)."""
+"""Worker agent for diffusion stages of vLLM-Omni (0.18 to 0.30). Their workers do not inherit from vLLM's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profdeck import Identity
 from profdeck.engines import CaptureRequest
 from profdeck.plugin import after_import
 from profdeck_vllm import worker
-from profdeck_vllm.diffusion_phases import Phases
+from profdeck_vllm.diffusion_phases import PhaseAnnotations
 
 MODULE = "vllm_omni.diffusion.worker.diffusion_worker"
 
@@ -23,11 +23,11 @@ _COORDINATES = {
     "sp": "sequence_parallel",
     "pp": "pipeline_parallel",
 }
-"""Parallel dimensions and their names in ``vllm_omni.diffusion.distributed.parallel_state``; tp is vLLM's."""
+"""Parallel dimensions and their names in ``vllm_omni.diffusion.distributed.parallel_state``. vLLM provides tp."""
 
 
 def install() -> None:
-    """Let diffusion workers record as soon as their module is imported; stages of other kinds never do that."""
+    """Patch the diffusion worker class when its module is first imported. Other stages never import it."""
     after_import(MODULE, _install)
 
 
@@ -36,17 +36,17 @@ def _install(module: ModuleType) -> None:
 
 
 class DiffusionWorkerAgent(worker.WorkerAgent):
-    """Records in one worker. An iteration is a request, a batch of requests, or a denoising step of several."""
+    """Agent of one diffusion worker. An iteration is a request, a batch of requests, or one denoising step."""
 
-    iterating = ("execute_model", "execute_model_batch", "execute_stepwise")
+    iteration_methods = ("execute_model", "execute_model_batch", "execute_stepwise")
 
     @property
     def stage(self) -> int | None:
-        """Read the config; 0.18 has no stage in it, and who asks knows."""
+        """The ``stage_id`` of the config; None in vLLM-Omni 0.18, where the start request contains it."""
         return getattr(self.worker.od_config, "stage_id", None)
 
-    def place(self, engine: Mapping[str, Any]) -> Identity:  # noqa: ARG002  # has no data-parallel engines
-        """Return the place of the worker in its stage."""
+    def local_identity(self, engine: Mapping[str, Any]) -> Identity:  # noqa: ARG002  # no data-parallel engines
+        """Return the worker's identity in its stage."""
         from vllm.distributed import parallel_state as vllm_state
         from vllm_omni.diffusion.distributed import parallel_state as state
 
@@ -56,7 +56,7 @@ class DiffusionWorkerAgent(worker.WorkerAgent):
             try:
                 if getattr(module, f"get_{key}_world_size")() > 1:
                     coordinates[name] = getattr(module, f"get_{key}_rank")()
-            except (AttributeError, AssertionError):  # not in this release; not initialised
+            except (AttributeError, AssertionError):  # not in this release, or not initialized
                 continue
         return Identity(
             rank=self.worker.rank,
@@ -66,51 +66,51 @@ class DiffusionWorkerAgent(worker.WorkerAgent):
         )
 
     @classmethod
-    def answers(cls, answer: Any) -> Any:
-        """Gather the answers of all ranks, of which vLLM-Omni sends that of rank 0 only."""
+    def collect_replies(cls, reply: Any) -> Any:
+        """Gather the replies of all ranks, because vLLM-Omni returns only the reply of rank 0."""
         import torch.distributed as dist
         from vllm_omni.diffusion.distributed.parallel_state import get_world_group
 
         if not dist.is_initialized() or dist.get_world_size() == 1:
-            return [answer]
-        gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, answer, group=get_world_group().cpu_group)
-        return gathered
+            return [reply]
+        replies: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(replies, reply, group=get_world_group().cpu_group)
+        return replies
 
     def start(self, request: CaptureRequest) -> None:
-        """Take a request; its batches are of no kind."""
+        """Start a capture. Ignores ``batch_kinds``, because diffusion batches have no kind."""
         super().start(attrs.evolve(request, batch_kinds=()))
 
-    def wrappers(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:  # noqa: ARG002  # no options
-        """Wrap what runs requests and steps, and mark the phases in them."""
+    def create_patches(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:  # noqa: ARG002  # no options
+        """Return replacements of the iteration methods that also annotate the phases."""
         return {
-            name: self._wrapper(name, getattr(self.worker, name))
-            for name in self.iterating
+            name: self._create_patch(name, getattr(self.worker, name))
+            for name in self.iteration_methods
             if hasattr(self.worker, name)
         }
 
-    def _wrapper(self, name: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(own)
+    def _create_patch(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
-            self.begin_iteration(None, _label(name, args))
+            self.begin_iteration(None, _iteration_label(name, args))
             try:
-                with Phases(getattr(self.worker.model_runner, "pipeline", None)):
-                    return own(*args, **kwargs)
+                with PhaseAnnotations(getattr(self.worker.model_runner, "pipeline", None)):
+                    return original(*args, **kwargs)
             finally:
                 self.end_iteration()
 
         return call
 
 
-def _label(name: str, args: tuple[Any, ...]) -> str:
-    """Name an iteration and, where it may have several, the number of its requests."""
-    if name == "execute_model":
+def _iteration_label(method: str, args: tuple[Any, ...]) -> str:
+    """Return the name of an iteration in the trace, with its number of requests."""
+    if method == "execute_model":
         return "diffusion_request(1)"
-    scheduled = args[0] if args else None
-    if name == "execute_stepwise":
-        return f"diffusion_step({_count(scheduled, 'scheduled_request_ids')})"
-    return f"diffusion_batch({_count(scheduled, 'scheduled_new_reqs')})"
+    scheduler_output = args[0] if args else None
+    if method == "execute_stepwise":
+        return f"diffusion_step({_count_requests(scheduler_output, 'scheduled_request_ids')})"
+    return f"diffusion_batch({_count_requests(scheduler_output, 'scheduled_new_reqs')})"
 
 
-def _count(scheduled: Any, attribute: str) -> int:
-    return len(getattr(scheduled, attribute, None) or (1,))
+def _count_requests(scheduler_output: Any, attribute: str) -> int:
+    return len(getattr(scheduler_output, attribute, None) or (1,))

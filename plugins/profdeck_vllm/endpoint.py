@@ -1,12 +1,12 @@
-"""Our routes in vLLM's HTTP server, through its entry-point group ``vllm.endpoint_plugins``."""
+"""profdeck's routes in vLLM's HTTP server, loaded through the entry-point group ``vllm.endpoint_plugins``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from profdeck.engines import Routes
-from profdeck_vllm.autoload import NAME, armed
-from profdeck_vllm.omni import engine_of
+from profdeck_vllm.autoload import NAME, is_enabled
+from profdeck_vllm.omni import wrap_engine
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ProfdeckEndpoints:
-    """The endpoint plugin; see vllm/plugins/endpoint_plugins/interface.py."""
+    """Endpoint plugin of vLLM. The interface is in vllm/plugins/endpoint_plugins/interface.py."""
 
     name = NAME
     required_tasks = None
@@ -30,6 +30,6 @@ class ProfdeckEndpoints:
         self._routes.attach(app)
 
     async def init_state(self, engine_client: EngineClient | None, state: AppState, args: Namespace) -> None:  # noqa: ARG002  # vLLM's signature
-        """Take the engine; there is none in a server that only renders."""
-        if engine_client is not None and armed():
-            self._routes.engine = engine_of(engine_client)
+        """Pass the engine to the routes. Render-only servers have no engine."""
+        if engine_client is not None and is_enabled():
+            self._routes.engine = wrap_engine(engine_client)

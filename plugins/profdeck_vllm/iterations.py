@@ -1,4 +1,4 @@
-"""What an iteration of vLLM holds, read from the scheduler's output."""
+"""Classifies vLLM iterations from the scheduler's output."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 def describe(output: SchedulerOutput, *, detailed: bool) -> tuple[BatchKind, str]:
     """Return the kind of a batch and the name of its iteration in the trace.
 
-    A request is in prefill while it has put out no token, and again when it is computed again after a preemption. The
-    names are vLLM's own: ``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py (0.32.0).
+    A request is in prefill until it has generated a token, and again after a preemption. The names match vLLM's
+    ``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py (0.32.0).
 
     Args:
-        output: what the scheduler planned; at least one token.
-        detailed: name the attention work as well. With q tokens scheduled of a request and k in its context then,
-            ``sq`` is the sum of q, ``sk`` of k, ``sqsq`` of q * q and ``sqsk`` of q * k.
+        output: the scheduler's output, with at least one token.
+        detailed: include the attention work. For requests with q scheduled tokens and k tokens in the resulting
+            context, ``sq`` is the sum of q, ``sk`` of k, ``sqsq`` of q * q and ``sqsk`` of q * k.
     """
     cached = output.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-    first = {request for request, tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True) if not tokens}
-    prefill = first | set(cached.resumed_req_ids)
+    prefill = {request for request, tokens in zip(cached.req_ids, cached.num_output_tokens, strict=True) if not tokens}
+    prefill.update(cached.resumed_req_ids)
     for request in output.scheduled_new_reqs:
         prefill.add(request.req_id)
         computed[request.req_id] = request.num_computed_tokens
-    context, generation = _Work(), _Work()
+    context, generation = _PhaseWork(), _PhaseWork()
     for name, tokens in output.num_scheduled_tokens.items():
         (context if name in prefill else generation).add(tokens, computed.get(name, 0) + tokens)
     if context.requests and generation.requests:
@@ -41,8 +41,8 @@ def describe(output: SchedulerOutput, *, detailed: bool) -> tuple[BatchKind, str
     return batch, f"execute_{context.short('context')}_{generation.short('generation')}"
 
 
-class _Work:
-    """The requests of one phase in a batch."""
+class _PhaseWork:
+    """Token sums over the requests of one phase in a batch."""
 
     def __init__(self) -> None:
         self.requests = self.sq = self.sk = self.sqsq = self.sqsk = 0

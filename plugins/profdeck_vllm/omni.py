@@ -1,4 +1,4 @@
-"""Pipelines of vLLM-Omni: stages of language models, of generation and of diffusion, behind one object."""
+"""vLLM-Omni pipelines: language model, generation and diffusion stages in one engine object."""
 
 from __future__ import annotations
 
@@ -9,97 +9,103 @@ from typing import Any
 from profdeck.engines import Outcome
 from profdeck.plugin import CaptureError, TargetError
 from profdeck_vllm.engines import REMEDY, VllmObject
-from profdeck_vllm.worker import METHOD, SEAT
+from profdeck_vllm.worker import DESCRIBE_WORKER, METHOD
 
 
-def engine_of(target: Any) -> VllmObject:
-    """Return the engine that an object of vLLM or vLLM-Omni stands for.
+def wrap_engine(target: Any) -> VllmObject:
+    """Return the target for an engine object of vLLM or vLLM-Omni.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the object is not an engine.
     """
     return OmniObject(target) if hasattr(target, "num_stages") else VllmObject(target)
 
 
 class OmniObject(VllmObject):
-    """An `Omni` or `AsyncOmni` in this process. Ranks count over the stages that record, in their order."""
+    """An `Omni` or `AsyncOmni` in this process. Ranks are numbered across the recording stages, in stage order."""
 
     def __init__(self, engine: Any) -> None:
         """Raises:
-        ConfigError: it is no pipeline of vLLM-Omni.
+        ConfigError: the object is not a vLLM-Omni pipeline.
         """
         super().__init__(engine)
         self._pipeline = engine
-        self._stages: Sequence[int] = self._all
-        self._recording: tuple[int, ...] | None = None
+        self._stages: Sequence[int] = self._all_stages
+        self._recording_ranks: tuple[int, ...] | None = None
 
     async def is_pipeline(self) -> bool:
-        """Say so; of one stage nothing need be chosen."""
-        return len(self._all) > 1
+        """Return whether there are several stages. With one stage, captures do not need to select a stage."""
+        return len(self._all_stages) > 1
 
-    async def names_traces(self) -> bool:
-        """Deny it: with a prefix, traces of all stages would have one name."""
+    async def supports_trace_prefix(self) -> bool:
+        """Return False: with a prefix, the traces of all stages would have the same name."""
         return False
 
     @property
-    def _all(self) -> range:
+    def _all_stages(self) -> range:
         return range(int(self._pipeline.num_stages))
 
     @property
-    def recording(self) -> tuple[int, ...] | None:
-        """The ranks that the last start chose: `ranks` of a request are those of each stage."""
-        return self._recording
+    def recording_ranks(self) -> tuple[int, ...] | None:
+        """The ranks that the last start request selected. The ``ranks`` of a request select ranks in each stage."""
+        return self._recording_ranks
 
-    async def prepared(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Number the workers of the stages that are to record."""
+    async def complete_request(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Number the workers across the selected stages and replace ``ranks`` by these numbers.
+
+        Raises:
+            CaptureError: the pipeline lacks a selected stage or rank, or cannot record it.
+        """
         engine = dict(payload.get("engine", {}))
         stages = engine.pop("stages", None)
-        if stages is not None and not set(stages) <= set(self._all):
+        if stages is not None and not set(stages) <= set(self._all_stages):
             raise TargetError(
-                f"options.stages: {list(stages)}: this pipeline has the stages 0 to {len(self._all) - 1}.",
+                f"options.stages: {list(stages)}: this pipeline has stages 0 to {len(self._all_stages) - 1}.",
                 Outcome.REFUSED,
             )
-        stages = sorted(set(stages)) if stages is not None else self._all
-        seats: dict[str, dict[str, int]] = {}
-        chosen: list[int] = []
+        stages = sorted(set(stages)) if stages is not None else self._all_stages
+        workers: dict[str, dict[str, int]] = {}
+        selected_ranks: list[int] = []
         for stage in stages:
-            for seat in await self._seats(stage):
-                self._check_frontend(engine, stage, seat)
-                if payload["ranks"] == "all" or seat["rank"] in payload["ranks"]:
-                    chosen.append(len(seats))
-                seats[seat["key"]] = {"rank": len(seats), "stage": stage}
-        if not chosen:
-            raise TargetError(f"The ranks {list(payload['ranks'])} are in no stage of this pipeline.", Outcome.REFUSED)
-        self._stages, self._recording = stages, tuple(chosen)
-        return {**payload, "engine": {**engine, "seats": seats}, "ranks": chosen}
+            for worker in await self._describe_workers(stage):
+                self._check_frontend(engine, stage, worker)
+                if payload["ranks"] == "all" or worker["rank"] in payload["ranks"]:
+                    selected_ranks.append(len(workers))
+                workers[worker["key"]] = {"rank": len(workers), "stage": stage}
+        if not selected_ranks:
+            raise TargetError(f"No stage of this pipeline has the ranks {list(payload['ranks'])}.", Outcome.REFUSED)
+        self._stages, self._recording_ranks = stages, tuple(selected_ranks)
+        return {**payload, "engine": {**engine, "workers": workers}, "ranks": selected_ranks}
 
-    async def _seats(self, stage: int) -> list[dict[str, Any]]:
+    async def _describe_workers(self, stage: int) -> list[dict[str, Any]]:
         self._stages = (stage,)
-        found = await self.ask(SEAT, {})
-        if failed := [seat for seat in found if "key" not in seat]:
+        workers = await self.call_workers(DESCRIBE_WORKER, {})
+        if errors := [worker for worker in workers if "key" not in worker]:
             raise TargetError(
-                f"Stage {stage} of the pipeline cannot record: {failed[0].get('error', failed[0])}. {REMEDY}",
+                f"Stage {stage} of the pipeline cannot record: {errors[0].get('error', errors[0])}. {REMEDY}",
                 Outcome.NOT_ENABLED,
             )
-        return found
+        return workers
 
-    def _check_frontend(self, engine: Mapping[str, Any], stage: int, seat: Mapping[str, Any]) -> None:
-        if engine.get("frontend") and seat["pid"] == os.getpid():
+    def _check_frontend(self, engine: Mapping[str, Any], stage: int, worker: Mapping[str, Any]) -> None:
+        if engine.get("frontend") and worker["pid"] == os.getpid():
             raise CaptureError(
-                f"ignore_frontend: false: stage {stage} runs in the frontend's process, where torch records once. "
-                "Remove it."
+                f"options.ignore_frontend: stage {stage} runs in the frontend's process, and torch supports one "
+                "recording per process. Set ignore_frontend to true."
             )
 
-    async def ask(self, *arguments: Any) -> list[Any]:
-        """Call our method in all workers of the stages that record; a stage that fails says so in an answer."""
-        answers = await super().ask(*arguments)
-        failed = [
-            answer["error"] for answer in answers if isinstance(answer, dict) and answer.get("supported") is False
-        ]
-        if failed and arguments[0] != SEAT:
-            raise CaptureError(f"The engine does not answer: {failed[0]}")
-        return answers
+    async def call_workers(self, *arguments: Any) -> list[Any]:
+        """Call the RPC method in all workers of the recording stages.
 
-    def call_workers(self, *arguments: Any) -> Any:
-        """Call our method in the stages that record."""
+        Raises:
+            CaptureError: the engine does not reply, or a stage does not support the method.
+        """
+        replies = await super().call_workers(*arguments)
+        errors = [reply["error"] for reply in replies if isinstance(reply, dict) and reply.get("supported") is False]
+        if errors and arguments[0] != DESCRIBE_WORKER:
+            raise CaptureError(f"The engine does not reply: {errors[0]}")
+        return replies
+
+    def send_rpc(self, *arguments: Any) -> Any:
+        """Call the RPC method in the recording stages; may return an awaitable."""
         return self.rpc(METHOD, args=arguments, stage_ids=list(self._stages))

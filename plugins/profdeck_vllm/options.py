@@ -20,20 +20,20 @@ class VllmOptions(EngineOptions):
     `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
-    """Merge the traces of all ranks into one file beside them, once they are whole. Default: off. Takes those that are
-    on this host, or that `collect` fetches."""
+    """Merge the complete traces of all ranks into one file in the same directory. Default: off. Uses the traces on this
+    host, including those that `collect` downloads."""
 
     detailed_trace_annotation: bool = False
-    """Name each iteration in the trace with the attention work of its prefill and decode requests, as vLLM's option of
-    this name does, for roofline models. Default: off, requests and tokens only."""
+    """Include the attention work of prefill and decode requests in each iteration's name, like vLLM's option of the
+    same name, for roofline models. Default: off; names contain the numbers of requests and tokens."""
 
     ignore_frontend: bool = True
-    """Leave out the process that holds the engine's frontend: tokenising, scheduling of requests, HTTP. Default: on.
-    Off records its CPU as a role of its own, `<role>-frontend`."""
+    """Exclude the engine's frontend process, which handles HTTP, tokenization and request scheduling. Default: on. Off
+    records its CPU activity as the separate role `<role>-frontend`."""
 
     stages: tuple[int, ...] | None = None
-    """Stages of a vLLM-Omni pipeline to record, of each of which `ranks` are chosen. Default: all. Other engines have
-    none."""
+    """Stages of a vLLM-Omni pipeline to record. `ranks` selects ranks in each stage. Default: all stages. Engines
+    without stages reject this option."""
 
     def complete(self, request: CaptureRequest) -> CaptureRequest:
         """Return a copy of the request with these options, to be sent to the engine's processes."""
@@ -42,10 +42,10 @@ class VllmOptions(EngineOptions):
 
     @property
     def merges_ranks(self) -> bool:
-        """Whether the traces of all ranks are merged."""
+        """True if the capture merges the traces of all ranks."""
         return self.merge_profiles
 
     def for_processes(self) -> Mapping[str, Any]:
-        """Return what the workers' side and the frontend's read."""
-        asked = {"detailed": self.detailed_trace_annotation, "frontend": not self.ignore_frontend}
-        return asked if self.stages is None else {**asked, "stages": list(self.stages)}
+        """Return the ``engine`` field of requests, for the workers and the frontend."""
+        fields = {"detailed": self.detailed_trace_annotation, "frontend": not self.ignore_frontend}
+        return fields if self.stages is None else {**fields, "stages": list(self.stages)}

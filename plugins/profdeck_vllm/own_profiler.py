@@ -1,11 +1,11 @@
 """Captures by vLLM's own profiler, for engines whose workers have not loaded profdeck.
 
-It is fixed when the engine is launched, and writes where it was told then. What a capture asks for beyond that is
-refused, with what to do. The files are found by what is new in the directory, checked, and brought into the run.
+The launch of the engine fixes the profiler's options and output directory. A capture that requires other options is
+rejected. The new files of the directory are checked and moved into the run.
 
-Windows, as the code of 0.12 to 0.32 counts them (``WorkerProfiler.step`` in vllm/profiler/wrapper.py, run at the head
-of an iteration): ``delay_iterations`` D > 0 passes over D - 1 iterations, ``max_iterations`` N records N; the recording
-ends when iteration N + 1 begins, or at the stop.
+In vLLM 0.12 to 0.32, ``WorkerProfiler.step`` in vllm/profiler/wrapper.py counts iterations at their start.
+``delay_iterations`` D > 0 skips D - 1 iterations, and ``max_iterations`` N records N iterations. The recording stops
+when iteration N + 1 starts, or at the stop request.
 """
 
 from __future__ import annotations
@@ -24,30 +24,28 @@ from profdeck.plugin import CaptureError, TargetError, unstructure
 from profdeck_vllm.engines import REMEDY, VllmEngine
 from profdeck_vllm.options import VllmOptions
 
-# Names of ``tensorboard_trace_handler`` with the worker names of the releases: [PREFIX_]dp0_pp0_tp1_dcp0_ep0_rank1,
-# rank1, INSTANCE-rank-1; then the time in nanoseconds.
-_FILE = re.compile(r"(?:.*_)?(?P<place>(?:[a-z]+\d+_)*)rank(?P<rank>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
+# File names of ``tensorboard_trace_handler``: the worker name, then the time in nanoseconds. Depending on the release,
+# the worker name is [PREFIX_]dp0_pp0_tp1_dcp0_ep0_rank1, rank1 or INSTANCE-rank-1.
+_FILE = re.compile(r"(?:.*_)?(?P<coordinates>(?:[a-z]+\d+_)*)rank(?P<rank>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
 _OLD_FILE = re.compile(r".*-rank-(?P<rank>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
 # ``OmniTorchProfilerWrapper`` in vllm_omni/profiler/omni_torch_profiler.py: TIME_stage0_rank1_SECONDS/trace_rank1.json,
 # TIME_stage_0_rep_0_diffusion_SECONDS/trace_rank0.json.gz (0.30); stage_0_diffusion_SECONDS_rank0.json (0.18).
 _OMNI_FILE = re.compile(r".*?stage_?(?P<stage>\d+)_.*_rank(?P<rank>\d+)\.json(?:\.gz)?")
-_SETTLED_S = 2.0
-"""So old is a trace that vLLM-Omni does not compress; it begins at once, in another process."""
+_COMPRESSION_START_S = 2.0
+"""A trace of this age, in seconds, will not be compressed: vLLM-Omni starts the compression at once."""
 
-# Our options, and those of vLLM's ProfilerConfig that must have been on at launch.
-_AT_LAUNCH = {
+_LAUNCH_OPTIONS = {
     "record_shapes": "torch_profiler_record_shapes",
     "with_stack": "torch_profiler_with_stack",
     "profile_memory": "torch_profiler_with_memory",
     "with_flops": "torch_profiler_with_flops",
     "detailed_trace_annotation": "detailed_trace_annotation",
 }
-_NEVER = ("with_modules", "profile_by_stage", "device_options")
+"""Capture options, and the options of vLLM's ``ProfilerConfig`` that must be enabled at launch."""
+_UNSUPPORTED = ("with_modules", "profile_by_stage", "device_options")
 
 # ``TorchNPUProfilerWrapper`` in vllm_ascend/profiler/torch_npu_profiler.py.
-_ON_NPU = (
-    "On an NPU vLLM's own profiler leaves directories of torch_npu and no traces that can be brought into the run."
-)
+_ON_NPU = "On NPUs, vLLM's own profiler writes torch_npu directories, and profdeck cannot move them into the run."
 
 
 class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
@@ -59,35 +57,37 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
     in_directories: ClassVar[bool] = True
 
     async def start(self) -> None:
-        """Start it.
+        """Start vLLM's profiler.
 
         Raises:
-            CaptureError: it cannot do what is asked for, or does not start.
+            CaptureError: vLLM's profiler cannot fulfil the request, or does not start.
         """
-        if await self._engine.device_type() == Activity.NPU:
+        if await self._engine.read_device_type() == Activity.NPU:
             raise CaptureError(f"{_ON_NPU} {REMEDY}")
-        launched = await self._engine.launched_with()
-        if launched is not None and not launched:
+        launch_config = await self._engine.read_launch_config()
+        if launch_config is not None and not launch_config:
             raise TargetError(
                 f"{self._engine.name} was launched without a profiler, and its workers have not loaded profdeck. "
                 f"{REMEDY} Or launch it with --profiler-config.profiler=torch "
-                "--profiler-config.torch_profiler_dir=DIRECTORY (profiler_config={...} of an engine object).",
+                "--profiler-config.torch_profiler_dir=DIRECTORY (for an engine object: profiler_config={...}).",
                 Outcome.NOT_ENABLED,
             )
         if await self._engine.is_pipeline():
             self._check_pipeline()
-        if refused := list(self._refusals(launched)):
-            raise CaptureError(f"vLLM's own profiler cannot be told for one capture: {'; '.join(refused)}. {REMEDY}")
-        directory = launched["torch_profiler_dir"] if launched else self._options.native_directory
+        if unsupported := list(self._find_unsupported(launch_config)):
+            raise CaptureError(
+                f"vLLM's own profiler does not support these options per capture: {'; '.join(unsupported)}. {REMEDY}"
+            )
+        directory = launch_config["torch_profiler_dir"] if launch_config else self._options.native_directory
         if not directory:
             raise CaptureError(
-                f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch and does not tell "
-                f"which that is: give options.native_directory. {REMEDY}"
+                f"{self._engine.name} writes its traces to the torch_profiler_dir of its launch, which the server does "
+                f"not report. Set options.native_directory to that directory. {REMEDY}"
             )
-        prefix = self._own_prefix() if await self._engine.names_traces() else None
+        prefix = self._create_prefix() if await self._engine.supports_trace_prefix() else None
         self.watch(Path(directory), f"{prefix}_" if prefix else "")
         try:
-            self._world = await self._engine.world()
+            self._world = await self._engine.read_world_size()
             await self._engine.start_profile(**self._arguments(prefix))
         except BaseException:
             self._unwatch()
@@ -95,41 +95,41 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
         self._capture.notes.append("Recorded by vLLM's own profiler, with the options of its launch.")
 
     async def end(self) -> None:
-        """Stop the profiler, also when the window has ended by itself: only this lets vLLM start another profile."""
+        """Stop the profiler. After a complete window, vLLM also requires the stop before it starts another profile."""
         stages = {} if self._options.stages is None else {"stages": list(self._options.stages)}
         await self._engine.stop_profile(**stages)
 
     def place(self, path: Path) -> TraceOrigin | None:
-        """Read the name of a trace; the frontend's has no rank."""
-        if found := _FILE.fullmatch(path.name):
-            pairs = re.findall(r"(dp|pp|tp|dcp|ep)(\d+)_", found["place"])
-            return TraceOrigin(int(found["rank"]), {name: int(index) for name, index in pairs})
-        if found := _OLD_FILE.fullmatch(path.name):
-            return TraceOrigin(int(found["rank"]))
+        """Return the rank and coordinates in a trace's file name; None for the frontend's trace."""
+        if match := _FILE.fullmatch(path.name):
+            pairs = re.findall(r"(dp|pp|tp|dcp|ep)(\d+)_", match["coordinates"])
+            return TraceOrigin(int(match["rank"]), {name: int(index) for name, index in pairs})
+        if match := _OLD_FILE.fullmatch(path.name):
+            return TraceOrigin(int(match["rank"]))
         name = f"{path.parent.name}_{path.name}"
-        if (found := _OMNI_FILE.fullmatch(path.name) or _OMNI_FILE.fullmatch(name)) and not _is_to_be_compressed(path):
-            return TraceOrigin(int(found["rank"]), {"stage": int(found["stage"])})
+        if (match := _OMNI_FILE.fullmatch(path.name) or _OMNI_FILE.fullmatch(name)) and not _may_be_compressed(path):
+            return TraceOrigin(int(match["rank"]), {"stage": int(match["stage"])})
         return None
 
     @property
     def remedy(self) -> str:
-        """Where the engine tells what it failed to write."""
+        """Advice for missing traces."""
         if self._directory is not None and any(self._directory.glob("*_ascend_pt")):
-            return f"{_ON_NPU} They are in {self._directory}. {REMEDY}"
-        return "What vLLM failed to write is only in its log, after 'Failed to stop profiler'."
+            return f"{_ON_NPU} The directories are in {self._directory}. {REMEDY}"
+        return "vLLM reports write errors only in its log, after 'Failed to stop profiler'."
 
-    def _own_prefix(self) -> str:
-        """Return what nobody else's traces begin with; vLLM takes 128 letters, digits, dots and dashes."""
+    def _create_prefix(self) -> str:
+        """Return a unique prefix for trace names. vLLM accepts up to 128 letters, digits, dots and dashes."""
         request = self._request
         replica = "" if request.replica is None else f"-{request.replica}"
-        about = re.sub(r"[^A-Za-z0-9.-]", "-", f"{request.run}-{request.role}{replica}-{request.id}")
-        return f"p{secrets.token_hex(4)}-{about}"[:120]
+        label = re.sub(r"[^A-Za-z0-9.-]", "-", f"{request.run}-{request.role}{replica}-{request.id}")
+        return f"p{secrets.token_hex(4)}-{label}"[:120]
 
     def _check_pipeline(self) -> None:
-        """Refuse what cannot be told apart: the names of vLLM-Omni's traces have ranks of their stage."""
+        """Require exactly one stage, because the ranks in vLLM-Omni's trace names are only unique within a stage."""
         if len(self._options.stages or ()) != 1:
             raise CaptureError(
-                "vLLM-Omni's own profiler numbers the ranks of each stage from 0: choose one stage, such as "
+                "vLLM-Omni's own profiler numbers the ranks of each stage from 0. Select one stage, such as "
                 f"options.stages: [0]. {REMEDY}"
             )
 
@@ -142,31 +142,31 @@ class VllmCapture(OwnProfilerCapture[VllmEngine, VllmOptions]):
             arguments["stages"] = list(self._options.stages)
         return arguments
 
-    def _refusals(self, launched: Mapping[str, Any] | None) -> Iterator[str]:
-        """Say what is asked for and was not given at launch; of a server that is unknown, so nothing passes."""
-        asked = unstructure(self._options)
-        for option in _NEVER:
-            if asked[option]:
+    def _find_unsupported(self, launch_config: Mapping[str, Any] | None) -> Iterator[str]:
+        """Yield the requested options that the launch did not enable. If `launch_config` is None, none are enabled."""
+        options = unstructure(self._options)
+        for option in _UNSUPPORTED:
+            if options[option]:
                 yield option
         if self._request.batch_kinds and not self._options.profile_by_stage:
             yield "batch_kinds"
-        for option, native in _AT_LAUNCH.items():
-            if asked[option] and not (launched and launched.get(native)):
-                yield option + (f" (launch with --profiler-config.{native}=true)" if launched else "")
-        if asked["activities"] is not None:
-            native_activities = {str(name).lower() for name in (launched or {}).get("torch_profiler_activities") or ()}
-            if native_activities != set(asked["activities"]):
+        for option, launch_option in _LAUNCH_OPTIONS.items():
+            if options[option] and not (launch_config and launch_config.get(launch_option)):
+                yield option + (f" (launch with --profiler-config.{launch_option}=true)" if launch_config else "")
+        if options["activities"] is not None:
+            launch_activities = (launch_config or {}).get("torch_profiler_activities") or ()
+            if {str(name).lower() for name in launch_activities} != set(options["activities"]):
                 yield "activities (launch with --profiler-config.torch_profiler_activities)"
-        if not self._options.ignore_frontend and (launched is None or launched.get("ignore_frontend")):
+        if not self._options.ignore_frontend and (launch_config is None or launch_config.get("ignore_frontend")):
             yield "ignore_frontend: false (launch with --profiler-config.ignore_frontend=false)"
-        if launched and launched.get("profiler") != "torch":
-            yield f"traces (it was launched with the profiler {launched.get('profiler')}, whose files are no traces)"
+        if launch_config and launch_config.get("profiler") != "torch":
+            yield f"traces (the engine was launched with the profiler {launch_config.get('profiler')}, not torch)"
 
 
-def _is_to_be_compressed(path: Path) -> bool:
-    """Tell whether vLLM-Omni may be replacing a trace by a compressed one."""
+def _may_be_compressed(path: Path) -> bool:
+    """Return whether vLLM-Omni may still replace a trace by a compressed file."""
     if path.suffix == ".gz":
         return False
-    with contextlib.suppress(OSError):  # it went away
-        return path.with_name(f"{path.name}.gz").exists() or path.stat().st_mtime > time.time() - _SETTLED_S
+    with contextlib.suppress(OSError):  # The file has been replaced.
+        return path.with_name(f"{path.name}.gz").exists() or path.stat().st_mtime > time.time() - _COMPRESSION_START_S
     return True

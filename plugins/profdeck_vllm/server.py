@@ -1,4 +1,4 @@
-"""Engines behind vLLM's HTTP server: our own routes when it has them, else vLLM's."""
+"""vLLM's HTTP server as a target. Uses profdeck's routes if the server has them, otherwise vLLM's profiling routes."""
 
 from __future__ import annotations
 
@@ -12,63 +12,67 @@ from profdeck.engines import HttpEngine, HttpResponse, Outcome
 from profdeck.plugin import CaptureError, TargetError
 from profdeck_vllm.engines import REMEDY, VllmEngine
 
-_PER_SESSION = Version("0.32.0")
-"""From here on /start_profile has a body; before, it is ignored."""
-_OF_OMNI = "/v1/videos"
-"""A route of vLLM-Omni's servers."""
+_READS_ARGUMENTS_SINCE = Version("0.32.0")
+"""First version whose /start_profile reads the request body. Older versions ignore it."""
+_OMNI_ROUTE = "/v1/videos"
+"""A route that only servers of vLLM-Omni have."""
 
 
 class VllmServer(HttpEngine, VllmEngine):
-    """A server of vLLM by URL."""
+    """A vLLM server, given by URL."""
 
-    async def names_traces(self) -> bool:
-        """Tell it by the release, whose route reads a prefix; that of vLLM-Omni reads none."""
-        return await self._version() >= _PER_SESSION and not await self.is_pipeline()
+    async def supports_trace_prefix(self) -> bool:
+        """Return whether /start_profile reads a prefix; it does since vLLM 0.32.0, except in vLLM-Omni."""
+        return await self._read_version() >= _READS_ARGUMENTS_SINCE and not await self.is_pipeline()
 
     async def is_pipeline(self) -> bool:
-        """Tell it by a route that vLLM itself has not."""
-        return (await self.request("GET", _OF_OMNI)).status_code != HTTPStatus.NOT_FOUND
+        """Return whether the server has a route that only vLLM-Omni has."""
+        return (await self.request("GET", _OMNI_ROUTE)).status_code != HTTPStatus.NOT_FOUND
 
     async def start_profile(self, **arguments: Any) -> None:
-        """Call vLLM's route, which older releases read no arguments from."""
+        """Call /start_profile.
+
+        Raises:
+            TargetError: the server would ignore an argument, or its profiler is already active.
+        """
         if arguments:
-            old = await self._version() < _PER_SESSION
-            reads = {"stages"} if await self.is_pipeline() else set() if old else set(arguments)
-            if unread := arguments.keys() - reads:
-                what = f"a vLLM older than {_PER_SESSION}" if old else "vLLM-Omni"
-                text = (
-                    f"{self.name} runs {what}, whose /start_profile passes over {', '.join(sorted(unread))}. {REMEDY}"
+            is_old = await self._read_version() < _READS_ARGUMENTS_SINCE
+            supported = {"stages"} if await self.is_pipeline() else set() if is_old else set(arguments)
+            if ignored := arguments.keys() - supported:
+                server = f"a vLLM older than {_READS_ARGUMENTS_SINCE}" if is_old else "vLLM-Omni"
+                message = (
+                    f"{self.name} runs {server}, whose /start_profile ignores {', '.join(sorted(ignored))}. {REMEDY}"
                 )
-                raise TargetError(text, Outcome.REFUSED, REMEDY)
-        self._native(await self.request("POST", "/start_profile", arguments, starts=True))
+                raise TargetError(message, Outcome.REFUSED, REMEDY)
+        self._check_response(await self.request("POST", "/start_profile", arguments, starts=True))
 
     async def stop_profile(self, **arguments: Any) -> None:
-        """Call vLLM's route."""
-        self._native(await self.request("POST", "/stop_profile", arguments))
+        """Call /stop_profile."""
+        self._check_response(await self.request("POST", "/stop_profile", arguments))
 
-    async def launched_with(self) -> Mapping[str, Any] | None:
-        """Say at least whether there was one: vLLM has its routes only then, and no route tells more."""
+    async def read_launch_config(self) -> Mapping[str, Any] | None:
+        """Return ``{}`` if the profiler is disabled, else None: the server has no route that returns the options."""
         response = await self.request("GET", "/start_profile")
         return {} if response.status_code == HTTPStatus.NOT_FOUND else None
 
     async def is_vllm(self) -> bool:
-        """Tell whether the server is vLLM's."""
+        """Return whether the server runs vLLM."""
         try:
-            await self._version()
+            await self._read_version()
         except CaptureError:
             return False
         return True
 
-    async def _version(self) -> Version:
+    async def _read_version(self) -> Version:
         response = await self.request("GET", "/version")
         try:
             return Version(response.json()["version"])
         except (ValueError, KeyError, TypeError, InvalidVersion):
-            text = f"{self.name}/version does not answer as a server of vLLM does."
-            raise TargetError(text, Outcome.NOT_ENABLED) from None
+            message = f"{self.name}/version did not return a vLLM version. Check that the URL is that of a vLLM server."
+            raise TargetError(message, Outcome.NOT_ENABLED) from None
 
-    def _native(self, response: HttpResponse) -> None:
+    def _check_response(self, response: HttpResponse) -> None:
         if response.status_code == HTTPStatus.CONFLICT:
-            text = f"{self.name}: somebody else's profile is active there; end it with /stop_profile."
-            raise TargetError(text, Outcome.ALREADY_ACTIVE)
+            message = f"{self.name}: another profile is already active. Stop it with /stop_profile."
+            raise TargetError(message, Outcome.ALREADY_ACTIVE)
         self.expect_success(response)

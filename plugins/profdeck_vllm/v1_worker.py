@@ -1,4 +1,4 @@
-"""Records in the workers of vLLM's V1 engines, which vLLM-Omni's stages of language models have, too."""
+"""Worker agent for vLLM's V1 engines, including the language model stages of vLLM-Omni."""
 
 from __future__ import annotations
 
@@ -19,34 +19,37 @@ _BASE = "vllm.v1.worker.worker_base"
 
 
 def install() -> None:
-    """Let the workers of this process, and of those that it starts, record."""
+    """Patch the worker base class in this process. Child processes load the patch through vLLM's plugins."""
     from vllm.v1.worker.worker_base import WorkerBase
 
     worker.install(WorkerBase, V1WorkerAgent)
 
 
-def installed() -> bool:
-    """Tell whether `install` has run in this process; then it has in the workers that it started, too."""
+def is_installed() -> bool:
+    """Return whether `install` has run in this process, and therefore also in the workers that it started."""
     module = sys.modules.get(_BASE)
     return module is not None and hasattr(module.WorkerBase, worker.METHOD)
 
 
 class V1WorkerAgent(worker.WorkerAgent):
-    """Records in one worker. An iteration is execute_model and, where that returns None, the sample_tokens after it."""
+    """Agent of one V1 worker.
 
-    iterating = ("execute_model",)
+    An iteration is a call of execute_model. If execute_model returns None, the iteration includes sample_tokens.
+    """
+
+    iteration_methods = ("execute_model",)
 
     @property
     def stage(self) -> int | None:
-        """Read the model's config, which has a stage in vLLM-Omni."""
-        found: int | None = getattr(getattr(self.worker.vllm_config, "model_config", None), "stage_id", None)
-        return found
+        """The ``stage_id`` of the model config; only vLLM-Omni sets it."""
+        stage_id: int | None = getattr(getattr(self.worker.vllm_config, "model_config", None), "stage_id", None)
+        return stage_id
 
-    def place(self, engine: Mapping[str, Any]) -> Identity:
-        """Return the place of the worker in its engine: ranks count over all data-parallel engines.
+    def local_identity(self, engine: Mapping[str, Any]) -> Identity:
+        """Return the worker's identity in its engine. Ranks are numbered across all data-parallel engines.
 
         Args:
-            engine: ``data_parallel_size``: how many of those there are; of dense models a worker does not know.
+            engine: may contain ``data_parallel_size``, because workers of dense models do not know it.
         """
         from vllm.distributed import parallel_state
 
@@ -57,7 +60,7 @@ class V1WorkerAgent(worker.WorkerAgent):
         for name in ("pp", "pcp", "tp", "dcp", "ep"):
             try:
                 group = getattr(parallel_state, f"get_{name}_group")()
-            except (AttributeError, AssertionError):  # not in this release; not initialised
+            except (AttributeError, AssertionError):  # not in this release, or not initialized
                 continue
             if group.world_size > 1 and (name != "ep" or config.enable_expert_parallel):
                 coordinates[name] = group.rank_in_group
@@ -68,13 +71,13 @@ class V1WorkerAgent(worker.WorkerAgent):
             parallel=coordinates,
         )
 
-    def wrappers(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:
-        """Wrap execute_model and, where there is one, sample_tokens."""
+    def create_patches(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:
+        """Return replacements of execute_model and, if the worker has it, sample_tokens."""
         detailed = bool(request.engine.get("detailed"))
         execute, sample = self.worker.execute_model, getattr(self.worker, "sample_tokens", None)
 
         def execute_model(output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-            self.end_iteration()  # of the last one, should nothing have been sampled
+            self.end_iteration()  # The previous iteration is still open if sample_tokens was not called.
             if output.total_num_scheduled_tokens:
                 self._begin(output, detailed=detailed)
             try:
@@ -88,17 +91,17 @@ class V1WorkerAgent(worker.WorkerAgent):
 
         def sample_tokens(*args: Any, **kwargs: Any) -> Any:
             try:
-                return sample(*args, **kwargs)  # type: ignore[misc]  # wrapped only if there is one
+                return sample(*args, **kwargs)  # type: ignore[misc]  # patched only if not None
             finally:
                 self.end_iteration()
 
-        wrapped = {"execute_model": execute_model}
-        return wrapped if sample is None else wrapped | {"sample_tokens": sample_tokens}
+        patches = {"execute_model": execute_model}
+        return patches if sample is None else patches | {"sample_tokens": sample_tokens}
 
     def _begin(self, output: SchedulerOutput, *, detailed: bool) -> None:
         try:
             batch, label = describe(output, detailed=detailed)
-        except Exception as error:  # noqa: BLE001  # a vLLM of which we know too little
-            self.recorder.stop(f"The batch cannot be read: {describe_error(error)}.")
+        except Exception as error:  # noqa: BLE001  # batch attributes may differ in untested vLLM releases
+            self.recorder.stop(f"Could not read the batch: {describe_error(error)}.")
         else:
             self.begin_iteration(batch, label)

@@ -1,8 +1,8 @@
-"""The side of the backend that runs in each worker of an engine, behind one RPC method.
+"""Worker side of the vLLM backend: one RPC method in each worker of an engine.
 
-vLLM and vLLM-Omni call methods of their workers by name on every rank (``collective_rpc``), so a method added to a
-base class can be called in workers of every kind. An exception in it would leave answers of other ranks unread in
-vLLM's queues, where the next call would take them for its own: it never raises, and refusals are answers.
+vLLM and vLLM-Omni call worker methods by name on every rank (``collective_rpc``), so the method is added to the base
+class of the workers. The method never raises, and returns errors as replies. After an exception, vLLM would leave the
+replies of other ranks in its queues, and the next call would read them.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ logger = logging.getLogger("profdeck")
 
 METHOD = "profdeck_command"
 """The name of the RPC method."""
-SEAT = "seat"
-"""The command that asks a worker of a vLLM-Omni pipeline who it is: see `WorkerAgent.seat`."""
+DESCRIBE_WORKER = "describe_worker"
+"""The command that returns the description of a worker in a vLLM-Omni pipeline. See `WorkerAgent.description`."""
 
 _AGENT = "_profdeck_agent"
 
 
 class WorkerAgent(ABC):
-    """Records in one worker: while a request is under way, its methods are wrapped and report their iterations."""
+    """Handles capture commands in one worker. The worker's methods are patched only while a capture is active."""
 
-    iterating: ClassVar[Sequence[str]]
-    """The methods of a worker with which an iteration begins, where it has them."""
+    iteration_methods: ClassVar[Sequence[str]]
+    """Worker methods that start an iteration. A worker may lack some of them."""
 
     def __init__(self, worker: Any) -> None:
         self.worker = worker
         device = worker.current_platform.device_type if hasattr(worker, "current_platform") else str(worker.device)
         self.recorder = EngineRecorder(self._identity({}), device.partition(":")[0], _versions())
-        self._wrapped: tuple[str, ...] = ()
-        self._open = False
+        self._patched_methods: tuple[str, ...] = ()
+        self._in_iteration = False
 
     @classmethod
-    def of(cls, worker: Any) -> WorkerAgent:
-        """Return the agent of a worker, the same for its whole life."""
+    def for_worker(cls, worker: Any) -> WorkerAgent:
+        """Return the agent of a worker. The first call creates it."""
         agent: WorkerAgent | None = vars(worker).get(_AGENT)
         if agent is None:
             agent = cls(worker)
@@ -62,151 +62,158 @@ class WorkerAgent(ABC):
         return agent
 
     @abstractmethod
-    def place(self, engine: Mapping[str, Any]) -> Identity:
-        """Return the place of the worker in its engine, or in its stage of a pipeline.
+    def local_identity(self, engine: Mapping[str, Any]) -> Identity:
+        """Return the worker's identity in its engine, or in its stage of a pipeline.
 
         Args:
-            engine: what the request says of the engine.
+            engine: the ``engine`` field of the request.
         """
 
     @property
     @abstractmethod
     def stage(self) -> int | None:
-        """The stage of a vLLM-Omni pipeline that it works for; None in other engines."""
+        """The index of the worker's vLLM-Omni stage; None in other engines."""
 
     @abstractmethod
-    def wrappers(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:
-        """Return what takes the place of methods of the worker while it records."""
+    def create_patches(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:
+        """Return the replacements of worker methods, by name, for the duration of a capture."""
 
     @classmethod
-    def answers(cls, answer: Any) -> Any:
-        """Return what the worker answers for itself, or for all whose answers do not reach the one that asks."""
-        return answer
+    def collect_replies(cls, reply: Any) -> Any:
+        """Return the value of the RPC method for this worker's reply."""
+        return reply
 
     @property
-    def seat(self) -> dict[str, Any]:
-        """The worker's rank in its stage, and what tells it from all other workers of the pipeline."""
-        own = self.place({})
-        key = f"{own.host}:{own.pid}:{self.stage}:{own.rank}"
-        return {"key": key, "rank": own.rank, "pid": own.pid}
+    def description(self) -> dict[str, Any]:
+        """The worker's rank in its stage, its process ID, and a key that is unique in the pipeline."""
+        identity = self.local_identity({})
+        key = f"{identity.host}:{identity.pid}:{self.stage}:{identity.rank}"
+        return {"key": key, "rank": identity.rank, "pid": identity.pid}
 
     def _identity(self, engine: Mapping[str, Any]) -> Identity:
-        """Return the worker's place; in a pipeline its rank counts over the stages that record."""
-        own = self.place(engine)
-        seats = engine.get("seats")
-        seat = seats.get(self.seat["key"]) if seats else None
-        if seats and seat:
-            own = attrs.evolve(own, rank=int(seat["rank"]), world_size=len(seats))
-        stage = self.stage if seat is None else seat["stage"]
-        return own if stage is None else attrs.evolve(own, parallel={"stage": int(stage), **own.parallel})
+        """Return the worker's identity. In a pipeline, ranks are numbered across the stages that record."""
+        identity = self.local_identity(engine)
+        pipeline_workers = engine.get("workers")
+        entry = pipeline_workers.get(self.description["key"]) if pipeline_workers else None
+        if pipeline_workers and entry:
+            identity = attrs.evolve(identity, rank=int(entry["rank"]), world_size=len(pipeline_workers))
+        stage = self.stage if entry is None else entry["stage"]
+        if stage is None:
+            return identity
+        return attrs.evolve(identity, parallel={"stage": int(stage), **identity.parallel})
 
     def handle(self, command: str, payload: Mapping[str, Any]) -> Any:
-        """Execute a command and return a plain-data reply; see `profdeck.engine.worker.recorder.handle_command`."""
-        if command == SEAT:
-            return self.seat
+        """Run a command and return a plain-data reply; see `profdeck.engine.worker.recorder.handle_command`."""
+        if command == DESCRIBE_WORKER:
+            return self.description
         return reply_data(handle_command(command, payload, self.recorder, self.start, self.stop))
 
     def start(self, request: CaptureRequest) -> None:
-        """Take a request and watch the iterations until it has ended.
+        """Start a capture and patch the worker until the capture ends.
 
         Raises:
-            ProfdeckError: it is refused.
+            ProfdeckError: the request is rejected.
         """
         if self.recorder.reply().state in {RequestState.IDLE, RequestState.ENDED}:
             self.recorder.identity = self._identity(request.engine)
         self.recorder.start(request)
         if self.recorder.active:
-            self._wrap(request)
+            self._patch(request)
 
-    def start_armed(self, armed: EngineConfig) -> None:
-        """Start the capture that the config arms; what keeps it from starting is logged."""
-        request = armed.own_request()
-        if self.stage is not None:  # nobody has numbered the workers of all stages
+    def start_configured(self, config: EngineConfig) -> None:
+        """Start the capture that the config requests. Logs errors instead of raising them."""
+        request = config.own_request()
+        if self.stage is not None:  # Ranks are only unique within a stage, so each stage is a separate capture.
             request = attrs.evolve(request, id=f"{request.id}-stage{self.stage}")
         try:
             self.start(request)
-        except Exception as error:  # noqa: BLE001  # the engine serves on
+        except Exception as error:  # noqa: BLE001  # the engine must continue to serve
             logger.warning("The capture that the config requests cannot start: %s", describe_error(error))
 
     def stop(self, reason: str | None) -> None:
-        """End the request and leave the worker as it was, now or, if that must wait, at its next iteration."""
+        """Stop the capture and restore the worker.
+
+        If the recorder defers the stop to the worker thread, both happen at the next iteration.
+
+        Args:
+            reason: why the capture ends early; None for a regular stop.
+        """
         self.end_iteration()
         self.recorder.stop(reason)
         if not self.recorder.active:
-            self.unwrap()
+            self._restore()
 
     def begin_iteration(self, batch: BatchKind | None, label: str) -> None:
-        """Report that an iteration begins."""
-        self._open = True
+        """Report the start of an iteration to the recorder."""
+        self._in_iteration = True
         self.recorder.begin(batch, label)
 
     def end_iteration(self) -> None:
-        """Report that the iteration has ended, if one is under way."""
-        if self._open:
-            self._open = False
+        """Report the end of the current iteration, if any, and restore the worker if the capture is finished."""
+        if self._in_iteration:
+            self._in_iteration = False
             self.recorder.end()
         if not self.recorder.active:
-            self.unwrap()
+            self._restore()
 
-    def _wrap(self, request: CaptureRequest) -> None:
-        shutdown = self.worker.shutdown
+    def _patch(self, request: CaptureRequest) -> None:
+        original_shutdown = self.worker.shutdown
 
-        def shut_down(*args: Any, **kwargs: Any) -> Any:
-            self.stop("the engine shut down in mid-capture")
-            return shutdown(*args, **kwargs)
+        def shutdown(*args: Any, **kwargs: Any) -> Any:
+            self.stop("the engine shut down during the capture")
+            return original_shutdown(*args, **kwargs)
 
-        wrappers = {**self.wrappers(request), "shutdown": shut_down}
-        self._wrapped = tuple(wrappers)
-        vars(self.worker).update(wrappers)
+        patches = {**self.create_patches(request), "shutdown": shutdown}
+        self._patched_methods = tuple(patches)
+        vars(self.worker).update(patches)
 
-    def unwrap(self) -> None:
-        """Leave the worker as it was."""
-        for name in self._wrapped:
+    def _restore(self) -> None:
+        for name in self._patched_methods:
             vars(self.worker).pop(name, None)
-        self._wrapped = ()
+        self._patched_methods = ()
 
 
 def install(base: type, agent: type[WorkerAgent]) -> None:
-    """Add the RPC method to the workers of a base class, and the capture that the config arms, if it does."""
+    """Add the RPC method to a worker base class. If the config requests a capture, start it at the first iteration."""
     if METHOD in vars(base):
         return
 
     def command(worker: Any, command: str, payload: Mapping[str, Any]) -> Any:
-        """Carry out a command in this worker; see `WorkerAgent.handle`."""
+        """Run a command in this worker; see `WorkerAgent.handle`."""
         try:
-            answer = agent.of(worker).handle(command, payload)
-        except Exception as error:  # noqa: BLE001  # see the head of this module
+            reply = agent.for_worker(worker).handle(command, payload)
+        except Exception as error:  # noqa: BLE001  # must not raise, see the module docstring
             text, idle = describe_error(error), RequestState.IDLE
-            answer = reply_data(Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=idle, error=text))
-        return agent.answers(answer)
+            reply = reply_data(Reply(rank=worker.rank, world_size=0, host="", pid=os.getpid(), state=idle, error=text))
+        return agent.collect_replies(reply)
 
     setattr(base, METHOD, command)
-    armed = EngineConfig.load("vllm")
-    if armed.captures_by_itself:
-        armed.name_run()
-        _arm(base, agent, armed)
+    config = EngineConfig.load("vllm")
+    if config.captures_by_itself:
+        config.name_run()
+        _start_at_first_iteration(base, agent, config)
 
 
-def _arm(base: Any, agent: type[WorkerAgent], armed: EngineConfig) -> None:
-    build = base.__init__
+def _start_at_first_iteration(base: Any, agent: type[WorkerAgent], config: EngineConfig) -> None:
+    original_init = base.__init__
 
-    def build_armed(self: Any, *args: Any, **kwargs: Any) -> None:
-        build(self, *args, **kwargs)
-        # Ranks and devices are known only when the first iteration comes, and iterations are counted from it.
-        own = {name: getattr(self, name) for name in agent.iterating if hasattr(self, name)}
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original_init(self, *args, **kwargs)
+        # Ranks and devices are unknown before the first iteration, and iterations are counted from it.
+        original_methods = {name: getattr(self, name) for name in agent.iteration_methods if hasattr(self, name)}
 
-        def first(name: str) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                for wrapped in own:
-                    vars(self).pop(wrapped, None)  # these functions themselves
-                agent.of(self).start_armed(armed)
-                return vars(self).get(name, own[name])(*args, **kwargs)
+        def create_starter(name: str) -> Callable[..., Any]:
+            def start(*args: Any, **kwargs: Any) -> Any:
+                for starter in original_methods:
+                    vars(self).pop(starter, None)
+                agent.for_worker(self).start_configured(config)
+                return vars(self).get(name, original_methods[name])(*args, **kwargs)
 
-            return call
+            return start
 
-        vars(self).update({name: first(name) for name in own})
+        vars(self).update({name: create_starter(name) for name in original_methods})
 
-    base.__init__ = build_armed  # the only place where workers of all kinds pass
+    base.__init__ = init  # Workers of all kinds call this constructor.
 
 
 def _versions() -> dict[str, str]:

@@ -129,8 +129,8 @@ def test_the_config_stores_our_options_unchanged(experimental_config, version: s
 @pytest.mark.parametrize(
     ("values", "releases", "message"),
     [
-        ({"host_sys": ["numa"]}, WITH_OLD_PATHS, "options.host_sys: NUMA: torch_npu {} does not have it"),
-        ({"aic_metrics": "AiCoreNone"}, WITH_OLD_CONFIG, "options.aic_metrics: torch_npu {} takes "),
+        ({"host_sys": ["numa"]}, WITH_OLD_PATHS, "options.host_sys: NUMA: not supported by torch_npu {}"),
+        ({"aic_metrics": "AiCoreNone"}, WITH_OLD_CONFIG, "options.aic_metrics: torch_npu {} uses "),
     ],
     ids=["host_sys", "aic_metrics"],
 )

@@ -1,4 +1,4 @@
-"""What tests of the NPU backend share: captures in a job over the stub driver, and what became of each."""
+"""Helpers for tests of the NPU backend: captures in a job with the stub driver, and their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from profdeck.records.manifest import Manifest, read_manifest
 
-# What a job begins with: `build` makes a profiler that writes to a run, `work` is one launch, `tell` prints a result.
+# Start of a job: `build` creates a profiler for a run, `work` launches a kernel, and `tell` prints a result.
 PREAMBLE = """
 import gc, json, logging, os, shutil, sys, threading, time, warnings
 from pathlib import Path
@@ -48,7 +48,7 @@ STOP = ["aclprofStop", "aclprofDestroyConfig", "aclprofFinalize"]
 
 
 def told(job: Any) -> dict[str, Any]:
-    """Return what a job told."""
+    """Return the results that a job printed with `tell`."""
     found: dict[str, Any] = {}
     for line in job.stdout.splitlines():
         if line.startswith("> "):
@@ -57,7 +57,7 @@ def told(job: Any) -> dict[str, Any]:
 
 
 def by_run(calls: Iterable[Any]) -> dict[str, list[list[Any]]]:
-    """Part the calls of the driver's profiler by run and recording, which all begin with `aclprofInit`."""
+    """Group driver calls by run and recording. Each recording starts with `aclprofInit`."""
     found: dict[str, list[list[Any]]] = {}
     recording: list[Any] = []
     for call in calls:
@@ -76,7 +76,7 @@ def names(recording: Iterable[Any]) -> list[str]:
 
 
 def manifests(run: Path) -> dict[str, Manifest]:
-    """Read the manifests of a run, by capture."""
+    """Read the manifests of a run, keyed by capture."""
     found = [read_manifest(path) for path in sorted(run.glob("step_*/**/rank_*.json"))]
     return {manifest.capture: manifest for manifest in found}
 
@@ -88,22 +88,22 @@ def manifest(run: Path) -> Manifest:
 
 
 def directories(run: Path) -> list[Path]:
-    """List what torch_npu left in a run, in the order of time."""
+    """Return the torch_npu directories of a run, sorted by time."""
     return sorted(run.glob("step_*/**/*_ascend_pt"), key=lambda path: path.name.split("_")[-3])
 
 
 def info(directory: Path) -> dict[str, Any]:
-    """Read what torch_npu notes of how it recorded."""
+    """Read the configuration in torch_npu's info file."""
     (path,) = directory.glob("profiler_info*.json")
     config: dict[str, Any] = json.loads(path.read_text())["config"]
     return config
 
 
 def operators(directory: Path) -> bytes:
-    """Read what the host recorded, in torch_npu's binary format, in which names are as they are."""
+    """Read the host operators in torch_npu's binary format, which contains names as plain text."""
     return (directory / "FRAMEWORK" / "torch.op_range").read_bytes()
 
 
 def steps(directory: Path) -> list[int]:
-    """List the steps that are marked in a recording."""
+    """Return the numbers of the annotated steps in a recording."""
     return sorted({int(number) for number in re.findall(rb"ProfilerStep#(\d+)", operators(directory))})

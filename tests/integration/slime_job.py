@@ -1,6 +1,6 @@
-"""A training process that calls profdeck's functions as slime does: its hooks, and its `TrainProfiler`.
+"""A training process that calls profdeck's hooks and `TrainProfiler` like slime.
 
-Arguments: first rollout, rollouts, and a JSON object of more of slime's arguments.
+Arguments: number of the first rollout, number of rollouts, and a JSON object with other arguments of slime.
 """
 
 from __future__ import annotations

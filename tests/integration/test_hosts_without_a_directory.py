@@ -124,7 +124,7 @@ def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:
     process = ask(tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}")
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert f"Nothing answers at tcpstore:127.0.0.1:{port}" in error
+    assert f"Cannot connect to tcpstore:127.0.0.1:{port}" in error
     assert "Traceback" not in error
 
 

@@ -31,10 +31,10 @@ from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck_npu.analysis import (
     LOG,
     TIMEOUT_S,
-    AnalysisUnderWayError,
+    AnalysisInProgressError,
     analyse,
     default_processes,
-    expected,
+    expected_files,
     is_analysed,
 )
 from profdeck_npu.background import request
@@ -53,7 +53,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture(autouse=True)
 def _torch_npu_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let this process, and those that it starts, find the stand-ins for torch_npu and msprof."""
+    """Make the stubs of torch_npu and msprof available to this process and its children."""
     site, programs = tmp_path / "site", tmp_path / "bin"
     about = site / "torch_npu-2.13.0.dist-info"
     about.mkdir(parents=True)
@@ -71,7 +71,7 @@ def _torch_npu_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 @pytest.fixture
 def raw(tmp_path: Path) -> Make:
-    """Make a directory as torch_npu leaves it."""
+    """Return a function that writes a raw torch_npu directory."""
 
     def make(name: str = "rank_0000.step10", *, below: Path = tmp_path / "step_000010" / "trainer", **config) -> Path:
         directory = below / f"{name}_4711_20260101000000000_ascend_pt"
@@ -89,7 +89,7 @@ def raw(tmp_path: Path) -> Make:
 
 @pytest.fixture
 def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The pipe by which a stand-in that is about to wait says which processes it has."""
+    """A pipe to which the torch_npu stub writes its PIDs before it hangs."""
     pipe = tmp_path / "pids"
     os.mkfifo(pipe)
     monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(pipe))
@@ -98,7 +98,7 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start Python on a piece of code; ends it if the test has not."""
+    """Return a function that starts Python code. Running processes are killed after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def run(code: str, *arguments: object) -> subprocess.Popen[str]:
@@ -118,9 +118,9 @@ def cli(*arguments: object) -> Result:
 
 
 def hanging(pipe: Path) -> list[int]:
-    """Wait until a stand-in hangs; return the ids of its processes."""
+    """Wait until the torch_npu stub hangs and return its PIDs."""
     said = b""
-    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # which waits for no writer, who may have died
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a writer, which may have died
     try:
         while True:
             assert select.select([descriptor], [], [], PATIENCE_S)[0], "nothing hangs"
@@ -136,7 +136,7 @@ def runs(pid: int) -> bool:
 
 
 def await_end(pid: int) -> None:
-    """Wait for a process that is not our child."""
+    """Wait until a process exits that is not a child of this process."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
@@ -155,7 +155,7 @@ def assert_raw_data_are_intact(directory: Path) -> None:
     assert {file: (directory / file).read_text() for file in RAW} == {file: f"raw {file}" for file in RAW}
 
 
-# --- What is to be expected
+# --- Expected files
 
 
 @pytest.mark.parametrize(
@@ -175,27 +175,27 @@ def assert_raw_data_are_intact(directory: Path) -> None:
         ({"_export_type": []}, (), {"trace_view.json", "kernel_details.csv"}),
     ],
 )
-def test_what_is_expected_is_what_was_recorded(raw: Make, config, export, patterns) -> None:
-    assert {*expected(raw(**config), export)} == patterns
+def test_expected_files_depend_on_the_recording(raw: Make, config, export, patterns) -> None:
+    assert {*expected_files(raw(**config), export)} == patterns
 
 
 @pytest.mark.parametrize("content", [None, "", "{", '{"config": 3}', "\udcff"])
-def test_without_notes_of_torch_npu_the_raw_data_tell(raw: Make, content: str | None) -> None:
+def test_expected_files_without_an_info_file(raw: Make, content: str | None) -> None:
     directory = raw()
     (directory / "profiler_info.json").unlink()
     if content is not None:
         (directory / "profiler_info_3.json").write_bytes(content.encode(errors="surrogateescape"))
-    assert expected(directory) == ("trace_view.json", "kernel_details.csv")
+    assert expected_files(directory) == ("trace_view.json", "kernel_details.csv")
     for file in (directory / "PROF_000001_1_A" / "device_0").rglob("*"):
         file.rename(directory / "PROF_000001_1_A" / file.name)
     (directory / "PROF_000001_1_A" / "device_0").rmdir()
-    assert expected(directory) == ("trace_view.json",)
+    assert expected_files(directory) == ("trace_view.json",)
 
 
 # --- One analysis
 
 
-def test_an_analysis_that_works(raw: Make) -> None:
+def test_successful_analysis(raw: Make) -> None:
     directory = raw()
     assert not is_analysed(directory)
     begun_ns = time.time_ns()
@@ -224,7 +224,7 @@ def test_an_analysis_that_works(raw: Make) -> None:
         ("no library", "The backend 'npu' cannot be used in this process: torch_npu 2.13.0 is"),
     ],
 )
-def test_what_counts_are_whole_files_and_not_the_exit_code(
+def test_incomplete_output_fails_despite_exit_code_zero(
     raw: Make, monkeypatch: pytest.MonkeyPatch, todo: str, problem: str
 ) -> None:
     directory = raw()
@@ -241,7 +241,7 @@ def test_what_counts_are_whole_files_and_not_the_exit_code(
     assert_raw_data_are_intact(directory)
 
 
-def test_what_an_earlier_analysis_left_does_not_count(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_an_earlier_analysis_is_removed(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = raw()
     analyse(directory)
     monkeypatch.setenv("STUB_ANALYSIS", "stale")
@@ -249,18 +249,20 @@ def test_what_an_earlier_analysis_left_does_not_count(raw: Make, monkeypatch: py
     assert not is_analysed(directory)
 
 
-def test_msprof_is_missed_before_anything_starts(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_msprof_is_detected_before_the_start(
+    raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     directory = raw()
     analyse(directory)
     before = {file: file.stat().st_mtime_ns for file in (directory / OUTPUT).iterdir()}
     monkeypatch.setenv("PATH", str(tmp_path))
-    state = analyse(directory)  # again, where there is no CANN: what there is stays
+    state = analyse(directory)  # without CANN, the earlier result is kept
     assert state.state == "failed"
     assert "msprof" in state.problems[0]
     assert "set_env.sh" in state.problems[0]
     assert known(directory).state == "done"
     assert {file: file.stat().st_mtime_ns for file in (directory / OUTPUT).iterdir()} == before
-    (directory / STATE_FILE).unlink()  # torch_npu analysed it by itself
+    (directory / STATE_FILE).unlink()  # as if torch_npu had analysed the directory without profdeck
     assert is_analysed(directory)
     assert analyse(directory).state == "failed"
     assert read_state(directory) is None
@@ -270,13 +272,13 @@ def test_msprof_is_missed_before_anything_starts(raw: Make, monkeypatch: pytest.
     assert known(never).state == "failed"
 
 
-def test_a_directory_without_raw_data(tmp_path: Path) -> None:
+def test_directory_without_raw_data_fails(tmp_path: Path) -> None:
     directory = tmp_path / "x_ascend_pt"
     directory.mkdir()
     assert analyse(directory).problems == ("there is no raw data: the directory has neither FRAMEWORK nor PROF_*",)
 
 
-def test_what_a_killed_msprof_left_is_removed_first(raw: Make) -> None:
+def test_intermediate_files_of_a_killed_msprof_are_removed(raw: Make) -> None:
     directory = raw()
     for left in ("PROF_000001_1_A/host/sqlite", "PROF_000001_1_A/device_0/sqlite"):
         (directory / left).mkdir()
@@ -294,11 +296,11 @@ print(*analyse(Path(sys.argv[1])).problems)
 """
 
 
-def test_a_directory_that_cannot_be_written_to(raw: Make) -> None:
+def test_read_only_directory_fails(raw: Make) -> None:
     directory = raw()
     directory.chmod(0o555)
     command = [sys.executable, "-c", UNWRITABLE, str(directory)]
-    if os.geteuid() == 0:  # who may write anywhere, unless that is taken away
+    if os.geteuid() == 0:  # root can write anywhere without this restriction
         command = ["/usr/bin/setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
         if not Path(command[0]).exists():
             pytest.skip("root may write anywhere, and there is no setpriv to forbid it")
@@ -307,7 +309,7 @@ def test_a_directory_that_cannot_be_written_to(raw: Make) -> None:
     finally:
         directory.chmod(0o755)
     assert done.stdout.startswith("it cannot be analysed: PermissionError: [Errno 13] Permission denied:")
-    assert done.stdout.endswith("; copy it to where you may write, and analyse the copy\n")
+    assert done.stdout.endswith("; copy it to a writable location, and analyse the copy\n")
     assert "cannot be written" in done.stderr
     assert not (directory / STATE_FILE).exists()
     assert analyse(directory).state == "done"
@@ -331,7 +333,7 @@ def test_time_limit_kills_all_processes(raw: Make, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
     for timeout_s in DEADLINES_S:
         state = analyse(directory, timeout_s=timeout_s)
-        if (tmp_path / "file").exists():  # else the machine is slow, and the analysis had not begun yet
+        if (tmp_path / "file").exists():  # otherwise, the host is slow and the analysis has not started yet
             break
     found = hanging(tmp_path / "file")
     assert len(found) == 2
@@ -343,7 +345,7 @@ def test_time_limit_kills_all_processes(raw: Make, monkeypatch: pytest.MonkeyPat
     assert analyse(directory).state == "done"
 
 
-def test_what_the_analysis_leaves_behind_is_ended(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_orphans_of_the_analysis_are_killed(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STUB_ANALYSIS", "orphan")
     monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
     assert analyse(raw()).state == "done"
@@ -359,13 +361,15 @@ analyse(Path(sys.argv[1]))
 """
 
 
-def test_two_at_once_are_refused(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start) -> None:
+def test_concurrent_analysis_raises_an_error(
+    raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start
+) -> None:
     directory = raw()
     monkeypatch.setenv("STUB_ANALYSIS", "hang")
     caller = start(ANALYSE, directory)
     found = hanging(pids)
     running = known(directory)
-    with pytest.raises(AnalysisUnderWayError, match=rf"is being analysed by process {caller.pid} on "):
+    with pytest.raises(AnalysisInProgressError, match=rf"is being analysed by process {caller.pid} on "):
         analyse(directory)
     assert known(directory) == running
     result = cli("npu", "analyse", "--json", "--force", directory)
@@ -426,8 +430,8 @@ def test_detached_process_analyses_all_directories_of_a_rank(raw: Make) -> None:
 def test_detached_process_waits_for_a_slot(raw: Make, slots: Callable[[], None]) -> None:
     directory = raw()
     pid = start_analysis(directory)
-    assert (known(directory).state, known(directory).under_way) == ("pending", True)
-    assert "under way" in (check_directory(directory).problem or "")
+    assert (known(directory).state, known(directory).is_active) == ("pending", True)
+    assert "in progress" in (check_directory(directory).problem or "")
     busy = cli("npu", "analyse", directory)
     assert busy.exit_code == ExitCode.INCOMPLETE
     assert f"it is being analysed by process {pid}" in busy.stdout
@@ -458,7 +462,7 @@ def test_analysis_can_be_rerun_if_its_process_was_killed(
     for process in (pid, *found):
         await_end(process)
     states = [known(directory) for directory in directories]
-    assert [(state.state, state.under_way) for state in states] == [("running", False), ("pending", False)]
+    assert [(state.state, state.is_active) for state in states] == [("running", False), ("pending", False)]
     for directory in directories:
         assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
     monkeypatch.setenv("STUB_ANALYSIS", "")
@@ -486,7 +490,7 @@ def test_analysis_is_not_in_progress_if_its_process_exits_immediately(
     directory = raw()
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     request([directory], TIMEOUT_S)
-    until(lambda: not known(directory).under_way)  # the shell that starts it needs a moment to exit
+    until(lambda: not known(directory).is_active)  # the shell that starts the process exits a moment later
     assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
 
 
@@ -498,9 +502,9 @@ def test_request_without_a_directory_does_not_raise(tmp_path: Path) -> None:
 # --- The command line
 
 
-def test_a_run_is_analysed_and_then_kept(raw: Make, tmp_path: Path) -> None:
+def test_analysed_run_is_skipped(raw: Make, tmp_path: Path) -> None:
     ranks = [raw(f"rank_{rank:04d}.step10") for rank in range(2)]
-    (ranks[0] / "PROF_000001_1_A" / "x_ascend_pt").mkdir()  # what is in a directory is torch_npu's
+    (ranks[0] / "PROF_000001_1_A" / "x_ascend_pt").mkdir()  # nested directories are ignored
     result = cli("npu", "analyse", "--processes", "2", tmp_path, ranks[1])
     assert result.exit_code == ExitCode.OK, result.output
     assert "2 directories: 2 done" in result.stdout
@@ -518,7 +522,7 @@ def test_a_run_is_analysed_and_then_kept(raw: Make, tmp_path: Path) -> None:
     assert known(ranks[0]).started_ns > states[0].started_ns
 
 
-def test_a_failure_is_told_with_what_to_do(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_failure_is_reported_with_instructions(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = raw()
     monkeypatch.setenv("STUB_ANALYSIS", "nothing")
     result = cli("npu", "analyse", tmp_path)
@@ -526,14 +530,16 @@ def test_a_failure_is_told_with_what_to_do(raw: Make, monkeypatch: pytest.Monkey
     assert "kernel_details.csv is missing" in result.stdout
     assert f"(see {LOG})" in result.stdout
     assert "it says why" in (directory / LOG).read_text()
-    assert "The raw data are unchanged" in result.stdout
+    assert "The raw data is unchanged" in result.stdout
     result = cli("npu", "analyse", "--json", directory)
     (entry,) = json.loads(result.stdout)["directories"]
     assert entry["remedy"] == f"profdeck npu analyse {directory}"
     assert (entry["outcome"], entry["duration_s"] > 0) == ("failed", True)
 
 
-def test_export_and_timeout_are_passed_on(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_export_and_timeout_are_passed_to_the_analysis(
+    raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     directory = raw()
     result = cli("npu", "analyse", "--export", "text", "--export", "db", directory)
     assert result.exit_code == ExitCode.OK, result.output
@@ -551,7 +557,7 @@ def test_export_and_timeout_are_passed_on(raw: Make, monkeypatch: pytest.MonkeyP
 CLI = "from profdeck.cli import main; main()"
 
 
-def test_an_interrupted_command_ends_all_that_it_started(
+def test_interrupted_command_kills_its_processes(
     raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path, start: Start, tmp_path: Path
 ) -> None:
     ranks = [raw(f"rank_{rank:04d}.step10") for rank in range(2)]
@@ -580,7 +586,7 @@ def test_active_recording_is_not_analysed(raw: Make) -> None:
     assert not (directory / OUTPUT).exists()
 
 
-def test_what_another_host_is_to_analyse_needs_force(raw: Make) -> None:
+def test_analysis_of_another_host_requires_force(raw: Make) -> None:
     directory = raw()
     state = AnalysisState(state="pending", host="another-host", pid=1, process_started="1", started_ns=1)
     write_state(directory, state)
@@ -592,7 +598,7 @@ def test_what_another_host_is_to_analyse_needs_force(raw: Make) -> None:
     assert known(directory).state == "done"
 
 
-def test_a_damaged_state_is_replaced(raw: Make) -> None:
+def test_corrupt_state_is_replaced(raw: Make) -> None:
     directory = raw()
     (directory / STATE_FILE).write_text("{")
     assert cli("npu", "analyse", directory).exit_code == ExitCode.OK
@@ -601,16 +607,16 @@ def test_a_damaged_state_is_replaced(raw: Make) -> None:
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [(".", "nothing below it ends in _ascend_pt"), ("gone", "does not exist"), ("file", "is no directory")],
+    [(".", "No torch_npu recording found in"), ("gone", "does not exist"), ("file", "is not a directory")],
 )
-def test_where_there_is_nothing_to_analyse(tmp_path: Path, path: str, words: str) -> None:
+def test_path_without_a_recording_raises_an_error(tmp_path: Path, path: str, words: str) -> None:
     (tmp_path / "file").touch()
     result = cli("npu", "analyse", tmp_path / path)
     assert result.exit_code == ExitCode.UNREADABLE
     assert words in result.stderr
 
 
-def test_without_torch_npu_it_says_what_to_install(raw: Make, tmp_path: Path) -> None:
+def test_missing_torch_npu_is_reported(raw: Make, tmp_path: Path) -> None:
     directory = raw()
     (about,) = (tmp_path / "site").glob("*.dist-info")
     (about / "METADATA").unlink()

@@ -69,8 +69,8 @@ def host(step):
         thread.join()
 loop(host)
 """
-BEGAN = "Another profiler of torch began in this process"
-ACTIVE = "A torch profiler that is not profdeck's is already active in this process"
+BEGAN = "Another torch profiler started in this process"
+ACTIVE = "Another torch profiler is already active in this process"
 
 
 def run(start, tmp_path: Path, code: str) -> list[CaptureReport]:

@@ -106,10 +106,10 @@ def test_an_exception_of_the_script_is_shown_as_its_own(tmp_path: Path) -> None:
     ("arguments", "status", "message"),
     [
         (("script.py", "0"), 2, "No step is selected"),
-        (("--steps", "2", "none.py"), 2, "there is no such script"),
-        (("--steps", "2", "-m", "no.such"), 2, "-m no.such: it cannot be imported: No module named 'no'"),
-        (("--steps", "2", "-m", "nosuch"), 2, "-m nosuch: there is no such module"),
-        (("--steps", "2"), 2, "Say what to run: a script, or -m and a module."),
+        (("--steps", "2", "none.py"), 2, "No such script: none.py"),
+        (("--steps", "2", "-m", "no.such"), 2, "Cannot import module no.such: No module named 'no'"),
+        (("--steps", "2", "-m", "nosuch"), 2, "No module named nosuch in the environment of"),
+        (("--steps", "2"), 2, "Nothing to run. Pass a script, or -m and a module."),
         (("--steps", "2", "--ranks", "x", "script.py", "0"), 2, "trainer.ranks[0]: expected an integer"),
         (("--steps", "2", "--set", "trainer.backend=nope", "script.py", "0"), 3, "There is no backend 'nope'"),
         (("--steps", "9", "script.py", "0"), 0, "nothing was captured: the script ended after optimizer step 3"),
@@ -154,10 +154,10 @@ def test_nsys_gets_the_number_of_captures(tmp_path: Path, config: str, captures:
     ("config", "message"),
     [
         ("steps: ['every 10']", "The schedule has no end"),
-        ("steps: [3, 'every 10 min']\nfinal_step: 99", "'every 10 min' in steps goes by time"),
+        ("steps: [3, 'every 10 min']\nfinal_step: 99", "'every 10 min' in steps is a time interval"),
         ("steps: [5]\nfinal_step: 4", "selects no step up to step 4"),
-        ("steps: [5]\nmode: discrete", "name those that each step passes once"),
-        ("steps: [5]\nroles: {trainer: {options: {cuda_profiler_range: false}}}", "cuda_profiler_range is not on"),
+        ("steps: [5]\nmode: discrete", "the stages that run once per step"),
+        ("steps: [5]\nroles: {trainer: {options: {cuda_profiler_range: false}}}", "cuda_profiler_range is off"),
     ],
 )
 def test_nsys_without_a_number_of_captures_is_an_error(tmp_path: Path, config: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""slime's hooks in a training process; with its own `TrainProfiler` where ``PROFDECK_TEST_SLIME`` names a checkout."""
+"""Tests of slime's hooks in a training process. ``PROFDECK_TEST_SLIME`` can select a checkout of slime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 JOB = Path(__file__).parent / "slime_job.py"
 CHECKOUT = "PROFDECK_TEST_SLIME"
-# What is called of slime's class (624b824a); all else in it is not.
+# Stub with the methods of slime's class (624b824a) that the tests call.
 STAND_IN = """
 class TrainProfiler:
     def __init__(self, args): self.steps = []
@@ -41,7 +41,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(params=["stand-in", "checkout"])
 def slime(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where the package is."""
+    """Directory with the package `slime`."""
     if request.param == "checkout":
         if CHECKOUT not in os.environ:
             pytest.skip(f"{CHECKOUT} names no checkout of slime")
@@ -54,7 +54,7 @@ def slime(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(slime: Path, tmp_path: Path) -> Run:
-    """Run the job with four rollouts from the fourth on."""
+    """Return a function that runs the job with four rollouts, starting with number 4."""
     config = tmp_path / "profdeck.yaml"
     config.write_text(CONFIG.format(output=tmp_path / "profiles"))
 
@@ -67,7 +67,7 @@ def run(slime: Path, tmp_path: Path) -> Run:
     return start
 
 
-def test_a_rollout_is_a_global_step_with_its_stages_and_mini_batches(run: Run, tmp_path: Path) -> None:
+def test_rollout_is_a_global_step_with_stages_and_mini_batches(run: Run, tmp_path: Path) -> None:
     done = run()
     assert done.returncode == 0, done.stderr
     report = read_run(tmp_path / "profiles" / "rl")
@@ -86,7 +86,7 @@ def test_a_rollout_is_a_global_step_with_its_stages_and_mini_batches(run: Run, t
         assert operators["aten::softmax"] == 3
 
 
-def test_the_number_of_a_rollout_is_what_the_host_says(run: Run, tmp_path: Path) -> None:
+def test_step_number_is_the_hosts_rollout_number(run: Run, tmp_path: Path) -> None:
     done = run(start_rollout_id=None)
     assert done.returncode == 0, done.stderr
     report = read_run(tmp_path / "profiles" / "rl")
@@ -94,14 +94,14 @@ def test_the_number_of_a_rollout_is_what_the_host_says(run: Run, tmp_path: Path)
     assert [(one.first_step, one.last_step) for one in report.captures] == [(4, 4), (5, 5), (7, 7)]
 
 
-def test_a_hook_that_is_missing_is_said_and_costs_nothing(run: Run, tmp_path: Path) -> None:
+def test_missing_hook_is_reported_without_stopping_the_job(run: Run, tmp_path: Path) -> None:
     done = run(hooks=False)
     assert done.returncode == 0, done.stderr
-    assert "rollout 4 ends, and no hook has said that it begins: give --custom-megatron-before-train" in done.stderr
+    assert "no hook has reported the start of rollout 4. Set --custom-megatron-before-train" in done.stderr
     assert not (tmp_path / "profiles").exists()
 
 
-def test_slimes_own_profiler_beside_it_is_refused(run: Run) -> None:
+def test_slimes_own_profiler_is_rejected(run: Run) -> None:
     done = run(use_pytorch_profiler=True)
     assert done.returncode == 1
-    assert "ConfigError: --use-pytorch-profiler: profdeck is to record in the same process" in done.stderr
+    assert "ConfigError: --use-pytorch-profiler: torch supports only one recording per process" in done.stderr

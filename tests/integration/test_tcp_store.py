@@ -30,7 +30,7 @@ def test_a_store_is_consistent_and_stops_its_threads(capfd: pytest.CaptureFixtur
     store.close()
     unreachable = connect("run", f"127.0.0.1:{free_port()}")
     for _ in range(5):
-        with pytest.raises(ConnectionError, match="Nothing answers at tcpstore:127.0.0.1:"):
+        with pytest.raises(ConnectionError, match="Cannot connect to tcpstore:127.0.0.1:"):
             unreachable.read("a.json")
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "profdeck store"])
     assert "frame #" not in capfd.readouterr().err

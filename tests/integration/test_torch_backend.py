@@ -250,7 +250,7 @@ def test_another_profiler_is_reported_and_left_alone(build, model, tmp_path: Pat
         work(model)
     (rank,) = read_run(tmp_path / "run").captures[0].ranks
     assert rank.status is Status.FAILED
-    assert "not profdeck's is already active in this process" in rank.problems[0]
+    assert "Another torch profiler is already active in this process" in rank.problems[0]
     assert any(event.key == "aten::addmm" for event in own.key_averages())
     with build(steps=[3], run="after").capture(3):
         work(model)

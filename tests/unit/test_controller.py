@@ -1,4 +1,4 @@
-"""The lifecycle: what start, step and stop do in every state, through both façades, with a real backend."""
+"""Tests of the capture lifecycle through the sync and the async façade, with the backend `tally`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Build = Callable[..., Profiler]
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Build:
-    """Build a profiler with the backend `tally` that writes to tmp_path/run."""
+    """Function that builds a profiler with the backend `tally`. The profiler writes to tmp_path/run."""
 
     def make(*, identity: Identity | None = None, **settings: Any) -> Profiler:
         given_options = {f"trainer.options.{key}": settings.pop(key) for key in tally_options & settings.keys()}
@@ -84,7 +84,7 @@ def test_signal_handler_exception_in_a_hook_propagates(
     assert statuses == {"step0": "complete", "step2": "partial" if hook == "step" else "failed", "step4": "complete"}
 
 
-def test_a_start_that_active_guards_loses_no_step(build: Build, tmp_path: Path) -> None:
+def test_start_guarded_by_active_loses_no_step(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["2..3", 5])
     for step in range(8):
         if profiler.active is None:
@@ -92,12 +92,12 @@ def test_a_start_that_active_guards_loses_no_step(build: Build, tmp_path: Path) 
         assert (profiler.active is not None) == (step in (2, 3, 5))
         profiler.stop()
         assert profiler.active is None
-    found = {name: (entry["first_step"], entry["status"]) for name, entry in manifests(tmp_path).items()}
-    assert found == {"step2": (2, "complete"), "step5": (5, "complete")}
+    captures = {name: (entry["first_step"], entry["status"]) for name, entry in manifests(tmp_path).items()}
+    assert captures == {"step2": (2, "complete"), "step5": (5, "complete")}
     assert calls_of(profiler) == ["start step2", "step step2 global_step 2", "stop step2", "start step5", "stop step5"]
 
 
-def test_adjacent_steps_are_captures_of_their_own_where_the_config_says_so(build: Build, tmp_path: Path) -> None:
+def test_adjacent_steps_are_separate_captures_without_join_steps(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[2, "4..6"], join_steps=False)
     for step in range(9):
         with profiler.capture(step) as capture:
@@ -125,7 +125,7 @@ def test_adjacent_steps_share_a_capture(build: Build, tmp_path: Path) -> None:
     ]
 
 
-def test_explicit_steps_and_implied_ones_say_the_same(build: Build) -> None:
+def test_explicit_and_implied_steps_are_equivalent(build: Build) -> None:
     implied, explicit = build(steps=["1..3"], run="a"), build(steps=["1..3"], run="b")
     for step in range(5):
         implied.start(step)
@@ -136,7 +136,7 @@ def test_explicit_steps_and_implied_ones_say_the_same(build: Build) -> None:
     assert calls_of(implied) == calls_of(explicit)
 
 
-def test_a_repeated_boundary_and_a_wrong_one_are_noted(build: Build, tmp_path: Path) -> None:
+def test_repeated_and_wrong_boundaries_are_noted(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["1..3"])
     profiler.start(1)
     profiler.step(7)
@@ -148,7 +148,7 @@ def test_a_repeated_boundary_and_a_wrong_one_are_noted(build: Build, tmp_path: P
     assert any("step(7) was ignored: step 1 was in progress." in note for note in manifest["notes"])
 
 
-def test_a_step_that_the_host_took_before_its_loop_still_reports(build: Build) -> None:
+def test_step_method_cached_before_the_loop_still_works(build: Build) -> None:
     profiler = build(steps=["1..2"])
     step = profiler.step
     step(0)
@@ -159,7 +159,7 @@ def test_a_step_that_the_host_took_before_its_loop_still_reports(build: Build) -
     assert calls_of(profiler) == ["start step1", "step step1 global_step 1", "stop step1"]
 
 
-def test_stages_are_marked_in_continuous_mode(build: Build, tmp_path: Path) -> None:
+def test_stages_are_annotated_in_continuous_mode(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1])
 
     @profiler.stage("update")
@@ -190,7 +190,7 @@ def test_stages_are_captures_in_discrete_mode(build: Build, tmp_path: Path) -> N
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_a_stage_with_a_bad_name_or_a_generator_is_refused(build: Build) -> None:
+def test_invalid_stage_name_and_generator_are_rejected(build: Build) -> None:
     profiler = build(steps=[1])
     with pytest.raises(ConfigError, match="stage 'a/b'"):
         profiler.stage("a/b")
@@ -244,7 +244,7 @@ def pass_steps(profiler: Profiler, steps: range) -> None:
         ),
     ],
 )
-def test_a_manifest_says_whether_the_first_step_is_cold(
+def test_manifest_contains_whether_the_first_step_is_cold(
     cold: Build, tmp_path: Path, steps: list[Any], passed: range, settings: dict[str, Any], is_cold: dict[str, bool]
 ) -> None:
     with cold(steps=steps, **settings) as profiler:
@@ -253,7 +253,7 @@ def test_a_manifest_says_whether_the_first_step_is_cold(
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_a_backend_without_a_cold_first_step_does_not_warm_up(build: Build, tmp_path: Path) -> None:
+def test_backend_without_a_cold_first_step_does_not_warm_up(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[5])
     pass_steps(profiler, range(8))
     assert calls_of(profiler)[0] == "start step5"
@@ -269,7 +269,7 @@ def test_the_default_warm_up_takes_one_step(cold: Build) -> None:
     assert calls_of(profiler) == ["start step5", "step step5 global_step 4", "step step5 global_step 5", "stop step5"]
 
 
-def test_a_step_that_does_not_follow_its_default_warm_up_leaves_no_manifest(cold: Build, tmp_path: Path) -> None:
+def test_default_warm_up_without_its_step_leaves_no_manifest(cold: Build, tmp_path: Path) -> None:
     profiler = cold(steps=[3, 6, 9, 12])
     pass_steps(profiler, range(3))
     pass_steps(profiler, range(4, 5))  # the host skips step 3
@@ -283,7 +283,7 @@ def test_a_step_that_does_not_follow_its_default_warm_up_leaves_no_manifest(cold
 
 
 @pytest.mark.parametrize("starts_each_step", [True, False])
-def test_a_problem_in_the_default_warm_up_costs_no_step(cold: Build, tmp_path: Path, *, starts_each_step: bool) -> None:
+def test_problem_in_the_default_warm_up_loses_no_step(cold: Build, tmp_path: Path, *, starts_each_step: bool) -> None:
     profiler = cold(steps=["5..6"], on_error="raise")
     profiler.start(4)
     assert profiler.active is not None
@@ -300,7 +300,7 @@ def test_a_problem_in_the_default_warm_up_costs_no_step(cold: Build, tmp_path: P
     assert (report.status, report.captures[0].last_step) == (Status.COMPLETE, 6)
 
 
-def test_a_default_warm_up_that_cannot_start_costs_no_step(
+def test_default_warm_up_that_cannot_start_loses_no_step(
     cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     passed = tally.TallyBackend.perform
@@ -326,7 +326,7 @@ def test_mini_batches_reach_the_backend(build: Build) -> None:
     assert calls_of(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
 
 
-def test_stopping_what_does_not_run_and_starting_twice_are_harmless(build: Build, tmp_path: Path) -> None:
+def test_repeated_start_and_stop_have_no_effect(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1])
     profiler.stop()
     profiler.close()
@@ -339,7 +339,7 @@ def test_stopping_what_does_not_run_and_starting_twice_are_harmless(build: Build
     assert "start(1) was ignored: step1 was already recording." in manifest["notes"][0]
 
 
-def test_only_who_began_a_step_ends_it(build: Build) -> None:
+def test_nested_scope_does_not_end_the_step(build: Build) -> None:
     profiler = build(steps=[1])
     with profiler.capture(1):
         with profiler.capture(1):
@@ -348,7 +348,7 @@ def test_only_who_began_a_step_ends_it(build: Build) -> None:
     assert profiler.active is None
 
 
-def test_a_host_that_skips_stop_gets_whole_captures(build: Build, tmp_path: Path) -> None:
+def test_captures_are_complete_without_stop_calls(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1, 3])
     for step in range(5):
         profiler.start(step)
@@ -358,17 +358,17 @@ def test_a_host_that_skips_stop_gets_whole_captures(build: Build, tmp_path: Path
     }
 
 
-def test_a_gap_in_the_steps_of_a_capture_makes_it_partial(build: Build, tmp_path: Path) -> None:
+def test_skipped_steps_make_a_capture_partial(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["1..5"])
     profiler.start(1)
     profiler.start(4)
     profiler.close()
-    found = manifests(tmp_path)
-    assert found["step1"]["status"] == "partial"
-    assert "went from step 1 to step 4" in found["step1"]["problems"][0]
+    documents = manifests(tmp_path)
+    assert documents["step1"]["status"] == "partial"
+    assert "went from step 1 to step 4" in documents["step1"]["problems"][0]
 
 
-def test_an_exception_keeps_the_trace_and_goes_on(build: Build, tmp_path: Path) -> None:
+def test_exception_keeps_the_trace_and_propagates(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["1..3"])
     with pytest.raises(ZeroDivisionError), profiler.capture(1):
         _ = 1 / 0
@@ -378,7 +378,7 @@ def test_an_exception_keeps_the_trace_and_goes_on(build: Build, tmp_path: Path) 
     assert manifest["artifacts"][0]["whole"]
 
 
-def test_the_job_may_end_before_the_schedule(build: Build, tmp_path: Path) -> None:
+def test_job_can_end_before_the_schedule(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["1..3"])
     with profiler, profiler.capture(1):
         pass
@@ -389,17 +389,17 @@ def test_the_job_may_end_before_the_schedule(build: Build, tmp_path: Path) -> No
     assert read_run(tmp_path / "known").status is Status.COMPLETE
 
 
-def warmed_up(profiler: Profiler) -> None:
-    """Run a job that ends as the capture of step 6 warms up."""
+def run_until_warm_up(profiler: Profiler) -> None:
+    """Run a job that ends while the capture of step 6 warms up."""
     with profiler:
         for step in range(6):
             with profiler.capture(step):
                 pass
 
 
-def test_a_job_that_ends_as_a_standing_capture_warms_up_misses_nothing(build: Build, tmp_path: Path) -> None:
+def test_endless_schedule_misses_nothing_if_the_job_ends_during_warm_up(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["every 3"], device="d", **{"trainer.warmup_steps": 1})
-    warmed_up(profiler)
+    run_until_warm_up(profiler)
     assert calls_of(profiler)[-1] == "stop step6"
     assert list(manifests(tmp_path)) == ["step3"]
     assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000003"]
@@ -410,34 +410,34 @@ def test_a_job_that_ends_as_a_standing_capture_warms_up_misses_nothing(build: Bu
 
 
 @pytest.mark.parametrize("steps", [[6], ["3..6"], ["every 3 to 6"], ["every 3", 6]])
-def test_a_job_that_ends_as_a_capture_warms_up_misses_what_has_an_end(
+def test_finite_schedule_is_incomplete_if_the_job_ends_during_warm_up(
     build: Build, tmp_path: Path, steps: list[Any]
 ) -> None:
-    warmed_up(build(steps=steps, **{"trainer.warmup_steps": 3}))
-    assert {one["status"] for one in manifests(tmp_path).values()} & {"failed", "partial"}
+    run_until_warm_up(build(steps=steps, **{"trainer.warmup_steps": 3}))
+    assert {manifest["status"] for manifest in manifests(tmp_path).values()} & {"failed", "partial"}
 
 
-def test_a_job_that_fails_as_a_standing_capture_warms_up_says_so(build: Build, tmp_path: Path) -> None:
+def test_exception_during_the_warm_up_of_an_endless_schedule_is_reported(build: Build, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), build(steps=["every 3"], **{"trainer.warmup_steps": 1}) as profiler:
         profiler.start(2)
         _ = 1 / 0
     assert "ZeroDivisionError" in " ".join(manifests(tmp_path)["step3"]["problems"])
 
 
-def test_a_standing_capture_whose_warm_up_left_a_file_is_not_withdrawn(build: Build, tmp_path: Path) -> None:
-    warmed_up(build(steps=["every 3"], wait_s=0, **{"trainer.warmup_steps": 1}))
-    left = manifests(tmp_path)["step6"]
-    assert (left["status"], left["problems"]) == ("partial", ["The profiler was closed in mid-capture."])
+def test_warm_up_with_artifacts_is_not_withdrawn(build: Build, tmp_path: Path) -> None:
+    run_until_warm_up(build(steps=["every 3"], wait_s=0, **{"trainer.warmup_steps": 1}))
+    manifest = manifests(tmp_path)["step6"]
+    assert (manifest["status"], manifest["problems"]) == ("partial", ["The profiler was closed in mid-capture."])
 
 
-def test_a_standing_capture_whose_warm_up_cannot_be_stopped_is_over(build: Build, tmp_path: Path) -> None:
+def test_warm_up_that_fails_to_stop_is_withdrawn(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["every 3"], fail_at="stop", **{"trainer.warmup_steps": 1})
-    warmed_up(profiler)
+    run_until_warm_up(profiler)
     assert profiler.active is None
     assert "step6" not in manifests(tmp_path)
 
 
-def test_a_standing_capture_that_waits_is_withdrawn_as_well(build: Build, tmp_path: Path) -> None:
+def test_waiting_warm_up_is_withdrawn(build: Build, tmp_path: Path) -> None:
     with build(steps=[0], device="d", run="other").capture(0):
         profiler = build(steps=["every 3"], device="d", **{"trainer.warmup_steps": 1})
         profiler.start(2)
@@ -445,11 +445,11 @@ def test_a_standing_capture_that_waits_is_withdrawn_as_well(build: Build, tmp_pa
         assert not list((tmp_path / "run").glob("step_*"))
 
 
-def test_a_standing_capture_that_one_rank_withdraws_stays_with_the_others(build: Build, tmp_path: Path) -> None:
-    """They end at the same step, but not at the same moment."""
-    of_rank = {"trainer.ranks": "all", "trainer.warmup_steps": 1}
+def test_withdrawal_by_one_rank_does_not_affect_other_ranks(build: Build, tmp_path: Path) -> None:
+    """Both ranks end at the same step, but at different times."""
+    rank_settings = {"trainer.ranks": "all", "trainer.warmup_steps": 1}
     first, second = (
-        build(steps=["every 3"], identity=Identity(rank=rank, world_size=2), **of_rank) for rank in range(2)
+        build(steps=["every 3"], identity=Identity(rank=rank, world_size=2), **rank_settings) for rank in range(2)
     )
     second.start(2)
     first.start(2)
@@ -461,7 +461,7 @@ def test_a_standing_capture_that_one_rank_withdraws_stays_with_the_others(build:
     assert manifests(tmp_path)["step3"]["rank"] == 1
 
 
-def test_a_step_whose_standing_capture_was_withdrawn_can_be_captured(build: Build, tmp_path: Path) -> None:
+def test_step_can_be_captured_after_a_withdrawal(build: Build, tmp_path: Path) -> None:
     with build(steps=["every 3"], **{"trainer.warmup_steps": 1}) as profiler:
         profiler.start(2)
         profiler.close()
@@ -471,7 +471,7 @@ def test_a_step_whose_standing_capture_was_withdrawn_can_be_captured(build: Buil
     assert manifests(tmp_path)["step3"]["status"] == "complete"
 
 
-def test_a_repeated_step_overwrites_nothing(build: Build, tmp_path: Path) -> None:
+def test_repeated_step_does_not_overwrite_captures(build: Build, tmp_path: Path) -> None:
     for _ in range(3):
         with build(steps=[1]).capture(1):
             pass
@@ -479,7 +479,7 @@ def test_a_repeated_step_overwrites_nothing(build: Build, tmp_path: Path) -> Non
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_replicas_and_ranks_have_names_of_their_own(build: Build, tmp_path: Path) -> None:
+def test_replicas_and_ranks_have_separate_file_names(build: Build, tmp_path: Path) -> None:
     for rank in (0, 1):
         for replica in (0, 2):
             identity = Identity(rank=rank, world_size=2, replica=replica, parallel={"tp": rank})
@@ -494,7 +494,7 @@ def test_replicas_and_ranks_have_names_of_their_own(build: Build, tmp_path: Path
 
 
 @pytest.mark.parametrize(("hook", "status"), [("start", "failed"), ("step", "partial"), ("stop", "failed")])
-def test_a_hook_that_fails_never_reaches_the_host(
+def test_hook_error_does_not_reach_the_host(
     build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, hook: str, status: str
 ) -> None:
     profiler = build(steps=["1..2"], fail_at=hook)
@@ -502,14 +502,14 @@ def test_a_hook_that_fails_never_reaches_the_host(
         for step in range(4):
             with profiler.capture(step):
                 pass
-    found = manifests(tmp_path)
-    assert found["step1"]["status"] == status
-    assert f"RuntimeError: {hook} does not work" in " ".join(found["step1"]["problems"])
+    documents = manifests(tmp_path)
+    assert documents["step1"]["status"] == status
+    assert f"RuntimeError: {hook} does not work" in " ".join(documents["step1"]["problems"])
     assert caplog.messages
 
 
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
-def test_on_error_raise_raises_it(build: Build, hook: str) -> None:
+def test_hook_error_is_raised_with_on_error_raise(build: Build, hook: str) -> None:
     profiler = build(steps=["1..2"], fail_at=hook, on_error="raise")
     with pytest.raises(CaptureError, match=f"{hook} does not work"):
         for step in range(4):
@@ -518,13 +518,13 @@ def test_on_error_raise_raises_it(build: Build, hook: str) -> None:
     assert profiler.active is None
 
 
-def test_the_exception_of_the_host_is_not_hidden_by_ours(build: Build) -> None:
+def test_host_exception_takes_precedence_over_hook_errors(build: Build) -> None:
     profiler = build(steps=[1], fail_at="stop", on_error="raise")
     with pytest.raises(ZeroDivisionError), profiler.capture(1):
         _ = 1 / 0
 
 
-def test_a_listener_hears_of_every_capture(build: Build, tally: ModuleType) -> None:
+def test_listener_is_called_for_every_capture(build: Build, tally: ModuleType) -> None:
     profiler = build(steps=[1, 3], listeners=["diary"])
     for step in range(4):
         with profiler.capture(step):
@@ -534,7 +534,7 @@ def test_a_listener_hears_of_every_capture(build: Build, tally: ModuleType) -> N
 
 
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
-def test_a_listener_that_fails_costs_nothing(
+def test_listener_error_does_not_affect_the_capture(
     build: Build, tally: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture, hook: str
 ) -> None:
     tally.Diary.fail_at = hook
@@ -548,9 +548,7 @@ def test_a_listener_that_fails_costs_nothing(
     assert f"{hook} is not heard" in caplog.text
 
 
-def test_a_start_that_is_cancelled_among_the_listeners_ends_the_backend(
-    build: Build, tally: ModuleType, tmp_path: Path
-) -> None:
+def test_cancellation_inside_a_listener_stops_the_backend(build: Build, tally: ModuleType, tmp_path: Path) -> None:
     tally.Diary.wait_s = 5
     profiler = build(steps=[1], listeners=["diary"])
 
@@ -567,7 +565,7 @@ def test_a_start_that_is_cancelled_among_the_listeners_ends_the_backend(
     assert (report.captures[0].status, report.problems) == (Status.PARTIAL, ())
 
 
-def test_another_thread_cannot_stop_but_is_heard(build: Build, tmp_path: Path) -> None:
+def test_stop_from_another_thread_is_deferred(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["1..9"])
     profiler.start(1)
     thread = threading.Thread(target=profiler.close)
@@ -585,8 +583,8 @@ def test_another_thread_cannot_stop_but_is_heard(build: Build, tmp_path: Path) -
     assert (manifest["status"], manifest["notes"]) == ("partial", [note])
 
 
-def test_a_pending_end_is_never_written_over_the_end(build: Build, tmp_path: Path) -> None:
-    """The other thread may come late, and what writes for it may be interrupted by a signal that is noted as well."""
+def test_late_publish_does_not_overwrite_the_final_manifest(build: Build, tmp_path: Path) -> None:
+    """Another thread can publish after the end, and a signal handler can publish during a write."""
     profiler = build(steps=["1..9"])
     profiler.start(1)
     (role,) = profiler._roles
@@ -610,7 +608,7 @@ def test_a_pending_end_is_never_written_over_the_end(build: Build, tmp_path: Pat
     assert manifests(tmp_path)["step1"]["status"] == "partial"
 
 
-def test_a_backend_without_a_thread_of_its_own_is_stopped_from_any(build: Build) -> None:
+def test_backend_that_is_not_thread_bound_can_be_stopped_from_any_thread(build: Build) -> None:
     profiler = build(steps=["1..9"], thread_bound=False)
     profiler.start(1)
     thread = threading.Thread(target=profiler.close)
@@ -619,7 +617,7 @@ def test_a_backend_without_a_thread_of_its_own_is_stopped_from_any(build: Build)
     assert profiler.active is None
 
 
-def test_a_forked_child_leaves_the_capture_to_its_parent(build: Build, tmp_path: Path) -> None:
+def test_forked_child_does_not_end_the_capture_of_its_parent(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1], device="gpu-1")
     profiler.start(1)
     pid = os.fork()
@@ -632,12 +630,12 @@ def test_a_forked_child_leaves_the_capture_to_its_parent(build: Build, tmp_path:
     assert manifests(tmp_path)["step1"]["status"] == "complete"
 
 
-def test_too_long_a_capture_is_ended_in_mid_step(build: Build, tmp_path: Path) -> None:
+def test_time_limit_ends_a_capture_inside_a_step(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1], max_capture_s=0.05)
     profiler.start(1)
     deadline = threading.Event()
     for _ in range(1000):
-        deadline.wait(0.005)  # the host works; nobody calls the profiler
+        deadline.wait(0.005)  # the host is busy and does not call the profiler
         if profiler.active is None:
             break
     manifest = manifests(tmp_path)["step1"]
@@ -645,7 +643,7 @@ def test_too_long_a_capture_is_ended_in_mid_step(build: Build, tmp_path: Path) -
     assert manifest["problems"] == ["It was not stopped within max_capture_s=0.05 seconds."]
 
 
-def test_what_the_config_does_not_select_costs_and_writes_nothing(build: Build, tmp_path: Path) -> None:
+def test_disabled_profiler_writes_nothing(build: Build, tmp_path: Path) -> None:
     for profiler in (
         Profiler.from_config(),
         build(steps=[], on_demand=False),
@@ -660,12 +658,12 @@ def test_what_the_config_does_not_select_costs_and_writes_nothing(build: Build, 
     assert list(tmp_path.glob("run*")) == []
 
 
-def test_ranks_outside_of_the_job_are_an_error(build: Build) -> None:
+def test_ranks_outside_of_the_job_are_rejected(build: Build) -> None:
     with pytest.raises(ConfigError, match=r"this job has none of the ranks \[8\]\. It has 1 rank"):
         build(steps=[1], **{"trainer.ranks": [8]})
 
 
-def test_a_signal_that_comes_between_any_two_lines_does_not_hang(build: Build) -> None:
+def test_signal_handler_does_not_deadlock(build: Build) -> None:
     profiler = build(steps=["1..9"])
     profiler.start(1)
     (role,) = profiler._roles
@@ -677,7 +675,7 @@ def test_a_signal_that_comes_between_any_two_lines_does_not_hang(build: Build) -
 # The async façade.
 
 
-def test_the_async_facade_awaits_the_hooks(build: Build, tmp_path: Path) -> None:
+def test_async_facade_awaits_the_hooks(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["1..2"], wait_s=0.001)
 
     async def loop() -> None:
@@ -698,7 +696,7 @@ def test_the_async_facade_awaits_the_hooks(build: Build, tmp_path: Path) -> None
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_the_event_loop_goes_on_while_a_backend_waits(build: Build) -> None:
+def test_waiting_backend_does_not_block_the_event_loop(build: Build) -> None:
     profiler = build(steps=[1], wait_s=0.05)
 
     async def loop() -> int:
@@ -713,13 +711,13 @@ def test_the_event_loop_goes_on_while_a_backend_waits(build: Build) -> None:
     assert asyncio.run(loop()) > 3
 
 
-def test_the_sync_facade_runs_coroutines_outside_of_a_loop(build: Build, tmp_path: Path) -> None:
+def test_sync_facade_runs_coroutines_outside_of_a_loop(build: Build, tmp_path: Path) -> None:
     with build(steps=[1], wait_s=0.001) as profiler, profiler.capture(1):
         pass
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_the_sync_facade_inside_a_loop_names_the_async_one(build: Build) -> None:
+def test_sync_facade_inside_a_loop_suggests_the_async_facade(build: Build) -> None:
     profiler = build(steps=[1], wait_s=0.001, on_error="raise")
 
     async def loop() -> None:
@@ -729,7 +727,7 @@ def test_the_sync_facade_inside_a_loop_names_the_async_one(build: Build) -> None
         asyncio.run(loop())
 
 
-def test_plain_hooks_work_in_a_loop_through_the_sync_facade(build: Build, tmp_path: Path) -> None:
+def test_sync_facade_runs_sync_hooks_inside_a_loop(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1])
 
     async def loop() -> None:
@@ -740,7 +738,7 @@ def test_plain_hooks_work_in_a_loop_through_the_sync_facade(build: Build, tmp_pa
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_concurrent_starts_and_stops_give_one_capture(build: Build, tmp_path: Path) -> None:
+def test_concurrent_starts_and_stops_make_one_capture(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[1], wait_s=0.01)
 
     async def loop() -> None:
@@ -752,7 +750,7 @@ def test_concurrent_starts_and_stops_give_one_capture(build: Build, tmp_path: Pa
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_a_stop_that_comes_while_starting_is_carried_out_after_it(build: Build) -> None:
+def test_close_during_the_start_is_deferred(build: Build) -> None:
     profiler = build(steps=[1], wait_s=0.01)
 
     async def loop() -> None:
@@ -767,7 +765,7 @@ def test_a_stop_that_comes_while_starting_is_carried_out_after_it(build: Build) 
 
 
 @pytest.mark.parametrize("during", ["start", "stop"])
-def test_a_cancelled_task_leaves_no_recording_behind(build: Build, tmp_path: Path, during: str) -> None:
+def test_cancelled_task_ends_its_capture(build: Build, tmp_path: Path, during: str) -> None:
     profiler = build(steps=[1], wait_s=0.05, device="gpu-2")
 
     async def loop() -> None:
@@ -782,7 +780,7 @@ def test_a_cancelled_task_leaves_no_recording_behind(build: Build, tmp_path: Pat
     asyncio.run(loop())
     assert profiler.active is None
     assert manifests(tmp_path)["step1"]["status"] == "failed"
-    with build(steps=[1], device="gpu-2", run="next").capture(1):  # the lease was given back
+    with build(steps=[1], device="gpu-2", run="next").capture(1):  # the lease was released
         pass
     assert read_run(tmp_path / "next").status is Status.COMPLETE
 
@@ -793,8 +791,8 @@ operations = st.lists(
 
 
 @given(operations=operations, mode=st.sampled_from(["continuous", "discrete"]))
-def test_any_order_of_calls_is_harmless(tmp_path_factory: Any, operations: list[tuple[str, int]], mode: str) -> None:
-    """Whatever a host calls: nothing is raised, every capture ends, and starts and stops alternate."""
+def test_any_order_of_calls_is_valid(tmp_path_factory: Any, operations: list[tuple[str, int]], mode: str) -> None:
+    """No call raises an error, every capture ends, and starts and stops alternate."""
     directory = tmp_path_factory.mktemp("run")
     profiler = Profiler.from_config(
         settings={
@@ -829,9 +827,9 @@ def test_any_order_of_calls_is_harmless(tmp_path_factory: Any, operations: list[
         assert all(isinstance(error, str) for error in read_run(directory / "run").problems)
 
 
-test_any_order_of_calls_is_harmless = pytest.mark.usefixtures("tally")(test_any_order_of_calls_is_harmless)
+test_any_order_of_calls_is_valid = pytest.mark.usefixtures("tally")(test_any_order_of_calls_is_valid)
 
 
-def test_errors_have_one_root() -> None:
+def test_errors_have_a_common_base_class() -> None:
     assert issubclass(CaptureError, ProfdeckError)
     assert issubclass(ConfigError, ProfdeckError)

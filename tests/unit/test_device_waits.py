@@ -646,7 +646,7 @@ class Colocated:
             settings={**base, "trainer.backend": "tally", "trainer.options.device": GPU}
         )
         self.engine = EngineRecorder(Identity(), "tally-device", {})
-        self.other = leases.Turn(lambda: [GPU], "other")
+        self.other = leases.LeaseRequest(lambda: [GPU], "other")
         self._directory = directory
         self._step = self._asked = 0
 
@@ -656,7 +656,7 @@ class Colocated:
         trains = role.recording is not None and not role.recording.waiting
         records = self.engine.reply().state is RequestState.RECORDING
         assert trains + records <= 1
-        if self.other.take():
+        if self.other.try_acquire():
             self.other.release()
             assert not trains
             assert not records
@@ -710,7 +710,7 @@ class Colocated:
         wait_for_files(self.engine)
 
     def other_process(self) -> None:
-        if self.other.take():
+        if self.other.try_acquire():
             self.decode()
             self.mini_batch()
             self.other.release()

@@ -164,7 +164,7 @@ def started_sglang(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, An
     """A scheduler of SGLang on an NPU and its agent, which has been asked to record."""
     from profdeck_sglang import guard, scheduler
 
-    monkeypatch.setattr(guard, "_is_second", lambda: False)  # asks SGLang's own environment
+    monkeypatch.setattr(guard, "_is_v2", lambda: False)  # reads SGLang's environment
     owner: Any = Scheduler()
     arguments: Any = SimpleNamespace(device="npu", tp_size=1, pp_size=1, dp_size=1)
     agent = scheduler.SchedulerAgent(owner, arguments)

@@ -62,10 +62,10 @@ def test_file_instead_of_a_run(tmp_path: Path) -> None:
             {"backend": "sglang", "options": {"device_options": {"gzip": 3}}},
             "options.device_options.gzip: expected true",
         ),
-        ({"backend": "sglang", "options": {"start_step": 5}}, "start_step: it needs the role's iterations.count"),
+        ({"backend": "sglang", "options": {"start_step": 5}}, "start_step: requires the role's iterations.count"),
         (
             {"backend": "sglang", "options": {"start_step": 5}, "iterations": {"count": 2, "skip": 1}},
-            "iterations.skip says as well",
+            "iterations.skip also sets the start of the window",
         ),
         (
             {"backend": "sglang", "options": {"start_step": 5}, "iterations": {"count": 2}, "batch_kinds": ["decode"]},
@@ -73,7 +73,7 @@ def test_file_instead_of_a_run(tmp_path: Path) -> None:
         ),
         (
             {"backend": "sglang", "options": {"stage_min_batch_size": 4}},
-            "it needs profile_by_stage, or the role's batch_kinds",
+            "requires profile_by_stage or the role's batch_kinds",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from profdeck_torch.launchers import MEGATRON
 from profdeck_traces.base.errors import ConfigError
 
 
-def test_the_stem_names_rank_and_coordinates() -> None:
+def test_stem_contains_rank_and_coordinates() -> None:
     assert Identity(rank=3, world_size=4).stem == "rank_0003"
     assert Identity(rank=0, world_size=8, parallel={"tp": 0, "pp": 1, "dp": 3}).stem == "rank_0000_tp0-pp1-dp3"
 
@@ -28,21 +28,21 @@ def test_the_stem_names_rank_and_coordinates() -> None:
         ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, (1, 2, 1)),
     ],
 )
-def test_a_launcher_gives_rank_and_world_size(environ: dict[str, str], expected: tuple[int, int, int]) -> None:
-    found = launcher_identity("trainer", environ)
-    assert found is not None
-    assert (found.rank, found.world_size, found.local_rank) == expected
+def test_launcher_identity_reads_the_environment(environ: dict[str, str], expected: tuple[int, int, int]) -> None:
+    identity = launcher_identity("trainer", environ)
+    assert identity is not None
+    assert (identity.rank, identity.world_size, identity.local_rank) == expected
 
 
-def test_without_a_launcher_nothing_is_known() -> None:
+def test_launcher_identity_is_none_without_a_launcher() -> None:
     assert launcher_identity("trainer", {"RANK": "3"}) is None
     assert launcher_identity("trainer", {}) is None
 
 
-def test_what_is_no_rank_is_refused() -> None:
+def test_invalid_identity_is_rejected() -> None:
     with pytest.raises(ConfigError, match="RANK='x' is not a number"):
         launcher_identity("trainer", {"RANK": "x", "WORLD_SIZE": "2"})
-    with pytest.raises(ValueError, match="rank 2 is not below the world size 2"):
+    with pytest.raises(ValueError, match="rank 2 must be less than the world size 2"):
         launcher_identity("trainer", {"RANK": "2", "WORLD_SIZE": "2"})
     with pytest.raises(ValueError, match="parallel coordinate"):
         Identity(parallel={"../x": 0})
@@ -50,7 +50,7 @@ def test_what_is_no_rank_is_refused() -> None:
         Identity(role="../x")
 
 
-def test_parallel_coordinates_from_the_environment() -> None:
+def test_parallel_coordinates_are_read_from_the_environment() -> None:
     assert parallel_from_environment({"PROFDECK_PARALLEL": "tp=0, pp=1,dp=3"}) == {"tp": 0, "pp": 1, "dp": 3}
     assert parallel_from_environment({}) == {}
     with pytest.raises(ConfigError, match="expected a form such as 'tp=0,pp=1,dp=3'"):
@@ -58,8 +58,8 @@ def test_parallel_coordinates_from_the_environment() -> None:
 
 
 @pytest.mark.torch
-def test_the_coordinates_of_megatron_are_taken_where_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stub in the place of `megatron.core.parallel_state`, whose functions tests/contract finds in the wheel."""
+def test_megatron_coordinates_are_read_if_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stub replaces `megatron.core.parallel_state`. tests/contract checks the functions of the real module."""
     sizes = {"tp": 2, "pp": 1, "cp": 1, "ep": 1, "dp": 4}
     state = ModuleType("megatron.core.parallel_state")
     state.model_parallel_is_initialized = lambda: True  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def test_import_of_a_moved_function_names_its_new_module() -> None:
         from profdeck.base.identity import Identiti  # noqa: F401
 
 
-def test_a_launcher_of_a_package_is_read_and_a_broken_one_is_skipped(
+def test_launcher_plugin_is_loaded_and_a_broken_one_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "farm.py").write_text(
@@ -93,9 +93,9 @@ def test_a_launcher_of_a_package_is_read_and_a_broken_one_is_skipped(
     monkeypatch.syspath_prepend(tmp_path)
     installed_launchers.cache_clear()
     try:
-        found = launcher_identity("trainer", {"FARM_RANK": "1", "FARM_SIZE": "3", "RANK": "0", "WORLD_SIZE": "2"})
-        assert found is not None
-        assert (found.rank, found.world_size) == (1, 3)
+        identity = launcher_identity("trainer", {"FARM_RANK": "1", "FARM_SIZE": "3", "RANK": "0", "WORLD_SIZE": "2"})
+        assert identity is not None
+        assert (identity.rank, identity.world_size) == (1, 3)
         assert run_name(None, {"FARM_JOB": "7", "SLURM_JOB_ID": "8"}) == "farm-7"
         expected = "profdeck.base.launchers.Launcher, got 3."
         assert f"'wrong' in profdeck.launchers must be an instance of {expected}" in caplog.text

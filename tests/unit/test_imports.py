@@ -1,4 +1,4 @@
-"""What waits for modules of a host to be imported."""
+"""Tests of callbacks that run after an import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Write = Callable[[str], str]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
-    """Write a module, which can be imported by the name that is returned."""
+    """Function that writes a module and returns its name."""
     monkeypatch.syspath_prepend(tmp_path)
     finders, names = [*sys.meta_path], list[str]()
 
@@ -35,7 +35,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
         sys.modules.pop(name, None)
 
 
-def test_it_is_called_when_the_module_is_there(write: Write) -> None:
+def test_callback_runs_after_the_import(write: Write) -> None:
     name, seen = write("def function(): return 1\n"), list[ModuleType]()
     after_import(name, seen.append)
     after_import(name, seen.append)
@@ -44,37 +44,37 @@ def test_it_is_called_when_the_module_is_there(write: Write) -> None:
     module = importlib.import_module(name)
     assert seen == [module, module]
     assert module.function() == 1
-    assert "return 1" in inspect.getsource(module)  # its loader is its own
+    assert "return 1" in inspect.getsource(module)  # requires the module's own loader
     importlib.reload(module)
     assert len(seen) == 2
 
 
-def test_it_is_called_at_once_for_what_has_been_imported(write: Write) -> None:
+def test_callback_runs_immediately_for_an_imported_module(write: Write) -> None:
     name, seen = write(""), list[ModuleType]()
     module = importlib.import_module(name)
     after_import(name, seen.append)
     assert seen == [module]
 
 
-def test_what_it_raises_costs_no_import(write: Write, caplog: pytest.LogCaptureFixture) -> None:
-    name, seen = write("there = True\n"), list[ModuleType]()
+def test_callback_error_does_not_break_the_import(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    name, seen = write("imported = True\n"), list[ModuleType]()
     after_import(name, lambda _: 1 / 0)
     after_import(name, seen.append)
     with caplog.at_level(logging.ERROR, "profdeck"):
-        assert importlib.import_module(name).there
-    assert f"profdeck cannot be put in place in {name}, so nothing of it is captured." in caplog.text
+        assert importlib.import_module(name).imported
+    assert f"profdeck could not patch {name}, so this module is not captured." in caplog.text
     assert len(seen) == 1
 
 
-def test_a_module_that_fails_is_awaited_on(write: Write) -> None:
+def test_callback_does_not_run_if_the_import_fails(write: Write) -> None:
     name, seen = write("raise ValueError\n"), list[ModuleType]()
     after_import(name, seen.append)
-    with pytest.raises(ValueError):  # noqa: PT011  # the module's own
+    with pytest.raises(ValueError):  # noqa: PT011  # raised by the module
         importlib.import_module(name)
     assert seen == []
 
 
-def test_a_module_that_is_not_there_stays_so() -> None:
-    after_import("awaited_in_vain", print)
+def test_missing_module_raises_the_usual_error() -> None:
+    after_import("missing_module", print)
     with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("awaited_in_vain")
+        importlib.import_module("missing_module")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from profdeck.base import ctrl_c
+from profdeck.base import interrupts
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ async def forever() -> None:
     await asyncio.Event().wait()
 
 
-def test_a_result_is_returned(runner: asyncio.Runner) -> None:
-    assert ctrl_c.run(runner, asyncio.sleep(0, 7)) == 7
+def test_run_returns_the_result(runner: asyncio.Runner) -> None:
+    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7
 
 
-def test_the_first_one_cancels_and_waits_for_the_end(runner: asyncio.Runner) -> None:
-    done = []
+def test_first_interrupt_cancels_and_waits_for_the_cleanup(runner: asyncio.Runner) -> None:
+    events = []
 
     async def work() -> None:
         try:
@@ -41,14 +41,14 @@ def test_the_first_one_cancels_and_waits_for_the_end(runner: asyncio.Runner) -> 
             await forever()
         finally:
             await asyncio.sleep(0)
-            done.append("taken back")
+            events.append("cleaned up")
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
-    assert done == ["taken back"]
+        interrupts.run(runner, work())
+    assert events == ["cleaned up"]
 
 
-def test_the_second_one_gives_the_end_up(runner: asyncio.Runner) -> None:
+def test_second_interrupt_cancels_the_cleanup(runner: asyncio.Runner) -> None:
     async def work() -> None:
         try:
             press()
@@ -58,25 +58,25 @@ def test_the_second_one_gives_the_end_up(runner: asyncio.Runner) -> None:
             await forever()
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
-    assert ctrl_c.run(runner, asyncio.sleep(0, 7)) == 7  # the loop is as it was
+        interrupts.run(runner, work())
+    assert interrupts.run(runner, asyncio.sleep(0, 7)) == 7  # the loop is still usable
 
 
-def test_the_third_one_ends_what_blocks(runner: asyncio.Runner) -> None:
+def test_third_interrupt_ends_a_blocking_call(runner: asyncio.Runner) -> None:
     async def work() -> None:
         press(3)
-        pytest.fail("it went on")
+        pytest.fail("the coroutine continued")
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
 
 
-def test_no_callback_is_lost(runner: asyncio.Runner) -> None:
+def test_interrupts_do_not_abort_callbacks(runner: asyncio.Runner) -> None:
     async def work() -> None:
         done = asyncio.Event()
 
         def callback() -> None:
-            press(2)  # of which asyncio's own handler raises the second one here
+            press(2)  # asyncio's own handler would raise KeyboardInterrupt here
             done.set()
 
         asyncio.get_running_loop().call_soon(callback)
@@ -86,10 +86,12 @@ def test_no_callback_is_lost(runner: asyncio.Runner) -> None:
             await done.wait()
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
 
 
-def test_one_before_the_work_begins_counts(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_before_the_coroutine_starts_cancels_it(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = runner.run
 
     def pressed(work: object) -> object:
@@ -98,31 +100,31 @@ def test_one_before_the_work_begins_counts(runner: asyncio.Runner, monkeypatch: 
 
     monkeypatch.setattr(runner, "run", pressed)
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, forever())
+        interrupts.run(runner, forever())
 
 
-def test_one_that_the_work_survives_is_not_lost(runner: asyncio.Runner) -> None:
+def test_interrupt_is_raised_after_the_coroutine_ends(runner: asyncio.Runner) -> None:
     async def work() -> None:
         press()
 
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
 
 
-def test_an_error_that_follows_is_its_cause(runner: asyncio.Runner) -> None:
+def test_cleanup_error_is_the_cause_of_the_interrupt(runner: asyncio.Runner) -> None:
     async def work() -> None:
         try:
             press()
             await forever()
         finally:
-            raise ValueError("in the end")
+            raise ValueError("cleanup failed")
 
     with pytest.raises(KeyboardInterrupt) as raised:
-        ctrl_c.run(runner, work())
+        interrupts.run(runner, work())
     assert isinstance(raised.value.__cause__, ValueError)
 
 
-def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
+def test_other_exceptions_propagate(runner: asyncio.Runner) -> None:
     async def cancelled() -> None:
         raise asyncio.CancelledError
 
@@ -130,14 +132,14 @@ def test_other_ends_are_passed_on(runner: asyncio.Runner) -> None:
         raise ValueError
 
     with pytest.raises(asyncio.CancelledError):
-        ctrl_c.run(runner, cancelled())
-    with pytest.raises(ValueError):  # noqa: PT011  # it has no text
-        ctrl_c.run(runner, failed())
+        interrupts.run(runner, cancelled())
+    with pytest.raises(ValueError):  # noqa: PT011  # it has no message
+        interrupts.run(runner, failed())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runner, number: signal.Signals) -> None:
-    stop = ctrl_c.StopSignal()
+    stop = interrupts.StopSignal()
 
     async def early() -> None:
         signal.raise_signal(number)
@@ -151,42 +153,42 @@ def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runne
             await stop.wait()
         return 7
 
-    assert ctrl_c.run(runner, work(again=False), stop) == 7
-    stop = ctrl_c.StopSignal()
+    assert interrupts.run(runner, work(again=False), stop) == 7
+    stop = interrupts.StopSignal()
     with pytest.raises(KeyboardInterrupt):
-        ctrl_c.run(runner, work(again=True), stop)
-    stop = ctrl_c.StopSignal()
+        interrupts.run(runner, work(again=True), stop)
+    stop = interrupts.StopSignal()
     with pytest.raises(KeyboardInterrupt):  # the signal arrives before the wait
-        ctrl_c.run(runner, early(), stop)
+        interrupts.run(runner, early(), stop)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_handler_of_the_host_stays() -> None:
+def test_host_signal_handler_is_kept() -> None:
     seen = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append("host"))
     try:
-        own = signal.getsignal(signal.SIGINT)
+        host_handler = signal.getsignal(signal.SIGINT)
 
         async def work() -> int:
             press(3)
             return 7
 
         with asyncio.Runner() as runner:
-            assert ctrl_c.run(runner, work()) == 7
+            assert interrupts.run(runner, work()) == 7
         assert seen == ["host"] * 3
-        assert signal.getsignal(signal.SIGINT) is own
+        assert signal.getsignal(signal.SIGINT) is host_handler
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def test_other_threads_have_no_handlers() -> None:
-    found = []
+def test_other_threads_install_no_handlers() -> None:
+    results = []
 
     def drive() -> None:
         with asyncio.Runner() as runner:
-            found.append(ctrl_c.run(runner, asyncio.sleep(0, 7)))
+            results.append(interrupts.run(runner, asyncio.sleep(0, 7)))
 
     thread = threading.Thread(target=drive)
     thread.start()
     thread.join()
-    assert found == [7]
+    assert results == [7]

@@ -1,4 +1,4 @@
-"""Small JSON files that anybody may have written."""
+"""Tests of JSON files from untrusted sources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from profdeck.base.json_files import JSON_OBJECT
 
-# Every second process died when the threads were the first to decode the class.
+# If these threads were the first to decode the class, about half of the processes crashed.
 _MANIFEST_IN_THREADS = """\
 import contextlib, sys, threading
 from pathlib import Path
@@ -32,13 +32,13 @@ for thread in threads:
 """
 
 
-def test_threads_may_read_the_first_manifests_at_once(tmp_path: Path) -> None:
+def test_first_manifests_can_be_read_concurrently(tmp_path: Path) -> None:
     (file := tmp_path / "manifest.json").write_text("{}")
     for _ in range(3):
         subprocess.run([sys.executable, "-c", _MANIFEST_IN_THREADS, file], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 10_000, b'{"a": 1', b"\xff", b"1e999", b"[1]"])
-def test_what_is_no_document_is_a_value_error(text: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # the words are msgspec's
+def test_invalid_json_raises_value_error(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # the message is msgspec's
         JSON_OBJECT.decode(text)

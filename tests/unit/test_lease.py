@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from profdeck.base.errors import LeaseError
-from profdeck.base.leases import Turn, acquire_lease
+from profdeck.base.leases import LeaseRequest, acquire_lease
 
 HOLD = """
 import sys
@@ -37,21 +37,21 @@ def hold():  # a function
         process.communicate()
 
 
-def test_another_process_is_named(hold) -> None:
+def test_error_names_the_process_that_holds_the_device(hold) -> None:
     process = hold("gpu-1")
     with pytest.raises(LeaseError, match=rf"gpu-1 is being recorded by process {process.pid} \(rollout, step3\)"):
         acquire_lease(["gpu-0", "gpu-1"], holder="trainer")
     acquire_lease(["gpu-0"], holder="trainer").release()  # leases are acquired all or nothing
 
 
-def test_a_dead_process_holds_nothing(hold) -> None:
+def test_lease_of_a_dead_process_is_released(hold) -> None:
     process = hold("gpu-1")
     process.send_signal(signal.SIGKILL)
     process.wait()
     acquire_lease(["gpu-1"], holder="trainer").release()
 
 
-def test_within_a_process_it_excludes_too_and_is_given_back() -> None:
+def test_lease_excludes_recordings_of_the_same_process_until_released() -> None:
     lease = acquire_lease(["gpu-1", "gpu-1"], holder="one")
     with pytest.raises(LeaseError, match=r"this process \(one\)"):
         acquire_lease(["gpu-1"], holder="two")
@@ -60,7 +60,7 @@ def test_within_a_process_it_excludes_too_and_is_given_back() -> None:
     acquire_lease(["gpu-1"], holder="two").release()
 
 
-def test_a_forked_child_does_not_keep_it(hold) -> None:
+def test_forked_child_does_not_inherit_the_lease(hold) -> None:
     lease = acquire_lease(["gpu-1"], holder="parent")
     pipe_read, pipe_write = os.pipe()
     pid = os.fork()
@@ -75,76 +75,76 @@ def test_a_forked_child_does_not_keep_it(hold) -> None:
     os.waitpid(pid, 0)
 
 
-# Turns.
+# Lease requests.
 
 
-def test_whoever_comes_second_has_the_devices_at_a_later_try(hold) -> None:
+def test_request_acquires_the_devices_after_they_are_released(hold) -> None:
     process = hold("gpu-1")
-    turn = Turn(lambda: ["gpu-0", "gpu-1"], "trainer, step3")
-    assert [turn.take(), turn.take()] == [False, False]
+    request = LeaseRequest(lambda: ["gpu-0", "gpu-1"], "trainer, step3")
+    assert [request.try_acquire(), request.try_acquire()] == [False, False]
     held = f"gpu-1, held by process {process.pid} (rollout, step3)"
-    assert turn.waits_for == held
-    acquire_lease(["gpu-0"], holder="ref").release()  # a waiting turn holds no lease
+    assert request.blocked_by == held
+    acquire_lease(["gpu-0"], holder="ref").release()  # a waiting request holds no lease
     process.communicate()
-    assert [turn.take(), turn.take(), turn.waits_for] == [True, True, None]
+    assert [request.try_acquire(), request.try_acquire(), request.blocked_by] == [True, True, None]
     with pytest.raises(LeaseError, match=r"gpu-0 is being recorded by this process \(trainer, step3\)"):
         acquire_lease(["gpu-0"], holder="ref")
-    wait = turn.waited()
+    wait = request.pop_wait()
     assert wait is not None
-    assert (wait.held, 0 < wait.duration_s < 60, turn.waited()) == ((held,), True, None)
-    turn.release()
+    assert (wait.held, 0 < wait.duration_s < 60, request.pop_wait()) == ((held,), True, None)
+    request.release()
     acquire_lease(["gpu-0", "gpu-1"], holder="ref").release()
 
 
-def test_a_killed_holder_makes_room(hold) -> None:
+def test_request_acquires_the_device_after_the_holder_is_killed(hold) -> None:
     process = hold("gpu-1")
-    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
-    assert not turn.take()
+    request = LeaseRequest(lambda: ["gpu-1"], "trainer, step3")
+    assert not request.try_acquire()
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert turn.take()
-    turn.release()
+    assert request.try_acquire()
+    request.release()
 
 
-def test_a_turn_names_everybody_whom_it_waited_for() -> None:
-    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
+def test_wait_lists_each_holder_once() -> None:
+    request = LeaseRequest(lambda: ["gpu-1"], "trainer, step3")
     for holder in ("one", "two", "two", "one"):
         lease = acquire_lease(["gpu-1"], holder=holder)
-        assert not turn.take()
+        assert not request.try_acquire()
         lease.release()
-    assert turn.take()
-    wait = turn.waited()
+    assert request.try_acquire()
+    wait = request.pop_wait()
     assert wait is not None
     assert wait.held == ("gpu-1, held by this process (two)", "gpu-1, held by this process (one)")
-    turn.release()
+    request.release()
 
 
-def test_a_turn_that_does_not_have_to_wait() -> None:
-    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
-    assert (turn.take(), turn.waits_for, turn.waited()) == (True, None, None)
-    turn.release()
-    assert (Turn(list, "trainer, step3").take(), turn.waits_for) == (True, None)
+def test_request_without_a_wait() -> None:
+    request = LeaseRequest(lambda: ["gpu-1"], "trainer, step3")
+    assert (request.try_acquire(), request.blocked_by, request.pop_wait()) == (True, None, None)
+    request.release()
+    assert (LeaseRequest(list, "trainer, step3").try_acquire(), request.blocked_by) == (True, None)
 
 
-def test_a_turn_that_was_given_up_waits_no_longer() -> None:
+def test_released_request_stops_waiting() -> None:
     lease = acquire_lease(["gpu-1"], holder="one")
-    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
-    assert not turn.take()
-    turn.release()
-    assert (turn.waits_for, turn.waited()) == (None, None)
+    request = LeaseRequest(lambda: ["gpu-1"], "trainer, step3")
+    assert not request.try_acquire()
+    request.release()
+    assert (request.blocked_by, request.pop_wait()) == (None, None)
     lease.release()
 
 
-def test_a_turn_that_lacks_something_else_holds_nothing_meanwhile() -> None:
-    turn = Turn(lambda: ["gpu-1"], "trainer, step3")
-    assert turn.take()
-    turn.wait_for(LeaseError("The recorder is busy.", "recorder, held by this process (ref)"))
-    assert turn.waits_for == "recorder, held by this process (ref)"
+def test_request_that_waits_for_another_resource_releases_its_devices() -> None:
+    request = LeaseRequest(lambda: ["gpu-1"], "trainer, step3")
+    assert request.try_acquire()
+    request.record_wait(LeaseError("The recorder is busy.", "recorder, held by this process (ref)"))
+    assert request.blocked_by == "recorder, held by this process (ref)"
     acquire_lease(["gpu-1"], holder="rollout").release()
-    assert turn.take()
-    assert turn.waited() is not None
-    turn.release()
+    assert request.try_acquire()
+    assert request.pop_wait() is not None
+    request.release()
 
 
-def test_names_of_devices_cannot_leave_the_directory() -> None:
+def test_device_names_cannot_escape_the_lease_directory() -> None:
     acquire_lease(["../../x/gpu 1"], holder="one").release()

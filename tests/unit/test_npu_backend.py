@@ -1,6 +1,6 @@
-"""The NPU backend where there is no torch_npu: what it says of its environment, and how it survives other releases.
+"""Tests of the NPU backend without torch_npu: environment checks and support for several releases.
 
-`Release` and its like are written by hand after torch_npu's own `_ExperimentalConfig`; tests/contract reads the wheels.
+`Release` and its subclasses imitate torch_npu's `_ExperimentalConfig`. tests/contract checks the real classes.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from profdeck_npu.experimental import experimental_config
 from profdeck_npu.options import AicMetrics, Export, HostSystem, Level
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError
 
-# What would keep its profiler from recording.
+# Environment checks.
 
 
-def test_an_ordinary_environment_is_fine() -> None:
+def test_environment_without_other_profilers_is_accepted() -> None:
     cann.check_environment({"PATH": "/bin", "MSMONITOR_USE_DAEMON": "0", "KINETO_USE_DAEMON": "", "PROFILING_MODE": ""})
-    cann.check_environment({"MSMONITOR_USE_DAEMON": "yes"})  # torch_npu takes it for 0
+    cann.check_environment({"MSMONITOR_USE_DAEMON": "yes"})  # torch_npu interprets this value as 0
 
 
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("PROFILING_MODE", "dynamic", "msprof profiles this process, and torch_npu's profiler records nothing then"),
+        ("PROFILING_MODE", "dynamic", "msprof profiles this process, so torch_npu's profiler would record nothing"),
         ("PROFILER_SAMPLECONFIG", "{}", "Start the job without msprof and unset PROFILER_SAMPLECONFIG"),
-        ("PROF_CONFIG_PATH", "/x", "torch_npu's dynamic profiling, which starts captures of its own"),
+        ("PROF_CONFIG_PATH", "/x", "torch_npu's dynamic profiling, which starts its own captures"),
         ("MSMONITOR_USE_DAEMON", "1", "lets the msMonitor daemon start captures in this process"),
         ("MSMONITOR_USE_DAEMON", " 01", "Unset MSMONITOR_USE_DAEMON"),
         ("KINETO_USE_DAEMON", "1", "Unset KINETO_USE_DAEMON"),
     ],
 )
-def test_another_way_of_profiling_is_refused(name: str, value: str, text: str) -> None:
+def test_environment_with_another_profiler_is_rejected(name: str, value: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         cann.check_environment({name: value})
     assert str(caught.value).startswith(f"{name}={value} ")
     assert text in str(caught.value)
 
 
-def test_the_environment_is_looked_at_before_anything_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_checked_before_torch_npu_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFILING_MODE", "dynamic")
     with pytest.raises(ConfigError, match="PROFILING_MODE=dynamic"):
         NpuBackend(NpuOptions()).preflight()
 
 
-def test_without_msprof_there_is_no_analysis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_msprof_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
         ConfigError, match=r"msprof, which is not on the PATH\. Either source CANN's set_env\.sh"
     ) as caught:
         cann.check_msprof()
-    assert "set options.analyse to false and run `profdeck npu analyse` where msprof is" in str(caught.value)
+    assert "set options.analyse to false and run `profdeck npu analyse` on a host with msprof" in str(caught.value)
     program = tmp_path / "msprof"
     program.touch(0o755)
     cann.check_msprof()
 
 
-# Its libraries.
+# Import errors.
 
 
 def no_cann() -> ImportError:
@@ -80,16 +80,16 @@ def as_torch_raises_it() -> RuntimeError:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Make torch_npu an installed distribution, with nothing in it."""
+    """Install an empty torch_npu distribution."""
     install(tmp_path, "torch-npu", version="2.13.0")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_missing_cann_is_recognised() -> None:
+def test_missing_cann_is_diagnosed() -> None:
     told = NpuBackend.diagnose(as_torch_raises_it())
     assert told is not None
-    assert told.startswith("torch_npu 2.13.0 is installed, and CANN's libhccl.so, which it needs, cannot be loaded.")
+    assert told.startswith("torch_npu 2.13.0 is installed, but its dependency libhccl.so of CANN cannot be loaded.")
     assert "source CANN's set_env.sh (often /usr/local/Ascend/ascend-toolkit/set_env.sh)" in told
     assert "set TORCH_DEVICE_BACKEND_AUTOLOAD=0 or uninstall torch_npu" in told
 
@@ -98,17 +98,17 @@ def test_a_missing_cann_is_recognised() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        no_cann(),  # of whom?
+        no_cann(),  # does not mention torch_npu
         ImportError("No module named 'torch_npu._C'"),
         RuntimeError("Failed to load the backend extension: torch_npu."),
     ],
 )
-def test_other_failures_are_not_taken_for_a_missing_cann(error: Exception) -> None:
+def test_other_import_errors_are_not_diagnosed(error: Exception) -> None:
     assert NpuBackend.diagnose(error) is None
 
 
 @pytest.mark.parametrize("name", ["torch_npu", "torch"])
-def test_what_does_not_load_is_said(
+def test_import_error_names_its_cause(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, installed: None
 ) -> None:
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
@@ -130,7 +130,7 @@ def test_what_does_not_load_is_said(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
-def test_it_can_be_described_and_built_without_torch() -> None:
+def test_backend_can_be_described_and_created_without_torch() -> None:
     backend = NpuBackend(NpuOptions(activities=("cpu",)))
     assert backend.devices() == ()
     assert (NpuBackend.name, NpuBackend.device_types, NpuBackend.thread_bound) == ("npu", ("npu",), True)
@@ -155,7 +155,7 @@ def test_it_can_be_described_and_built_without_torch() -> None:
         (" 5", 0, 0),
     ],
 )
-def test_devices_have_the_numbers_of_the_host(visible: str | None, index: int, number: int) -> None:
+def test_devices_are_numbered_as_on_the_host(visible: str | None, index: int, number: int) -> None:
     environ = {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
     assert cann.physical_device(index, environ) == number
 
@@ -164,7 +164,7 @@ def test_devices_have_the_numbers_of_the_host(visible: str | None, index: int, n
 
 
 class Release:
-    """What torch_npu 2.13 does with the arguments, as far as it matters here."""
+    """Stub of torch_npu 2.13's config class."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Release:
 
 
 class Release26:
-    """torch_npu 2.6: fewer arguments, and metrics that are reset."""
+    """Stub of torch_npu 2.6's config class, which has fewer arguments and replaces some metrics."""
 
     def __init__(
         self,
@@ -231,7 +231,7 @@ class Release26:
 
 
 def module(config: type, *, hosts: str = "CPU MEM DISK NETWORK OSRT NUMA") -> Any:
-    """Make the module `torch_npu.profiler.experimental_config` of a release."""
+    """Return a stub of the module `torch_npu.profiler.experimental_config`."""
     return SimpleNamespace(
         _ExperimentalConfig=config,
         ProfilerLevel=SimpleNamespace(Level_none="Level_none", Level0="Level0", Level1="Level1", Level2="Level2"),
@@ -243,7 +243,7 @@ def module(config: type, *, hosts: str = "CPU MEM DISK NETWORK OSRT NUMA") -> An
     )
 
 
-def test_options_in_words_of_torch_npu() -> None:
+def test_options_are_converted_to_torch_npus_config() -> None:
     options = NpuOptions(
         level=Level.LEVEL2,
         aic_metrics=AicMetrics.MEMORY_UB,
@@ -263,7 +263,7 @@ def test_options_in_words_of_torch_npu() -> None:
     assert (config._gc_detect_threshold, config._op_attr, config.record_op_args) == (1.5, True, True)
 
 
-def test_an_older_release_gets_what_it_knows() -> None:
+def test_older_release_gets_its_argument_names() -> None:
     config = experimental_config(NpuOptions(mstx=True), module(Release26), "2.6.0")
     assert (config._msprof_tx, config._profiler_level, config._export_type) == (True, "Level1", ["text"])
 
@@ -273,29 +273,32 @@ def test_an_older_release_gets_what_it_knows() -> None:
     [
         (
             NpuOptions(sys_io=True),
-            "options.sys_io: torch_npu 2.6.0 does not have it. Remove it, or install a release that does.",
+            "options.sys_io: not supported by torch_npu 2.6.0. Remove it, or install a release that supports it.",
         ),
-        (NpuOptions(mstx=True, mstx_domain_include=("a",)), "options.mstx_domain_include: torch_npu 2.6.0 does not"),
-        (NpuOptions(host_sys=(HostSystem.NUMA,)), "options.host_sys: NUMA: torch_npu 2.6.0 does not have it."),
-        (NpuOptions(host_sys=(HostSystem.CPU,)), "options.host_sys: torch_npu 2.6.0 does not have it."),
+        (
+            NpuOptions(mstx=True, mstx_domain_include=("a",)),
+            "options.mstx_domain_include: not supported by torch_npu 2.6.0.",
+        ),
+        (NpuOptions(host_sys=(HostSystem.NUMA,)), "options.host_sys: NUMA: not supported by torch_npu 2.6.0."),
+        (NpuOptions(host_sys=(HostSystem.CPU,)), "options.host_sys: not supported by torch_npu 2.6.0."),
         (
             NpuOptions(aic_metrics=AicMetrics.L2_CACHE),
-            "options.aic_metrics: L2Cache: torch_npu 2.6.0 does not have it.",
+            "options.aic_metrics: L2Cache: not supported by torch_npu 2.6.0.",
         ),
         (
             NpuOptions(aic_metrics=AicMetrics.NONE),
-            "options.aic_metrics: torch_npu 2.6.0 takes 'ACL_AICORE_PIPE_UTILIZATION' instead of 'ACL_AICORE_NONE'. ",
+            "options.aic_metrics: torch_npu 2.6.0 uses 'ACL_AICORE_PIPE_UTILIZATION' instead of 'ACL_AICORE_NONE'. ",
         ),
     ],
 )
-def test_what_a_release_lacks_or_resets_is_refused(options: NpuOptions, message: str) -> None:
+def test_unsupported_or_replaced_option_is_rejected(options: NpuOptions, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         experimental_config(options, module(Release26, hosts="CPU MEM DISK NETWORK OSRT"), "2.6.0")
     assert str(caught.value).startswith(message)
 
 
 class ForcesMstx(Release):
-    """As Release, but mstx is on whatever was asked for."""
+    """Stub of a config class that always enables mstx."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -304,6 +307,6 @@ class ForcesMstx(Release):
     __signature__ = inspect.signature(Release)
 
 
-def test_what_a_release_adds_is_refused_as_well() -> None:
-    with pytest.raises(ConfigError, match=r"options\.mstx: torch_npu 2\.13\.0 takes True instead of False"):
+def test_option_that_torch_npu_enables_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"options\.mstx: torch_npu 2\.13\.0 uses True instead of False"):
         experimental_config(NpuOptions(), module(ForcesMstx), "2.13.0")

@@ -1,4 +1,4 @@
-"""The options of the NPU backend: what is refused, and in which words. torch_npu resets most of it and goes on."""
+"""Tests of the NPU backend's options and their error messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def options(**given: Any) -> NpuOptions:
     return structure(given, NpuOptions, where=WHERE)
 
 
-def test_by_default_the_device_is_recorded() -> None:
+def test_defaults_record_host_and_device() -> None:
     plain = options()
     assert plain == NpuOptions()
     assert plain.activities == (Activity.CPU, Activity.NPU)
@@ -32,7 +32,7 @@ def test_by_default_the_device_is_recorded() -> None:
     assert on == {"analyse", "data_simplification"}
 
 
-def test_everything_at_once() -> None:
+def test_all_options_can_be_set() -> None:
     given: dict[str, Any] = {
         "activities": ["npu", "cpu"],
         "record_shapes": True,
@@ -73,7 +73,7 @@ def test_everything_at_once() -> None:
         ({"activities": ["cpu"]}, "AiCoreNone"),
     ],
 )
-def test_manifests_say_which_counters_were_read(given: dict[str, Any], metrics: str) -> None:
+def test_counters_are_resolved_for_manifests(given: dict[str, Any], metrics: str) -> None:
     assert unstructure(options(**given))["aic_metrics"] == metrics
 
 
@@ -93,40 +93,49 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"analyse_timeout_s": 0}, "analyse_timeout_s"),
     ({"msprof_tx": True}, "unknown key 'msprof_tx'."),
     ({"l2cache": True}, "unknown key 'l2cache'. Did you mean 'l2_cache'?"),
-    # Against each other.
+    # Combinations of options.
     ({"activities": []}, "activities: the list is empty, so nothing would be recorded; remove the key"),
     ({"activities": ["cpu", "cuda"]}, "activities: the backend npu does not record cuda; allowed: cpu, npu"),
     (
         {"level": "level0", "aic_metrics": "Memory"},
-        "aic_metrics: the device reads Memory at level1 and level2 only, and the level is level0; raise it, or remove",
+        "aic_metrics: Memory requires level1 or level2, but the level is level0; increase the level, or remove",
     ),
-    ({"level": "level_none", "mstx": True, "aic_metrics": "L2Cache"}, "and the level is level_none; raise it"),
-    ({"level": "level_none"}, "level: level_none records mstx ranges only, and mstx is off; turn it on, or choose"),
-    ({"mstx_domain_include": ["a", "b"]}, "mstx_domain_include: a, b are domains of mstx, which is off; turn mstx on"),
-    ({"mstx_domain_exclude": ["c"]}, "mstx_domain_exclude: c are domains of mstx, which is off; turn mstx on"),
+    (
+        {"level": "level_none", "mstx": True, "aic_metrics": "L2Cache"},
+        "but the level is level_none; increase the level",
+    ),
+    ({"level": "level_none"}, "level: level_none only records mstx ranges, but mstx is off; turn on mstx, or use"),
+    (
+        {"mstx_domain_include": ["a", "b"]},
+        "mstx_domain_include: requires mstx, which is off; turn on mstx, or remove mstx_domain_include",
+    ),
+    (
+        {"mstx_domain_exclude": ["c"]},
+        "mstx_domain_exclude: requires mstx, which is off; turn on mstx, or remove mstx_domain_exclude",
+    ),
     (
         {"mstx": True, "mstx_domain_include": ["a"], "mstx_domain_exclude": ["b"]},
-        "mstx_domain_exclude: give it or mstx_domain_include; torch_npu reads only one of them",
+        "mstx_domain_exclude: torch_npu does not support it together with mstx_domain_include; remove one",
     ),
-    ({"mstx": True, "mstx_domain_include": [""]}, "mstx_domain_include: the name of a domain is empty; expected"),
-    ({"op_attr": True}, "op_attr: attributes are only written to a database; add db to export, or turn op_attr off"),
+    ({"mstx": True, "mstx_domain_include": [""]}, "mstx_domain_include: a domain name is empty; expected"),
+    ({"op_attr": True}, "op_attr: attributes are only written to the database; add db to export, or turn off op_attr"),
     ({"export": []}, "export: the list is empty, so the analysis would write nothing; remove the key"),
     (
         {"activities": ["npu"], "gc_detect_threshold_ms": 1},
-        "gc_detect_threshold_ms: garbage is collected on the host; add cpu to activities, or remove it",
+        "gc_detect_threshold_ms: requires the activity cpu; add cpu to activities, or remove gc_detect",
     ),
     (
         {"activities": ["cpu"], "level": "level2", "mstx": True},
-        "level: it has no effect without the device; add npu to activities, or remove level, mstx",
+        "level: requires the activity npu; add npu to activities, or remove level, mstx",
     ),
-    ({"activities": ["cpu"], "host_sys": ["cpu"]}, "host_sys: it has no effect without the device; add npu"),
-    ({"activities": ["cpu"], "aic_metrics": "Memory"}, "aic_metrics: it has no effect without the device; add npu"),
-    ({"with_flops": True}, "with_flops: torch_npu's analysis does not read FLOPs, so nothing would show; turn it off"),
+    ({"activities": ["cpu"], "host_sys": ["cpu"]}, "host_sys: requires the activity npu; add npu"),
+    ({"activities": ["cpu"], "aic_metrics": "Memory"}, "aic_metrics: requires the activity npu; add npu"),
+    ({"with_flops": True}, "with_flops: torch_npu's analysis does not support FLOPs; turn off with_flops"),
 ]
 
 
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
-def test_what_torch_npu_would_reset_is_refused(given: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         options(**given)
     text = str(caught.value)
@@ -134,7 +143,7 @@ def test_what_torch_npu_would_reset_is_refused(given: dict[str, Any], message: s
     assert message in text
 
 
-def test_options_of_the_device_are_all_checked_against_its_absence() -> None:
+def test_every_device_option_requires_the_activity_npu() -> None:
     on_host = {"activities", "gc_detect_threshold_ms", "data_simplification", "export"}
     others = {"mstx_domain_include", "mstx_domain_exclude"}  # need mstx
     own = set(inspect.get_annotations(NpuOptions)) - on_host - others
@@ -146,18 +155,18 @@ def test_options_of_the_device_are_all_checked_against_its_absence() -> None:
     }
     assert own == {*values, "analyse", "analyse_timeout_s"}
     for name, value in values.items():
-        with pytest.raises(ConfigError, match=f"{name}: it has no effect without the device"):
+        with pytest.raises(ConfigError, match=f"{name}: requires the activity npu"):
             options(activities=["cpu"], **{name: value})
 
 
-def test_words_are_those_of_torch_npu() -> None:
-    """Whoever looks them up finds them in its documentation; tests/contract reads the wheels."""
+def test_values_are_those_of_torch_npu() -> None:
+    """Users can look up the values in torch_npu's documentation. tests/contract compares them with the wheels."""
     assert [*HostSystem] == ["cpu", "mem", "disk", "network", "osrt", "numa"]
     assert len(AicMetrics) == 9
     assert [*Level] == ["level_none", "level0", "level1", "level2"]
 
 
-def test_every_option_is_described() -> None:
+def test_every_option_documents_its_default() -> None:
     for option in describe(NpuBackend.Options):
         assert "default" in option.text.lower(), option.name
     assert {option.name: option.default for option in describe(NpuOptions)}.items() >= {

@@ -1,4 +1,4 @@
-"""Operations that run together."""
+"""Tests of concurrent operations."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ def raising(error: BaseException) -> Operation[None]:
     yield  # makes this function a generator
 
 
-def test_an_interruption_precedes_errors() -> None:
+def test_interruption_takes_precedence_over_errors() -> None:
     runs = begin([raising(ValueError("first")), raising(KeyboardInterrupt())])
     with pytest.raises(KeyboardInterrupt):
         results(runs)
 
 
-def test_the_first_error_is_raised() -> None:
+def test_first_error_is_raised() -> None:
     runs = begin([raising(ValueError("first")), raising(ValueError("second"))])
     with pytest.raises(ValueError, match="first"):
         results(runs)

@@ -368,19 +368,17 @@ def test_servers_of_vllm_have_codes() -> None:
                 ],
                 "start_profile": [Act(status=404), Act(content=b""), Act(status=409)],
             }
-            assert await engine.launched_with() == {}
+            assert await engine.read_launch_config() == {}
             assert await engine.is_vllm()
-            with pytest.raises(TargetError, match="does not answer as a server of vLLM does") as caught:
+            with pytest.raises(TargetError, match="did not return a vLLM version") as caught:
                 await engine.start_profile(max_iterations=3)
             assert caught.value.outcome is Outcome.NOT_ENABLED
             await engine.start_profile(max_iterations=3)
-            with pytest.raises(TargetError, match="somebody else's profile is active there") as caught:
+            with pytest.raises(TargetError, match="another profile is already active") as caught:
                 await engine.start_profile()
             assert caught.value.outcome is Outcome.ALREADY_ACTIVE
             server.acts["version"] = [Act(content=b'{"version": "0.20.0"}')]
-            with pytest.raises(
-                TargetError, match="older than 0.32.0, whose /start_profile passes over max_it"
-            ) as caught:
+            with pytest.raises(TargetError, match="older than 0.32.0, whose /start_profile ignores max_it") as caught:
                 await engine.start_profile(max_iterations=3)
             assert (caught.value.outcome, "PROFDECK_CONFIG" in caught.value.fix) == (Outcome.REFUSED, True)
             await engine.close()
@@ -398,13 +396,15 @@ def test_servers_of_sglang_have_codes() -> None:
                 "start_profile": [Act(content=b""), Act(status=500)],
             }
             assert await engine.is_sglang()
-            assert (await engine.launched_with())["tp_size"] == 1
+            assert (await engine.read_launch_arguments())["tp_size"] == 1
             for _ in range(2):
-                with pytest.raises(TargetError, match="does not answer as a server of SGLang does") as caught:
-                    await engine.launched_with()
+                with pytest.raises(TargetError, match="did not return SGLang.s info") as caught:
+                    await engine.read_launch_arguments()
                 assert caught.value.outcome is Outcome.NOT_ENABLED
             await engine.start_profile(num_steps=1)
-            with pytest.raises(TargetError, match="SGLang's /start_profile failed; why is only in the") as caught:
+            with pytest.raises(
+                TargetError, match="SGLang's /start_profile failed; the reason is only in the"
+            ) as caught:
                 await engine.start_profile()
             assert caught.value.outcome is Outcome.REFUSED
             assert await engine.is_local()

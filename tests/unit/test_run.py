@@ -227,9 +227,7 @@ def test_problems_of_the_recorder_are_kept(of_torch_npu) -> None:
     (directory / "profiler_info_0.json").unlink()
     (artifact,) = rank_0(directory)[1].artifacts
     assert not artifact.whole
-    assert artifact.problem == (
-        "nothing of the device profiler_info.json is missing: the recording did not come to its end."
-    )
+    assert artifact.problem == ("nothing of the device profiler_info.json is missing: the recording did not finish.")
 
 
 def test_a_deleted_directory_of_torch_npu_is_missing(of_torch_npu) -> None:

@@ -41,7 +41,7 @@ URL = "http://127.0.0.1:1"
     ("options", "text"),
     [
         ({"start_step": 0}, "start_step"),
-        ({"start_step": 5, "profile_by_stage": True}, "profile_by_stage counts prefill and decode apart"),
+        ({"start_step": 5, "profile_by_stage": True}, "profile_by_stage counts prefill and decode separately"),
         ({"stage_min_batch_size": -1}, "stage_min_batch_size"),
         ({"detailed_annotations": "yes"}, "detailed_annotations"),
         ({"activities": []}, "the list is empty"),
@@ -96,7 +96,7 @@ def test_a_wrong_role_is_refused_before_an_engine_is_asked(role: dict[str, Any],
 
 
 def test_a_target_that_is_no_engine_of_sglang_is_refused() -> None:
-    with pytest.raises(ConfigError, match="builtins.object is no engine of SGLang"):
+    with pytest.raises(ConfigError, match="builtins.object is not an SGLang engine"):
         SglangObject(object(), timeout_s=1)
     with pytest.raises(ConfigError, match="is no URL of a server"):
         SglangBackend(SglangOptions()).connect("127.0.0.1:30000")
@@ -111,7 +111,7 @@ def native(tmp_path: Path, **launched: Any) -> SglangCapture:
     capture = CaptureRecord(id="target", directory=tmp_path, identity=identity, first_step=1, current_step=1)
     request = CaptureRequest(id="step1", output=tmp_path, run="run", role="rollout", token="0123")  # noqa: S106
     made = SglangCapture(SglangServer(URL, timeout_s=1), SglangOptions(), capture, request)
-    made._launched = launched
+    made._launch_arguments = launched
     return made
 
 
@@ -206,11 +206,11 @@ def test_a_request_to_sglangs_own_profiler_is_none_of_ours(profile_id: object) -
 
 
 def test_a_reply_is_there_once_it_is_whole(tmp_path: Path) -> None:
-    assert protocol.take_reply(tmp_path, "rank_0") is None
+    assert protocol.read_reply(tmp_path, "rank_0") is None
     (tmp_path / ".rank_0.ab12.tmp").write_text('{"rank": 0, "wor')  # it is being written
-    assert protocol.take_reply(tmp_path, "rank_0") is None
-    protocol.leave_reply(tmp_path, "rank_0", reply())
-    assert protocol.take_reply(tmp_path, "rank_0") == reply()
+    assert protocol.read_reply(tmp_path, "rank_0") is None
+    protocol.write_reply(tmp_path, "rank_0", reply())
+    assert protocol.read_reply(tmp_path, "rank_0") == reply()
     assert {path.name for path in tmp_path.iterdir()} == {".rank_0.ab12.tmp", "rank_0"}
 
 
@@ -221,12 +221,12 @@ def test_who_reads_while_replies_are_left_never_sees_a_part_of_one(tmp_path: Pat
         number = 0
         while not over.is_set():
             number += 1
-            protocol.leave_reply(tmp_path, "rank_0", reply(problems=("x" * (number % 50) * 1000,)))
+            protocol.write_reply(tmp_path, "rank_0", reply(problems=("x" * (number % 50) * 1000,)))
 
     writer = threading.Thread(target=leave)
     writer.start()
     try:
-        found = [protocol.take_reply(tmp_path, "rank_0") for _ in range(200)]
+        found = [protocol.read_reply(tmp_path, "rank_0") for _ in range(200)]
     finally:
         over.set()
         writer.join()
@@ -236,15 +236,15 @@ def test_who_reads_while_replies_are_left_never_sees_a_part_of_one(tmp_path: Pat
 def test_a_reply_that_nobody_waits_for_is_dropped_without_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    protocol.leave_reply(tmp_path / "gone", "detokenizer", reply())
+    protocol.write_reply(tmp_path / "gone", "detokenizer", reply())
     assert not caplog.records
 
 
 def test_a_reply_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING):
-        protocol.leave_reply(tmp_path / "file", "rank_1", reply())
-    assert "The reply of rank_1 cannot be written" in caplog.text
+        protocol.write_reply(tmp_path / "file", "rank_1", reply())
+    assert "Could not write the reply of rank_1" in caplog.text
 
 
 # What SGLang loads.
@@ -265,7 +265,7 @@ def test_a_reply_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.L
     ],
 )
 def test_what_arms_an_engine(environ: dict[str, str], armed: bool) -> None:
-    assert autoload.armed(environ) is armed
+    assert autoload.is_enabled(environ) is armed
 
 
 REGISTRY = '''
@@ -320,7 +320,7 @@ def unknown_sglang(with_modules: Callable[[dict[str, str]], None]) -> Any:
 def test_hooks_that_are_not_found_are_told_and_none_is_registered(
     unknown_sglang: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from profdeck_sglang import installed
+    from profdeck_sglang import applied_hooks
 
     monkeypatch.setenv("SGLANG_PLUGINS", "profdeck")
     with caplog.at_level(logging.ERROR):
@@ -331,16 +331,16 @@ def test_hooks_that_are_not_found_are_told_and_none_is_registered(
     for target in ("scheduler.Scheduler.__init__", "tokenizer_manager.TokenizerManager.__init__", "._profile"):
         assert target in text
     assert unknown_sglang.registered == []
-    assert not installed.applied()
-    assert not installed.detokenizer_applied()
+    assert not applied_hooks.are_scheduler_hooks_applied()
+    assert not applied_hooks.is_detokenizer_hook_applied()
 
 
 def test_without_sglang_nothing_is_applied() -> None:
-    from profdeck_sglang import installed
+    from profdeck_sglang import applied_hooks
 
     assert "sglang" not in sys.modules or "sglang.srt.plugins.hook_registry" not in sys.modules
-    assert not installed.applied()
-    assert not installed.detokenizer_applied()
+    assert not applied_hooks.are_scheduler_hooks_applied()
+    assert not applied_hooks.is_detokenizer_hook_applied()
 
 
 def test_replies_are_plain_json() -> None:
@@ -403,7 +403,7 @@ def asked(with_modules: Callable[[dict[str, str]], None], tmp_path: Path) -> Cal
 
 
 def test_schedulers_that_do_not_answer_are_late(asked: Callable[..., Answer]) -> None:
-    with pytest.raises(TargetError, match=r"did not answer within rpc_timeout_s=0.1 seconds") as caught:
+    with pytest.raises(TargetError, match=r"did not reply within rpc_timeout_s=0.1 seconds") as caught:
         asked(Manager(), "start")
     assert caught.value.outcome is Outcome.TIMED_OUT
 
@@ -412,6 +412,6 @@ def test_a_rank_that_does_not_answer_is_late(asked: Callable[..., Answer]) -> No
     there, late = asked(Manager(reply()), "start").ranks
     assert (there.rank, there.error) == (0, None)
     assert (late.rank, late.refusal) == (1, Outcome.TIMED_OUT)
-    assert late.error == "It did not answer within 0.1 seconds."
+    assert late.error == "No reply within 0.1 seconds."
     there, late = asked(Manager(reply()), "start", "stop").ranks
-    assert (late.error, late.refusal, late.problems) == (None, None, ("It did not answer within 0.1 seconds.",))
+    assert (late.error, late.refusal, late.problems) == (None, None, ("No reply within 0.1 seconds.",))

@@ -1,4 +1,4 @@
-"""What is known of a server of SGLang before anything is sent to it."""
+"""Captures by SGLang's own profiler that are rejected before a start request is sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profdeck_sglang.server import SglangServer
 
 @pytest.fixture
 def native(tmp_path: Path) -> SglangCapture:
-    """A capture of a server that has not been asked for anything."""
+    """A capture of a server that has not started."""
     identity = Identity(role="server")
     capture = CaptureRecord(id="target", directory=tmp_path, identity=identity, first_step=0, current_step=0)
     request = CaptureRequest(id="step0", output=tmp_path, run="run", role="server")
@@ -27,20 +27,23 @@ def native(tmp_path: Path) -> SglangCapture:
 
 
 @pytest.mark.parametrize(("value", "refused"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
-def test_the_second_profiler_of_sglang_is_not_trusted(native: SglangCapture, value: str, refused: bool) -> None:
-    assert any("SGLANG_PROFILE_V2" in text for text in native._refusals({"SGLANG_PROFILE_V2": value})) is refused
+def test_sglang_profile_v2_is_rejected(native: SglangCapture, value: str, refused: bool) -> None:
+    unsupported = native._find_unsupported({"SGLANG_PROFILE_V2": value})
+    assert any("SGLANG_PROFILE_V2" in text for text in unsupported) is refused
 
 
 @pytest.mark.parametrize(("device", "refused"), [("npu", True), ("npu:1", True), ("cuda", False), ("cpu", False)])
-def test_its_profiler_is_not_trusted_on_an_npu(native: SglangCapture, device: str, refused: bool) -> None:
-    native._launched = {"device": device}
-    assert [text.startswith("the device npu, where it fails") for text in native._refusals({})] == [True] * refused
+def test_native_profiler_is_rejected_on_npu(native: SglangCapture, device: str, refused: bool) -> None:
+    native._launch_arguments = {"device": device}
+    assert [text.startswith("the device npu, where the stop fails") for text in native._find_unsupported({})] == [
+        True
+    ] * refused
 
 
-def test_who_is_refused_is_told_to_load_profdeck(native: SglangCapture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejection_recommends_loading_profdeck(native: SglangCapture, monkeypatch: pytest.MonkeyPatch) -> None:
     async def told(_: SglangServer) -> dict[str, Any]:
         return {"device": "npu", "version": "0.5.23"}
 
-    monkeypatch.setattr(SglangServer, "launched_with", told)
+    monkeypatch.setattr(SglangServer, "read_launch_arguments", told)
     with pytest.raises(CaptureError, match=r"the device npu, .* With profdeck in the engine's processes"):
         asyncio.run(native.start())

@@ -1,4 +1,4 @@
-"""Several wrappers in one process that record as one role."""
+"""Tests of profilers that several wrappers in one process share."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _runs = itertools.count()
 
 @pytest.fixture
 def join(tally: ModuleType, tmp_path: Path) -> Join:
-    """Take part in the profiler of the role `trainer`, which writes to tmp_path/run."""
+    """Function that joins the shared profiler of the role `trainer`. The profiler writes to tmp_path/run."""
 
-    def make(run: str = "run", **given: Any) -> Profiler:
-        values = {"output": str(tmp_path), "run": run, "trainer.backend": "tally", "steps": ["2..3", 5], **given}
+    def make(run: str = "run", **settings: Any) -> Profiler:
+        values = {"output": str(tmp_path), "run": run, "trainer.backend": "tally", "steps": ["2..3", 5], **settings}
         return Profiler.from_config(settings=values, shared=True)
 
     return make
 
 
 def captures(run: Path) -> dict[str, tuple[str, list[str]]]:
-    """Return the captures of a run with their states and notes."""
-    found = [json.loads(path.read_text()) for path in run.glob("step_*/trainer/rank_0000.step*[0-9].json")]
-    return {manifest["capture"]: (manifest["status"], manifest["notes"]) for manifest in found}
+    """Return the status and notes of each capture of a run, by ID."""
+    manifests = [json.loads(path.read_text()) for path in run.glob("step_*/trainer/rank_0000.step*[0-9].json")]
+    return {manifest["capture"]: (manifest["status"], manifest["notes"]) for manifest in manifests}
 
 
-def test_each_wrapper_may_begin_and_end_every_step(join: Join, tmp_path: Path) -> None:
+def test_each_wrapper_can_begin_and_end_every_step(join: Join, tmp_path: Path) -> None:
     actor, ref, critic = join(), join(), join()
     for step in range(7):
         for wrapper in (actor, ref, critic):
@@ -52,7 +52,7 @@ def test_each_wrapper_may_begin_and_end_every_step(join: Join, tmp_path: Path) -
     assert captures(tmp_path / "run") == {"step2": ("complete", []), "step5": ("complete", [])}
 
 
-def test_a_wrapper_that_repeats_itself_changes_nothing(join: Join, tmp_path: Path) -> None:
+def test_repeated_calls_of_a_wrapper_have_no_effect(join: Join, tmp_path: Path) -> None:
     actor, ref = join(), join()
     for step in range(4):
         actor.start(step)
@@ -68,7 +68,7 @@ def test_a_wrapper_that_repeats_itself_changes_nothing(join: Join, tmp_path: Pat
     assert captures(tmp_path / "run") == {"step2": ("complete", [])}
 
 
-def test_a_wrapper_that_forgets_an_end_costs_no_later_step(join: Join, tmp_path: Path) -> None:
+def test_missing_stop_of_a_wrapper_loses_no_later_step(join: Join, tmp_path: Path) -> None:
     actor, ref = join(), join()
     for step in range(6):
         actor.start(step)
@@ -83,7 +83,7 @@ def test_a_wrapper_that_forgets_an_end_costs_no_later_step(join: Join, tmp_path:
     }
 
 
-def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: ModuleType) -> None:
+def test_mini_batches_of_only_one_wrapper_are_counted(join: Join, tmp_path: Path, tally: ModuleType) -> None:
     window = {"trainer.window": {"active": 2, "repeat": 1}}
     actor, critic = join(**window), join(**window)
     actor.start(5)
@@ -95,8 +95,8 @@ def test_mini_batches_of_one_wrapper_count(join: Join, tmp_path: Path, tally: Mo
     actor.stop()
     critic.stop()
     (trace,) = (tmp_path / "run").rglob("rank_0000.step5.trace.json")
-    marks = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
-    assert marks == ["start", "mini_batch 0", "mini_batch 1"]
+    annotations = [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
+    assert annotations == ["start", "mini_batch 0", "mini_batch 1"]
 
 
 def test_listeners_can_be_an_iterator(tally: ModuleType, tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_deleting_profilers_inside_a_step_releases_the_role(join: Join) -> None:
         gc.enable()
 
 
-def test_an_exception_in_one_ends_the_capture_for_all(join: Join, tmp_path: Path) -> None:
+def test_exception_in_one_wrapper_ends_the_capture_for_all(join: Join, tmp_path: Path) -> None:
     actor, ref = join(), join()
     ref.start(5)
     with pytest.raises(ZeroDivisionError), actor.capture(5):
@@ -147,11 +147,11 @@ def test_an_exception_in_one_ends_the_capture_for_all(join: Join, tmp_path: Path
     assert ref.active is None
     ref.stop()
     (manifest,) = (tmp_path / "run").rglob("rank_0000.step5.json")
-    found = json.loads(manifest.read_text())
-    assert (found["status"], found["problems"]) == ("partial", ["An exception ended it: ZeroDivisionError."])
+    document = json.loads(manifest.read_text())
+    assert (document["status"], document["problems"]) == ("partial", ["An exception ended it: ZeroDivisionError."])
 
 
-def test_the_same_with_await(join: Join, tmp_path: Path) -> None:
+def test_async_wrappers_share_steps(join: Join, tmp_path: Path) -> None:
     async def work(wrapper: Profiler, step: int) -> None:
         async with wrapper.capture(step):
             await asyncio.sleep(0)
@@ -168,7 +168,7 @@ def test_the_same_with_await(join: Join, tmp_path: Path) -> None:
     }
 
 
-def test_what_later_wrappers_give_is_the_same_or_nothing(join: Join) -> None:
+def test_later_wrappers_must_pass_the_same_arguments_or_none(join: Join) -> None:
     first = join()
     assert Profiler.from_config(shared=True).enabled
     with pytest.raises(ConfigError, match="settings: the shared profiler of the role 'trainer' was created with"):
@@ -185,14 +185,14 @@ def test_import_error_of_a_removed_name_mentions_its_replacement() -> None:
         importlib.import_module("profdeck.traces")
 
 
-def test_roles_are_told_apart_and_the_last_wrapper_takes_the_profiler_with_it(join: Join) -> None:
+def test_roles_are_separate_and_the_last_wrapper_releases_the_profiler(join: Join) -> None:
     first = join()
     assert not Profiler.from_config(role="critic", shared=True).enabled
     del first
     assert not Profiler.from_config(shared=True).enabled
 
 
-def test_a_forked_child_has_its_own(join: Join) -> None:
+def test_forked_child_does_not_share_the_profiler(join: Join) -> None:
     first = join()
     child = os.fork()
     if child == 0:
@@ -203,24 +203,24 @@ def test_a_forked_child_has_its_own(join: Join) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from(["start", "guarded", "stop", "step"])), max_size=12))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_some_wrappers_do_no_selected_step_is_lost(
+def test_extra_calls_of_some_wrappers_lose_no_selected_step(
     join: Join, tmp_path: Path, extra: list[tuple[int, str]]
 ) -> None:
-    """They do it amid steps that all of them begin and end, the last of them just once."""
+    """All wrappers begin and end each step. Between these calls, the first two wrappers make the extra calls."""
     run = f"run{next(_runs)}"
     wrappers = [join(run) for _ in range(3)]
     for step in range(7):
         for wrapper in wrappers:
             wrapper.start(step)
-        for index, what in extra:
+        for index, call in extra:
             wrapper = wrappers[index]
-            if what == "start" or (what == "guarded" and wrapper.active is None):
+            if call == "start" or (call == "guarded" and wrapper.active is None):
                 wrapper.start(step)
-            elif what == "step":
+            elif call == "step":
                 wrapper.step(step, "mini_batch")
-            elif what == "stop":
+            elif call == "stop":
                 wrapper.stop()
         for wrapper in wrappers:
             wrapper.stop()
-    found = captures(tmp_path / run)
-    assert {name: status for name, (status, _) in found.items()} == {"step2": "complete", "step5": "complete"}
+    statuses = {name: status for name, (status, _) in captures(tmp_path / run).items()}
+    assert statuses == {"step2": "complete", "step5": "complete"}

@@ -1,4 +1,4 @@
-"""Which function generates in a job of slime, and where its router is."""
+"""Tests of the rollout function for slime: finding the original function and the router."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profdeck_slime.rollouts import VARIABLE, generate_rollout, own_function, router_of
+from profdeck_slime.rollouts import VARIABLE, find_rollout_function, generate_rollout, router_url
 from profdeck_traces.base.errors import ConfigError
 
 
@@ -20,11 +20,11 @@ from profdeck_traces.base.errors import ConfigError
         ({"sglang_router_ip": None, "sglang_router_port": None}, ""),
     ],
 )
-def test_the_router_is_that_of_the_manager(args: dict[str, object], url: str) -> None:
-    assert router_of(SimpleNamespace(**args)) == url
+def test_router_url(args: dict[str, object], url: str) -> None:
+    assert router_url(SimpleNamespace(**args)) == url
 
 
-def test_a_function_of_the_users_own_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_rollout_function_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rollouts.py").write_text(
         "def generate(args, rollout_id, data, evaluation): return rollout_id, data"
     )
@@ -36,10 +36,12 @@ def test_a_function_of_the_users_own_is_called(tmp_path: Path, monkeypatch: pyte
         sys.modules.pop("my_rollouts", None)
 
 
-def test_a_function_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rollout_function_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "no_such_package.generate")
     with pytest.raises(ConfigError, match=r"tried no_such_package.generate \(ModuleNotFoundError: No module named"):
-        own_function()
+        find_rollout_function()
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(ConfigError, match=f"tried slime and vime. Name it by {VARIABLE}, such as package.module"):
-        own_function()
+    with pytest.raises(
+        ConfigError, match=f"tried slime and vime. Set {VARIABLE} to its import path, such as package.module"
+    ):
+        find_rollout_function()

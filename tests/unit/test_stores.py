@@ -1,4 +1,4 @@
-"""On-demand captures of jobs without a shared directory: stores and polling for requests."""
+"""Tests of stores, and of on-demand captures in jobs without a shared directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from processes import until
 from profdeck import Profiler
 from profdeck.base.identity import Identity
 from profdeck.base.processes import ProcessId
-from profdeck.on_demand import lookout, requests, stores
+from profdeck.on_demand import request_poller, requests, stores
 from profdeck.on_demand.requests import JobProcess, OnDemandRequest
 from profdeck.on_demand.stores import FileStore, Store
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError, UnknownPluginError
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("tally")
 
 
 class MemoryStore(Store):
-    """Stands for a store of a job, in this process."""
+    """Store in the memory of this process."""
 
     def __init__(self) -> None:
         self.address = "memory:here"
         self.notes: dict[str, bytes] = {}
-        self.cut = False
+        self.is_disconnected = False
         self.calls = 0
         self._mutex = threading.Lock()
 
@@ -55,17 +55,17 @@ class MemoryStore(Store):
     def _do(self, call: Callable[[], Any]) -> Any:
         with self._mutex:
             self.calls += 1
-            if self.cut:
-                raise ConnectionError("the link is cut")
+            if self.is_disconnected:
+                raise ConnectionError("the connection was lost")
             return call()
 
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
-    found = MemoryStore()
-    monkeypatch.setattr(stores, "_connect", lambda _: lambda *_: found)
-    monkeypatch.setattr(lookout, "_POLL_S", 0.01)
-    return found
+    store = MemoryStore()
+    monkeypatch.setattr(stores, "_load_connect", lambda _: lambda *_: store)
+    monkeypatch.setattr(request_poller, "_POLL_S", 0.01)
+    return store
 
 
 Start = Callable[..., list[Profiler]]
@@ -73,7 +73,7 @@ Start = Callable[..., list[Profiler]]
 
 @pytest.fixture
 def start(store: MemoryStore, tmp_path: Path) -> Iterator[Start]:
-    """Start ranks, each with a directory of its own as on a host of its own."""
+    """Function that starts ranks with separate output directories, as on separate hosts."""
     started: list[Profiler] = []
 
     def ranks(count: int = 2, **settings: Any) -> list[Profiler]:
@@ -106,11 +106,11 @@ def step(ranks: list[Profiler], *steps: int) -> None:
                 pass
 
 
-def asked(store: Store, in_steps: int, steps: int, ranks: int) -> OnDemandRequest:
-    """Ask as the command does: let them decide when all look."""
-    request = requests.ask(store, in_steps, steps)
-    until(lambda: [one.looks_for for one in requests.read_processes(store)] == [request.token] * ranks)
-    requests.release(store, request)
+def send_request(store: Store, in_steps: int, steps: int, ranks: int) -> OnDemandRequest:
+    """Send a request as the command does, and mark it as ready after all processes have seen it."""
+    request = requests.create_request(store, in_steps, steps)
+    until(lambda: [process.looks_for for process in requests.read_processes(store)] == [request.token] * ranks)
+    requests.mark_ready(store, request)
     return request
 
 
@@ -118,33 +118,33 @@ def answers(store: Store) -> list[tuple[bool, tuple[str, ...], str | None]]:
     return [(process.done, process.captures, process.problem) for process in requests.read_processes(store)]
 
 
-def test_ranks_that_share_nothing_begin_at_one_step(start: Start, store: MemoryStore) -> None:
+def test_ranks_without_a_shared_directory_begin_at_the_same_step(start: Start, store: MemoryStore) -> None:
     ranks = start(3)
     step(ranks, 0, 1)
-    asked(store, 2, 2, 3)
+    send_request(store, 2, 2, 3)
     step(ranks, *range(2, 8))
     assert answers(store) == [(True, ("step4",), None)] * 3
 
 
-def test_processes_are_in_one_order_whoever_came_first(store: MemoryStore) -> None:
+def test_processes_are_sorted_by_rank(store: MemoryStore) -> None:
     for rank in (2, 0, 1):
-        process = JobProcess.of(Identity(rank=rank, world_size=3), None, 0)
+        process = JobProcess.from_identity(Identity(rank=rank, world_size=3), None, 0)
         store.put(f"processes/trainer.rank_{rank:04d}.json", requests.encode(process))
     assert [process.rank for process in requests.read_processes(store)] == [0, 1, 2]
 
 
-def test_nothing_is_decided_before_all_look(start: Start, store: MemoryStore) -> None:
+def test_steps_are_planned_after_all_processes_have_seen_the_request(start: Start, store: MemoryStore) -> None:
     ranks = start()
-    request = requests.ask(store, 1, 1)
-    until(lambda: all(one.looks_for == request.token for one in requests.read_processes(store)))
+    request = requests.create_request(store, 1, 1)
+    until(lambda: all(process.looks_for == request.token for process in requests.read_processes(store)))
     step(ranks, 0, 1, 2)
     assert requests.read_plan(store, request) is None
-    requests.release(store, request)
+    requests.mark_ready(store, request)
     step(ranks, 3, 4, 5)
     assert answers(store) == [(True, ("step4",), None)] * 2
 
 
-def test_a_step_asks_no_store_while_nobody_asks_for_a_capture(start: Start, store: MemoryStore) -> None:
+def test_steps_do_not_access_the_store_without_a_request(start: Start, store: MemoryStore) -> None:
     ranks = start(1)
     main, callers = threading.get_ident(), list[int]()
     store.read, read = lambda name: (callers.append(threading.get_ident()), read(name))[1], store.read  # type: ignore[method-assign]
@@ -152,37 +152,37 @@ def test_a_step_asks_no_store_while_nobody_asks_for_a_capture(start: Start, stor
     assert main not in callers
 
 
-def test_a_request_that_nobody_waits_for_any_more_is_taken_back(
+def test_request_without_heartbeats_is_withdrawn(
     start: Start, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lookout, "LOST_S", 0.05)
+    monkeypatch.setattr(request_poller, "LOST_S", 0.05)
     ranks = start()
-    requests.ask(store, 1, 1)
+    requests.create_request(store, 1, 1)
     until(lambda: store.read(requests.REQUEST) is None)
     step(ranks, 0, 1, 2)
     assert answers(store) == [(False, (), None)] * 2
-    asked_again = requests.ask(store, 1, 1)
-    assert asked_again.ready is False
+    second_request = requests.create_request(store, 1, 1)
+    assert second_request.ready is False
 
 
-def test_a_store_that_is_gone_costs_steps_nothing(start: Start, store: MemoryStore) -> None:
+def test_unreachable_store_does_not_delay_steps(start: Start, store: MemoryStore) -> None:
     ranks = start()
-    asked(store, 2, 2, 2)
-    store.cut = True
+    send_request(store, 2, 2, 2)
+    store.is_disconnected = True
     calls = store.calls
     step(ranks, *range(200))
-    assert store.calls - calls < 50  # those of the lookouts, and one of each rank
-    store.cut = False
-    assert all(one.token is None for one in requests.read_processes(store))
+    assert store.calls - calls < 50  # calls of the pollers, and one call per rank
+    store.is_disconnected = False
+    assert all(process.token is None for process in requests.read_processes(store))
 
 
 @pytest.mark.parametrize("kind", [FileStore, MemoryStore])
-def test_what_a_store_promises(kind: type[Store], tmp_path: Path) -> None:
+def test_store_contract(kind: type[Store], tmp_path: Path) -> None:
     store: Store = FileStore(tmp_path) if kind is FileStore else MemoryStore()
-    keeps_its_promises(store)
+    check_store(store)
 
 
-def keeps_its_promises(store: Store) -> None:
+def check_store(store: Store) -> None:
     assert store.read("a.json") is None
     assert store.create("a.json", b"1") == b"1"
     assert store.create("a.json", b"2") == b"1"
@@ -197,36 +197,36 @@ def keeps_its_promises(store: Store) -> None:
     assert dict(store.read_all("processes/")) == {"processes/x.json": b"6", "processes/y.json": b"5"}
 
 
-def test_a_job_that_shares_its_directory_again_is_asked_there(start: Start, tmp_path: Path) -> None:
+def test_address_is_removed_if_the_job_uses_its_directory_again(start: Start, tmp_path: Path) -> None:
     start(1)
     run = tmp_path / "host0" / "run"
     assert stores.open_store(run, None).remote
-    again = Profiler.from_config(settings={"output": str(run.parent), "run": "run", "trainer.backend": "tally"})
+    restarted = Profiler.from_config(settings={"output": str(run.parent), "run": "run", "trainer.backend": "tally"})
     assert not stores.open_store(run, None).remote
-    again.close()
+    restarted.close()
 
 
-@pytest.mark.parametrize("given", ["tcpstore", "tcpstore:", ":1", ""])
-def test_what_is_no_address_is_said(given: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("location", ["tcpstore", "tcpstore:", ":1", ""])
+def test_invalid_location_is_rejected(location: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected NAME:ADDRESS"):
-        stores.open_store(tmp_path / "run", given)
+        stores.open_store(tmp_path / "run", location)
 
 
 @pytest.mark.parametrize(("name", "library"), [("ray", "ray"), ("tcpstore", "torch")])
-def test_a_library_that_is_missing_is_named(name: str, library: str, tmp_path: Path) -> None:
+def test_error_names_the_missing_library(name: str, library: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{library} is installed here")
     with pytest.raises(MissingLibraryError, match=f"store '{name}' needs {library}, .* pip install"):
         stores.open_store(tmp_path / "run", f"{name}:127.0.0.1:1")
 
 
-def test_an_unknown_store_is_named(tmp_path: Path) -> None:
+def test_unknown_store_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(UnknownPluginError, match=r"There is no store 'etcd'.*Installed: .*tcpstore"):
         Profiler.from_config(settings={"output": str(tmp_path), "trainer.backend": "tally", "on_demand": "etcd"})
 
 
 @pytest.mark.parametrize("value", ["yes", "'true'", 1, ["tcpstore"]])
-def test_what_is_neither_a_switch_nor_a_name_is_said(value: object, tmp_path: Path) -> None:
+def test_on_demand_must_be_a_boolean_or_a_name(value: object, tmp_path: Path) -> None:
     config = {"output": str(tmp_path), "trainer.backend": "tally", "on_demand": str(value).strip("'")}
     if not isinstance(value, str):
         config["on_demand"] = value  # type: ignore[assignment]
@@ -234,8 +234,8 @@ def test_what_is_neither_a_switch_nor_a_name_is_said(value: object, tmp_path: Pa
         Profiler.from_config(settings=config)
 
 
-def test_a_rank_of_another_host_is_gone_when_it_says_so(store: MemoryStore) -> None:
-    process = JobProcess.of(Identity(), None, 0)
-    away = attrs.evolve(process, at=ProcessId(host="another-host"))
-    assert not away.gone
-    assert attrs.evolve(away, ended=True).gone
+def test_process_of_another_host_is_gone_only_after_it_has_ended(store: MemoryStore) -> None:
+    process = JobProcess.from_identity(Identity(), None, 0)
+    remote_process = attrs.evolve(process, at=ProcessId(host="another-host"))
+    assert not remote_process.is_gone
+    assert attrs.evolve(remote_process, ended=True).is_gone

@@ -1,4 +1,4 @@
-"""vLLM's own profiler on devices whose recordings cannot be brought into a run."""
+"""Captures by vLLM's own profiler: rejected requests, missing traces and shared directories."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profdeck_vllm.own_profiler import VllmCapture
 
 
 class Engine:
-    """An engine of vLLM, as far as it is asked before it records."""
+    """A simulated vLLM engine that records its profiler calls."""
 
     def __init__(self, device_type: str, directory: Path) -> None:
         profiler = SimpleNamespace(profiler="torch", torch_profiler_dir=str(directory), ignore_frontend=True)
@@ -44,20 +44,20 @@ def native(engine: Engine, path: Path) -> VllmCapture:
     return VllmCapture(VllmObject(engine), VllmOptions(), capture, request)
 
 
-def test_on_an_npu_it_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_npu_is_rejected_with_advice(tmp_path: Path) -> None:
     engine = Engine("npu", tmp_path)
-    with pytest.raises(CaptureError, match=r"leaves directories of torch_npu .* With profdeck in the engine's workers"):
+    with pytest.raises(CaptureError, match=r"writes torch_npu directories, .* With profdeck in the engine's workers"):
         asyncio.run(native(engine, tmp_path).start())
     assert engine.calls == []
 
 
-def test_on_other_devices_it_starts(tmp_path: Path) -> None:
+def test_starts_on_other_devices(tmp_path: Path) -> None:
     engine = Engine("cuda", tmp_path)
     asyncio.run(native(engine, tmp_path).start())
     assert engine.calls == ["start"]
 
 
-def test_an_engine_without_a_profiler_is_not_enabled(tmp_path: Path) -> None:
+def test_engine_without_profiler_is_not_enabled(tmp_path: Path) -> None:
     engine = Engine("cuda", tmp_path)
     engine.vllm_config.profiler_config.profiler = None
     with pytest.raises(TargetError, match=r"was launched without a profiler, .* Or launch it with") as caught:
@@ -65,20 +65,18 @@ def test_an_engine_without_a_profiler_is_not_enabled(tmp_path: Path) -> None:
     assert (caught.value.outcome, engine.calls) == (Outcome.NOT_ENABLED, [])
 
 
-def test_what_a_server_on_an_npu_leaves_is_told(tmp_path: Path) -> None:
-    """A server does not tell on what it runs."""
+def test_remedy_names_torch_npu_directories(tmp_path: Path) -> None:
+    """Servers do not report their device type, so the remedy depends on the files."""
     capture = native(Engine("cuda", tmp_path), tmp_path)
     capture.watch(tmp_path)
     assert "in its log" in capture.remedy
     (tmp_path / "rank0_4711_20260101000000000_ascend_pt").mkdir()
-    assert (
-        f"leaves directories of torch_npu and no traces that can be brought into the run. They are in {tmp_path}."
-        in (capture.remedy)
-    )
+    assert "On NPUs, vLLM's own profiler writes torch_npu directories" in capture.remedy
+    assert f"The directories are in {tmp_path}." in capture.remedy
 
 
 class Sharing(Engine):
-    """An engine that writes, or fails to, into a directory that another one has as well."""
+    """An engine that shares its trace directory with another engine. It writes a trace if `writes` is True."""
 
     def __init__(self, directory: Path, *, writes: bool) -> None:
         super().__init__("cpu", directory)
@@ -92,7 +90,7 @@ class Sharing(Engine):
 
 
 class Naming(Sharing):
-    """The same, of a release that names traces as it is told."""
+    """A `Sharing` engine of a release that supports trace prefixes."""
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         self.prefix = f"{profile_prefix}_" if profile_prefix else ""
@@ -101,7 +99,7 @@ class Naming(Sharing):
 TRACE = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "x", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}'
 
 
-def test_engines_that_share_a_directory_do_not_take_each_others_traces(
+def test_captures_in_a_shared_directory_use_only_their_own_traces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("profdeck.engine.control.engine_profiler._QUIET_S", 0.2)
@@ -124,7 +122,7 @@ def test_engines_that_share_a_directory_do_not_take_each_others_traces(
     assert "left no whole file" in captures[1]._capture.problems[0]
 
 
-def test_directories_of_others_come_and_go_while_it_looks(tmp_path: Path) -> None:
+def test_concurrent_directory_changes_are_ignored(tmp_path: Path) -> None:
     (shared := tmp_path / "native").mkdir()
     over = threading.Event()
 
@@ -157,15 +155,13 @@ def test_directories_of_others_come_and_go_while_it_looks(tmp_path: Path) -> Non
         ("stage_1_diffusion_1795453429_rank3.json.gz", 3, 1),
     ],
 )
-def test_the_names_of_pipelines_say_stage_and_rank(tmp_path: Path, name: str, rank: int, stage: int) -> None:
+def test_pipeline_trace_names_contain_stage_and_rank(tmp_path: Path, name: str, rank: int, stage: int) -> None:
     place = native(Sharing(tmp_path, writes=True), tmp_path).place(tmp_path / name)
     assert place is not None
     assert (place.rank, place.parallel) == (rank, {"stage": stage})
 
 
-def test_a_directory_whose_traces_cannot_be_told_apart_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ambiguous_shared_directory_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profdeck.engine.control.engine_profiler._QUIET_S", 0.2)
     (shared := tmp_path / "native").mkdir()
     one, other = (native(Sharing(shared, writes=True), tmp_path) for _ in range(2))

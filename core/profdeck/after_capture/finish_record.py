@@ -96,7 +96,7 @@ class FinishRecord:
 
     @property
     def max_duration_s(self) -> float:
-        """Maximum duration of the task in seconds, counted from the participants' last progress."""
+        """Maximum time in seconds since the participants last made progress."""
         parts = len(self.listeners) + (self.command is not None)
         return self.wait_s + parts * self.timeout_s + MARGIN_S
 

@@ -145,7 +145,7 @@ class CaptureCycles(Generic[C]):
             self.start()
 
     def stop(self) -> None:
-        """End the current cycle, and add the function that writes its artifact to the outputs."""
+        """End the current cycle. `outputs` writes its artifact later."""
         # At a scheduled end, no mini-batch is in progress, so the current position is empty. The capture's problems
         # contain the reason for an early end.
         is_in_progress = self._capture.problems or self._capture.first_iteration is not None

@@ -51,20 +51,22 @@ class Recording:
         backend: Backend,
         hooks: RoleHooks,
         recorder: manifest.ManifestWriter,
-        turn: leases.Turn | None = None,
+        lease_request: leases.LeaseRequest | None = None,
     ) -> None:
         """Args:
         capture: the capture to record.
         backend: the backend that records the capture.
         hooks: the hook calls of the role.
         recorder: the manifest fields that are the same for all captures of this process.
-        turn: leases the devices that the capture needs. By default, these are the backend's devices.
+        lease_request: leases the devices that the capture needs. By default, these are the backend's devices.
         """
         self.capture = capture
         self._backend = backend
         self._hooks = hooks
         self._recorder = recorder
-        self._turn = turn or leases.Turn(backend.devices, f"{capture.identity.role}, {capture.id}")
+        self._lease_request = lease_request or leases.LeaseRequest(
+            backend.devices, f"{capture.identity.role}, {capture.id}"
+        )
         self._started: set[RegisteredPlugin] = set()
         self._start_failure: str | None = None
         """The reason if a wrapper around the start of the backend failed."""
@@ -139,11 +141,11 @@ class Recording:
 
     def update_waits_for(self) -> None:
         """Set the capture's ``waits_for`` to the device that it waits for and the holder of the device, or to None."""
-        self.capture.waits_for = self._turn.waits_for
+        self.capture.waits_for = self._lease_request.blocked_by
 
     def _acquire_devices(self) -> bool:
         """Try to lease the devices. Return True if all devices are leased."""
-        acquired = self._turn.take()
+        acquired = self._lease_request.try_acquire()
         if acquired and self.capture.waits_for is not None:
             self.update_waits_for()
             self.publish()
@@ -153,7 +155,7 @@ class Recording:
         """Return True if the backend could not start because its recorder is in use. The capture then waits."""
         if invocation.completed or not (invocation.call.is_backend and isinstance(error, LeaseError)):
             return False
-        self._turn.wait_for(error)
+        self._lease_request.record_wait(error)
         return True
 
     def _add_start_failure(self, invocation: Invocation, error: BaseException) -> None:
@@ -259,7 +261,7 @@ class Recording:
         logger.debug("Capture %s: %s", self.capture.id, text, exc_info=error)
 
     def _record_wait(self) -> None:
-        capture, wait = self.capture, self._turn.waited()
+        capture, wait = self.capture, self._lease_request.pop_wait()
         if wait is None:
             return
         capture.waited_s = wait.duration_s
@@ -280,13 +282,13 @@ class Recording:
         capture, reasons = self.capture, [reason] if reason else []
         self.cancel_timer()
         self.update_waits_for()
-        if (wait := self._turn.waited()) is not None:
+        if (wait := self._lease_request.pop_wait()) is not None:
             capture.waited_s = wait.duration_s
             if capture.waits_for is None:
                 capture.notes.append(f"The capture waited {_format_wait(wait)}.")
             else:
                 reasons.append(describe_failed_wait(wait))
-        self._turn.release()
+        self._lease_request.release()
         abandon(capture, self._recorder, *reasons)
 
     def publish(self) -> None:
@@ -330,7 +332,7 @@ class Recording:
     def _remove(self) -> None:
         """Remove the manifest of a capture that has recorded nothing."""
         self.cancel_timer()
-        self._turn.release()
+        self._lease_request.release()
         self.capture.move_to(CaptureState.ENDED)
         try:
             run_directory.remove_capture(self.capture)
@@ -362,7 +364,7 @@ class Recording:
             self._write()
             raise
         finally:
-            self._turn.release()
+            self._lease_request.release()
         if self._interruption is not None:
             capture.problems.append(f"The stop was interrupted: {describe_error(self._interruption)}")
             yield from self.write()
@@ -477,7 +479,7 @@ def describe_timeout(limit_s: float) -> str:
     return f"it was not stopped within max_capture_s={limit_s:g} seconds"
 
 
-def describe_failed_wait(wait: leases.Wait) -> str:
+def describe_failed_wait(wait: leases.LeaseWait) -> str:
     """Return the problem message of a capture that waited for a device until its end."""
     return (
         f"The device did not become available: the capture waited {_format_wait(wait)}. Shorten the other recording "
@@ -485,5 +487,5 @@ def describe_failed_wait(wait: leases.Wait) -> str:
     )
 
 
-def _format_wait(wait: leases.Wait) -> str:
+def _format_wait(wait: leases.LeaseWait) -> str:
     return f"{wait.duration_s:.2f} s for {', then for '.join(wait.held)}"

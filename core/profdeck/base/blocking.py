@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_THREADS = 16
-"""Disks and network file systems do so much at once; more threads cost more than they gain."""
-_LOOK_S = 0.01
-_QUICK = 5
-"""As long as so many calls are made in that time they wait for no disk, and another thread would be in the way."""
+_MAX_THREADS = 16
+"""More threads do not increase the throughput of disks and network file systems."""
+_CHECK_S = 0.01
+_FAST_CALLS = 5
+"""Minimum number of calls per ``_CHECK_S`` that counts as fast. Fast calls do not wait for a disk, so another thread
+would only slow them down."""
 _GATHER_S = 0.5
-"""How long calls wait for others that come in the next turn of the loop: what many targets answer at once is read
-first, as threads that run meanwhile take more from the loop than they gain."""
+"""Maximum time to gather calls before threads start.
+
+Many targets often reply at the same time. Their replies are read first, because running threads slow down the loop.
+"""
 
 
 async def run_in_thread(call: Callable[..., T], *arguments: Any) -> T:
@@ -32,137 +35,139 @@ async def run_in_thread(call: Callable[..., T], *arguments: Any) -> T:
     import asyncio
 
     loop = asyncio.get_running_loop()
-    called: asyncio.Future[T] = loop.create_future()
-    calls = _gathered.get(loop) or _Calls(loop)
-    calls.left.append(functools.partial(_make, calls.done, called, call, arguments))
-    if loop not in _gathered:
-        _gathered[loop] = calls
-        loop.call_soon(calls.gather, 0)
-    return await called
+    future: asyncio.Future[T] = loop.create_future()
+    batch = _gathering.get(loop) or _CallBatch(loop)
+    batch.calls.append(functools.partial(_run_call, batch.callbacks, future, call, arguments))
+    if loop not in _gathering:
+        _gathering[loop] = batch
+        loop.call_soon(batch.gather, 0)
+    return await future
 
 
 async def run_in_threads(call: Callable[[T], None], items: Collection[T]) -> None:
-    """Call what blocks for each item, while the event loop goes on; returns when all has been done.
+    """Run a blocking call for each item in threads, and wait until all calls have ended.
 
     Args:
-        call: what to do; it keeps what comes out.
-        items: what to do it to.
+        call: the function. It must store its own results.
+        items: the arguments of the calls.
 
     Raises:
-        Exception: what one of the calls raised; others may still be made.
+        Exception: the first error of a call. Other calls may still be running.
     """
     import asyncio
 
-    loop, count = asyncio.get_running_loop(), len(items)
-    everything: asyncio.Future[None] = loop.create_future()
-    calls = _Calls(loop)
+    loop, remaining = asyncio.get_running_loop(), len(items)
+    future: asyncio.Future[None] = loop.create_future()
+    batch = _CallBatch(loop)
 
-    def made(error: BaseException | None) -> None:
-        nonlocal count
-        count -= 1
-        if everything.done():
+    def complete(error: BaseException | None) -> None:
+        nonlocal remaining
+        remaining -= 1
+        if future.done():
             return
         if error is not None:
-            everything.set_exception(error)
-        elif not count:
-            everything.set_result(None)
+            future.set_exception(error)
+        elif not remaining:
+            future.set_result(None)
 
-    def make(item: T) -> None:
-        problem = None
+    def run_item(item: T) -> None:
+        raised = None
         try:
             call(item)
-        except BaseException as error:  # noqa: BLE001  # the waiting call gets it
-            problem = error
-        calls.done.append(functools.partial(made, problem))
+        except BaseException as error:  # noqa: BLE001  # raised in the awaiting coroutine
+            raised = error
+        batch.callbacks.append(functools.partial(complete, raised))
 
-    if count:
-        calls.left.extend(functools.partial(make, item) for item in items)
-        calls.begin()
-        await everything
+    if remaining:
+        batch.calls.extend(functools.partial(run_item, item) for item in items)
+        batch.run()
+        await future
 
 
-class _Calls:
-    """Calls that threads make together: one at first, and more if it does not get on."""
+class _CallBatch:
+    """Calls that share threads. A batch starts with one thread and adds threads while its calls are slow."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.left = deque[Callable[[], None]]()
-        self.done = deque[Callable[[], None]]()
-        """What the loop is to do for those that have been made."""
+        self.calls = deque[Callable[[], None]]()
+        """Calls that have not started."""
+        self.callbacks = deque[Callable[[], None]]()
+        """Functions that the event loop runs for completed calls."""
         self._loop = loop
-        self._since_s = loop.time()
+        self._created_s = loop.time()
         self._threads = 0
-        self._told = 0
-        self._made = 0
-        """How many of them had been made when they were last looked at."""
+        self._delivered = 0
+        """Number of callbacks that have run."""
+        self._completed = 0
+        """Number of completed calls at the last check."""
 
-    def gather(self, before: int) -> None:
-        """Begin when a turn of the loop brings no more than there were before."""
-        count = len(self.left)
-        if count > before and self._loop.time() - self._since_s < _GATHER_S:
+    def gather(self, previous_count: int) -> None:
+        """Wait until an iteration of the event loop adds no more calls, and then run the batch."""
+        count = len(self.calls)
+        if count > previous_count and self._loop.time() - self._created_s < _GATHER_S:
             self._loop.call_soon(self.gather, count)
         else:
-            del _gathered[self._loop]
-            self.begin()
+            del _gathering[self._loop]
+            self.run()
 
-    def begin(self) -> None:
-        """Begin, and look again and again whether that gets on."""
-        before, self._made = self._made, self._told + len(self.done)
-        if self._made - before < _QUICK:
-            self._tell()
-            if self.left and self._threads < _MOST_THREADS:
+    def run(self) -> None:
+        """Start a thread if calls are slow, and check again later until all calls have completed."""
+        previous, self._completed = self._completed, self._delivered + len(self.callbacks)
+        if self._completed - previous < _FAST_CALLS:
+            self._run_callbacks()
+            if self.calls and self._threads < _MAX_THREADS:
                 self._threads += 1
                 try:
                     self._loop.run_in_executor(None, self._work)
-                except RuntimeError:  # the interpreter is ending, and starts no threads any more
+                except RuntimeError:  # at interpreter shutdown, no threads can start
                     self._work()
-        if self.left or self.done:
-            self._loop.call_later(_LOOK_S, self.begin)
+        if self.calls or self.callbacks:
+            self._loop.call_later(_CHECK_S, self.run)
 
     def _work(self) -> None:
         try:
-            _empty(self.left)
+            _run_all(self.calls)
         finally:
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._tell)
+                self._loop.call_soon_threadsafe(self._run_callbacks)
 
-    def _tell(self) -> None:
-        self._told += _empty(self.done)
-
-
-_gathered: WeakKeyDictionary[asyncio.AbstractEventLoop, _Calls] = WeakKeyDictionary()
-"""By event loop, the calls that are being gathered."""
+    def _run_callbacks(self) -> None:
+        self._delivered += _run_all(self.callbacks)
 
 
-def _make(
-    done: deque[Callable[[], None]], called: asyncio.Future[T], call: Callable[..., T], arguments: tuple[Any, ...]
+_gathering: WeakKeyDictionary[asyncio.AbstractEventLoop, _CallBatch] = WeakKeyDictionary()
+"""The batch that each event loop is gathering."""
+
+
+def _run_call(
+    callbacks: deque[Callable[[], None]], future: asyncio.Future[T], call: Callable[..., T], arguments: tuple[Any, ...]
 ) -> None:
     try:
         result = call(*arguments)
-    except BaseException as error:  # noqa: BLE001  # the waiting call gets it
-        done.append(functools.partial(_give, called, called.set_exception, error))
+    except BaseException as error:  # noqa: BLE001  # raised in the awaiting coroutine
+        callbacks.append(functools.partial(_resolve, future, future.set_exception, error))
     else:
-        done.append(functools.partial(_give, called, called.set_result, result))
+        callbacks.append(functools.partial(_resolve, future, future.set_result, result))
 
 
-def _give(called: asyncio.Future[T], give: Callable[[Any], None], result: object) -> None:
-    if not called.done():  # somebody still waits
-        give(result)
+def _resolve(future: asyncio.Future[T], resolve: Callable[[Any], None], outcome: object) -> None:
+    if not future.done():  # the awaiting coroutine may have been cancelled
+        resolve(outcome)
 
 
-def _empty(calls: deque[Callable[[], None]]) -> int:
-    """Make all calls, while others may do the same; returns how many it has made."""
+def _run_all(calls: deque[Callable[[], None]]) -> int:
+    """Run all calls and return their number. Several threads can run the same calls concurrently."""
     count = 0
     while True:
         try:
-            make = calls.popleft()
+            call = calls.popleft()
         except IndexError:
             return count
-        make()
+        call()
         count += 1
 
 
 async def wait_for(event: asyncio.Event, limit_s: float) -> None:
-    """Wait for an event, or until the time is over."""
+    """Wait until an event is set, for at most ``limit_s`` seconds."""
     import asyncio
 
     with suppress(TimeoutError):
@@ -171,7 +176,11 @@ async def wait_for(event: asyncio.Event, limit_s: float) -> None:
 
 
 def run_without_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, without an event loop."""
+    """Run a coroutine that never suspends, without an event loop.
+
+    Raises:
+        RuntimeError: the coroutine suspended.
+    """
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -43,8 +43,8 @@ class LeaseError(CaptureError):
 
     def __init__(self, text: str, held: str = "a device") -> None:
         """Args:
-        text: the whole message.
-        held: what is held and by whom, as the waiting process says it.
+        text: the complete message.
+        held: description of the resource in use and its holder, shown by a waiting recording.
         """
         super().__init__(text)
         self.held = held

@@ -1,4 +1,4 @@
-"""Who this process is in the job: role, rank, replica and parallel coordinates."""
+"""Identity of a process in the job: role, rank, replica and parallel coordinates."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from attrs import validators
 from profdeck_traces.base.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
-"""Roles, stages and backends: they become names of files and directories."""
+"""Valid names of roles, stages and backends. They are used in file and directory names."""
 
 
 @attrs.frozen(kw_only=True)
 class Identity:
-    """The place of one process in the job. Ranks count from 0 over all processes of the role."""
+    """Identity of one process in the job. Ranks start at 0 and number all processes of the role."""
 
     role: str = attrs.field(default="trainer", validator=validators.matches_re(NAME))
     rank: int = attrs.field(default=0, validator=validators.ge(0))
     world_size: int = attrs.field(default=1, validator=validators.ge(1))
     local_rank: int = attrs.field(default=0, validator=validators.ge(0))
     replica: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
-    """Which copy of an engine this process belongs to; None for processes that are not replicated."""
+    """Number of the engine replica that this process belongs to; None if the role has no replicas."""
     parallel: Mapping[str, int] = attrs.field(factory=dict)
     """Coordinates by parallel dimension, such as ``{"tp": 0, "pp": 1, "dp": 3}``."""
     host: str = attrs.field(factory=socket.gethostname)
@@ -35,19 +35,19 @@ class Identity:
     @rank.validator
     def _rank_in_world(self, _: object, rank: int) -> None:
         if rank >= self.world_size:
-            raise ValueError(f"rank {rank} is not below the world size {self.world_size}; give both, or neither")
+            raise ValueError(f"rank {rank} must be less than the world size {self.world_size}. Pass both or neither.")
 
     @parallel.validator
     def _short_dimension_names(self, _: object, parallel: Mapping[str, int]) -> None:
         for name, index in parallel.items():
             if not re.fullmatch(r"[a-z]{1,8}", name) or index < 0:
                 raise ValueError(
-                    f"parallel coordinate {name!r}={index!r}: expected a short lower-case name and an index from 0"
+                    f"parallel coordinate {name!r}={index!r}: expected 1 to 8 lower-case letters and an index from 0"
                 )
 
     @property
     def stem(self) -> str:
-        """The start of this rank's file names, such as ``rank_0003_tp1-dp1``."""
+        """Prefix of this rank's file names, such as ``rank_0003_tp1-dp1``."""
         coordinates = "-".join(f"{name}{index}" for name, index in self.parallel.items())
         return f"rank_{self.rank:04d}" + (f"_{coordinates}" if coordinates else "")
 
@@ -56,10 +56,10 @@ def parallel_from_environment(environ: Mapping[str, str] = os.environ) -> dict[s
     """Read ``PROFDECK_PARALLEL``, such as ``tp=0,pp=1,dp=3``.
 
     Raises:
-        ConfigError: the variable has another form.
+        ConfigError: the variable is invalid.
     """
     text = environ.get("PROFDECK_PARALLEL", "")
-    pairs = [part.split("=") for part in text.replace(" ", "").split(",") if part]
+    pairs = [item.split("=") for item in text.replace(" ", "").split(",") if item]
     try:
         return {name: int(index) for name, index in pairs}
     except ValueError:

@@ -1,4 +1,4 @@
-"""Small JSON files that other processes, other hosts or anybody may have written."""
+"""Small JSON files from untrusted sources, such as other processes and hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 T = TypeVar("T")
 
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 
 
 class JsonKind(Generic[T]):
@@ -27,20 +27,20 @@ class JsonKind(Generic[T]):
         self._decode = msgspec.json.Decoder(kind).decode
 
     def read(self, path: Path) -> T:
-        """Read a small file.
+        """Read and decode a file.
 
         Raises:
-            FileNotFoundError: there is none.
-            OSError: it cannot be read, or is no regular file.
-            ValueError: it is too large, or not of this kind.
+            FileNotFoundError: the file does not exist.
+            OSError: the file cannot be read, or is not a regular file.
+            ValueError: the file is larger than 64 MiB, or its content is invalid.
         """
-        return self.decode(read_whole(path))
+        return self.decode(read_regular_file(path))
 
     def decode(self, content: bytes) -> T:
-        """Decode it.
+        """Decode JSON text.
 
         Raises:
-            ValueError: it is no JSON, or of another kind.
+            ValueError: the content is not JSON, or does not match the class.
         """
         try:
             return self._decode(content)
@@ -53,31 +53,33 @@ class JsonKind(Generic[T]):
 JSON_OBJECT = JsonKind(dict[str, Any])
 
 
-def read_whole(path: Path) -> bytes:
-    """Read a small file. Only regular files are opened: a pipe would wait for a writer, a device has no end.
+def read_regular_file(path: Path) -> bytes:
+    """Read a file of at most 64 MiB.
+
+    Other file types are rejected, because reading a pipe can block and reading a device may never end.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: it cannot be read, or is no regular file.
-        ValueError: it is too large.
+        FileNotFoundError: the file does not exist.
+        OSError: the file cannot be read, or is not a regular file.
+        ValueError: the file is too large.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123  # a descriptor
-        return read_bounded(file.fileno())
+        return read_descriptor(file.fileno())
 
 
-def read_bounded(descriptor: int) -> bytes:
-    """Read an open file whole.
+def read_descriptor(descriptor: int) -> bytes:
+    """Read an open file of at most 64 MiB.
 
     Raises:
-        OSError: it cannot be read, or is no regular file.
-        ValueError: it is too large.
+        OSError: the file cannot be read, or is not a regular file.
+        ValueError: the file is too large.
     """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file")
     with open(descriptor, "rb", closefd=False) as file:  # as above
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise ValueError(f"it has more than {_MOST_BYTES >> 20} MiB")
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it is larger than {_MAX_BYTES >> 20} MiB")
     return content

@@ -1,9 +1,9 @@
-"""Leases of devices: two recordings of one device never run at once, across processes and plugins of a host.
+"""Device leases, which ensure that only one recording uses a device of this host at a time.
 
-A lease is a POSIX record lock on a file per device. The kernel drops it when its process ends in any way, so a
-lease of a dead process is free at once; unlike ``flock`` it is not inherited by forked data loaders.
+A lease is a POSIX record lock on one file per device. The kernel releases the lock when the process ends, even if the
+process is killed. Unlike ``flock``, it is not inherited by forked processes such as data loaders.
 
-Nobody blocks for a lease. Recordings of one device take turns: who finds it held tries again at boundaries of its own.
+Acquiring a lease never blocks. If a device is in use, the recording tries again at its next boundary.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from profdeck.base.errors import LeaseError
 
 DIRECTORY_VARIABLE = "PROFDECK_LEASE_DIR"
 
-# Record locks do not exclude the process that holds them, and closing any descriptor of the file drops them:
-# within the process this table decides, and a file is opened only by the holder of its entry.
+# Record locks do not conflict within one process, and closing any descriptor of the file releases the lock. Therefore,
+# this table excludes recordings of the same process, and the file is opened only if the table has no entry for it.
 _held: dict[Path, tuple[int, str]] = {}
+"""Process ID and description of the holder, by lease file. After a fork, the parent's entries are ignored."""
 _mutex = threading.RLock()  # re-entrant for signal handlers
 
 
@@ -38,7 +39,7 @@ class Lease:
     _files: list[tuple[Path, int]] = attrs.field(factory=list)
 
     def release(self) -> None:
-        """Give the devices back; a second call does nothing."""
+        """Release the devices. Repeated calls do nothing."""
         while self._files:
             path, descriptor = self._files.pop()
             with _mutex:
@@ -61,7 +62,7 @@ def acquire_lease(devices: Iterable[str], *, holder: str) -> Lease:
     """
     lease = Lease()
     try:
-        for device in sorted(set(devices)):  # one order for all, so that two processes cannot block each other
+        for device in sorted(set(devices)):  # the same order in all processes prevents mutual failure
             lease._files.append(_lock(_path(device), device, holder))  # noqa: SLF001  # same module
     except BaseException:
         lease.release()
@@ -70,41 +71,41 @@ def acquire_lease(devices: Iterable[str], *, holder: str) -> Lease:
 
 
 @attrs.frozen
-class Wait:
-    """A wait for a turn."""
+class LeaseWait:
+    """Time that a recording waited for its devices."""
 
     duration_s: float
     held: tuple[str, ...]
-    """What was waited for, in words that say who held it: each once, in order."""
+    """Descriptions of the devices in use and their holders, without duplicates, ordered by the last failed attempt."""
 
 
-class Turn:
-    """The devices of a recording, which has them when its turn has come.
+class LeaseRequest:
+    """A recording's request for its devices, which is retried until it succeeds.
 
-    There is no queue: of several who wait for the same devices, the first to try gets them.
+    Waiting requests are not queued. The first request that is tried after a device is released acquires it.
     """
 
     def __init__(self, devices: Callable[[], Iterable[str]], holder: str) -> None:
         """Args:
-        devices: names them; asked once, at the first try. See `acquire`.
-        holder: who asks. See `acquire`.
+        devices: returns the device names for `acquire_lease`. Called once, at the first attempt.
+        holder: description of the caller; see `acquire_lease`.
         """
         self._devices = devices
         self._names: tuple[str, ...] | None = None
         self._holder = holder
         self._lease: Lease | None = None
-        self._since_s: float | None = None
-        self._came_s = 0.0
+        self._waiting_since_s: float | None = None
+        self._acquired_s = 0.0
         self._held: tuple[str, ...] = ()
 
     @property
-    def waits_for(self) -> str | None:
-        """What the last try has found held, and by whom; None if it does not wait."""
+    def blocked_by(self) -> str | None:
+        """Description of the device in use and its holder at the last attempt; None if the request is not waiting."""
         held = self._held
         return held[-1] if held and self._lease is None else None
 
-    def take(self) -> bool:
-        """Try to lease the devices, without waiting; tells whether they are held from now on, or already.
+    def try_acquire(self) -> bool:
+        """Try to lease the devices without waiting. Return True if the devices are leased.
 
         Raises:
             OSError: the lease directory cannot be used.
@@ -115,31 +116,31 @@ class Turn:
             try:
                 self._lease = acquire_lease(self._names, holder=self._holder)
             except LeaseError as error:
-                self.wait_for(error)
+                self.record_wait(error)
             else:
-                self._came_s = time.monotonic()
+                self._acquired_s = time.monotonic()
         return self._lease is not None
 
-    def wait_for(self, error: LeaseError) -> None:
-        """Let others have the devices, as they or something that is needed besides is held."""
+    def record_wait(self, error: LeaseError) -> None:
+        """Record a failed attempt. Release the devices, because the recording may be waiting for another resource."""
         self._release()
-        if self._since_s is None:
-            self._since_s = time.monotonic()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = time.monotonic()
         self._held = (*(held for held in self._held if held != error.held), error.held)
 
-    def waited(self) -> Wait | None:
-        """Return the wait until the turn came, or until now; once, and None if there was none."""
-        if self._since_s is None:
+    def pop_wait(self) -> LeaseWait | None:
+        """Return the wait until the devices were leased, or until now, and clear it. None if there was no wait."""
+        if self._waiting_since_s is None:
             return None
-        until_s = time.monotonic() if self._lease is None else self._came_s
-        wait = Wait(round(until_s - self._since_s, 6), self._held)
-        self._since_s, self._held = None, ()
+        until_s = time.monotonic() if self._lease is None else self._acquired_s
+        wait = LeaseWait(round(until_s - self._waiting_since_s, 6), self._held)
+        self._waiting_since_s, self._held = None, ()
         return wait
 
     def release(self) -> None:
-        """Give the devices back if they are held, and wait for them no longer."""
+        """Release the devices and stop waiting for them."""
         self._release()
-        self.waited()
+        self.pop_wait()
 
     def _release(self) -> None:
         lease, self._lease = self._lease, None
@@ -148,7 +149,7 @@ class Turn:
 
 
 def _path(device: str) -> Path:
-    # Shared by all users of the host and by its containers when they share the directory.
+    # All users of the host share the directory. Containers share leases only if they mount the same directory.
     directory = Path(os.environ.get(DIRECTORY_VARIABLE) or Path(tempfile.gettempdir(), "profdeck-leases"))
     if not directory.is_dir():
         directory.mkdir(parents=True, exist_ok=True)
@@ -159,34 +160,33 @@ def _path(device: str) -> Path:
 
 def _lock(path: Path, device: str, holder: str) -> tuple[Path, int]:
     with _mutex:
-        pid, words = _held.get(path, (0, ""))
+        pid, current_holder = _held.get(path, (0, ""))
         if pid == os.getpid():
-            raise _held_by(device, f"this process ({words})")
+            raise _lease_error(device, f"this process ({current_holder})")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        with contextlib.suppress(OSError):  # it is another user's, who has done so
-            os.fchmod(descriptor, 0o666)  # all users of the machine share its devices, whatever the umask of the first
+        with contextlib.suppress(OSError):  # only the file's owner may change its mode
+            os.fchmod(descriptor, 0o666)  # all users share the devices, so the mode must not depend on the umask
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            owner = os.read(descriptor, 4096).decode(errors="replace")
+            record = os.read(descriptor, 4096).decode(errors="replace")
             os.close(descriptor)
-            raise _held_by(device, _owner_words(owner)) from None
-        record = json.dumps({"pid": os.getpid(), "holder": holder}).encode()
+            raise _lease_error(device, _describe_holder(record)) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, record, 0)
+        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "holder": holder}).encode(), 0)
         _held[path] = (os.getpid(), holder)
         return path, descriptor
 
 
-def _held_by(device: str, owner: str) -> LeaseError:
+def _lease_error(device: str, holder: str) -> LeaseError:
     return LeaseError(
-        f"The device {device} is being recorded by {owner}. Two recordings of one device lose data: "
-        "let the other one end first, or capture the roles that share a device at different steps.",
-        f"{device}, held by {owner}",
+        f"The device {device} is being recorded by {holder}. Two recordings of one device lose data. "
+        "Wait until the other recording has ended, or capture the roles that share a device at different steps.",
+        f"{device}, held by {holder}",
     )
 
 
-def _owner_words(record: str) -> str:
+def _describe_holder(record: str) -> str:
     try:
         owner = json.loads(record)
         return f"process {owner['pid']} ({owner['holder']})"

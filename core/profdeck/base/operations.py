@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
-from profdeck.base import ctrl_c
+from profdeck.base import interrupts
 from profdeck.base.blocking import run_without_loop
 from profdeck.base.errors import CaptureError
 
@@ -167,10 +167,10 @@ class Blocker:
 
         if self._runner is not None and self._runner.get_loop().is_running():  # in another thread
             with asyncio.Runner() as runner:
-                return ctrl_c.run(runner, finish(runs))
+                return interrupts.run(runner, finish(runs))
         self._runner = self._runner or asyncio.Runner()
         try:
-            return ctrl_c.run(self._runner, finish(runs))
+            return interrupts.run(self._runner, finish(runs))
         finally:
             if self._closes:
                 self.close()

@@ -1,4 +1,4 @@
-"""How an operation on one target of many came out, as a code: reports and policies read no words."""
+"""Outcome codes of operations on targets. Reports and policies use these codes and do not parse messages."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ class Outcome(StrEnum):
     """The result of starting or stopping a target."""
 
     STARTED = "started"
-    """All of its selected ranks record, or wait for their window."""
+    """All selected ranks of the target are recording or waiting for their window."""
     FLUSHED = "flushed"
-    """It was stopped, and says that all of its files are whole."""
+    """The target was stopped and reports that all of its files are complete."""
     ENDED_BY_ITSELF = "ended_by_itself"
-    """Its window was full before the stop, which had nothing left to end; its files are whole."""
+    """The target completed its window before it was stopped. Its files are complete."""
     REFUSED = "refused"
-    """It answered, and did not do what it was asked for; or the request could not even be made. The reason says why."""
+    """The target rejected the request, or the request could not be sent. The reason is in the message."""
     ALREADY_ACTIVE = "already_active"
-    """It refused because another capture or profile is active there."""
+    """The target rejected the request because another capture or profile is active."""
     NOT_ENABLED = "not_enabled"
-    """It answered, and has neither our routes nor a profiler of its own that is switched on."""
+    """The target has neither profdeck's routes nor an enabled profiler of its own."""
     UNREACHABLE = "unreachable"
-    """There was no connection, or it broke, or what is at the address does not speak HTTP."""
+    """The connection failed or was lost, or the server at the address does not use HTTP."""
     TIMED_OUT = "timed_out"
-    """It did not answer, or its files were not whole, in time."""
+    """The target did not reply, or did not complete its files, within the time limit."""
     FILES_MISSING = "files_missing"
-    """It was stopped, and files of a rank that should have recorded are not here: it left none, or they are on another
+    """The target was stopped, but files of a selected rank are missing. The rank wrote no files, or they are on another
     host."""
 
     @property
     def ends_well(self) -> bool:
-        """Whether it is the end of a capture whose files are whole."""
+        """True if the capture ended and its files are complete."""
         return self in {Outcome.FLUSHED, Outcome.ENDED_BY_ITSELF}
 
     @property
     def fix(self) -> str:
-        """What to do about it in general; empty where there is nothing to do."""
+        """General suggestion to solve the problem; empty if there is no problem."""
         return _FIXES.get(self, "")
 
     @classmethod
-    def of_refusals(cls, codes: Iterable[object]) -> Outcome:
-        """Return how an operation came out that processes of one target have refused, by the codes that they gave."""
-        told = list(codes)
-        return next((code for code in (cls.ALREADY_ACTIVE, cls.TIMED_OUT) if code in told), cls.REFUSED)
+    def from_refusals(cls, codes: Iterable[object]) -> Outcome:
+        """Combine the error codes of a target's processes that rejected an operation into one outcome."""
+        codes = list(codes)  # remote values may not be hashable
+        return next((code for code in (cls.ALREADY_ACTIVE, cls.TIMED_OUT) if code in codes), cls.REFUSED)
 
 
 _FIXES = {
-    Outcome.REFUSED: "Correct what the reason names; nothing has changed in the target.",
+    Outcome.REFUSED: "Fix the problem described in the reason. The target was not changed.",
     Outcome.ALREADY_ACTIVE: "Wait until the other capture has ended, or stop it.",
     Outcome.NOT_ENABLED: "Start the engine with PROFDECK_CONFIG in its environment, so that it loads profdeck.",
-    Outcome.UNREACHABLE: "Start it again, or correct its address.",
-    Outcome.TIMED_OUT: "See in its log whether it hangs; if it is only slow, raise rpc_timeout_s or flush_timeout_s.",
-    Outcome.FILES_MISSING: "The reason says where they are; if a rank left none, see its log and manifest.",
+    Outcome.UNREACHABLE: "Restart the target, or correct its address.",
+    Outcome.TIMED_OUT: "If the target's log shows no hang, increase rpc_timeout_s or flush_timeout_s.",
+    Outcome.FILES_MISSING: "The reason names the location of the files. If a rank wrote none, see its log.",
 }

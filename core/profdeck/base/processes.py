@@ -1,4 +1,4 @@
-"""Whether processes still run, how to start one that outlives its parent, and how many files this one may open."""
+"""Process identification and liveness, detached processes, and the limit of open files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import attrs
 
-# A command in the background would read from /dev/null: its input is handed on by another descriptor.
+# The shell redirects stdin of background commands to /dev/null, so stdin is passed through descriptor 3.
 _DETACH = 'exec 3<&0; "$@" <&3 3<&- >&2 & echo $!'
 _START_S = 10.0
 
@@ -28,18 +28,18 @@ def _pid_namespace() -> str | None:
 
 @attrs.frozen(kw_only=True)
 class ProcessId:
-    """A process, as others can find out whether it still runs."""
+    """Identification of a process that lets other processes check whether it is running."""
 
     host: str = attrs.field(factory=socket.gethostname)
     pid: int = attrs.field(factory=os.getpid)
     process_started: str | None = attrs.field(factory=lambda: process_started(os.getpid()))
-    """When it started, in the kernel's words."""
+    """Start time in clock ticks since boot; see `process_started`."""
     pid_namespace: str | None = attrs.field(factory=_pid_namespace)
-    """Which processes its pid is counted among: containers have their own."""
+    """PID namespace, because process IDs are only comparable within one namespace. Containers have their own."""
 
     @property
     def alive(self) -> bool | None:
-        """Whether it runs; None where that cannot be known from here."""
+        """Whether the process is running; None if it is on another host or in another PID namespace."""
         if self.host != socket.gethostname() or self.pid_namespace != _pid_namespace():
             return None
         return is_running(self.host, self.pid, self.process_started)
@@ -54,7 +54,7 @@ def process_started(pid: int) -> str | None:
     Source: field 22 of ``/proc/<pid>/stat`` (proc(5)).
     """
     fields = process_stat(pid)
-    return fields[19] if len(fields) > 19 else None  # noqa: PLR2004  # as above, counted from the third
+    return fields[19] if len(fields) > 19 else None  # noqa: PLR2004  # the list starts at field 3
 
 
 def is_running(host: str, pid: int, started: str | None) -> bool:
@@ -89,15 +89,19 @@ def has_ended(stat: list[str]) -> bool:
 def process_stat(pid: int) -> list[str]:
     """Return the fields of ``/proc/<pid>/stat`` from the third field (state) on, or [] if the file is unreadable."""
     try:
-        # The second is the name, in parentheses; it may have any characters.
+        # The second field is the name in parentheses, which can contain spaces and parentheses.
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
 
 @functools.lru_cache(maxsize=1)
-def own_start(own_pid: int) -> str | None:
-    """Say when this process started, which does not change; a fleet has a manifest per target."""
+def cached_process_started(own_pid: int) -> str | None:
+    """Return this process's start time. It is cached because a fleet writes one manifest per target.
+
+    Args:
+        own_pid: ID of this process, which changes after a fork.
+    """
     return process_started(own_pid)
 
 
@@ -134,10 +138,10 @@ def start_detached(
     return int(shell.stdout)
 
 
-def allow_files(wanted: int) -> None:
-    """Raise the soft limit of open files to so many, as far as that is allowed."""
+def raise_open_file_limit(limit: int) -> None:
+    """Raise the soft limit of open files to at least ``limit``, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != soft < wanted:
-        wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if resource.RLIM_INFINITY != soft < limit:
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -1,7 +1,7 @@
-"""Ends open captures when the process is about to end: at normal exit, ``sys.exit``, an exception, or SIGTERM.
+"""Ends open captures before the process exits: at normal exit, ``sys.exit``, an exception, or SIGTERM.
 
-SIGINT needs nothing here: Python turns it into KeyboardInterrupt. SIGKILL and ``os._exit`` leave no chance; the
-run directory then shows that rank as missing.
+SIGINT needs no handler, because Python raises KeyboardInterrupt. After SIGKILL and ``os._exit``, no exit code runs, and
+the run directory shows the rank as missing.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from profdeck.base import ctrl_c
+from profdeck.base import interrupts
 
-Finish = Callable[[str], bool]
-"""Ends a capture for the reason given. Returns False when the capture is busy and will end a little later."""
+EndCapture = Callable[[str], bool]
+"""Function that ends a capture for a reason. It returns False if the capture is busy and will end later."""
 
-_open: dict[object, Finish] = {}
+_open: dict[object, EndCapture] = {}
 _previous: Any = None
 _installed = False
-_waiting_signal: int | None = None
+_pending_signal: int | None = None
 _owner_pid = os.getpid()
 
 
-def watch(token: object, finish: Finish) -> None:
-    """Call ``finish`` if the process is about to end before `unwatch`."""
-    global _owner_pid  # noqa: PLW0603  # the state of this process's one exit handler
-    if _owner_pid != os.getpid():  # a forked child: what was open belongs to its parent
+def watch(token: object, end_capture: EndCapture) -> None:
+    """Call ``end_capture`` if the process exits before `unwatch` is called with the same token."""
+    global _owner_pid  # noqa: PLW0603  # there is one exit handler per process
+    if _owner_pid != os.getpid():  # in a forked child, the open captures belong to the parent
         _open.clear()
         _owner_pid = os.getpid()
     if not _open:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
         _install()
-    _open[token] = finish
+    _open[token] = end_capture
 
 
 def unwatch(token: object) -> None:
-    """End the watch; delivers a SIGTERM that came while the capture was being ended."""
+    """Stop watching a capture. If a SIGTERM arrived while the capture was ending, deliver it now."""
     _open.pop(token, None)
     if not _open:
         atexit.unregister(_at_exit)
@@ -51,24 +51,24 @@ def unwatch(token: object) -> None:
 
 
 def _at_exit() -> None:
-    _finish_all("the process ended in mid-capture")
+    _end_all("the process ended in mid-capture")
 
 
-def _finish_all(reason: str) -> bool:
+def _end_all(reason: str) -> bool:
     if _owner_pid != os.getpid():
         return True
-    finished = [finish(reason) for finish in list(_open.values())]
-    return all(finished)
+    ended = [end_capture(reason) for end_capture in list(_open.values())]
+    return all(ended)
 
 
 def _install() -> None:
     global _previous, _installed  # noqa: PLW0603  # as above
     if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread may set handlers; normal exit is still covered
+        return  # only the main thread can set signal handlers; atexit still ends the captures
     handler = signal.getsignal(signal.SIGTERM)
     if handler in (None, signal.SIG_IGN, _on_signal):
-        return  # set by C code; or the host wants to survive SIGTERM; or left by a capture of another thread
-    if ctrl_c.cancels(handler):
+        return  # None: set by C code; SIG_IGN: the host ignores SIGTERM; _on_signal: set by another thread's capture
+    if interrupts.cancels_coroutine(handler):
         return  # the coroutine is cancelled and ends its captures
     _previous = handler
     signal.signal(signal.SIGTERM, _on_signal)
@@ -76,24 +76,24 @@ def _install() -> None:
 
 
 def _restore() -> None:
-    global _previous, _installed, _waiting_signal  # as above
+    global _previous, _installed, _pending_signal  # as above
     if not _installed or threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, _previous)
     previous, _previous, _installed = _previous, None, False
-    if _waiting_signal is not None:
-        number, _waiting_signal = _waiting_signal, None
+    if _pending_signal is not None:
+        number, _pending_signal = _pending_signal, None
         _deliver(number, previous, None)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    global _waiting_signal  # noqa: PLW0603  # as above
+    global _pending_signal  # noqa: PLW0603  # as above
     previous = _previous
-    _waiting_signal = number
-    if _finish_all(f"{signal.Signals(number).name} in mid-capture") and _waiting_signal is not None:
-        # Nothing was open any more, or it belongs to another thread: the signal is due now.
-        _waiting_signal = None
+    _pending_signal = number
+    if _end_all(f"{signal.Signals(number).name} in mid-capture") and _pending_signal is not None:
+        # `unwatch` has not delivered the signal: no capture was open, or only another thread can end the capture.
+        _pending_signal = None
         _deliver(number, previous, frame)
 
 
@@ -111,7 +111,7 @@ _calls: deque[Callable[[], None]] = deque()
 def _run_pending(_: object) -> int:
     while _calls:
         call = _calls.popleft()
-        with contextlib.suppress(Exception):  # an exception would surface at a random line of the host
+        with contextlib.suppress(Exception):  # the exception would be raised at a random line of the host
             call()
     return 0
 
@@ -120,6 +120,6 @@ _RUN_PENDING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run_pending)
 
 
 def call_in_main_thread(call: Callable[[], None]) -> None:
-    """Run ``call`` in the main thread between two bytecodes, as a signal handler would be, without a signal."""
+    """Run ``call`` in the main thread between two bytecodes, like a signal handler."""
     _calls.append(call)
     ctypes.pythonapi.Py_AddPendingCall(_RUN_PENDING, None)

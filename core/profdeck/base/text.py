@@ -1,10 +1,13 @@
-"""Words of messages."""
+"""Text helpers for messages."""
 
 from __future__ import annotations
 
 
 def sentence(text: str) -> str:
-    """Begin with a capital, unless a name comes first, such as a URL or a key; end with a full stop or a question."""
+    """Capitalize the first word and end the text with a full stop, unless it ends with other punctuation.
+
+    A first word that is a name, such as a URL or a config key, is not changed.
+    """
     first = text.partition(" ")[0].rstrip(",.")
-    begun = text[:1].upper() + text[1:] if first.isalpha() else text
-    return begun if begun.endswith((".", "?", "!")) else f"{begun}."
+    capitalized = text[:1].upper() + text[1:] if first.isalpha() else text
+    return capitalized if capitalized.endswith((".", "?", "!")) else f"{capitalized}."

@@ -24,7 +24,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command-line interface. The exit code is one of `profdeck_traces.cli.terminal.ExitCode`."""
-    # Commands free little memory before they exit, and garbage collection at the default rate takes 25 % of their time.
+    # Commands release little memory before exiting, but default garbage collection takes 25 % of their time.
     gc.set_threshold(100_000)
     app(prog_name="profdeck")
 

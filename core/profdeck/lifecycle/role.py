@@ -24,16 +24,16 @@ from profdeck.base.operations import Blocker, Operation, begin, running_loop
 from profdeck.base.processes import ProcessId
 from profdeck.config.model import Config, OnError, RoleConfig
 from profdeck.config.schedule import OnDemandSteps
-from profdeck.lifecycle import last_word
-from profdeck.lifecycle.machine import (
+from profdeck.lifecycle import exit_summary
+from profdeck.lifecycle.state_machine import (
     Action,
     Actions,
     Begin,
     CaptureMachine,
+    CheckRequests,
     End,
     EndStep,
     Forget,
-    LookForRequests,
     Note,
     Pass,
     PendingEnd,
@@ -54,7 +54,7 @@ logger = logging.getLogger("profdeck")
 
 _POLL_S = 0.5
 _REPORTING_ROLE = "trainer"
-"""The role that prints the job's final message. If it is not configured, the config's first role prints it."""
+"""The role that prints the job's message at exit. If it is not configured, the config's first role prints it."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -80,13 +80,13 @@ class Role:
     """Runs the ``finish`` commands."""
     recording: Recording | None = attrs.field(default=None, init=False)
     watch: RequestWatch | None = attrs.field(default=None, init=False)
-    """Checks for capture requests before each global step."""
+    """Checks for capture requests before each global step; None if the job accepts no requests."""
 
-    def enters(self, step: int) -> bool:
+    def must_start(self, step: int) -> bool:
         """Check for capture requests before a global step. Return whether `start` must be called for the step."""
         machine = self.machine
         if self.watch is not None:
-            self.watch.look(step, machine.capture)
+            self.watch.check(step, machine.capture)
         if machine.capture is not None or machine.armed is not None:
             return True
         steps = machine.steps
@@ -127,11 +127,11 @@ class Role:
         return False
 
     @property
-    def reports(self) -> bool:
-        """True if this process prints the job's final message."""
-        first = _REPORTING_ROLE if _REPORTING_ROLE in self.config.roles else next(iter(self.config.roles))
-        lowest = min(self.writer.expected_ranks, default=0)
-        return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (first, lowest, 0)
+    def is_reporter(self) -> bool:
+        """True if this process prints the job's message at exit."""
+        reporting_role = _REPORTING_ROLE if _REPORTING_ROLE in self.config.roles else next(iter(self.config.roles))
+        lowest_rank = min(self.writer.expected_ranks, default=0)
+        return (self.identity.role, self.identity.rank, self.identity.replica or 0) == (reporting_role, lowest_rank, 0)
 
     def accept_requests(self) -> None:
         """Start checking for capture requests. If the store cannot be reached, log a warning."""
@@ -142,19 +142,21 @@ class Role:
             self.watch = RequestWatch(
                 store,
                 self.run.path,
-                JobProcess.of(self.identity, self.target, self.options.warmup_steps or 0, str(self.run.path.parent)),
+                JobProcess.from_identity(
+                    self.identity, self.target, self.options.warmup_steps or 0, str(self.run.path.parent)
+                ),
                 self.machine.steps,
                 discrete=self.machine.discrete,
-                miss=self._miss,
+                miss=self._record_missed,
             )
         except (OSError, CaptureError) as error:
             logger.warning("Captures cannot be requested while the job runs: %s", describe_error(error))
             return
-        if self.config.steps.timed and self.reports:
-            from profdeck.on_demand.standing import StandingCaptures  # imported only if needed
+        if self.config.steps.timed and self.is_reporter:
+            from profdeck.on_demand.timed_captures import TimedCaptures  # imported only if needed
 
-            for wanted in self.config.steps.timed:
-                weakref.finalize(self, StandingCaptures(store, wanted).close)
+            for schedule in self.config.steps.timed:
+                weakref.finalize(self, TimedCaptures(store, schedule).close)
 
     # Operations.
 
@@ -200,19 +202,19 @@ class Role:
                 # The code is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
                 self.busy_roles.add(self)
                 shutdown.watch(self, self._end_at_exit)  # before the start, because the process may exit during it
-                capture = self._new_capture(action)
+                capture = self._capture_to_begin(action)
                 try:
-                    recording = self._reserve(capture, action)
+                    recording = self._reserve_files(capture, action)
                     if not (yield from recording.start()):
                         recording.publish()
                 except BaseException as error:
                     if action.remove_empty and isinstance(error, CaptureError):
                         self._remove_capture(capture, error)
-                        self._drop()
+                        self._clear_recording()
                         continue
-                    self._conclude(capture, describe_error(error))
-                    self._drop()
-                    if not self._excuses(error):
+                    self._report_ended(capture, describe_error(error))
+                    self._clear_recording()
+                    if not self._continues_after(error):
                         raise
                 else:
                     self.recording = recording
@@ -228,29 +230,29 @@ class Role:
     def _perform_one(self, action: Action) -> Operation[None]:
         match action, self.recording:
             case Pass(), Recording() as recording:
-                yield from self._pass(recording, action)
+                yield from self._perform_pass(recording, action)
             case End(), Recording() as recording:
                 yield from self._stop_recording(recording, action)
             case Note(), _:
-                self._note(action.text)
-            case LookForRequests(), _:
+                self._add_note(action.text)
+            case CheckRequests(), _:
                 if self.watch is not None:
-                    self.watch.look(action.step, self.machine.capture)
+                    self.watch.check(action.step, self.machine.capture)
             case EndStep(), _:
                 self._end_step()
             case Forget(), _:
-                self._drop()
+                self._clear_recording()
 
     # Actions.
 
-    def _new_capture(self, action: Begin) -> CaptureRecord:
+    def _capture_to_begin(self, action: Begin) -> CaptureRecord:
         repeated = f"-{action.count}" if action.count > 1 else ""
         name = f"-{action.stage}{repeated}" if action.stage else ""
-        capture = self._capture(action.first_step, action.demand, name)
+        capture = self._build_capture(action.first_step, action.demand, name)
         capture.current_step, capture.stage = action.step, action.stage
         return capture
 
-    def _capture(self, first_step: int, demand: OnDemandSteps | None, name: str = "") -> CaptureRecord:
+    def _build_capture(self, first_step: int, demand: OnDemandSteps | None, name: str = "") -> CaptureRecord:
         return CaptureRecord(
             id=f"step{first_step}{name}",
             directory=self.run.directory(first_step, self.identity),
@@ -264,7 +266,7 @@ class Role:
             demand=demand.token if demand else None,
         )
 
-    def _reserve(self, capture: CaptureRecord, action: Begin) -> Recording:
+    def _reserve_files(self, capture: CaptureRecord, action: Begin) -> Recording:
         """Reserve the file names of a capture and return its recording.
 
         Raises:
@@ -298,19 +300,17 @@ class Role:
             return self.writer
         return attrs.evolve(self.writer, more_follow=True)
 
-    def _pass(self, recording: Recording, action: Pass) -> Operation[None]:
+    def _perform_pass(self, recording: Recording, action: Pass) -> Operation[None]:
         try:
             if action.step is not None:
                 yield from recording.step(action.step)
             else:
                 yield from recording.start()
         except BaseException as error:
-            if (
-                recording.capture.state is not CaptureState.ENDED
-            ):  # the capture is still running: a hook was interrupted
+            if recording.capture.state is not CaptureState.ENDED:  # an interruption: the capture is still running
                 raise
-            self._over(recording)
-            if not self._excuses(error):
+            self._end_recording(recording)
+            if not self._continues_after(error):
                 raise
 
     def _stop_recording(self, recording: Recording, action: End) -> Operation[None]:
@@ -318,7 +318,7 @@ class Role:
         try:
             removed = yield from recording.close(action.reason, remove_empty=action.remove_empty)
         finally:
-            self._over(recording, removed=removed)
+            self._end_recording(recording, removed=removed)
         if removed:
             return
         if capture.status is Status.COMPLETE:
@@ -329,13 +329,13 @@ class Role:
         else:
             logger.warning("Capture %s is %s: %s", capture.id, capture.status, " ".join(capture.problems))
 
-    def _over(self, recording: Recording, *, removed: bool = False) -> None:
+    def _end_recording(self, recording: Recording, *, removed: bool = False) -> None:
         capture = recording.capture
         if not removed:
-            self._conclude(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
-        self._drop()
+            self._report_ended(capture, " ".join(capture.problems) if capture.status is Status.MISSING else None)
+        self._clear_recording()
 
-    def _drop(self) -> None:
+    def _clear_recording(self) -> None:
         # Update the machine first: an interruption must not leave it with a capture that has no recording.
         self.machine.ended()
         recording, self.recording = self.recording, None
@@ -343,20 +343,20 @@ class Role:
             recording.cancel_timer()
         shutdown.unwatch(self)  # delivers a SIGTERM that was deferred until the trace was written
 
-    def _conclude(self, capture: CaptureRecord, problem: str | None) -> None:
-        """Process an ended capture. Answer its request, except in discrete mode, where more stages can follow."""
-        if self.reports and capture.state is CaptureState.ENDED:
-            last_word.count(self.run.path, capture)
-        self._finish(capture)
+    def _report_ended(self, capture: CaptureRecord, problem: str | None) -> None:
+        """Process an ended capture. Complete its request, except in discrete mode, where more stages can follow."""
+        if self.is_reporter and capture.state is CaptureState.ENDED:
+            exit_summary.count_capture(self.run.path, capture)
+        self._add_to_finish(capture)
         for demand in self.machine.steps.demands:
             if demand.token != capture.demand:
                 continue
             if capture.status is not Status.COMPLETE:
                 demand.incomplete.append(f"{capture.id}: {problem or ' '.join(capture.problems)}")
             if self.watch is not None and not self.machine.discrete:
-                self.watch.answer(demand, problem)
+                self.watch.complete(demand, problem)
 
-    def _finish(self, capture: CaptureRecord) -> None:
+    def _add_to_finish(self, capture: CaptureRecord) -> None:
         """Register a capture for the ``finish`` commands. For a stage, the commands start when its global step ends."""
         if self.finishes is None or capture.state is not CaptureState.ENDED:  # its file names were not reserved
             return
@@ -370,29 +370,29 @@ class Role:
         with contextlib.suppress(OSError):
             run_directory.remove_capture(capture)
 
-    def _miss(self, demand: OnDemandSteps, reason: str) -> None:
+    def _record_missed(self, demand: OnDemandSteps, reason: str) -> None:
         """Write a manifest for a requested capture that this process missed."""
-        capture = self._capture(demand.first, demand)
+        capture = self._build_capture(demand.first, demand)
         capture.expected_ranks = () if self.target else (self.identity.rank,)
         reserve(capture, self.run, self.writer)
         abandon(capture, self.writer, reason)
-        self._finish(capture)
+        self._add_to_finish(capture)
         demand.captures.append(capture.id)
 
     def _end_step(self) -> None:
         if self.finishes is not None:
             self.finishes.start()
         if self.watch is not None:
-            self.watch.answer_stages()
+            self.watch.complete_stages()
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         logger.debug(text)
         if self.recording is not None:
             self.recording.capture.notes.append(text)
             if self.machine.pending is not None:
                 self.recording.publish()
 
-    def _excuses(self, error: BaseException) -> bool:
+    def _continues_after(self, error: BaseException) -> bool:
         """Return whether the job continues even though a capture could not start."""
         if not isinstance(error, CaptureError) or self.config.on_error is OnError.RAISE:
             return False

@@ -44,7 +44,7 @@ class RoleGroup:
             return self.blocker.finish(runs)
         except BaseException as error:
             if len(self.roles) > 1:
-                self.finish_end(self._closing(error))
+                self.finish_end(self._close_operations(error))
             raise
 
     async def afinish_start(self, runs: list[RunningOperation]) -> list[Any]:
@@ -55,7 +55,7 @@ class RoleGroup:
             if len(self.roles) > 1:
                 import asyncio
 
-                await asyncio.shield(finish(begin(self._closing(error).values())))
+                await asyncio.shield(finish(begin(self._close_operations(error).values())))
             raise
 
     def finish_end(self, operations: Mapping[Role, Operation[None]]) -> None:
@@ -69,7 +69,7 @@ class RoleGroup:
             [operation for role, operation in operations.items() if role.target is not None],
         )
 
-    def _closing(self, error: BaseException) -> dict[Role, Operation[None]]:
+    def _close_operations(self, error: BaseException) -> dict[Role, Operation[None]]:
         """Return operations that end all captures. The host does not end them, because it receives an exception."""
         failed = isinstance(error, Exception)
         reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"

@@ -53,14 +53,14 @@ class Scope(Generic[T_co]):
         """
         if self._stage is None:
             raise TypeError("A global step is not a decorator. Use 'with profiler.capture(step):' in the loop.")
-        new = functools.partial(Scope, self._profiler, self._group, None, self._stage)
-        return _decorated(function, self._stage, new if self._profiler.enabled else None)
+        create_scope = functools.partial(Scope, self._profiler, self._group, None, self._stage)
+        return _decorate(function, self._stage, create_scope if self._profiler.enabled else None)
 
     def __enter__(self) -> T_co:
         if self._step is None:
             entered: list[Any] = []
             for roles in self._group.phases(self._group.busy_roles) if self._group.busy else ():
-                entered += self._group.finish_start(begin(self._entering(roles)))
+                entered += self._group.finish_start(begin(self._enter_operations(roles)))
             self._push(entered)
             return cast("T_co", None)
         if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # internal API
@@ -70,7 +70,7 @@ class Scope(Generic[T_co]):
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._step is None:
-            if operations := self._leaving(error):
+            if operations := self._exit_operations(error):
                 self._group.finish_end(operations)
         elif self._nested:
             self._nested -= 1
@@ -83,7 +83,7 @@ class Scope(Generic[T_co]):
         if self._step is None:
             entered: list[Any] = []
             for roles in self._group.phases(self._group.busy_roles) if self._group.busy else ():
-                entered += await self._group.afinish_start(begin(self._entering(roles)))
+                entered += await self._group.afinish_start(begin(self._enter_operations(roles)))
             self._push(entered)
             return cast("T_co", None)
         if self._group.busy and self._profiler._has_begun(self._step):  # noqa: SLF001  # as above
@@ -92,7 +92,7 @@ class Scope(Generic[T_co]):
 
     async def __aexit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if self._step is None:
-            if operations := self._leaving(error):
+            if operations := self._exit_operations(error):
                 await finish(begin(operations.values()))
         elif self._nested:
             self._nested -= 1
@@ -101,7 +101,7 @@ class Scope(Generic[T_co]):
         else:
             await self._profiler.aclose(reason_of(error))
 
-    def _entering(self, roles: list[Role]) -> list[Operation[Any]]:
+    def _enter_operations(self, roles: list[Role]) -> list[Operation[Any]]:
         return [role.enter_stage(cast("str", self._stage)) for role in roles]
 
     def _push(self, entered: Collection[Any]) -> None:
@@ -110,7 +110,7 @@ class Scope(Generic[T_co]):
                 annotation.__enter__()
         self._entered = (*self._entered, tuple(entered))
 
-    def _leaving(self, error: BaseException | None) -> dict[Role, Operation[None]]:
+    def _exit_operations(self, error: BaseException | None) -> dict[Role, Operation[None]]:
         """Exit the annotations of the stage and return the operations that end its captures."""
         *outer, entered = self._entered
         self._entered = tuple(outer)
@@ -138,29 +138,30 @@ class _Steps(Protocol):
     async def aclose(self, reason: str | None = ...) -> None: ...
 
 
-class _Both(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
-    """A context manager, sync and async."""
+class _SyncAsyncContext(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
+    """Context manager for ``with`` and ``async with``."""
 
 
 def check_stage(name: str) -> None:
     """Check the name of a stage.
 
     Raises:
-        ConfigError: it cannot be used in file names.
+        ConfigError: the name cannot be used in file names.
     """
     if not NAME.fullmatch(name):
         raise ConfigError(
-            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', as files are named so."
+            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', because "
+            "file names contain the stage."
         )
 
 
-def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
+def _decorate(function: F, name: str, create_scope: Callable[[], _SyncAsyncContext] | None) -> F:
     """Wrap a function or coroutine function so that each call runs inside a stage.
 
     Args:
         function: the function.
         name: the name of the stage.
-        new: function that creates the scope for one call; None if the profiler is disabled.
+        create_scope: function that creates the scope for one call; None if the profiler is disabled.
 
     Raises:
         ConfigError: the function is a generator.
@@ -168,22 +169,22 @@ def _decorated(function: F, name: str, new: Callable[[], _Both] | None) -> F:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
             f"stage {name!r} cannot decorate the generator {function.__qualname__}: its body runs after the call. "
-            "Use 'with profiler.stage(...)' inside of it."
+            "Use 'with profiler.stage(...)' inside the generator."
         )
-    if new is None:
+    if create_scope is None:
         return function
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            async with new():
+            async with create_scope():
                 return await function(*args, **kwargs)
 
         return cast("F", arun)
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with new():
+        with create_scope():
             return function(*args, **kwargs)
 
     return cast("F", run)

@@ -80,13 +80,13 @@ _shared: WeakValueDictionary[tuple[int, str | None], SharedSteps] = WeakValueDic
 """Shared steps, by process ID and role. An entry is removed when no caller refers to it any longer."""
 
 
-def join(role: str | None, arguments: Mapping[str, object], open_roles: Callable[[], RoleGroup]) -> SharedSteps:
-    """Return the shared steps of a role in this process. The first call opens the roles.
+def join(role: str | None, arguments: Mapping[str, object], build_group: Callable[[], RoleGroup]) -> SharedSteps:
+    """Return the shared steps of a role in this process. The first call builds the roles.
 
     Args:
         role: the name of the role.
         arguments: the caller's arguments. Omitted arguments are None.
-        open_roles: function that opens the roles.
+        build_group: function that builds the roles.
 
     Raises:
         ConfigError: an argument differs from the same argument of the first call.
@@ -94,7 +94,7 @@ def join(role: str | None, arguments: Mapping[str, object], open_roles: Callable
     key = os.getpid(), role  # a forked child has its own steps
     steps = _shared.get(key)
     if steps is None:
-        steps = _shared.setdefault(key, SharedSteps(open_roles(), arguments))
+        steps = _shared.setdefault(key, SharedSteps(build_group(), arguments))
     for name, value in arguments.items():
         first = steps.arguments.get(name)
         if value is not None and value is not first and value != first:

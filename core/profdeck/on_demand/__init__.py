@@ -1,1 +1,1 @@
-"""Captures that are asked for while a job runs."""
+"""Captures requested while a job runs."""

@@ -103,14 +103,16 @@ def capture_job(
     with contextlib.closing(open_store(job.run, job.store)) as store:
         about = {} if store.remote else read_about(job.run)
         try:
-            asked = _processes(store, observer)
+            processes = _find_processes(store, observer)
         except OSError as error:
             raise CaptureError(f"The job cannot be reached: {describe_error(error)}") from error
-        if not asked:
-            raise _nobody(job.run, store, about)
-        request = requests.ask(store, _in_steps(job, asked), job.steps)
+        if not processes:
+            raise _no_process_error(job.run, store, about)
+        request = requests.create_request(store, _in_steps(job, processes), job.steps)
         try:
-            return _capture(_Waiting(job, observer, store, request, {one.id for one in asked}), asked, read)
+            return _capture(
+                _RequestWaiter(job, observer, store, request, {process.id for process in processes}), processes, read
+            )
         except OSError as error:
             raise CaptureError(
                 f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
@@ -126,30 +128,30 @@ def _check(job: JobRequest) -> None:
         raise ConfigError(f"timeout_s must be a positive number of seconds, got {job.timeout_s}.")
 
 
-def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., RunReport]) -> JobCapture:
-    job, store, request = waiting.job, waiting.store, waiting.request
-    with requests.beats(store, request):
+def _capture(waiter: _RequestWaiter, recipients: list[JobProcess], read: Callable[..., RunReport]) -> JobCapture:
+    job, store, request = waiter.job, waiter.store, waiter.request
+    with requests.send_heartbeats(store, request):
         try:
-            waiting.for_lookouts(asked)
-            plan = waiting.for_plan()
-            processes = waiting.processes() if plan is None or plan.problem else waiting.for_processes(plan)
+            waiter.wait_until_seen(recipients)
+            plan = waiter.wait_for_plan()
+            processes = waiter.read_processes() if plan is None or plan.problem else waiter.wait_for_processes(plan)
         except KeyboardInterrupt:
-            waiting.observer.note(waiting.abandon())
+            waiter.observer.note(waiter.withdraw())
             raise
         if plan is None or not any(_captured(process, request) for process in processes):
-            if requests.abandon(store, request):
-                raise _nothing(waiting, plan, processes)
+            if requests.withdraw(store, request):
+                raise _no_capture_error(waiter, plan, processes)
             plan = plan or requests.read_plan(store, request)
-            assert plan is not None  # noqa: S101  # a capture begins after the processes have agreed
+            assert plan is not None  # noqa: S101  # a capture begins only after its steps are planned
         assert plan.first_step is not None  # noqa: S101  # as above
         assert plan.last_step is not None  # noqa: S101  # as above
         directories = _directories(job.run, plan.first_step, plan.last_step)
-        report, elsewhere = _read(waiting, directories, processes, read)
-        is_over = all(map(waiting.is_over, processes))
+        report, elsewhere = _read(waiter, directories, processes, read)
+        is_over = all(map(waiter.is_over, processes))
         if is_over:
             requests.remove_request(store, request)
         else:
-            waiting.observer.note(f"The capture continues. To see it later: profdeck ls {short_path(job.run)}")
+            waiter.observer.note(f"The capture continues. To see it later: profdeck ls {short_path(job.run)}")
     return JobCapture(
         run=job.run,
         first_step=plan.first_step,
@@ -170,42 +172,42 @@ def _capture(waiting: _Waiting, asked: list[JobProcess], read: Callable[..., Run
     )
 
 
-def _processes(store: Store, observer: Observer) -> list[JobProcess]:
+def _find_processes(store: Store, observer: Observer) -> list[JobProcess]:
     """Return the processes that accept requests.
 
     In a remote store, processes appear only some seconds after the job starts, so wait for the first one.
     """
-    until_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
+    deadline_s = time.monotonic() + (_JOIN_S if store.remote else 0.0)
     with observer.phase("Looking for the processes of the job") as on_progress:
         while True:
-            there = [process for process in requests.read_processes(store) if not process.gone]
-            if there or time.monotonic() >= until_s:
-                return there
+            processes = [process for process in requests.read_processes(store) if not process.is_gone]
+            if processes or time.monotonic() >= deadline_s:
+                return processes
             on_progress(0, 1)
             time.sleep(_POLL_S)
 
 
-def _nobody(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:
+def _no_process_error(run: Path, store: Store, about: dict[str, Any]) -> ConfigError:
     if not store.remote and not recorded_config(about).get("on_demand", False):
         return ConfigError(
-            f"{run}: this job takes no requests: its config says on_demand: false, or it was started by an earlier "
-            "version of profdeck."
+            f"{run}: this job accepts no capture requests. Its config contains on_demand: false, or it was started by "
+            "an earlier version of profdeck."
         )
-    where = f" of the run '{run.name}' at {store.address}" if store.remote else ""
+    location = f" (run '{run.name}' at {store.address})" if store.remote else ""
     return ConfigError(
-        f"{run}: no process of this job{where} is there to be asked. A job takes requests from where it builds its "
-        "Profiler until it ends."
+        f"{run}: no process of this job{location} accepts capture requests. Processes accept requests after they have "
+        "created a Profiler, until they end."
     )
 
 
-def _in_steps(job: JobRequest, there: list[JobProcess]) -> int:
+def _in_steps(job: JobRequest, processes: list[JobProcess]) -> int:
     """Return the number of global steps until the capture begins.
 
     Raises:
         ConfigError: the requested number is too small for the warm-up.
     """
-    longest = max(there, key=lambda process: process.warmup_steps)
-    default = requests.default_in_steps(there)
+    longest = max(processes, key=lambda process: process.warmup_steps)
+    default = requests.default_in_steps(processes)
     if job.in_steps is not None and job.in_steps <= longest.warmup_steps:
         raise ConfigError(
             f"The capture cannot begin in {job.in_steps} steps: the role '{longest.role}' warms up for "
@@ -216,18 +218,18 @@ def _in_steps(job: JobRequest, there: list[JobProcess]) -> int:
 
 
 @attrs.frozen
-class _Waiting:
-    """Waits for a job's processes to handle a request."""
+class _RequestWaiter:
+    """Waits until the processes of a job have handled a request."""
 
     job: JobRequest
     observer: Observer
     store: Store
     request: OnDemandRequest
-    asked: set[str]
+    recipients: set[str]
     """IDs of the processes that accepted requests when the request was made."""
     dead_since_s: dict[str, float] = attrs.field(factory=dict)
     """Monotonic time at which each process was first found dead, by ID."""
-    looks: dict[str, tuple[bytes | None, float]] = attrs.field(factory=dict)
+    heartbeats: dict[str, tuple[bytes | None, float]] = attrs.field(factory=dict)
     """Last heartbeat of each process of a remote store, and the monotonic time at which it was first seen."""
     deadline_s: float = attrs.field(init=False)
 
@@ -235,77 +237,80 @@ class _Waiting:
     def _deadline_s(self) -> float:
         return time.monotonic() + self.job.timeout_s
 
-    def for_lookouts(self, there: list[JobProcess]) -> None:
-        """If the store is remote, wait until the processes have seen the request, and then release it.
+    def wait_until_seen(self, processes: list[JobProcess]) -> None:
+        """If the store is remote, wait until the processes have seen the request, and then mark the request as ready.
 
-        The processes choose the steps to capture only after the release.
+        The processes plan the steps only after the request is ready.
         """
         if not self.store.remote:
             return
-        until_s = time.monotonic() + _JOIN_S
-        blind = there
-        while blind and time.monotonic() < until_s:
+        deadline_s = time.monotonic() + _JOIN_S
+        unaware = processes
+        while unaware and time.monotonic() < deadline_s:
             time.sleep(_POLL_S / 4)
-            blind = [one for one in self.processes() if one.is_blind(self.request)]
-        if blind:
-            names = ", ".join(sorted(process.name for process in blind)[:_MOST_NAMED])
+            unaware = [process for process in self.read_processes() if process.is_unaware_of(self.request)]
+        if unaware:
+            names = ", ".join(sorted(process.name for process in unaware)[:_MOST_NAMED])
             self.observer.note(
-                f"{_count(len(blind), 'process has', 'processes have')} not seen the request yet: {names}."
+                f"{_count(len(unaware), 'process has', 'processes have')} not seen the request yet: {names}."
             )
-        requests.release(self.store, self.request)
+        requests.mark_ready(self.store, self.request)
 
-    def for_plan(self) -> StepPlan | None:
-        """Wait until the steps are chosen. Return ``None`` if the job ends or the time limit passes first."""
+    def wait_for_plan(self) -> StepPlan | None:
+        """Wait until the steps are planned. Return ``None`` if the job ends or the time limit passes first."""
         request = self.request
         self.observer.note(
-            f"Sent the request to {_count(len(self.asked), 'process', 'processes')} of {short_path(self.job.run)}."
+            f"Sent the request to {_count(len(self.recipients), 'process', 'processes')} of {short_path(self.job.run)}."
         )
         with self.observer.phase("Waiting for a global step to begin") as on_progress:
             while (plan := requests.read_plan(self.store, request)) is None and not self._is_late():
                 on_progress(0, 1)
-                if all(map(self.is_over, self.processes())):
+                if all(map(self.is_over, self.read_processes())):
                     return requests.read_plan(self.store, request)  # the last process may have written the plan
                 time.sleep(_POLL_S)
         return plan
 
-    def for_processes(self, plan: StepPlan) -> list[JobProcess]:
+    def wait_for_processes(self, plan: StepPlan) -> list[JobProcess]:
         """Wait until all processes have ended the capture or the time limit passes. Return the processes."""
         steps = _steps(plan)
         self.observer.note(
-            f"{steps[:1].upper()}{steps[1:]} will be captured, as {plan.by} decided at step {plan.at_step}."
+            f"{steps[:1].upper()}{steps[1:]} will be captured, as planned by {plan.by} at step {plan.at_step}."
         )
         with self.observer.phase(f"Capturing {steps}") as on_progress:
             while True:
-                late, processes = self._is_late(), self.processes()
-                over = sum(map(self.is_over, processes))
-                on_progress(over, len(processes))
-                if late or over == len(processes):
+                is_late, processes = self._is_late(), self.read_processes()
+                ended = sum(map(self.is_over, processes))
+                on_progress(ended, len(processes))
+                if is_late or ended == len(processes):
                     return processes
                 time.sleep(_POLL_S)
 
-    def processes(self) -> list[JobProcess]:
-        """Return the processes that received the request, and all others that might still carry it out."""
+    def read_processes(self) -> list[JobProcess]:
+        """Return the processes that received the request, and all others that can still handle it."""
         token = self.request.token
-        found = requests.read_processes(self.store)
-        return [process for process in found if process.token == token or process.id in self.asked or not process.gone]
+        return [
+            process
+            for process in requests.read_processes(self.store)
+            if process.token == token or process.id in self.recipients or not process.is_gone
+        ]
 
     def is_over(self, process: JobProcess) -> bool:
         """Return True if a process has completed the request, or has exited and was not restarted.
 
-        A launcher can restart a killed process, so wait for `_RESTART_S` before giving up on it.
+        A launcher can restart a killed process, so a dead process counts as exited only after `_RESTART_S`.
         """
         if process.ended or (process.token == self.request.token and process.done):
             return True
-        if not process.gone and not self._is_silent(process):
+        if not process.is_gone and not self._is_silent(process):
             return False
         now_s = time.monotonic()
         return now_s - self.dead_since_s.setdefault(process.id, now_s) >= _RESTART_S
 
-    def abandon(self) -> str:
+    def withdraw(self) -> str:
         """Withdraw the request unless its capture has begun. Return a message for the user."""
         try:
-            if requests.abandon(self.store, self.request):
-                return "The request is withdrawn, and nothing is captured."
+            if requests.withdraw(self.store, self.request):
+                return "The request is withdrawn. Nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"
         return f"The capture has begun and continues. To see it: profdeck ls {short_path(self.job.run)}"
@@ -314,10 +319,10 @@ class _Waiting:
         """Return True if a process's heartbeat has stopped, which is the only sign of a lost host in a remote store."""
         if not self.store.remote:
             return False
-        looks, now_s = self.store.read(f"alive.{process.id}"), time.monotonic()
-        before, since_s = self.looks.setdefault(process.id, (looks, now_s))
-        if looks != before:
-            self.looks[process.id] = looks, now_s
+        heartbeat, now_s = self.store.read(f"alive.{process.id}"), time.monotonic()
+        previous, since_s = self.heartbeats.setdefault(process.id, (heartbeat, now_s))
+        if heartbeat != previous:
+            self.heartbeats[process.id] = heartbeat, now_s
             return False
         return now_s - since_s > _SILENT_S
 
@@ -333,31 +338,37 @@ def _captured(process: JobProcess, request: OnDemandRequest) -> bool:
 def _problem(process: JobProcess, request: OnDemandRequest) -> str | None:
     """Return the reason why a process's capture is missing or incomplete, or ``None`` if there is no problem."""
     if process.token != request.token:
-        return "it ended before it saw the request" if process.gone else "it has begun no global step since"
+        return (
+            "it ended before it read the request"
+            if process.is_gone
+            else "it has not begun a global step since the request"
+        )
     if not process.done:
-        return "it ended before the capture was over" if process.gone else "it has not come to the end of the capture"
+        return (
+            "it ended before the capture had ended" if process.is_gone else "it has not reached the end of the capture"
+        )
     return process.problem or process.incomplete
 
 
-def _nothing(waiting: _Waiting, plan: StepPlan | None, processes: list[JobProcess]) -> CaptureError:
+def _no_capture_error(waiter: _RequestWaiter, plan: StepPlan | None, processes: list[JobProcess]) -> CaptureError:
     """Return the error for a request that produced no capture."""
-    timeout_s = waiting.job.timeout_s
+    timeout_s = waiter.job.timeout_s
     if plan is not None and plan.problem:
         return CaptureError(f"Nothing is captured: {plan.problem}.")
     if plan is not None:
-        which = "; ".join(f"{process.name}: {_problem(process, waiting.request)}" for process in processes)
-        return CaptureError(f"Nothing was captured, and the request is withdrawn. {which}.")
-    if all(process.gone for process in processes):
-        return CaptureError("The job has ended before it began another global step. Nothing was captured.")
-    stuck = ", ".join(f"{process.name} ({process.at})" for process in processes if not process.gone)
+        reasons = "; ".join(f"{process.name}: {_problem(process, waiter.request)}" for process in processes)
+        return CaptureError(f"Nothing was captured, and the request is withdrawn. {reasons}.")
+    if all(process.is_gone for process in processes):
+        return CaptureError("Nothing was captured, because the job ended before it began another global step.")
+    stuck = ", ".join(f"{process.name} ({process.at})" for process in processes if not process.is_gone)
     return CaptureError(
-        f"No process has begun a global step for {timeout_s:g} seconds, so the request is withdrawn. Is the job in a "
-        f"long step, or does it wait for something? --timeout waits longer. Asked were: {stuck}."
+        f"No process has begun a global step for {timeout_s:g} seconds, so the request is withdrawn. Check whether the "
+        f"job hangs. If its steps are long, increase --timeout. The request was sent to: {stuck}."
     )
 
 
 def _read(
-    waiting: _Waiting,
+    waiter: _RequestWaiter,
     directories: Sequence[Path],
     processes: Sequence[JobProcess],
     read: Callable[..., RunReport],
@@ -368,7 +379,7 @@ def _read(
         A report on the files in the run directory, and the IDs of the processes whose files are on other hosts. The
         report is ``None`` if a remote store is used and the run directory has no files of the request.
     """
-    store, request = waiting.store, waiting.request
+    store, request = waiter.store, waiter.request
     manifests = list[Manifest]()
     for directory in directories:
         for file in filter(is_manifest, directory.glob("**/*.json")):
@@ -376,14 +387,17 @@ def _read(
                 manifests.append(read_manifest(file))
     elsewhere = set[str]()
     if store.remote:
-        answered = [process for process in processes if _captures(process, request)]
-        elsewhere = {process.id for process in answered if not any(_made(process, one, request) for one in manifests)}
+        elsewhere = {
+            process.id
+            for process in processes
+            if _captures(process, request) and not any(_made(process, manifest, request) for manifest in manifests)
+        }
     local = [process for process in processes if process.id not in elsewhere]
     made = {(process.role, process.replica, id_) for process in local for id_ in _captures(process, request)}
     made |= {_origin(manifest) for manifest in manifests if manifest.demand == request.token}
     if store.remote and made.isdisjoint(map(_origin, manifests)):
         return None, elsewhere
-    report = read(waiting.job.run, only=lambda manifest: _origin(manifest) in made)
+    report = read(waiter.job.run, only=lambda manifest: _origin(manifest) in made)
     return (_without_absent(report, processes) if store.remote else report), elsewhere
 
 
@@ -425,13 +439,13 @@ def _directories(run: Path, first_step: int, last_step: int) -> list[Path]:
     """Return the existing step directories from `first_step` to `last_step`."""
     numbers = {directory: directory.name.removeprefix("step_") for directory in run.glob("step_*")}
     steps = range(first_step, last_step + 1)
-    return sorted(one for one, number in numbers.items() if number.isdecimal() and int(number) in steps)
+    return sorted(directory for directory, number in numbers.items() if number.isdecimal() and int(number) in steps)
 
 
 def _steps(plan: StepPlan) -> str:
-    one = plan.first_step == plan.last_step
-    return f"step {plan.first_step}" if one else f"steps {plan.first_step} to {plan.last_step}"
+    is_single = plan.first_step == plan.last_step
+    return f"step {plan.first_step}" if is_single else f"steps {plan.first_step} to {plan.last_step}"
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number} {singular if number == 1 else plural}"

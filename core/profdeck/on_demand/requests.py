@@ -1,4 +1,4 @@
-"""Captures that are asked for while a job runs: the notes with which they are asked for and agreed on."""
+"""Records and operations for capture requests: the request, the plan of steps, the start decision, process status."""
 
 from __future__ import annotations
 
@@ -22,67 +22,70 @@ from profdeck_traces.base.errors import describe_error
 
 SCHEMA = 1
 DEFAULT_IN_STEPS = 2
-"""In how many global steps a capture begins by default, without warm-up. A rank that waits for the others in every step
-can be one step ahead of them: it has begun step N + 1 when the first one sees the request at step N."""
+"""Default number of global steps until a capture begins, without warm-up.
+
+Ranks that synchronize in every step can be one step apart. When the first rank reads the request at step N, another
+rank may already have begun step N + 1.
+"""
 
 MOST_STEPS = 1_000_000
-"""What a request can ask for at most: in how many steps, and how many."""
+"""Upper limit of ``in_steps`` and ``steps`` in a request."""
 
 REQUEST = "demand.json"
 PROCESSES = "processes/"
 BEAT = "demand.beat"
-"""In a store of a job: changes every second while somebody waits for the capture."""
+"""Note in a remote store that changes every second while the requester waits for the capture."""
 BEAT_S = 1.0
 LOST_S = 15.0
-"""After so long without a beat nobody waits any more."""
+"""If a request has no heartbeat for this time, the processes of the job withdraw the request."""
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 
 T = TypeVar("T")
 
 
-# What the notes hold. Times are Unix nanoseconds, for readers: nothing is decided by clocks.
+# Times are Unix nanoseconds. They are only displayed, because the clocks of the hosts can differ.
 
 
 @attrs.frozen(kw_only=True)
 class OnDemandRequest:
-    """What is asked of a job."""
+    """A request to capture global steps of a running job."""
 
     schema: int = SCHEMA
     token: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    """Tells this request from all others."""
+    """Unique ID of the request."""
     requested_ns: int = attrs.field(factory=time.time_ns)
     by: ProcessId = attrs.field(factory=ProcessId)
     in_steps: int
-    """How many global steps after the one at which it is first seen the capture begins."""
+    """Number of global steps between the step at which the first process reads the request and the capture."""
     steps: int
-    """How many global steps are captured."""
+    """Number of global steps to capture."""
     standing: bool = False
-    """Whether the job asks itself, as its config says."""
+    """True if the job itself made the request, as configured by ``steps``."""
     ready: bool = True
-    """Whether steps may be decided on. Before, processes that do not look for it at every boundary begin to."""
+    """True if the processes may plan the steps. False until all processes check for the request at every boundary."""
 
 
 @attrs.frozen(kw_only=True)
 class StepPlan:
-    """What has become of a request: the steps, or why there are none."""
+    """The planned steps of a request, or the reason why nothing is captured."""
 
     schema: int = SCHEMA
     token: str
     first_step: int | None = None
-    """The first step that is captured; None if nothing will be."""
+    """The first step to capture; None if nothing is captured."""
     last_step: int | None = None
     agreed_ns: int = attrs.field(factory=time.time_ns)
     by: str
-    """Who decided."""
+    """Name of the process that wrote the plan."""
     at_step: int | None = None
-    """The global step that a process was beginning when it decided."""
+    """The global step that was beginning in the process that wrote the plan."""
     problem: str | None = None
-    """Why there are no steps."""
+    """The reason why nothing is captured."""
 
 
 @attrs.frozen(kw_only=True)
 class StartDecision:
-    """Whether a planned capture begins."""
+    """The decision to begin a planned capture or to withdraw it."""
 
     schema: int = SCHEMA
     token: str
@@ -93,11 +96,11 @@ class StartDecision:
 
 @attrs.frozen(kw_only=True)
 class JobProcess:
-    """A process that takes requests, and what it does with the last one that it knows of."""
+    """Status of a process that accepts capture requests."""
 
     schema: int = SCHEMA
     id: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    """Tells it from an earlier process in the same place."""
+    """Unique ID. A restarted process has a new ID."""
     role: str
     replica: int | None
     rank: int
@@ -105,29 +108,29 @@ class JobProcess:
     target: str | None
     warmup_steps: int
     output: str = ""
-    """Its output directory on its host."""
+    """Output directory on the host of the process."""
     at: ProcessId = attrs.field(factory=ProcessId)
     joined_ns: int = attrs.field(factory=time.time_ns)
     ended: bool = False
-    """Whether it takes no requests any more."""
+    """True if the process no longer accepts requests."""
     looks_for: str | None = None
-    """The last request for which it looks at every boundary, where it does not always."""
+    """In a remote store, the token of the last request for which the process checks every boundary."""
     token: str | None = None
-    """The last request that it knows of."""
+    """Token of the last request that the process has read."""
     step: int | None = None
-    """The global step that it was beginning when it learnt of it."""
+    """The global step that was beginning when the process read that request."""
     done: bool = False
-    """Whether nothing more will come of that request here."""
+    """True if the process has completed that request."""
     captures: tuple[str, ...] = ()
-    """The ids of what it captured for it."""
+    """IDs of the captures that the process made for that request."""
     problem: str | None = None
-    """Why it captured nothing."""
+    """The reason why the process captured nothing."""
     incomplete: str | None = None
     """The reason why the process's captures are incomplete."""
 
     @classmethod
-    def of(cls, identity: Identity, target: str | None, warmup_steps: int, output: str = "") -> JobProcess:
-        """Describe this process."""
+    def from_identity(cls, identity: Identity, target: str | None, warmup_steps: int, output: str = "") -> JobProcess:
+        """Return the initial status of this process."""
         return cls(
             role=identity.role,
             replica=identity.replica,
@@ -140,17 +143,17 @@ class JobProcess:
 
     @property
     def name(self) -> str:
-        """The process in words: ``trainer rank 0``."""
+        """Display name, such as ``trainer rank 0``."""
         role = self.role if self.replica is None else f"{self.role}/{self.replica}"
         return f"{role} ({self.target})" if self.target else f"{role} rank {self.rank}"
 
-    def is_blind(self, request: OnDemandRequest) -> bool:
-        """Tell whether this process of a store takes requests, and does not look for this one at every boundary yet."""
-        return not self.gone and request.token not in (self.looks_for, self.token)
+    def is_unaware_of(self, request: OnDemandRequest) -> bool:
+        """Return whether a live process of a remote store does not yet check for a request at every boundary."""
+        return not self.is_gone and request.token not in (self.looks_for, self.token)
 
     @property
-    def gone(self) -> bool:
-        """Whether nothing can come of a request here any more, as far as can be known."""
+    def is_gone(self) -> bool:
+        """True if the process has ended or no longer accepts requests. Processes on other hosts may be undetected."""
         return self.ended or self.at.alive is False
 
 
@@ -159,70 +162,71 @@ _KINDS: dict[type, JsonKind[Any]] = {
 }
 
 
-# The side of who asks.
+# Operations of the requester.
 
 
 def default_in_steps(processes: Iterable[JobProcess]) -> int:
-    """Return in how many global steps a capture begins by default: after the longest warm-up.
+    """Return the default number of global steps until a capture begins, including the longest warm-up.
 
     Args:
-        processes: those that are asked, one at least.
+        processes: the processes that receive the request; at least one.
     """
     return DEFAULT_IN_STEPS + max(process.warmup_steps for process in processes)
 
 
-def ask(store: Store, in_steps: int, steps: int, *, standing: bool = False) -> OnDemandRequest:
-    """Ask the job of a run for a capture.
+def create_request(store: Store, in_steps: int, steps: int, *, standing: bool = False) -> OnDemandRequest:
+    """Request a capture of a running job. A pending request of a process that has ended is replaced.
 
     Args:
-        store: that of the job.
-        in_steps: how many global steps after the one at which the request is first seen the capture begins, at least 1.
-        steps: how many global steps are captured, at least 1.
-        standing: whether the job asks itself.
+        store: the job's store.
+        in_steps: number of global steps between the step at which the request is first read and the capture; at least
+            1.
+        steps: number of global steps to capture; at least 1.
+        standing: True if the job itself makes the request.
 
     Raises:
-        CaptureError: another request is pending, or the store does not take it.
+        CaptureError: another request is pending, or the store cannot be written.
     """
     request = OnDemandRequest(in_steps=in_steps, steps=steps, standing=standing, ready=not store.remote)
     text = encode(request)
     try:
-        stands = store.create(REQUEST, text)
-        if stands != text:
+        stored_text = store.create(REQUEST, text)
+        if stored_text != text:
             _remove_abandoned(store)
-            stands = store.create(REQUEST, text)
+            stored_text = store.create(REQUEST, text)
     except OSError as error:
         raise CaptureError(f"{store.address}/{REQUEST} cannot be written: {describe_error(error)}") from error
-    if stands != text:
-        raise _pending(store, None if stands is None else decode(stands, OnDemandRequest))
+    if stored_text != text:
+        raise _pending_error(store, None if stored_text is None else decode(stored_text, OnDemandRequest))
     return request
 
 
 @contextlib.contextmanager
-def beats(store: Store, request: OnDemandRequest) -> Iterator[None]:
-    """Let the processes of a store know that somebody waits; without that they take the request back."""
+def send_heartbeats(store: Store, request: OnDemandRequest) -> Iterator[None]:
+    """Send heartbeats to a remote store inside the block. Without heartbeats, the job withdraws the request."""
     if not store.remote:
         yield
         return
-    over = threading.Event()
+    ended = threading.Event()
 
-    def beat() -> None:
+    def send() -> None:
         count = 0
-        while not over.wait(BEAT_S if count else 0):
+        while not ended.wait(BEAT_S if count else 0):
             count += 1
             with contextlib.suppress(OSError):
                 store.put(BEAT, f"{request.token} {count}".encode())
 
-    thread = threading.Thread(target=beat, daemon=True)
+    thread = threading.Thread(target=send, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         thread.join()
 
 
-def release(store: Store, request: OnDemandRequest) -> None:
-    """Let the processes decide on the steps, now that all look for the request.
+def mark_ready(store: Store, request: OnDemandRequest) -> None:
+    """Allow the processes to plan the steps. Call this after all processes have seen the request.
 
     Raises:
         OSError: the store cannot be reached.
@@ -231,39 +235,41 @@ def release(store: Store, request: OnDemandRequest) -> None:
 
 
 def read_plan(store: Store, request: OnDemandRequest) -> StepPlan | None:
-    """Return what a request has come to; None as long as no process has seen it."""
+    """Return the plan of a request; None if no process has written it yet."""
     return read_note(store, plan_name(request.token), StepPlan)
 
 
 def read_processes(store: Store) -> list[JobProcess]:
-    """Return the processes that take requests or took some, by role and rank. What a smaller job has left is left out.
+    """Return the status of all processes, sorted by file name.
+
+    If the job was restarted with fewer ranks, processes with higher ranks are skipped.
 
     Raises:
         OSError: the store cannot be reached.
     """
     notes = sorted(store.read_all(PROCESSES).items())
-    found = [process for _, text in notes if (process := decode(text, JobProcess))]
+    processes = [process for _, text in notes if (process := decode(text, JobProcess))]
     sizes: dict[tuple[str, int | None], int] = {}
-    for process in sorted(found, key=lambda one: one.joined_ns):
+    for process in sorted(processes, key=lambda process: process.joined_ns):
         sizes[process.role, process.replica] = process.world_size
-    return [process for process in found if process.rank < sizes[process.role, process.replica]]
+    return [process for process in processes if process.rank < sizes[process.role, process.replica]]
 
 
-def abandon(store: Store, request: OnDemandRequest, why: str | None = None) -> bool:
-    """Take a request back.
+def withdraw(store: Store, request: OnDemandRequest, withdrawn_by: str | None = None) -> bool:
+    """Withdraw a request and remove it from the store.
 
     Args:
-        store: that of the job.
-        request: it.
-        why: what to say of it, if not that this process has withdrawn it.
+        store: the job's store.
+        request: the request.
+        withdrawn_by: description of the withdrawing party. Default: this process.
 
     Returns:
-        Whether nothing is captured for it. False when its capture has begun somewhere: it goes on.
+        True if nothing is captured. False if a process has begun the capture; the capture then continues.
 
     Raises:
         OSError: the store cannot be reached.
     """
-    by, token = why or str(ProcessId()), request.token
+    by, token = withdrawn_by or str(ProcessId()), request.token
     plan = decide(store, plan_name(token), StepPlan(token=token, by=by, problem=f"it was withdrawn by {by}"))
     if plan is None or plan.first_step is not None:
         start = decide(store, start_name(token), StartDecision(token=token, begun=False, by=by))
@@ -274,42 +280,47 @@ def abandon(store: Store, request: OnDemandRequest, why: str | None = None) -> b
 
 
 def remove_request(store: Store, request: OnDemandRequest) -> None:
-    """Remove a request that is over, so that there can be another one. What was decided of it stays.
+    """Remove a completed request, so that another request can be made. Its plan and start decision are kept.
 
     Raises:
         OSError: the store cannot be reached.
     """
     text = store.read(REQUEST)
-    found = None if text is None else decode(text, OnDemandRequest)
-    if text is not None and (found is None or found.token == request.token):
+    stored_request = None if text is None else decode(text, OnDemandRequest)
+    if text is not None and (stored_request is None or stored_request.token == request.token):
         store.remove(REQUEST, text)
 
 
 def _remove_abandoned(store: Store) -> None:
-    """Withdraw the pending request if nobody waits for its capture any more."""
-    found = read_note(store, REQUEST, OnDemandRequest)
-    if found is not None and found.by.alive is False and not abandon(store, found):
-        remove_request(store, found)
+    """Withdraw the pending request if the process that made it has ended."""
+    request = read_note(store, REQUEST, OnDemandRequest)
+    if request is not None and request.by.alive is False and not withdraw(store, request):
+        remove_request(store, request)
 
 
-def _pending(store: Store, request: OnDemandRequest | None) -> CaptureError:
+def _pending_error(store: Store, request: OnDemandRequest | None) -> CaptureError:
     if request is not None and request.standing:
-        return CaptureError("A standing capture of this run is under way. Ask again when it is over.")
-    who = "somebody" if request is None else str(request.by)
-    text = f"A capture of this run was asked for by {who} and is not over yet. Wait until it is, or end that process."
+        return CaptureError("A scheduled capture of this run is in progress. Try again after it has ended.")
+    requester = "another process" if request is None else str(request.by)
+    text = (
+        f"A capture of this run, requested by {requester}, is pending. Wait until it has ended, or stop that process."
+    )
     if store.remote:
-        return CaptureError(f"{text} If it is gone, its request is taken back within {LOST_S + BEAT_S:g} seconds.")
-    return CaptureError(f"{text} If nobody waits for it any more, remove {store.address}/{REQUEST}.")
+        return CaptureError(
+            f"{text} If that process has ended, the job withdraws its request within {LOST_S + BEAT_S:g} seconds."
+        )
+    return CaptureError(f"{text} If that process has ended, remove {store.address}/{REQUEST}.")
 
 
-# What both sides do.
+# Operations of both the requester and the job.
 
 
 def decide(store: Store, name: str, record: T) -> T | None:
-    """Put a record in its place unless there is one, and return the one that stands: the same for all who ask.
+    """Create a note unless it exists, and return the stored record. All callers receive the same record.
 
     Returns:
-        None if there is one that cannot be read, which on a file system without links it is for an instant.
+        None if the stored note cannot be decoded. On file systems without hard links, this can happen while another
+        process is writing the note.
 
     Raises:
         OSError: the store cannot be reached.
@@ -322,7 +333,7 @@ def decide(store: Store, name: str, record: T) -> T | None:
 
 
 def read_note(store: Store, name: str, kind: type[T]) -> T | None:
-    """Read a note; None if it is absent or not understood, or the store cannot be reached."""
+    """Read a note. Return None if it does not exist or cannot be decoded, or if the store cannot be reached."""
     try:
         text = store.read(name)
     except OSError:
@@ -331,7 +342,7 @@ def read_note(store: Store, name: str, kind: type[T]) -> T | None:
 
 
 def decode(text: bytes, kind: type[T]) -> T | None:
-    """Decode a note; None if it is not understood."""
+    """Decode a note. Return None if it is invalid or was written by a newer version of profdeck."""
     try:
         record = _KINDS[kind].decode(text)
     except ValueError:
@@ -339,25 +350,25 @@ def decode(text: bytes, kind: type[T]) -> T | None:
     token = getattr(record, "token", None)
     if record.schema > SCHEMA or (token is not None and not _TOKEN.fullmatch(token)):
         return None
-    found: T = record
-    return found
+    decoded: T = record
+    return decoded
 
 
 def encode(record: Any) -> bytes:
-    """Return a record as the JSON of its note."""
+    """Return the JSON text of a record."""
     return msgspec.json.format(msgspec.json.encode(attrs.asdict(record)), indent=1)
 
 
 def plan_name(token: str) -> str:
-    """Name the note that says the steps."""
+    """Return the name of a request's `StepPlan` note."""
     return f"demand.{token}.plan.json"
 
 
 def start_name(token: str) -> str:
-    """Name the note that says whether the capture begins."""
+    """Return the name of a request's `StartDecision` note."""
     return f"demand.{token}.start.json"
 
 
-def abandonment(start: StartDecision) -> str:
-    """Say who withdrew a request."""
+def withdrawal_reason(start: StartDecision) -> str:
+    """Return the message that names the process that withdrew a request."""
     return f"it was withdrawn by {start.by}"

@@ -1,7 +1,7 @@
-"""Where a job and those who ask it for captures leave notes for each other: the run directory, or a store of the job.
+"""Stores, in which requesters and the processes of a job exchange notes: the run directory, or a store of the job.
 
-A note is a small text with a name, such as ``demand.json`` or ``processes/trainer.rank_0000.json``. What all of it
-rests on is `Store.create`: of many who put a note of one name, one succeeds, and all others read what that one wrote.
+A note is a short named text, such as ``demand.json`` or ``processes/trainer.rank_0000.json``. The protocol relies on
+`Store.create` being atomic. If several processes create the same note, one succeeds, and the others receive its text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import TypeAlias
 import msgspec
 
 from profdeck.base.errors import CaptureError
-from profdeck.base.json_files import JsonKind, read_whole
+from profdeck.base.json_files import JsonKind, read_regular_file
 from profdeck_traces.base import entry_points
 from profdeck_traces.base.errors import ConfigError, describe_error
 from profdeck_traces.base.files import replace_file, write_new
 
 GROUP = "profdeck.stores"
 ADDRESS_FILE = "on_demand.json"
-"""In a run directory: which store the job uses, where that is not the directory itself."""
+"""File in the run directory that contains the address of the job's remote store."""
 _ADDRESS = JsonKind(dict[str, str])
 
 
@@ -32,47 +32,50 @@ class Store(ABC):
     """Shared store of small named texts. If it cannot be reached, all methods raise OSError within a few seconds."""
 
     remote: bool = True
-    """Whether each call asks another process, so that a job may not do so in every step."""
+    """True if each call needs another process. The job then does not access the store in every step."""
     address: str
-    """What `open_store` finds it by."""
+    """Address that `open_store` accepts."""
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """Return a note; None if there is none."""
+        """Return the text of a note, or None if the note does not exist."""
 
     @abstractmethod
     def read_all(self, prefix: str) -> Mapping[str, bytes]:
-        """Return the notes whose names begin with a directory such as ``processes/``, by name."""
+        """Return the texts of all notes in a directory, such as ``processes/``, by name."""
 
     @abstractmethod
     def create(self, name: str, text: bytes) -> bytes | None:
-        """Put a note unless there is one, and return the one that stands.
+        """Create a note atomically unless it exists, and return the stored text.
 
         Returns:
-            None if there is one that cannot be read, which on a file system without links it is for an instant.
+            None if the stored note is not readable yet. On file systems without hard links, this can happen while
+            another process is writing the note.
         """
 
     @abstractmethod
     def put(self, name: str, text: bytes) -> None:
-        """Put a note in the place of the one that may be there."""
+        """Create or replace a note."""
 
     @abstractmethod
     def remove(self, name: str, text: bytes) -> None:
-        """Remove a note if it still is that one."""
+        """Remove a note if its text is unchanged."""
 
-    def close(self) -> None:  # noqa: B027  # most keep nothing open
-        """Give back what is kept open."""
+    def close(self) -> None:  # noqa: B027  # optional
+        """Release connections and other resources."""
 
 
 Connect: TypeAlias = Callable[[str, str | None], Store]
-"""What an entry point of `GROUP` offers: the store for a run's name, at an address, or at the one that the job's own
-processes know from their environment. It connects with the first call, and raises ConfigError for what is no address,
-or where there is none.
+"""Type of the entry points in `GROUP`: a function that returns the store of a run.
+
+Its arguments are the name of the run and the store's address. If the address is None, the function reads it from the
+environment of the job's process. The store connects on its first call. The function raises ConfigError if the address
+is invalid or missing.
 """
 
 
 class FileStore(Store):
-    """The run directory itself, which all processes share. Notes are its files."""
+    """Store in a run directory that all processes share. Each note is a file."""
 
     remote = False
 
@@ -81,12 +84,12 @@ class FileStore(Store):
         self.address = str(run)
 
     def read(self, name: str) -> bytes | None:
-        """See `Store`; a file that is being written is empty, where there are no links."""
+        """See `Store`. On file systems without hard links, a file is empty while it is being written."""
         try:
-            return read_whole(self._run / name) or None
+            return read_regular_file(self._run / name) or None
         except FileNotFoundError:
             return None
-        except ValueError as error:  # it is too large
+        except ValueError as error:  # the file is too large
             raise OSError(errno.EFBIG, str(error), str(self._run / name)) from None
 
     def read_all(self, prefix: str) -> Mapping[str, bytes]:
@@ -110,39 +113,39 @@ class FileStore(Store):
 
     def remove(self, name: str, text: bytes) -> None:
         """See `Store`."""
-        # Taken aside first: it could be another one by now, if somebody removed this by hand.
-        aside = f".{name}.{secrets.token_hex(4)}.tmp"
+        # Rename the file before comparing its text, because another process could replace it after the comparison.
+        renamed = f".{name}.{secrets.token_hex(4)}.tmp"
         try:
-            (self._run / name).rename(self._run / aside)
+            (self._run / name).rename(self._run / renamed)
         except FileNotFoundError:
             return
-        if self.read(aside) in (text, None):
-            (self._run / aside).unlink()
+        if self.read(renamed) in (text, None):
+            (self._run / renamed).unlink()
         else:
-            (self._run / aside).replace(self._run / name)
+            (self._run / renamed).replace(self._run / name)
 
 
-def store_of_job(chosen: bool | str, run: Path) -> Store:  # noqa: FBT001  # as the config says it
-    """Return the store that a process of a job uses.
+def store_of_job(on_demand: bool | str, run: Path) -> Store:  # noqa: FBT001  # a config value
+    """Return the store that the processes of a job use.
 
     Args:
-        chosen: ``on_demand`` of the config: the name of a store, or true for the run directory.
+        on_demand: value of the config key ``on_demand``: the name of a store, or true for the run directory.
         run: the run directory.
 
     Raises:
-        ConfigError: there is no such store, or this process knows no address of it.
-        PluginError: it cannot be used.
+        ConfigError: the store is unknown, or its address is not in the environment.
+        PluginError: the store's plugin cannot be used.
     """
-    if isinstance(chosen, bool):
+    if isinstance(on_demand, bool):
         return FileStore(run)
-    return _connect(chosen)(run.name, None)
+    return _load_connect(on_demand)(run.name, None)
 
 
 def publish_address(store: Store, run: Path) -> None:
-    """Leave in the run directory of this host where its job is asked for captures; what an earlier job left goes.
+    """Write the address of a remote store to the run directory of this host. Remove an earlier job's address.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written or removed.
     """
     if store.remote:
         replace_file(run / ADDRESS_FILE, msgspec.json.encode({"store": store.address}), durable=False)
@@ -150,31 +153,32 @@ def publish_address(store: Store, run: Path) -> None:
         (run / ADDRESS_FILE).unlink(missing_ok=True)
 
 
-def open_store(run: Path, given: str | None) -> Store:
-    """Return the store by which the job of a run is asked.
+def open_store(run: Path, location: str | None) -> Store:
+    """Return the store for requests to a job.
 
     Args:
-        run: the run directory; its name is that of the run.
-        given: ``NAME:ADDRESS``; None if the run directory of this host tells.
+        run: the run directory, which has the name of the run.
+        location: ``NAME:ADDRESS`` of the store. Default: the location in `ADDRESS_FILE`, or else the run directory.
 
     Raises:
-        ConfigError: that is no such text, or there is no such store.
-        PluginError: it cannot be used.
+        CaptureError: `ADDRESS_FILE` cannot be read.
+        ConfigError: the location is invalid, or the store is unknown.
+        PluginError: the store's plugin cannot be used.
     """
-    if given is None:
+    if location is None:
         file = run / ADDRESS_FILE
         if not os.access(file, os.F_OK):
             return FileStore(run)
         try:
-            given = _ADDRESS.read(file)["store"]
+            location = _ADDRESS.read(file)["store"]
         except (OSError, ValueError, KeyError) as error:
             raise CaptureError(f"{file} cannot be read: {describe_error(error)}") from error
-    name, _, address = given.partition(":")
+    name, _, address = location.partition(":")
     if not name or not address:
-        raise ConfigError(f"--store {given}: expected NAME:ADDRESS, such as tcpstore:10.0.0.1:29500.")
-    return _connect(name)(run.name, address)
+        raise ConfigError(f"--store {location}: expected NAME:ADDRESS, such as tcpstore:10.0.0.1:29500.")
+    return _load_connect(name)(run.name, address)
 
 
-def _connect(name: str) -> Connect:
-    found: Connect = entry_points.load(GROUP, name)
-    return found
+def _load_connect(name: str) -> Connect:
+    connect: Connect = entry_points.load(GROUP, name)
+    return connect

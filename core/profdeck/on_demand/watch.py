@@ -1,19 +1,20 @@
-"""Captures that are asked for while a job runs: requests, the agreement on steps, and what each process answers.
+"""On-demand captures: a job's processes check for requests, agree on the steps and publish their status.
 
-All of it goes through notes in a store (`profdeck.on_demand.stores`): the run directory, if all processes share it, or
-one that the job has anyway. In the run directory they are files::
+The processes exchange notes in a store (`profdeck.on_demand.stores`): the run directory if all processes share it, or
+a store that the job already runs. In a run directory, the notes are files::
 
-    demand.json                        the request, while somebody waits for its capture
-    demand.<token>.plan.json           the steps: written by the first process that sees the request, read by all others
-    demand.<token>.start.json          whether it begins: written by the first process that does, or by who withdraws it
-    processes/trainer.rank_0000.json   what that process does with requests: it takes them, knows of one, is done
+    demand.json                        the request, while its requester waits for the capture
+    demand.<token>.plan.json           the planned steps, written by the first process that reads the request
+    demand.<token>.start.json          the start decision: begun, or withdrawn; the first writer decides
+    processes/trainer.rank_0000.json   the status of one process: whether it accepts requests, its last request
 
-A plan is agreed on, and a request withdrawn, by creating a note that must not exist (`decide`). Stores do that for one
-of many, file systems over a network included, and later ones read it. So no two processes can think of different
-steps, and no capture can be withdrawn that begins. What a process can be is too late: it says so.
+`decide` creates plans and start decisions atomically: one writer succeeds, and all other processes read its note. This
+also works on network file systems. Therefore, all processes use the same steps, and a capture cannot be withdrawn after
+it has begun. A process that reads the request too late for the planned steps reports a missed capture.
 
-In a directory each boundary looks for a request. In other stores `profdeck.on_demand.lookout` does, beside the job; the
-boundaries look from when the process has said that they do, and steps are decided on when all have said so.
+With a run directory, every step boundary checks for a request. With other stores, a background thread
+(`profdeck.on_demand.request_poller`) polls the store. When the thread has found a request, the process announces that
+its boundaries check the store. The steps are planned after all processes have announced this.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any, ClassVar
 import attrs
 
 from profdeck.config.schedule import OnDemandSteps, PlannedSteps
-from profdeck.on_demand.lookout import Lookout
+from profdeck.on_demand.request_poller import RequestPoller
 from profdeck.on_demand.requests import (
     MOST_STEPS,
     PROCESSES,
@@ -40,13 +41,13 @@ from profdeck.on_demand.requests import (
     OnDemandRequest,
     StartDecision,
     StepPlan,
-    abandonment,
     decide,
     decode,
     encode,
     plan_name,
     read_note,
     start_name,
+    withdrawal_reason,
 )
 from profdeck.on_demand.stores import Store
 from profdeck.records.capture import CaptureRecord
@@ -55,76 +56,83 @@ from profdeck_traces.base.errors import ProfdeckError, describe_error
 logger = logging.getLogger("profdeck")
 
 
-# The side of the job.
+class _OwnStatus:
+    """Status note of this process in the store."""
 
-
-class _OwnAnswer:
-    """The note in which a process says what it does with requests."""
-
-    # By place: of several profilers in one, the last one speaks.
-    _speaking: ClassVar[weakref.WeakValueDictionary[str, _OwnAnswer]] = weakref.WeakValueDictionary()
+    # By note address. If a process has several profilers for one role, only the newest profiler writes the note.
+    _writers: ClassVar[weakref.WeakValueDictionary[str, _OwnStatus]] = weakref.WeakValueDictionary()
 
     def __init__(self, store: Store, process: JobProcess) -> None:
         replica = "" if process.replica is None else f".replica_{process.replica:03d}"
         self._store = store
-        self._mutex = threading.RLock()  # re-entrant for signal handlers
+        self._mutex = threading.RLock()  # re-entrant: signal handlers can write the note
         self._name = f"{PROCESSES}{process.role}{replica}.rank_{process.rank:04d}.json"
         self.process = process
-        self._speaking[self._place] = self
+        self._writers[self._address] = self
 
     @property
-    def _place(self) -> str:
+    def _address(self) -> str:
         return f"{self._store.address}/{self._name}"
 
     def join(self) -> None:
-        """Say that this process takes requests; one that was started again has answered.
+        """Announce that this process accepts requests. A restarted process keeps the result of its last request.
 
         Raises:
             OSError: the store cannot be reached.
         """
-        before = self._there()
-        if before is not None and before.done and self.process.token is None:
-            kept = ("token", "step", "done", "captures", "problem", "incomplete")
-            self.process = attrs.evolve(self.process, **{name: getattr(before, name) for name in kept})
-        self.say()
+        previous = self._read()
+        if previous is not None and previous.done and self.process.token is None:
+            fields = ("token", "step", "done", "captures", "problem", "incomplete")
+            self.process = attrs.evolve(self.process, **{field: getattr(previous, field) for field in fields})
+        self.update()
 
-    def say(self, **changes: Any) -> None:
+    def update(self, **changes: Any) -> None:
+        """Change fields of the status and write the note.
+
+        Raises:
+            OSError: the store cannot be reached.
+        """
         with self._mutex:
             self.process = attrs.evolve(self.process, **changes)
-            if self._speaking.get(self._place) is self:
+            if self._writers.get(self._address) is self:
                 self._store.put(self._name, encode(self.process))
 
     def close(self) -> None:
-        """Say that requests are not taken any more. Never raises."""
-        if self.process.at.pid != os.getpid():  # a forked child
+        """Announce that this process no longer accepts requests. Never raises."""
+        if self.process.at.pid != os.getpid():  # in a forked child, the note belongs to the parent process
             return
         try:
-            there = self._there()
-            if there is not None and there.id == self.process.id:
-                self.say(ended=True)
+            current = self._read()
+            if current is not None and current.id == self.process.id:
+                self.update(ended=True)
         except OSError as error:
-            logger.debug("%s: %s", self._place, describe_error(error))
+            logger.debug("%s: %s", self._address, describe_error(error))
 
-    def _there(self) -> JobProcess | None:
+    def _read(self) -> JobProcess | None:
         text = self._store.read(self._name)
         return None if text is None else decode(text, JobProcess)
 
 
 REST_S = 1e-4
-"""After a step shorter than half of this, no step looks for so long: a look is a system call, which takes a microsecond
-or more. Longer steps all look.
+"""After a step shorter than ``REST_S / 2``, boundaries skip the check for this long, in seconds.
+
+A check is a system call and takes a microsecond or more. After longer steps, every boundary checks.
 """
-_MOST_UNSEEN = 16
-"""Of so many boundaries, at least one looks."""
+_MAX_CHECK_INTERVAL = 16
+"""Maximum number of boundaries from one check to the next."""
 
 OnMissed = Callable[[OnDemandSteps, str], None]
-"""Told of a demand that this process is too late for, and why."""
+"""Callback for a demand that this process has missed. Its arguments are the demand and the reason."""
 
 
 class RequestWatch:
-    """Looks for requests at the boundaries of one process, takes part in the agreement, and answers."""
+    """Handles the capture requests of one process.
 
-    def __init__(  # noqa: PLR0913  # by name
+    Checks for requests at step boundaries, agrees with the other processes on the steps, and publishes the results of
+    this process. A demand is a request with planned steps.
+    """
+
+    def __init__(  # noqa: PLR0913  # one call site
         self,
         store: Store,
         run: Path,
@@ -135,12 +143,12 @@ class RequestWatch:
         miss: OnMissed,
     ) -> None:
         """Args:
-        store: where requests are.
-        run: the run directory, which exists.
-        process: this one.
-        steps: where demands are added when they are certain, and from which they are removed when they are over.
-        discrete: whether each stage is a capture of its own.
-        miss: leaves a trace in the run of what this process was too late for.
+        store: the job's store.
+        run: the run directory, which must exist.
+        process: the initial status of this process.
+        steps: the planned steps. A demand is added when its start is certain, and removed when it has ended.
+        discrete: True if each stage is a separate capture.
+        miss: writes a manifest for a demand that this process has missed.
 
         Raises:
             OSError: the run directory cannot be written.
@@ -149,176 +157,191 @@ class RequestWatch:
         self._steps = steps
         self._discrete = discrete
         self._miss = miss
-        self._entry = _OwnAnswer(store, process)
-        self._mutex = threading.RLock()  # re-entrant: a signal's handler may end a capture in the middle of a look
+        self._status = _OwnStatus(store, process)
+        self._mutex = threading.RLock()  # re-entrant: a signal handler can end a capture during a check
         self._step: int | None = None
-        self._since: int | None = None
-        self._seen: bytes | None = None
+        self._first_step: int | None = None
+        """The first step that this process began."""
+        self._last_text: bytes | None = None
         self._request: OnDemandRequest | None = None
+        """The request whose steps are not planned yet."""
         self._agreed: list[OnDemandSteps] = []
-        self._busy = False
+        """Demands whose start is not decided yet."""
+        self._must_check = False
+        """True if the next boundary must check the store, even if there is no new request."""
         self._failed = False
-        self._boundary_s = self._rests_until_s = 0.0
-        self._rests_for = 0
-        """How many boundaries need not look before that time."""
+        self._boundary_s = self._skip_until_s = 0.0
+        self._skips_left = 0
+        """Number of boundaries that may still skip the check before ``_skip_until_s``."""
         self._is_fast = False
-        """Whether the last step was so short that others may rest."""
-        self._lookout: Lookout | None = None
-        self._is_asked: Callable[[], bool]
+        """True if the last step was so short that other processes may skip checks."""
+        self._poller: RequestPoller | None = None
+        self._has_request: Callable[[], bool]
         if store.remote:
-            self._lookout = lookout = Lookout(store, self._entry)
-            self._is_asked = lambda: lookout.is_asked
-            weakref.finalize(self, lookout.close)  # at the end of the process at the latest
+            self._poller = poller = RequestPoller(store, self._status)
+            self._has_request = lambda: poller.has_request
+            weakref.finalize(self, poller.close)  # also called at interpreter exit
         else:
-            # Unlike stat it raises nothing while there is nothing, and takes half the time.
-            self._is_asked = functools.partial(os.access, os.fspath(run / REQUEST), os.F_OK)
-            self._entry.join()
-            weakref.finalize(self, self._entry.close)
+            # os.access raises no error if the file does not exist, and takes half the time of os.stat.
+            self._has_request = functools.partial(os.access, os.fspath(run / REQUEST), os.F_OK)
+            self._status.join()
+            weakref.finalize(self, self._status.close)
 
-    def look(self, step: int, capture: CaptureRecord | None) -> None:
-        """Look for a request at the boundary into a global step, unless that was just done. Never raises.
+    def check(self, step: int, capture: CaptureRecord | None) -> None:
+        """Check for requests before a global step. Repeated calls for the same step do nothing. Never raises.
 
         Args:
-            step: the step that begins.
-            capture: the one that is under way.
+            step: the global step that begins.
+            capture: the running capture.
         """
         if step == self._step:
             return
-        if not self._busy:
+        if not self._must_check:
             now_s = monotonic()
             last_s, self._boundary_s = now_s - self._boundary_s, now_s
-            if self._rests_for and now_s < self._rests_until_s:
-                self._rests_for -= 1
+            if self._skips_left and now_s < self._skip_until_s:
+                self._skips_left -= 1
                 return
             self._is_fast = last_s < 2 * REST_S
             if last_s < REST_S / 2:
-                self._rests_for, self._rests_until_s = _MOST_UNSEEN - 1, now_s + REST_S
-        before, self._step = self._step, step
-        if before is None:
-            self._since = step
-        if self._busy or self._is_asked():
-            if self._lookout is not None and not self._lookout.is_reached:
-                return  # steps do not wait for a store that is away
+                self._skips_left, self._skip_until_s = _MAX_CHECK_INTERVAL - 1, now_s + REST_S
+        previous_step, self._step = self._step, step
+        if previous_step is None:
+            self._first_step = step
+        if self._must_check or self._has_request():
+            if self._poller is not None and not self._poller.is_reachable:
+                return  # an unreachable store must not delay steps
             with self._mutex:
-                self._look(step, before, capture)
+                self._check_store(step, previous_step, capture)
 
-    def answer(self, demand: OnDemandSteps, problem: str | None = None) -> None:
-        """Answer that a demand is over here. Never raises."""
+    def complete(self, demand: OnDemandSteps, problem: str | None = None) -> None:
+        """Remove a demand and publish its result. Never raises.
+
+        Args:
+            demand: the demand.
+            problem: the reason why this process captured nothing.
+        """
         with self._mutex:
             self._agreed = [other for other in self._agreed if other is not demand]
             self._steps.remove(demand)
-            if self._entry.process.token == demand.token:
+            if self._status.process.token == demand.token:
                 incomplete = " ".join(demand.incomplete) or None
-                self._answer(done=True, captures=tuple(demand.captures), problem=problem, incomplete=incomplete)
+                self._publish(done=True, captures=tuple(demand.captures), problem=problem, incomplete=incomplete)
 
-    def answer_stages(self, step: int | None = None) -> None:
-        """Answer, in discrete mode, demands of which no stage will come any more. Never raises.
+    def complete_stages(self, last_step: int | None = None) -> None:
+        """In discrete mode, complete the demands that have no further stages. Never raises.
 
         Args:
-            step: the last step that is over; the present one if None.
+            last_step: the last global step that has ended. Default: the current step.
         """
-        over = self._step if step is None else step
+        ended = self._step if last_step is None else last_step
         for demand in self._steps.demands:
-            if self._discrete and demand.begun and over is not None and demand.last <= over:
-                self.answer(demand)
+            if self._discrete and demand.begun and ended is not None and demand.last <= ended:
+                self.complete(demand)
 
     def pause(self) -> None:
-        """Take no requests until the next step. Never raises."""
+        """Stop accepting requests until the next step begins. Never raises."""
         with self._mutex:
-            self._entry.close()
+            self._status.close()
             self._step = None
-            self._busy = True  # the next boundary has something to say
+            self._must_check = True  # the next boundary announces that this process accepts requests again
 
-    def _look(self, step: int, before: int | None, capture: CaptureRecord | None) -> None:
-        if self._entry.process.ended:
-            self._answer(ended=False)
+    def _check_store(self, step: int, previous_step: int | None, capture: CaptureRecord | None) -> None:
+        if self._status.process.ended:
+            self._publish(ended=False)
         try:
-            self._find()
+            self._read_request()
             if self._request is not None:
                 self._agree(self._request, step, capture)
             for demand in self._agreed:
                 if demand.first >= step >= demand.first - self._steps.warmup_steps:
-                    self._start(demand, capture)
+                    self._decide_start(demand, capture)
         except OSError as error:
             if not self._failed:
                 logger.warning("Cannot answer a capture request: %s", describe_error(error))
             self._failed = True
-            if self._lookout is not None:
-                self._lookout.is_reached = False
+            if self._poller is not None:
+                self._poller.is_reachable = False
         for demand in (*self._agreed, *self._steps.demands):
             if not demand.begun and demand.first < step:
-                went = f"the host went from step {before} to step {step}"
-                self._late(demand, went if before is None or before < demand.first else "it could not begin")
-        self.answer_stages(step - 1)
-        asked = self._lookout is not None and self._lookout.is_asked  # at every boundary, as this process has said
-        self._busy = bool(self._request or self._agreed or self._steps.demands or asked)
+                skipped = f"the host went from step {previous_step} to step {step}"
+                is_skipped = previous_step is None or previous_step < demand.first
+                self._report_missed(demand, skipped if is_skipped else "it could not begin")
+        self.complete_stages(step - 1)
+        # If the poller has found a request, this process has announced that it checks every boundary.
+        is_polled = self._poller is not None and self._poller.has_request
+        self._must_check = bool(self._request or self._agreed or self._steps.demands or is_polled)
 
-    def _find(self) -> None:
-        """Read the request if there is a new one."""
+    def _read_request(self) -> None:
+        """Read the request and store it if it is new and ready."""
         text = self._store.read(REQUEST)
         if text is None:
             self._request = None
-        if text is None or text == self._seen:
+        if text is None or text == self._last_text:
             return
         request = decode(text, OnDemandRequest)
         if request is None or not (0 < request.in_steps <= MOST_STEPS and 0 < request.steps <= MOST_STEPS):
-            where = f"{self._store.address}/{REQUEST}"
-            logger.warning("%s is no request that this version of profdeck understands.", where)
-        elif request.ready and request.token != self._entry.process.token:
+            address = f"{self._store.address}/{REQUEST}"
+            logger.warning("%s is not a capture request that this version of profdeck can read.", address)
+        elif request.ready and request.token != self._status.process.token:
             self._request = request
-        self._seen = text
+        self._last_text = text
 
     def _agree(self, request: OnDemandRequest, step: int, capture: CaptureRecord | None) -> None:
-        """Learn the steps of a request, or decide on them if nobody has."""
+        """Read the plan of a request. If no process has planned its steps yet, write the plan."""
         plan = decide(self._store, plan_name(request.token), self._plan(request, step))
         if plan is None:
-            return  # the next boundary tries again
+            return  # retried at the next boundary
         self._request = None
-        self._answer(token=request.token, step=step, done=False, captures=(), problem=None, incomplete=None)
+        self._publish(token=request.token, step=step, done=False, captures=(), problem=None, incomplete=None)
         if plan.first_step is None or plan.last_step is None:
-            self._answer(done=True, problem=plan.problem)
+            self._publish(done=True, problem=plan.problem)
             return
         demand = OnDemandSteps(request.token, plan.first_step, plan.last_step)
         if step <= demand.first:
             self._agreed.append(demand)
         elif (start := read_note(self._store, start_name(demand.token), StartDecision)) is not None and not start.begun:
-            self.answer(demand, abandonment(start))
-        elif not self._take_from_config(demand, capture):
+            self.complete(demand, withdrawal_reason(start))
+        elif not self._use_configured_captures(demand, capture):
             reason = f"the request was seen here at step {step}, after step {demand.first} had begun"
             if plan.at_step is not None:
-                enough = max(step - plan.at_step + self._steps.warmup_steps, request.in_steps + 1)
-                reason += f"; asked for with --in {enough} it would have been in time"
-            self._late(demand, reason)
+                in_steps = max(step - plan.at_step + self._steps.warmup_steps, request.in_steps + 1)
+                reason += f"; --in {in_steps} would have been early enough"
+            self._report_missed(demand, reason)
 
     def _plan(self, request: OnDemandRequest, step: int) -> StepPlan:
-        rests = self._is_fast and self._lookout is None
-        rest = _MOST_UNSEEN if rests else 0  # others may see the request so many steps later
-        first, final_step = step + rest + request.in_steps, self._steps.final_step
+        # If steps are short, other processes may read the request up to _MAX_CHECK_INTERVAL boundaries later.
+        delay = _MAX_CHECK_INTERVAL if self._is_fast and self._poller is None else 0
+        first, final_step = step + delay + request.in_steps, self._steps.final_step
         last = first + request.steps - 1
-        by, token = self._entry.process.name, request.token
+        by, token = self._status.process.name, request.token
         if final_step is not None and first > final_step:
             problem = f"the capture would begin at step {first}, and the job ends with step {final_step}"
             return StepPlan(token=token, by=by, at_step=step, problem=problem)
         last = last if final_step is None else min(last, final_step)
         return StepPlan(token=token, by=by, at_step=step, first_step=first, last_step=last)
 
-    def _start(self, demand: OnDemandSteps, capture: CaptureRecord | None) -> None:
-        """Find out whether an agreed capture begins, or make that certain."""
-        begun = StartDecision(token=demand.token, begun=True, by=self._entry.process.name)
+    def _decide_start(self, demand: OnDemandSteps, capture: CaptureRecord | None) -> None:
+        """Begin a demand, unless its request was withdrawn first."""
+        begun = StartDecision(token=demand.token, begun=True, by=self._status.process.name)
         start = decide(self._store, start_name(demand.token), begun)
         if start is None:
-            return  # the next boundary tries again, or it is too late
+            return  # retried at the next boundary; if that is too late, the demand is missed
         if not start.begun:
-            self.answer(demand, abandonment(start))
+            self.complete(demand, withdrawal_reason(start))
             return
         self._agreed = [other for other in self._agreed if other is not demand]
         self._steps.add(demand)
         if capture is not None and capture.first_step == demand.first and capture.stage is None:
-            self._take_over(demand, capture)  # it warms up for that very step
+            self._assign_capture(demand, capture)  # the capture is warming up for the same step
 
-    def _take_from_config(self, demand: OnDemandSteps, capture: CaptureRecord | None) -> bool:
-        """Let the config's own captures stand for those that this process is too late for; return whether they do."""
-        if self._since is None or demand.first < self._since:
+    def _use_configured_captures(self, demand: OnDemandSteps, capture: CaptureRecord | None) -> bool:
+        """Use scheduled captures for a demand that has already begun in other processes.
+
+        Returns:
+            True if scheduled captures of this process cover the steps of the demand.
+        """
+        if self._first_step is None or demand.first < self._first_step:
             return False
         if self._discrete and self._steps.are_all_configured(demand.first, demand.last):
             demand.begun = True
@@ -327,30 +350,30 @@ class RequestWatch:
         if self._discrete or not self._steps.is_one_capture(demand.first, demand.last):
             return False
         if capture is not None and capture.first_step == demand.first:
-            self._take_over(demand, capture)
+            self._assign_capture(demand, capture)
             self._steps.add(demand)
         else:
             demand.captures.append(f"step{demand.first}")
-            self.answer(demand)
+            self.complete(demand)
         return True
 
     @staticmethod
-    def _take_over(demand: OnDemandSteps, capture: CaptureRecord) -> None:
-        """Let a capture that the config began be the one that was asked for."""
+    def _assign_capture(demand: OnDemandSteps, capture: CaptureRecord) -> None:
+        """Make a scheduled capture the capture of a demand."""
         demand.begun = True
         demand.captures.append(capture.id)
         capture.demand = demand.token
 
-    def _late(self, demand: OnDemandSteps, reason: str) -> None:
+    def _report_missed(self, demand: OnDemandSteps, reason: str) -> None:
         logger.warning("The capture of steps %d to %d is missed: %s.", demand.first, demand.last, reason)
         try:
             self._miss(demand, reason)
         except ProfdeckError as error:
             logger.warning("%s", error)
-        self.answer(demand, reason)
+        self.complete(demand, reason)
 
-    def _answer(self, **changes: Any) -> None:
+    def _publish(self, **changes: Any) -> None:
         try:
-            self._entry.say(**changes)
+            self._status.update(**changes)
         except OSError as error:
             logger.warning("Cannot answer a capture request: %s", describe_error(error))

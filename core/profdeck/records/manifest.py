@@ -16,7 +16,7 @@ import attrs
 import msgspec
 
 from profdeck.base.json_files import JsonKind
-from profdeck.base.processes import is_running, own_start
+from profdeck.base.processes import cached_process_started, is_running
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import CaptureRecord
@@ -239,7 +239,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         parallel=dict(identity.parallel),
         host=identity.host,
         pid=identity.pid,
-        process_started=own_start(identity.pid),
+        process_started=cached_process_started(identity.pid),
         first_step=capture.first_step,
         last_step=capture.current_step,
         stage=capture.stage,

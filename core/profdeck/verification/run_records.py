@@ -115,7 +115,7 @@ def _clock_offset_ns(anchors: Sequence[ClockAnchor], clock: HostClock | None) ->
 
 
 def _manifests_below(paths: Sequence[Path]) -> dict[Path, list[tuple[Path, Manifest]]]:
-    """Return the manifests below all directories in `paths` by run. Other paths are ignored.
+    """Return the manifests below all directories in `paths`, grouped by run. Other paths are ignored.
 
     As in `profdeck ls`, copies of manifests are skipped, and a run directory contains only its own captures.
     Unreadable manifests are skipped, because `profdeck ls` reports them.

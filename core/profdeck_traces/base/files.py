@@ -99,7 +99,7 @@ def write_new(path: Path, content: bytes) -> None:
         FileExistsError: The file exists.
         OSError: The file cannot be written.
     """
-    # No fsync, which would delay the start of a capture. The end of the capture writes the file again.
+    # No fsync: it would delay the start of a capture. The file is rewritten when the capture ends.
     with _temporary_with(path, content, durable=False) as temporary:
         publish(temporary, path)
 
@@ -132,7 +132,7 @@ def _temporary_with(path: Path, content: bytes, *, durable: bool) -> Generator[P
 
 
 def _write(path: Path, content: bytes, *, durable: bool) -> None:
-    # Use few system calls, because each one lets other threads run and a fleet writes a thousand manifests at once.
+    # Make few system calls: each one lets other threads run, and a fleet writes a thousand manifests at once.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         remaining = memoryview(content)

@@ -298,7 +298,7 @@ def _work(function: TraceFunction[T, R], connection: Connection, reporting: bool
 
 
 def _exit_with_parent() -> None:
-    # `join` waits for the parent's end of a pipe to close. Forked siblings that started later inherit that end, so the
-    # workers exit in reverse order of their start.
+    # `join` waits until the parent closes its end of a pipe. Siblings that were forked later inherit that end, so the
+    # workers exit in reverse start order.
     multiprocessing.parent_process().join()  # type: ignore[union-attr]  # None in a process without a parent
     os._exit(1)

@@ -25,7 +25,7 @@ _FLOPS_PER_GFLOP = 1e9
 _BYTES_PER_GB = 1_000_000_000
 # If the recording exceeds the active period of a device by this factor, the busy share of the recording is shown, too.
 _MUCH_LONGER = 1.1
-# Number of trailing digits of a process group's number that appear in kernel names.
+# Kernel names contain this many trailing digits of the process group's ID.
 _GROUP_DIGITS = 3
 
 _Table = list[Text]

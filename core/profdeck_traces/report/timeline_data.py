@@ -1,4 +1,4 @@
-"""Data of the interactive timelines, for the script of the page."""
+"""Interactive timeline data for the page's script."""
 
 from __future__ import annotations
 

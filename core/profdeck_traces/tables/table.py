@@ -93,7 +93,7 @@ def arrow() -> Any:
 
 
 def _clean(value: str | None) -> str | None:
-    """Replace unpaired surrogates, which corrupt traces can contain and UTF-8 cannot encode."""
+    """Replace unpaired surrogates: a corrupt trace can contain them, but UTF-8 cannot encode them."""
     return None if value is None else value.encode("utf-8", "replace").decode()
 
 

@@ -1,1 +1,1 @@
-"""What torch_npu writes for one rank: a directory of timelines, tables and raw data."""
+"""Readers for the directory that torch_npu writes for one rank."""

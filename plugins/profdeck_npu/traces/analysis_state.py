@@ -1,7 +1,7 @@
-"""How far the analysis of a raw directory is: a small file in it, by the analysing process, for readers.
+"""State file of an analysis, which profdeck writes to the directory of a recording.
 
-torch_npu writes raw data, from which its analysis makes the files that people read; without that file nobody could
-tell a directory that is not to be analysed from one whose analysis is still to come, or died.
+torch_npu's analysis converts raw data to timelines and tables. Its output does not show whether an analysis is queued,
+running or has failed, so profdeck records this in the state file.
 """
 
 from __future__ import annotations
@@ -16,32 +16,33 @@ from profdeck.plugin import JsonKind, TraceError, is_running, replace_file
 
 STATE_FILE = "profdeck_analysis.json"
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
-"""Where torch_npu puts what its analysis makes of the raw data beside it."""
+"""Subdirectory for the output of the analysis, relative to the directory."""
 
 
 @attrs.frozen(kw_only=True)
 class AnalysisState:
-    """Who analyses a directory, since when, and what came of it. Times are Unix nanoseconds."""
+    """State of a directory's analysis. Times are in Unix nanoseconds."""
 
     state: Literal["pending", "running", "done", "failed"]
     host: str
-    """The host of the process that is to do it, or did."""
+    """Host of the process that runs the analysis."""
     pid: int
+    """Process that runs the analysis."""
     process_started: str | None
-    """When that process started, see `profdeck.base.processes.process_started`."""
+    """Start time of that process, as returned by `profdeck.base.processes.process_started`."""
     started_ns: int
-    """When it was asked for (pending), or else began."""
+    """Time of the request in the state ``pending``, else the start time of the analysis."""
     ended_ns: int | None = None
     problems: tuple[str, ...] = ()
     """Reason why the analysis failed."""
     remedy: str = ""
-    """The command that analyses the directory."""
+    """Command that analyses the directory."""
     expected: tuple[str, ...] = ()
-    """Patterns of the files that must be there when it is done, relative to `OUTPUT`."""
+    """Patterns of the files that a finished analysis must have written, relative to `OUTPUT`."""
 
     @property
-    def under_way(self) -> bool:
-        """Whether a process that still runs is to do it; of another host that cannot be known, and no is said."""
+    def is_active(self) -> bool:
+        """True if the analysis is queued or running and its process is alive. Always False on other hosts."""
         return self.state in {"pending", "running"} and is_running(self.host, self.pid, self.process_started)
 
 
@@ -49,10 +50,10 @@ _STATE = JsonKind(AnalysisState)
 
 
 def read_state(directory: Path) -> AnalysisState | None:
-    """Return how far the analysis of a directory is; None if nobody asked for one.
+    """Read the state of a directory's analysis. Return ``None`` if the directory has no state file.
 
     Raises:
-        TraceError: The file cannot be read or is not what `write_state` writes.
+        TraceError: The file cannot be read or was not written by `write_state`.
     """
     path = directory / STATE_FILE
     try:
@@ -60,14 +61,14 @@ def read_state(directory: Path) -> AnalysisState | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise TraceError(f"{path}: cannot be read as the state of an analysis: {error}.") from error
+        raise TraceError(f"Cannot read the analysis state in {path}: {error}.") from error
 
 
 def write_state(directory: Path, state: AnalysisState) -> None:
-    """Replace the state of a directory; a reader sees the old one or the new one.
+    """Write the state file of a directory atomically.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     content = msgspec.json.format(msgspec.json.encode(attrs.asdict(state)), indent=1)
     replace_file(directory / STATE_FILE, content, durable=False)

@@ -1,7 +1,7 @@
-"""Whether a directory of torch_npu is whole, established by reading what its analysis wrote.
+"""Integrity check of a torch_npu directory.
 
-torch_npu's analysis passes over its own errors and says that it is done whatever came of it: only its files tell. Of
-raw data nobody but the analysis can tell more than that they are there.
+torch_npu's analysis ignores its own errors and always reports success, so the check reads the output files. The format
+of the raw data is internal to torch_npu. The check can therefore only find out whether raw data exists.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 from profdeck_npu.traces.communication import read_communication
-from profdeck_npu.traces.directory import AscendDirectory, unfinished
+from profdeck_npu.traces.directory import AscendDirectory, failure_message
 from profdeck_npu.traces.info import CPU, NPU, Info, read_info
 from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
 from profdeck_npu.traces.step_times import read_step_times
@@ -26,7 +26,7 @@ from profdeck_traces.reading.columns import Tables
 from profdeck_traces.reading.integrity import CountingHandler, check_trace
 
 RAW_ONLY = "raw data only, not analysed"
-"""The note on a directory that nobody has analysed, or asked to."""
+"""Note for a directory without a finished or requested analysis."""
 
 _STEP_NEEDLE = b'"ProfilerStep#'
 _STEP = re.compile(rb'"ProfilerStep#([0-9]{1,18})"')
@@ -34,72 +34,71 @@ _MAX_STEPS = 100_000
 
 
 def check_directory(path: Path, on_progress: Progress | None = None) -> FileCheck:
-    """Read what the analysis of a directory wrote, and say whether the directory is whole.
+    """Read all output files of a directory's analysis, and return whether the directory is intact.
 
     Args:
-        path: A directory of torch_npu.
-        on_progress: Called with the bytes read so far and in all, from the reading thread.
-
-    Raises:
-        TraceError: It cannot be read.
-    """
-    directory = AscendDirectory(path)
-    found = _Found()
-    state = _state(directory, found)
-    if state is not None and state.under_way:
-        found.problems.append(f"its analysis is under way (process {state.pid})")
-    elif state is not None and state.state == "done":
-        found.look_for(state.expected, directory)
-        found.read(_files(directory), on_progress)
-        found.compare_steps()
-    else:
-        found.problems += [unfinished(state)] if state is not None else []
-        if directory.output is None:
-            found.look_for_raw(directory)
-        else:
-            found.look_for_output(directory)
-            found.read(_files(directory), on_progress)
-            found.compare_steps()
-    return FileCheck(
-        events=found.events,
-        whole=not found.problems,
-        problem=" ".join(found.problems) or None,
-        notes=tuple(found.notes),
-    )
-
-
-def check_output(directory: Path, expected: Sequence[str], on_progress: Progress | None = None) -> str | None:
-    """Say what is missing or damaged of the files that an analysis had to leave.
-
-    Args:
-        directory: What torch_npu recorded.
-        expected: Patterns of these files, relative to the output of the analysis.
-        on_progress: Called with the bytes read so far and in all, from the reading thread.
-
-    Returns:
-        ``None`` if all are there and whole.
+        path: A torch_npu directory.
+        on_progress: Called from the reading thread with the number of bytes read and the total number of bytes.
 
     Raises:
         TraceError: The directory cannot be read.
     """
-    found = _Found()
-    place = AscendDirectory(directory)
-    found.look_for(expected, place)
-    wanted = [file for file in _files(place) if any(fnmatch.fnmatch(file.name, pattern) for pattern in expected)]
-    found.read(wanted, on_progress)
-    return " ".join(found.problems) or None
+    directory = AscendDirectory(path)
+    check = _DirectoryCheck()
+    state = _read_state(directory, check)
+    if state is not None and state.is_active:
+        check.problems.append(f"its analysis is in progress (process {state.pid})")
+    elif state is not None and state.state == "done":
+        check.require_files(state.expected, directory)
+        check.read_files(_readable_files(directory), on_progress)
+        check.compare_steps()
+    else:
+        check.problems += [failure_message(state)] if state is not None else []
+        if directory.output is None:
+            check.require_raw_data(directory)
+        else:
+            check.require_default_output(directory)
+            check.read_files(_readable_files(directory), on_progress)
+            check.compare_steps()
+    return FileCheck(
+        events=check.events,
+        whole=not check.problems,
+        problem=" ".join(check.problems) or None,
+        notes=tuple(check.notes),
+    )
 
 
-def _state(directory: AscendDirectory, found: _Found) -> AnalysisState | None:
+def check_output(directory: Path, expected: Sequence[str], on_progress: Progress | None = None) -> str | None:
+    """Return a message about missing or corrupt output files, or ``None`` if all expected files are intact.
+
+    Args:
+        directory: A torch_npu directory.
+        expected: Patterns of the expected files, relative to the output of the analysis.
+        on_progress: Called from the reading thread with the number of bytes read and the total number of bytes.
+
+    Raises:
+        TraceError: The directory cannot be read.
+    """
+    check = _DirectoryCheck()
+    paths = AscendDirectory(directory)
+    check.require_files(expected, paths)
+    files = [
+        file for file in _readable_files(paths) if any(fnmatch.fnmatch(file.name, pattern) for pattern in expected)
+    ]
+    check.read_files(files, on_progress)
+    return " ".join(check.problems) or None
+
+
+def _read_state(directory: AscendDirectory, check: _DirectoryCheck) -> AnalysisState | None:
     try:
         return read_state(directory.path)
     except TraceError as error:
-        found.problems.append(str(error))
+        check.problems.append(str(error))
         return None
 
 
-def _files(directory: AscendDirectory) -> list[Path]:
-    """Return what can be read of the output."""
+def _readable_files(directory: AscendDirectory) -> list[Path]:
+    """Return the existing output files that `_DirectoryCheck` can read."""
     files = (
         directory.trace_view,
         directory.kernel_details,
@@ -110,14 +109,14 @@ def _files(directory: AscendDirectory) -> list[Path]:
     return [file for file in files if file is not None]
 
 
-class _Found:
-    """Collects what is found in a directory."""
+class _DirectoryCheck:
+    """Collects the problems of one directory."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.events: int | None = None
-        self._steps: set[int] = set()
+        self._host_steps: set[int] = set()
         self._kernels: KernelDetails | None = None
         self._readers: dict[str, Callable[[Path, Progress], str | None]] = {
             "trace_view.json": self._read_trace,
@@ -126,37 +125,37 @@ class _Found:
             "step_trace_time.csv": lambda file, _: read_step_times(file).problem,
         }
 
-    def look_for_raw(self, directory: AscendDirectory) -> None:
-        """Look for what was to be recorded."""
-        _, activities = self._recorded(directory)
+    def require_raw_data(self, directory: AscendDirectory) -> None:
+        """Check that the raw data of all recorded activities exists."""
+        _, activities = self._configuration(directory)
         if directory.info is None:
-            self.problems.append("profiler_info.json is missing: the recording did not come to its end.")
+            self.problems.append("profiler_info.json is missing: the recording did not finish.")
         if CPU in activities and not os.path.isdir(directory.path / "FRAMEWORK"):  # noqa: PTH112 - never raises
-            self.problems.append("FRAMEWORK is missing, though the host was recorded.")
+            self.problems.append("FRAMEWORK is missing, but the host was recorded.")
         if NPU in activities and not any(directory.path.glob("PROF_*/device_*")):
-            self.problems.append("PROF_*/device_* is missing, though the device was recorded.")
+            self.problems.append("PROF_*/device_* is missing, but the device was recorded.")
         if not self.problems:
             self.notes.append(RAW_ONLY)
 
-    def look_for_output(self, directory: AscendDirectory) -> None:
-        """Look for what any analysis leaves, where nobody says what is to be expected."""
+    def require_default_output(self, directory: AscendDirectory) -> None:
+        """Check for the files that every successful analysis writes. Used if no state lists the expected files."""
         if directory.trace_view is None and directory.database is None:
             self.problems.append(f"{OUTPUT} has neither trace_view.json nor a database: the analysis failed.")
         elif directory.trace_view is None:
-            self.notes.append("a database only, which profdeck does not read")
+            self.notes.append("only a database, which profdeck does not read")
         elif directory.kernel_details is None:
-            info, activities = self._recorded(directory)
+            info, activities = self._configuration(directory)
             if NPU in activities and info.may_have_kernels:
-                self.problems.append("kernel_details.csv is missing, though the device was recorded.")
+                self.problems.append("kernel_details.csv is missing, but the device was recorded.")
 
-    def look_for(self, expected: Sequence[str], directory: AscendDirectory) -> None:
-        """Look for what an analysis has to leave."""
-        written = directory.written
-        absent = [pattern for pattern in expected if not fnmatch.filter(written, pattern)]
-        self.problems += [f"{OUTPUT}/{pattern} is missing, though the analysis is done." for pattern in absent]
+    def require_files(self, expected: Sequence[str], directory: AscendDirectory) -> None:
+        """Check that the output has a file for each pattern."""
+        names = directory.output_names
+        missing = [pattern for pattern in expected if not fnmatch.filter(names, pattern)]
+        self.problems += [f"{OUTPUT}/{pattern} is missing, but the analysis has finished." for pattern in missing]
 
-    def read(self, files: Sequence[Path], on_progress: Progress | None) -> None:
-        """Read files of the output to their ends."""
+    def read_files(self, files: Sequence[Path], on_progress: Progress | None) -> None:
+        """Read output files completely, and add their problems."""
         meter = Meter(sum(map(file_size, files)), on_progress)
         for file in files:
             read = self._readers.get(file.name, _read_database)
@@ -167,23 +166,23 @@ class _Found:
             meter.passed(file_size(file))
 
     def compare_steps(self) -> None:
-        """Look for steps at the beginning of the window that have no kernels, though later ones have."""
+        """Report host steps without kernels before the first step with kernels: their device data is lost."""
         steps = () if self._kernels is None else self._kernels.steps
         if self._kernels is None or not steps:
             return
         first = min(step.step for step in steps)
         start_ns = min(step.start_ns for step in steps if step.step == first)
-        lost = sorted(step for step in self._steps if step < first)
-        # Kernels in front of these are not lost: nobody knows of which step they are.
+        lost = sorted(step for step in self._host_steps if step < first)
+        # Earlier kernels without a step show that device data exists. They may belong to these steps.
         outside_ns = self._kernels.first_outside_ns
         if lost and (outside_ns is None or outside_ns >= start_ns):
-            which = f"step {lost[0]}" if len(lost) == 1 else f"the steps {lost[0]} to {lost[-1]}"
-            self.problems.append(f"There is no kernel of {which}: device data at the head of the window are lost.")
+            step_range = f"step {lost[0]}" if len(lost) == 1 else f"steps {lost[0]} to {lost[-1]}"
+            self.problems.append(f"No kernels in {step_range}: device data at the start of the window is lost.")
 
     def _read_trace(self, file: Path, on_progress: Progress) -> str | None:
         handler = _StepHandler()
         check = check_trace(file, handler, on_progress=on_progress)
-        self.events, self._steps = check.events, handler.steps
+        self.events, self._host_steps = check.events, handler.steps
         return check.problem and f"{file.name}: {check.problem}"
 
     def _read_kernels(self, file: Path, on_progress: Progress) -> str | None:
@@ -191,8 +190,8 @@ class _Found:
         problem = self._kernels.check.problem
         return problem and f"{file.name}: {problem}"
 
-    def _recorded(self, directory: AscendDirectory) -> tuple[Info, frozenset[str]]:
-        """Return what was to be recorded, and what was to be observed."""
+    def _configuration(self, directory: AscendDirectory) -> tuple[Info, frozenset[str]]:
+        """Return the configuration of the recording, and its activities. An unreadable file is a problem."""
         file = directory.info
         try:
             info = read_info(file)
@@ -208,19 +207,19 @@ def _read_database(file: Path, _: Progress) -> str | None:
     if not file_size(file):
         return f"{file.name}: The file is empty."
     try:
-        # Immutable: SQLite then leaves no file of its own beside it.
+        # With immutable=1, SQLite creates no temporary files next to the database.
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
-            found = [row[0] for row in database.execute("PRAGMA quick_check(1)")]
-            tables = database.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
+            results = [row[0] for row in database.execute("PRAGMA quick_check(1)")]
+            table_count = database.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table'").fetchone()[0]
     except sqlite3.Error as error:
-        return f"{file.name} is no whole database of SQLite: {error}."
-    if found != ["ok"]:
-        return f"{file.name} is no whole database of SQLite: {found[0]}."
-    return None if tables else f"{file.name}: There are no tables in it."
+        return f"{file.name} is not an intact SQLite database: {error}."
+    if results != ["ok"]:
+        return f"{file.name} is not an intact SQLite database: {results[0]}."
+    return None if table_count else f"{file.name}: The database has no tables."
 
 
 class _StepHandler(CountingHandler):
-    """Counts events, and finds the numbers of the steps that the host marked."""
+    """Counts events, and collects the numbers of the steps that the host annotated."""
 
     wants_text = True
 
@@ -232,13 +231,13 @@ class _StepHandler(CountingHandler):
         """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
         count = super().batch(text)
         if count is not None:
-            self._find(text)
+            self._collect_steps(text)
         return count
 
     def event(self, text: bytes) -> None:
-        """Take one event."""
-        self._find(text)
+        """Handle an event parsed by the fallback scanner."""
+        self._collect_steps(text)
 
-    def _find(self, text: memoryview | bytes) -> None:
+    def _collect_steps(self, text: memoryview | bytes) -> None:
         if len(self.steps) < _MAX_STEPS and _STEP_NEEDLE in bytes(text):
-            self.steps.update(int(found[1]) for found in _STEP.finditer(text))
+            self.steps.update(int(match[1]) for match in _STEP.finditer(text))

@@ -1,8 +1,8 @@
-"""Ascend's ``communication.json``: how long each call of a collective or message took, and what it sent over links.
+"""Reader for Ascend's ``communication.json``: times and link usage of collectives and point-to-point operations.
 
-Format: ``CommunicationParser`` in torch_npu (``torch_npu/profiler/analysis/prof_view/_communication_parser.py``, the
-same from 2.6 to 2.14), which splits by step what CANN's msprof worked out (``op_time_parser``, ``HcclAnalysisTool`` in
-``analysis/msparser/cluster``)::
+torch_npu groups the results of CANN's msprof by step. Sources: ``CommunicationParser``
+(``torch_npu/profiler/analysis/prof_view/_communication_parser.py``, the same from 2.6 to 2.14), and ``op_time_parser``
+and ``HcclAnalysisTool`` of msprof (``analysis/msparser/cluster``)::
 
     {"step10": {"p2p": {},
                 "collective": {"hcom_allReduce__445_0_1@13681369207305868445": {
@@ -13,9 +13,10 @@ same from 2.6 to 2.14), which splits by step what CANN's msprof worked out (``op
                         "Large Packet Ratio": 0.0, "Size Distribution": {"0.004224": [6, 0.00736], ...}, ...}, ...}},
                     "Total Op Info": ...}}}
 
-The name ends in the last digits of the process group's number, counters, and the number in full. The key is ``step``
-where the recording has no steps. MB are 10^6 bytes; a size comes with how many packets had it and their time in
-ms. Times are those of the call's main plane, links those of all planes. ``SDMA`` is the sum of HCCS, PCIE and SIO.
+A call's name contains the operation, the last digits of its process group's ID, counters, and the complete ID. The step
+key is ``step`` if the recording has no steps. 1 MB is 10^6 bytes. The size distribution maps a packet size to the
+packet count and the transit time in ms. Times are for the call's main plane, links for all planes. ``SDMA`` is the sum
+of HCCS, PCIE and SIO.
 """
 
 from __future__ import annotations
@@ -36,36 +37,36 @@ from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH
 from profdeck_traces.reading.integrity import file_size
 
 OTHER_OPERATIONS = "(other operations)"
-"""Stands for the operations beyond the first 10,000 distinct ones."""
+"""Name of the sum of all operations after the first 10,000 distinct operations."""
 
 _MAX_OPERATIONS = 10_000
 _MAX_LINKS = 100
 _CHUNK_BYTES = 1 << 20
-# One call with its links takes 2 kB; where none ends within so much, this is another file.
+# A call with its links takes about 2 kB. A file without a complete call in this many bytes has another format.
 _MAX_CALL_BYTES = 16 << 20
-# A call lies in the document, its step and its kind, which have to be closed behind it.
-_DEPTH_OF_CALLS = 3
-_TOTAL = "total"  # in small letters, how the name of the sums begins that torch_npu adds to the calls
+# Number of open objects after a complete call: document, step and kind.
+_CALL_DEPTH = 3
+_TOTAL_PREFIX = "total"  # torch_npu adds sums to the calls; their lower-case names start with this prefix
 _NS_PER_US, _NS_PER_MS, _NS_PER_S = 1000, 1_000_000, 1_000_000_000
 _BYTES_PER_MB = 1_000_000
 
-# The operation, the last digits of the number of the process group, counters, the number in full.
+# Groups: operation, last digits of the process group's ID, complete ID.
 _match_name = re.compile(r"hcom_([A-Za-z]\w*?)_+(\d+)(?:_\d+)*(?:@(.+))?", re.DOTALL).fullmatch
 
 
 @attrs.frozen
 class Communication:
-    """What a ``communication.json`` says."""
+    """Contents of a ``communication.json``, summed over steps."""
 
     operations: tuple[CommunicationSummary, ...]
-    """By total time, longest first."""
+    """Sorted by total time, longest first."""
     groups: dict[str, str]
-    """The numbers of process groups by their last digits, where only one ends in them."""
+    """IDs of process groups, keyed by their last digits. Ambiguous digits are omitted."""
     problem: str | None
-    """Where the file ends to be readable, or what is odd in it, in one sentence; ``None`` if it is whole."""
+    """First problem in the file, as a sentence; ``None`` if the file is intact."""
 
 
-# 30 years of milliseconds: sums of such numbers stay within those of a float.
+# The limits allow 30 years in milliseconds, and keep sums in the range of a float.
 _Number = Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
 
 
@@ -89,24 +90,28 @@ class _Call(msgspec.Struct, gc=False):
     links: dict[str, _Link] = msgspec.field(default_factory=dict, name="Communication Bandwidth Info")
 
 
-_decode_part = msgspec.json.Decoder(dict[str, dict[str, dict[str, msgspec.Raw]]]).decode
+_Calls = dict[str, dict[str, dict[str, msgspec.Raw]]]
+"""JSON text of calls, keyed by step, kind and name."""
+
+_decode_document = msgspec.json.Decoder(_Calls).decode
 _decode_call = msgspec.json.Decoder(_Call).decode
 
 
-class _DamagedError(Exception):
-    """The text ends to be what it should be; the message is a sentence."""
+class _CorruptFileError(Exception):
+    """The remaining text cannot be parsed. The message is a sentence."""
 
 
 def read_communication(path: Path, on_progress: Progress | None = None) -> Communication:
-    """Add up the calls of a ``communication.json`` over its steps.
+    """Sum the calls of a ``communication.json`` over its steps.
 
-    Of a damaged file counts what comes before the damage, but for the last MiB. Memory is bounded, whatever the size
-    of the file: some 10 MB for 1 MiB of its text at a time, and up to 10,000 distinct operations of process groups
-    with 100 links each.
+    For a corrupt file, the sums include the calls before the corruption, except those in the last MiB.
+
+    Memory does not depend on the file size. The parser needs about 10 MB, because it reads 1 MiB of text at a time. The
+    sums are limited to 10,000 distinct operations with 100 links each.
 
     Args:
         path: The file.
-        on_progress: Called with the bytes read so far and the size of the file.
+        on_progress: Called with the number of bytes read and the size of the file.
 
     Raises:
         TraceError: The file cannot be opened or read.
@@ -115,103 +120,102 @@ def read_communication(path: Path, on_progress: Progress | None = None) -> Commu
     sums, problem = _Sums(), None
     try:
         with path.open("rb") as file:
-            for kind, name, text in _calls(_chunks(file, size_bytes, on_progress)):
-                odd = sums.add(kind, name, text)
-                problem = problem or odd
-    except _DamagedError as error:
+            for kind, name, text in _read_calls(_read_chunks(file, size_bytes, on_progress)):
+                call_problem = sums.add(kind, name, text)
+                problem = problem or call_problem
+    except _CorruptFileError as error:
         problem = str(error)
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror or error}.") from error
     return sums.result(problem and f"{path.name}: {problem}")
 
 
-def _chunks(file: BinaryIO, size_bytes: int, on_progress: Progress | None) -> Iterator[bytes]:
-    read = 0
+def _read_chunks(file: BinaryIO, size_bytes: int, on_progress: Progress | None) -> Iterator[bytes]:
+    read_bytes = 0
     while chunk := file.read(_CHUNK_BYTES):
         yield chunk
-        read += len(chunk)
+        read_bytes += len(chunk)
         if on_progress:
-            on_progress(read, size_bytes)
+            on_progress(read_bytes, size_bytes)
 
 
-def _calls(chunks: Iterator[bytes]) -> Iterator[tuple[str, str, msgspec.Raw]]:
-    """Yield kind, name and text of all calls, from parts of the document that are documents of their own.
+def _read_calls(chunks: Iterator[bytes]) -> Iterator[tuple[str, str, msgspec.Raw]]:
+    """Yield the kind, name and JSON text of each call.
 
-    A part ends behind the last call of a chunk; then what encloses the call is closed, and opened again for the next.
+    The document is split after the last complete call of each chunk. Closing brackets and the enclosing keys are added,
+    so that each fragment is a JSON document.
 
     Raises:
-        _DamagedError: The document is broken, or ends too early.
+        _CorruptFileError: The document is corrupt or truncated.
     """
     nesting = _Nesting()
-    opened, held, held_bytes, offset = b"", [], 0, 0
+    prefix, buffer, buffer_bytes, offset = b"", [], 0, 0
     for chunk in chunks:
-        end = nesting.follow(chunk)
-        held.append(chunk[:end] if end else chunk)
-        held_bytes += len(held[-1])
-        if held_bytes > _MAX_CALL_BYTES:
-            raise _DamagedError(f"No call ends in the {held_bytes:,} bytes from offset {offset:,} on.")
+        end = nesting.scan(chunk)
+        buffer.append(chunk[:end] if end else chunk)
+        buffer_bytes += len(buffer[-1])
+        if buffer_bytes > _MAX_CALL_BYTES:
+            raise _CorruptFileError(f"No call ends within {buffer_bytes:,} bytes after offset {offset:,}.")
         if end:
-            part = _decoded(opened, held, b"}" * _DEPTH_OF_CALLS, offset)
-            yield from _calls_of(part)
-            step = next(reversed(part))
-            opened = f"{{{json.dumps(step)}:{{{json.dumps(next(reversed(part[step])))}:{{".encode()
-            offset += held_bytes
-            held, held_bytes = [chunk[end:]], len(chunk) - end
-    if not nesting.seen:
-        raise _DamagedError("The file is empty.")
-    if nesting.open:
-        raise _DamagedError(f"The JSON is not closed: it ends at offset {offset + held_bytes:,}.")
-    yield from _calls_of(_decoded(opened, held, b"", offset))
+            document = _decode_fragment(prefix, buffer, b"}" * _CALL_DEPTH, offset)
+            yield from _flatten_calls(document)
+            step = next(reversed(document))
+            prefix = f"{{{json.dumps(step)}:{{{json.dumps(next(reversed(document[step])))}:{{".encode()
+            offset += buffer_bytes
+            buffer, buffer_bytes = [chunk[end:]], len(chunk) - end
+    if not nesting.has_text:
+        raise _CorruptFileError("The file is empty.")
+    if nesting.is_open:
+        raise _CorruptFileError(f"The JSON is truncated at offset {offset + buffer_bytes:,}.")
+    yield from _flatten_calls(_decode_fragment(prefix, buffer, b"", offset))
 
 
-def _decoded(
-    opened: bytes, held: list[bytes], closing: bytes, offset: int
-) -> dict[str, dict[str, dict[str, msgspec.Raw]]]:
-    text = b"".join(held)
-    if opened:
+def _decode_fragment(prefix: bytes, buffer: list[bytes], suffix: bytes, offset: int) -> _Calls:
+    text = b"".join(buffer)
+    if prefix:
         text = text.lstrip().removeprefix(b",")
     try:
-        return _decode_part(opened + text + closing)
+        return _decode_document(prefix + text + suffix)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _DamagedError(
-            f"There is no JSON of steps, kinds and calls between the offsets {offset:,} and {offset + len(text):,}."
+        raise _CorruptFileError(
+            f"The text between offsets {offset:,} and {offset + len(text):,} is not JSON with steps, kinds and calls."
         ) from None
 
 
-def _calls_of(part: dict[str, dict[str, dict[str, msgspec.Raw]]]) -> Iterator[tuple[str, str, msgspec.Raw]]:
-    for kinds in part.values():
+def _flatten_calls(document: _Calls) -> Iterator[tuple[str, str, msgspec.Raw]]:
+    for kinds in document.values():
         for kind, calls in kinds.items():
             for name, text in calls.items():
-                if not name.lower().startswith(_TOTAL):
+                if not name.lower().startswith(_TOTAL_PREFIX):
                     yield kind, name, text
 
 
 class _Nesting:
-    """Follows how deep JSON is nested that arrives in pieces."""
+    """Tracks the nesting depth of a JSON document that is read in chunks."""
 
     _change = np.zeros(256, dtype=np.int8)
     _change[list(b"{[")] = 1
     _change[list(b"}]")] = -1
 
     def __init__(self) -> None:
-        self.seen = False
+        self.has_text = False
         self._depth = 0
         self._in_string = np.uint8(0)
-        self._escapes = False
+        self._ends_in_escape = False
 
     @property
-    def open(self) -> bool:
-        """Whether something is open at the end of the pieces so far."""
+    def is_open(self) -> bool:
+        """True if a string, array or object is still open after the last chunk."""
         return self._depth != 0 or bool(self._in_string)
 
-    def follow(self, piece: bytes) -> int:
-        """Take the next piece; return where in it the last call ends, 0 if none does."""
-        self.seen = True
-        text = b"_" + piece[1:] if self._escapes else piece
-        self._escapes = False
+    def scan(self, chunk: bytes) -> int:
+        """Process the next chunk. Return the offset after its last complete call, or 0 if no call ends in it."""
+        self.has_text = True
+        text = b"_" + chunk[1:] if self._ends_in_escape else chunk
+        self._ends_in_escape = False
         if b"\\" in text:
             text = re.sub(rb"\\.", b"__", text, flags=re.DOTALL)
-            self._escapes = text.endswith(b"\\")
+            self._ends_in_escape = text.endswith(b"\\")
         codes = np.frombuffer(text, dtype=np.uint8)
         in_string = np.bitwise_xor.accumulate((codes == ord('"')).view(np.uint8)) ^ self._in_string
         self._in_string = in_string[-1]
@@ -221,7 +225,7 @@ class _Nesting:
         depth = self._depth + np.cumsum(change[brackets], dtype=np.int64)
         if len(depth):
             self._depth = int(depth[-1])
-        ends = brackets[(depth == _DEPTH_OF_CALLS) & (change[brackets] < 0)]
+        ends = brackets[(depth == _CALL_DEPTH) & (change[brackets] < 0)]
         return int(ends[-1]) + 1 if len(ends) else 0
 
 
@@ -290,22 +294,23 @@ class _OperationSums:
 
 
 class _Sums:
-    """Adds up calls by kind, operation and process group."""
+    """Sums of calls, grouped by kind, operation and process group."""
 
     def __init__(self) -> None:
         self._operations: dict[tuple[str, str, str | None], _OperationSums] = {}
-        self._groups: dict[str, str | None] = {}  # by their last digits; None where several end in them
+        self._groups: dict[str, str | None] = {}
+        """Process group IDs, keyed by their last digits; ``None`` if several IDs share these digits."""
 
     def add(self, kind: str, name: str, text: msgspec.Raw) -> str | None:
-        """Take a call; return what is wrong with it."""
+        """Add a call. If the call is invalid, return a message."""
         try:
             call = _decode_call(text)
         except msgspec.ValidationError as error:
-            return f"{name[:MAX_NAME_LENGTH]} is not as torch_npu writes it: {error}."
+            return f"Invalid call {name[:MAX_NAME_LENGTH]}: {error}."
         operation, group = name.partition("@")[0].rstrip("_0123456789") or name, None
-        if found := _match_name(name):
-            operation, group = found[1], (found[3] or found[2])[:MAX_NAME_LENGTH]
-            self._add_group(found[2], group)
+        if match := _match_name(name):
+            operation, group = match[1], (match[3] or match[2])[:MAX_NAME_LENGTH]
+            self._add_group(match[2], group)
         key = kind[:MAX_NAME_LENGTH], operation[:MAX_NAME_LENGTH], group
         if key not in self._operations and len(self._operations) >= _MAX_OPERATIONS:
             key = kind[:MAX_NAME_LENGTH], OTHER_OPERATIONS, None
@@ -313,18 +318,17 @@ class _Sums:
         return None
 
     def result(self, problem: str | None) -> Communication:
-        """Return the sums."""
-        found = [sums.summary(*key) for key, sums in self._operations.items()]
+        summaries = [sums.summary(*key) for key, sums in self._operations.items()]
         return Communication(
-            operations=tuple(sorted(found, key=lambda operation: (-operation.total_us, operation.name))),
+            operations=tuple(sorted(summaries, key=lambda operation: (-operation.total_us, operation.name))),
             groups={digits: group for digits, group in self._groups.items() if group is not None},
             problem=problem,
         )
 
     def _add_group(self, digits: str, group: str) -> None:
         if digits in self._groups or len(self._groups) < _MAX_OPERATIONS:
-            known = self._groups.setdefault(digits, group)
-            if known != group:
+            first_group = self._groups.setdefault(digits, group)
+            if first_group != group:
                 self._groups[digits] = None
 
 

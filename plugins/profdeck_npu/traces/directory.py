@@ -1,12 +1,12 @@
-"""The directory that torch_npu leaves for one rank, ``*_ascend_pt``, and what is where in it.
+"""File layout of a directory ``*_ascend_pt``, which torch_npu writes for one rank.
 
-Layout (``ProfPathCreator``, ``_ProfInterface`` and ``ProfilingParser`` in ``torch_npu/profiler``, the same from 2.6 to
-2.14)::
+Source: ``ProfPathCreator``, ``_ProfInterface`` and ``ProfilingParser`` in ``torch_npu/profiler``; the layout is the
+same from 2.6 to 2.14::
 
     <worker>_<pid>_<time>_ascend_pt/
         profiler_info.json or profiler_info_<RANK>.json     written when the recording ends
-        profiler_metadata.json  FRAMEWORK/  PROF_*/  logs/  raw data, of the host and of the devices
-        ASCEND_PROFILER_OUTPUT/                             by the analysis, which may run later and elsewhere
+        profiler_metadata.json  FRAMEWORK/  PROF_*/  logs/  raw data of the host and the devices
+        ASCEND_PROFILER_OUTPUT/                             written by the analysis, possibly later on another host
             trace_view.json  kernel_details.csv  step_trace_time.csv  communication.json  ascend_pytorch_profiler*.db
 """
 
@@ -23,102 +23,101 @@ import attrs
 from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.analysis_state import OUTPUT, AnalysisState, read_state
 
-_INFO = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
+_INFO_NAME = re.compile(r"profiler_info(?:_(\d{1,9}))?\.json")
 
 
 @attrs.frozen
 class AscendDirectory:
-    """One such directory. What is asked for is looked up each time: an analysis may be under way."""
+    """Paths in one directory. Each property checks the file system again, because an analysis may be running.
+
+    Properties are ``None`` if the file is missing, and raise a `TraceError` if the file system returns an error.
+    """
 
     path: Path
 
     @property
     def output(self) -> Path | None:
-        """What the analysis wrote; ``None`` if there is none.
-
-        Raises:
-            TraceError: This cannot be told, as in all that follows.
-        """
-        return self._there(self.path / OUTPUT, stat.S_ISDIR)
+        """Directory with the output of the analysis."""
+        return self._existing(self.path / OUTPUT, stat.S_ISDIR)
 
     @property
-    def written(self) -> list[str]:
-        """The names of what the analysis wrote."""
+    def output_names(self) -> list[str]:
+        """Names of the files that the analysis wrote."""
         return self._names(self.path / OUTPUT)
 
     @property
     def trace_view(self) -> Path | None:
-        """The Chrome trace."""
-        return self._file("trace_view.json")
+        """Chrome trace."""
+        return self._output_file("trace_view.json")
 
     @property
     def kernel_details(self) -> Path | None:
-        """The table of kernels."""
-        return self._file("kernel_details.csv")
+        """Kernel table."""
+        return self._output_file("kernel_details.csv")
 
     @property
     def step_trace_time(self) -> Path | None:
-        """The table of steps."""
-        return self._file("step_trace_time.csv")
+        """Step table."""
+        return self._output_file("step_trace_time.csv")
 
     @property
     def communication(self) -> Path | None:
-        """What HCCL ran, and over which links."""
-        return self._file("communication.json")
+        """HCCL operations and their link usage."""
+        return self._output_file("communication.json")
 
     @property
     def database(self) -> Path | None:
-        """All of it in SQLite, if that was asked for."""
-        found = fnmatch.filter(self.written, "ascend_pytorch_profiler*.db")
-        return self._file(min(found)) if found else None
+        """SQLite database, written if the recording exports ``db``."""
+        names = fnmatch.filter(self.output_names, "ascend_pytorch_profiler*.db")
+        return self._output_file(min(names)) if names else None
 
     @property
     def info(self) -> Path | None:
-        """What torch_npu says of the recording, at its end."""
-        found = list(filter(_INFO.fullmatch, self._names(self.path)))
-        return self._there(self.path / min(found), stat.S_ISREG) if found else None
+        """Configuration of the recording; see `profdeck_npu.traces.info`."""
+        names = list(filter(_INFO_NAME.fullmatch, self._names(self.path)))
+        return self._existing(self.path / min(names), stat.S_ISREG) if names else None
 
     @property
     def rank(self) -> int | None:
-        """The rank, by the name of ``profiler_info_<RANK>.json``."""
+        """Rank in the file name ``profiler_info_<RANK>.json``."""
         info = self.info
-        found = _INFO.fullmatch(info.name) if info else None
-        return int(found[1]) if found and found[1] else None
+        match = _INFO_NAME.fullmatch(info.name) if info else None
+        return int(match[1]) if match and match[1] else None
 
     @property
     def timelines(self) -> tuple[Path, ...]:
-        """What a reader of the directory reads."""
+        """The Chrome trace and the kernel table, if they exist."""
         return tuple(filter(None, (self.trace_view, self.kernel_details)))
 
-    def unreadable(self) -> TraceError | None:
-        """Return why the directory cannot be read as a trace, with what to do; ``None`` if it can.
+    def read_error(self) -> TraceError | None:
+        """Return an error if the directory has no timeline or is being analysed. Otherwise return ``None``.
 
         Raises:
-            TraceError: This cannot be told.
+            TraceError: The file system returned an error.
         """
-        readable = bool(self.timelines)
+        has_timeline = bool(self.timelines)
         try:
             state = read_state(self.path)
         except TraceError as error:
-            return None if readable else error
-        if state is not None and state.under_way:
-            return TraceError(f"{self.path} is being analysed by process {state.pid}: wait until that has ended.")
-        if readable:
+            return None if has_timeline else error
+        if state is not None and state.is_active:
+            return TraceError(f"{self.path} is being analysed by process {state.pid}. Wait until it has finished.")
+        if has_timeline:
             return None
         if state is not None and state.state != "done":
-            return TraceError(f"{self.path} has no timeline to be read: {unfinished(state)}")
+            return TraceError(f"{self.path} has no timeline: {failure_message(state)}")
         database = self.database
-        what = "has raw data only" if database is None else f"has a database only ({database.name}), which is not read"
+        content = "raw data" if database is None else f"an unsupported database ({database.name})"
         return TraceError(
-            f"{self.path} {what}. Let torch_npu make its text files, on a host with CANN: "
+            f"{self.path} has no timeline, only {content}. Generate text files with torch_npu on a host with CANN: "
             f"torch_npu.profiler.profiler.analyse('{self.path}', max_process_number=1, export_type='text')."
         )
 
-    def _file(self, name: str) -> Path | None:
-        return self._there(self.path / OUTPUT / name, stat.S_ISREG)
+    def _output_file(self, name: str) -> Path | None:
+        return self._existing(self.path / OUTPUT / name, stat.S_ISREG)
 
     @staticmethod
-    def _there(path: Path, is_kind: Callable[[int], bool]) -> Path | None:
+    def _existing(path: Path, is_kind: Callable[[int], bool]) -> Path | None:
         try:
             mode = path.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -138,34 +137,34 @@ class AscendDirectory:
 
 
 def chrome_trace(path: Path) -> Path:
-    """Return the Chrome trace in such a directory.
+    """Return the path of the Chrome trace in a torch_npu directory.
 
     Raises:
-        TraceError: There is none.
+        TraceError: The directory has no Chrome trace or is being analysed.
     """
     directory = AscendDirectory(path)
-    if error := directory.unreadable():
+    if error := directory.read_error():
         raise error
     trace = directory.trace_view
     if trace is None:
-        raise TraceError(f"{path} has no trace_view.json: it is a table of kernels only.")
+        raise TraceError(f"{path} has no Chrome trace (trace_view.json), only a kernel table.")
     return trace
 
 
 def size_to_read(path: Path) -> int:
-    """Return how many bytes a reader of such a directory reads.
+    """Return the total size of the timelines in a torch_npu directory, in bytes.
 
     Raises:
-        TraceError: This cannot be told.
+        TraceError: The file system returned an error.
     """
     return sum(map(file_size, AscendDirectory(path).timelines))
 
 
-def unfinished(state: AnalysisState) -> str:
-    """Say how an analysis ended that left no result, and what to do."""
+def failure_message(state: AnalysisState) -> str:
+    """Describe an analysis that failed or was interrupted, with the command that repeats it."""
     if state.state == "failed":
-        said = "; ".join(problem.rstrip(".") for problem in state.problems)
-        how = f"its analysis failed: {said}" if said else "its analysis failed"
+        problems = "; ".join(problem.rstrip(".") for problem in state.problems)
+        message = f"its analysis failed: {problems}" if problems else "its analysis failed"
     else:
-        how = "its analysis ended without a result"
-    return f"{how}; run: {state.remedy}" if state.remedy else f"{how}."
+        message = "its analysis ended without a result"
+    return f"{message}; run: {state.remedy}" if state.remedy else f"{message}."

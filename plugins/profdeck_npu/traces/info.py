@@ -1,6 +1,7 @@
-"""What torch_npu says of a recording at its end, in ``profiler_info*.json``: what was to be recorded.
+"""Reader for ``profiler_info*.json``, which torch_npu writes at the end of a recording.
 
-Format: ``_ProfInterface._dump_profiler_info`` in ``torch_npu/profiler/profiler_interface.py``.
+The file contains the configuration of the recording. Format: ``_ProfInterface._dump_profiler_info`` in
+``torch_npu/profiler/profiler_interface.py``.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ _NO_KERNELS = "Level_none"
 
 @attrs.frozen
 class Info:
-    """What was to be recorded, as far as torch_npu wrote it down."""
+    """Configuration of a recording. Values missing from the file are ``None`` or empty."""
 
     activities: frozenset[str] | None = None
-    """`CPU`, `NPU` or both; None where nothing tells."""
+    """`CPU`, `NPU` or both."""
     level: str | None = None
     exports: tuple[str, ...] = ()
-    """What the analysis is to write, ``text`` or ``db``; empty where nothing tells."""
+    """Output formats of the analysis: ``text``, ``db`` or both."""
 
     @property
     def may_have_kernels(self) -> bool:
-        """Whether the device writes kernels at this level."""
+        """False if the level records no kernels."""
         return self.level != _NO_KERNELS
 
 
 def read_info(file: Path | None) -> Info:
-    """Read such a file; nothing is known where there is none, as the recording did not get so far.
+    """Read a ``profiler_info*.json``. Without a file, return an empty `Info`: the recording did not finish.
 
     Raises:
-        TraceError: It cannot be read.
+        TraceError: The file cannot be read.
     """
     if file is None:
         return Info()
     try:
         config = _INFO.decode(file.read_bytes()).config
     except (OSError, ValueError) as error:
-        raise TraceError(f"{file.name} cannot be read: {error}.") from error
+        raise TraceError(f"Cannot read {file.name}: {error}.") from error
     activities, experimental = config.common_config.activities, config.experimental_config or _ExperimentalConfig()
     exports = experimental.exports
     return Info(

@@ -1,10 +1,13 @@
-"""Ascend's ``kernel_details.csv`` as events: one row for each task that ran on a device.
+"""Reader for Ascend's ``kernel_details.csv``, which has one row for each task that ran on a device.
 
-Format: torch_npu renames columns of the ``op_summary_*.csv`` that CANN's msprof writes, and puts ``Step Id`` in front
-where the host marked steps (``KernelViewParser`` and ``CsvHeaders`` in ``torch_npu/profiler/analysis``; so from 2.6 to
-2.14). At level 0 it keeps those of ``_NEEDED``, ``Device_id`` and a few others, at higher levels all that there are
-(``analysis/csrc/application/summary/op_summary_assembler.cpp`` in Ascend/msprof). Older CANN has no ``Device_id`` and
-calls ``Block Num`` ``Block Dim``. A tab behind the start keeps spreadsheets from rounding it.
+torch_npu renames columns of ``op_summary_*.csv``, which CANN's msprof writes. If the host annotated steps, torch_npu
+adds ``Step Id`` as the first column. Sources: ``KernelViewParser`` and ``CsvHeaders`` in
+``torch_npu/profiler/analysis``, the same from 2.6 to 2.14, and
+``analysis/csrc/application/summary/op_summary_assembler.cpp`` in Ascend/msprof.
+
+At level 0, the file has the columns in ``_REQUIRED``, ``Device_id`` and a few others. Higher levels keep all columns of
+msprof. Older CANN releases have no ``Device_id``, and name ``Block Num`` ``Block Dim``. A tab follows each start time
+to prevent spreadsheets from rounding it.
 """
 
 from __future__ import annotations
@@ -28,81 +31,82 @@ from profdeck_traces.reading.integrity import TraceCheck, file_size
 from profdeck_traces.reading.times import exact_nanoseconds
 
 _NAME, _TYPE, _START, _DURATION = "Name", "Type", "Start Time(us)", "Duration(us)"
-_NEEDED = (_NAME, _TYPE, _START, _DURATION)
+_REQUIRED = (_NAME, _TYPE, _START, _DURATION)
 _STREAM, _STEP, _DEVICE, _CORE = "Stream ID", "Step Id", "Device_id", "Accelerator Core"
 _UNKNOWN = ("", "N/A")
-_HCCL = ("HCCL", "COMMUNICATION")  # the core of what HCCL runs, in older and newer CANN
-_KERNELS_AT_ONCE = 4096
-# csv's own limit of a field is set for the whole process; no line of a real file is near to this.
+_HCCL = ("HCCL", "COMMUNICATION")  # values of Accelerator Core for HCCL, in older and newer CANN
+_BATCH_KERNELS = 4096
+# The field limit of the csv module is process-wide. Lines of real files are much shorter.
 _MAX_LINE = 1 << 20
-# More than any capture has: what is kept for each must not fill the memory.
+# These limits bound the memory. They exceed the numbers in real captures.
 _MAX_STEPS, _MAX_TYPES, _MAX_CORES = 100_000, 10_000, 100
-_MAX_DIGITS = 18  # of a number of 64 bits
-_MAX_KNOWN, _MAX_WHAT = 4096, 4 * MAX_NAME_LENGTH
-# A call of HCCL: the last digits of the number of its process group, and counters.
+_MAX_DIGITS = 18  # fits into 64 bits
+_CACHE_SIZE, _MAX_CACHED_LENGTH = 4096, 4 * MAX_NAME_LENGTH
+# End of an HCCL call's name: the last digits of the process group's ID, and counters.
 _match_call = re.compile(r"_(\d{1,18})(?:_\d+)+").fullmatch
 _match_counter = re.compile(r"[_0-9]*").fullmatch
 
 
 @attrs.frozen
 class StepKernels:
-    """The kernels of one step on one device, by ``Step Id``."""
+    """Time span of the kernels of one step on one device."""
 
     step: int
+    """``Step Id``."""
     device: Id
     start_ns: int
-    """When the first of them started."""
+    """Start of the first kernel."""
     end_ns: int
-    """When the last of them ended."""
+    """End of the last kernel."""
 
 
 @attrs.frozen(kw_only=True)
 class KernelDetails:
-    """What a ``kernel_details.csv`` says besides its kernels."""
+    """Contents of a ``kernel_details.csv``, except for the kernels."""
 
     check: TraceCheck
-    """Its events are the rows."""
+    """Its event count is the number of kernels."""
     steps: tuple[StepKernels, ...]
-    """In the order of the file; empty if it has no ``Step Id``."""
+    """In file order; empty if the file has no ``Step Id``."""
     first_outside_ns: int | None
-    """When the first kernel started that belongs to no step; ``None`` if there is none."""
+    """Start time of the first kernel that belongs to no step; ``None`` if all kernels belong to a step."""
     types: dict[str, str]
-    """The ``Type`` of kernels by their names, of up to 10,000."""
+    """``Type`` of each kernel, keyed by its name; at most 10,000 items."""
     cores: dict[str, tuple[int, int]]
-    """By ``Accelerator Core``: how many rows, and the sum of their durations in nanoseconds."""
+    """Number of rows and their total duration in nanoseconds, keyed by ``Accelerator Core``."""
 
 
 def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progress | None = None) -> KernelDetails:
-    """Read the rows as kernels.
+    """Read the kernels, and add them to a column builder.
 
-    Rows whose names are their type, or the beginning of it, and a counter ("Cast66", "Cast67") get the type as their
-    name. The process of a kernel is its device, the thread its stream. What HCCL runs has none: its process group
-    stands for it.
+    If a kernel's name consists of its type, or the start of its type, and a counter ("Cast66", "Cast67"), the type
+    replaces the name. The process of a kernel is its device, and the thread is its stream. HCCL kernels have no stream.
+    Their thread is the process group.
 
     Args:
         path: The file.
-        collector: Takes the kernels.
-        on_progress: Called with the bytes read so far and the size of the file.
+        collector: Column builder for the kernels.
+        on_progress: Called with the number of bytes read and the size of the file.
 
     Raises:
-        TraceError: The file cannot be read, it has not the columns of such a file, or nothing in it can be read.
+        TraceError: The file cannot be read, lacks a required column, or has no readable row.
     """
     size_bytes = file_size(path)
     on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
     try:
         with path.open("r", encoding="utf-8", errors="replace", newline="") as file:
             lines = _Lines(file, on_read)
-            table, problem = _read(lines, path, collector)
+            table, problem = _read_rows(lines, path, collector)
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror or error}.") from error
     except csv.Error as error:
         raise TraceError(f"Cannot read {path}: {error}.") from error
-    if problem is None and not table.kernels:
-        problem = "There are no rows."
-    if problem is None and not lines.ended:
-        problem = "Its last line has no end: the file has been cut off."
+    if problem is None and not table.kernel_count:
+        problem = "The file has no rows."
+    if problem is None and not lines.is_complete:
+        problem = "The last line has no line break: the file is truncated."
     check = TraceCheck(
-        size_bytes=size_bytes, json_bytes=0, events=table.kernels, whole=problem is None, problem=problem
+        size_bytes=size_bytes, json_bytes=0, events=table.kernel_count, whole=problem is None, problem=problem
     )
     return KernelDetails(
         check=check,
@@ -114,9 +118,7 @@ def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progr
 
 
 def steps_as_annotations(steps: Iterable[StepKernels]) -> list[CompleteEvent]:
-    """Return an annotation for each step, from its first kernel to its last on any device: all that names steps
-    where the host was not recorded.
-    """
+    """Return one annotation per step, from the first to the last kernel on any device. Used without host events."""
     spans: dict[int, tuple[int, int]] = {}
     for step in steps:
         start_ns, end_ns = spans.get(step.step, (step.start_ns, step.end_ns))
@@ -128,7 +130,7 @@ def steps_as_annotations(steps: Iterable[StepKernels]) -> list[CompleteEvent]:
 
 
 def steps_on_devices(steps: Iterable[StepKernels]) -> list[CompleteEvent]:
-    """Return where the kernels of each step of the host are, as Kineto shows next to the kernels what launched them."""
+    """Return one device annotation for each step and device, like the GPU annotations that Kineto writes."""
     return [
         CompleteEvent(
             f"ProfilerStep#{step.step}",
@@ -143,115 +145,111 @@ def steps_on_devices(steps: Iterable[StepKernels]) -> list[CompleteEvent]:
 
 
 class _Lines:
-    """The lines of a file, of bounded length."""
+    """Yields the lines of a file, and limits their length."""
 
     def __init__(self, file: Iterator[str], on_read: Callable[[int], None] | None) -> None:
         self._file = file
         self._on_read = on_read
-        self.ended = True
-        """Whether the last line that was read has an end."""
+        self.is_complete = True
+        """Whether the last line that was read has a line break."""
 
     def __iter__(self) -> Iterator[str]:
-        read = 0
+        read_length = 0
         for line in self._file:
             if len(line) > _MAX_LINE:
                 raise csv.Error(f"a line has more than {_MAX_LINE:,} characters")
-            read += len(line)
+            read_length += len(line)
             if self._on_read is not None:
-                self._on_read(read)
-            self.ended = line.endswith("\n")
+                self._on_read(read_length)
+            self.is_complete = line.endswith("\n")
             yield line
 
 
-def _read(lines: _Lines, path: Path, collector: ColumnBuilder) -> tuple[_Table, str | None]:
-    """Read all rows as far as they can be read; also return what is wrong with the first that cannot.
+def _read_rows(lines: _Lines, path: Path, collector: ColumnBuilder) -> tuple[_Table, str | None]:
+    """Read all readable rows. Also return a message about the first unreadable row, or ``None``.
 
     Raises:
-        TraceError: It is another table.
+        TraceError: The file lacks a required column.
         csv.Error: No row can be read.
     """
     rows = csv.reader(lines)
-    table = _Table.of(next(rows, []), path)
+    table = _Table.from_header(next(rows, []), path)
     problem = None
     kernels: list[CompleteEvent] = []
     try:
         for row in rows:
-            kernel = table.take(row)
+            kernel = table.add_row(row)
             if kernel is None:
                 problem = problem or f"Line {rows.line_num:,} is not a row of {table.columns} columns with its times."
                 continue
             kernels.append(kernel)
-            if len(kernels) >= _KERNELS_AT_ONCE:
+            if len(kernels) >= _BATCH_KERNELS:
                 collector.add_spans(kernels)
                 kernels.clear()
     except csv.Error as error:
-        if not table.kernels:
+        if not table.kernel_count:
             raise
-        problem = problem or f"It cannot be read behind line {rows.line_num:,}: {error}."
+        problem = problem or f"The file cannot be read after line {rows.line_num:,}: {error}."
     collector.add_spans(kernels)
     return table, problem
 
 
 class _Table:
-    """Turns rows into kernels, and sums up what else they say.
-
-    Args:
-        header: The names of the columns.
-    """
+    """Converts rows to kernels, and sums their other columns."""
 
     def __init__(self, header: Sequence[str]) -> None:
         self.columns = len(header)
-        self.kernels = 0
+        self.kernel_count = 0
         self.steps: dict[tuple[int, Id], list[int]] = {}
-        """When the first kernel started and the last ended, by step and device."""
+        """Start of the first and end of the last kernel, keyed by step and device."""
         self.first_outside_ns: int | None = None
         self.types: dict[str, str] = {}
         self.cores: dict[str, list[int]] = {}
-        """How many rows, and the sum of their durations."""
+        """Number of rows and their total duration."""
         self._start, self._duration, name, kind = map(header.index, (_START, _DURATION, _NAME, _TYPE))
-        # A column that is not there is that of an empty cell behind the row.
+        # The index of a missing column is that of an empty cell, which `add_row` appends to the row.
         core, stream, device, self._step = (
             header.index(column) if column in header else len(header) for column in (_CORE, _STREAM, _DEVICE, _STEP)
         )
-        self._what = operator.itemgetter(name, kind, core, device, stream)
+        self._kernel_cells = operator.itemgetter(name, kind, core, device, stream)
 
     @classmethod
-    def of(cls, header: Sequence[str], path: Path) -> _Table:
-        """Take the first line.
+    def from_header(cls, header: Sequence[str], path: Path) -> _Table:
+        """Create a table from the column names in the first line.
 
         Raises:
-            TraceError: It has not the columns of such a file.
+            TraceError: A required column is missing.
         """
         columns = [column.strip() for column in header]
-        if missing := [column for column in _NEEDED if column not in columns]:
-            raise TraceError(f"{path} is not Ascend's kernel_details.csv: it has no column {', '.join(missing)}.")
+        if missing := [column for column in _REQUIRED if column not in columns]:
+            raise TraceError(f"{path} is not Ascend's kernel_details.csv: missing columns {', '.join(missing)}.")
         return cls(columns)
 
-    def take(self, row: list[str]) -> CompleteEvent | None:
-        """Take a row; ``None`` if it is none of a kernel."""
+    def add_row(self, row: list[str]) -> CompleteEvent | None:
+        """Convert a row to a kernel and add it to the sums. Return ``None`` for an invalid row. Changes the list."""
         if len(row) != self.columns:
             return None
-        start_ns, duration_ns = _nanoseconds(row[self._start]), _nanoseconds(row[self._duration])
+        start_ns, duration_ns = _parse_time_ns(row[self._start]), _parse_time_ns(row[self._duration])
         if start_ns is None or duration_ns is None:
             return None
         duration_ns = max(0, duration_ns)
         row.append("")
-        what = self._what(row)
-        if sum(map(len, what)) > _MAX_WHAT:
-            what = tuple(cell[: MAX_NAME_LENGTH + 1] for cell in what)
-        name, kind, core, device, stream = _kernel(*what)
-        self.kernels += 1
+        cells = self._kernel_cells(row)
+        if sum(map(len, cells)) > _MAX_CACHED_LENGTH:
+            cells = tuple(cell[: MAX_NAME_LENGTH + 1] for cell in cells)
+        name, kind, core, device, stream = _parse_kernel(*cells)
+        self.kernel_count += 1
         self._add_step(row[self._step], device, start_ns, start_ns + duration_ns)
         if name not in self.types and kind and len(self.types) < _MAX_TYPES:
             self.types[name] = kind
         if core in self.cores or (core and len(self.cores) < _MAX_CORES):
-            of_core = self.cores.setdefault(core, [0, 0])
-            of_core[0] += 1
-            of_core[1] += duration_ns
+            core_sums = self.cores.setdefault(core, [0, 0])
+            core_sums[0] += 1
+            core_sums[1] += duration_ns
         return CompleteEvent(name, "kernel", device, stream, start_ns, duration_ns)
 
     def _add_step(self, text: str, device: Id, start_ns: int, end_ns: int) -> None:
-        step = _id(text.strip() or "none")
+        step = _parse_id(text.strip() or "none")
         if not isinstance(step, int):
             if self.first_outside_ns is None or start_ns < self.first_outside_ns:
                 self.first_outside_ns = start_ns
@@ -263,25 +261,25 @@ class _Table:
             self.steps[step, device] = [start_ns, end_ns]
 
 
-@functools.lru_cache(maxsize=_MAX_KNOWN)
-def _kernel(name: str, kind: str, core: str, device: str, stream: str) -> tuple[str, str, str, Id, Id]:
-    """Return name, type and core of a kernel, the last two empty where they are not known, its device and stream."""
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def _parse_kernel(name: str, kind: str, core: str, device: str, stream: str) -> tuple[str, str, str, Id, Id]:
+    """Return the normalised name, type, core, device and stream. An unknown type or core is an empty string."""
     name, kind, core, device, stream = (cell.strip() for cell in (name, kind, core, device, stream))
     if core in _HCCL and stream in _UNKNOWN and (call := _match_call(name.removeprefix(kind))):
         stream = f"group {call[1]}"
-    shared = os.path.commonprefix([name, kind])  # noqa: RUF071 - of any texts
-    if shared and _match_counter(name.removeprefix(shared)):
+    shared_prefix = os.path.commonprefix([name, kind])  # noqa: RUF071 - works on any strings
+    if shared_prefix and _match_counter(name.removeprefix(shared_prefix)):
         name = kind
-    known = kind not in _UNKNOWN and len(name) <= MAX_NAME_LENGTH
-    return name, kind if known else "", "" if core in _UNKNOWN else core, _id(device), _id(stream)
+    has_type = kind not in _UNKNOWN and len(name) <= MAX_NAME_LENGTH
+    return name, kind if has_type else "", "" if core in _UNKNOWN else core, _parse_id(device), _parse_id(stream)
 
 
-def _nanoseconds(time_us: str) -> int | None:
+def _parse_time_ns(time_us: str) -> int | None:
     time_us = time_us.strip()
     return exact_nanoseconds(time_us) if time_us else None
 
 
-def _id(text: str) -> Id:
+def _parse_id(text: str) -> Id:
     if not text:
         return 0
     return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else text

@@ -1,4 +1,4 @@
-"""Reads a directory of torch_npu, or its table of kernels alone, into columns."""
+"""Reads a torch_npu directory, or a single kernel table, into columns."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
         TraceError: the directory cannot be read or has not been analysed.
     """
     directory = AscendDirectory(path)
-    if error := directory.unreadable():
+    if error := directory.read_error():
         raise error
-    table, view = directory.kernel_details, directory.trace_view
+    table, trace_view = directory.kernel_details, directory.trace_view
     meter = Meter(size_to_read(path), on_progress)
     problems: list[str] = []
     kernels: Kernels | None = None
@@ -58,19 +58,22 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
         meter.passed(file_size(table))
         if kernels is not None and kernels.check.problem:
             problems.append(f"{table.name}: {kernels.check.problem}")
-    if view is not None:
-        how = ReadingArguments(
+    if trace_view is not None:
+        arguments = ReadingArguments(
             is_step=is_step, on_progress=meter.within, max_json_bytes=max_json_bytes, slice_events=slice_events
         )
         if kernels is not None and kernels.check.events:
-            read = functools.partial(read_chrome, view, AllEvents, MARKS if devices_only else None, **how)
-            trace = _attempt(functools.partial(kernels.with_host, read), problems)
+            read_host = functools.partial(
+                read_chrome, trace_view, AllEvents, MARKS if devices_only else None, **arguments
+            )
+            trace = _attempt(functools.partial(kernels.with_host, read_host), problems)
         else:
-            trace = _attempt(functools.partial(read_trace, view, devices_only=devices_only, **how), problems)
+            read_all = functools.partial(read_trace, trace_view, devices_only=devices_only, **arguments)
+            trace = _attempt(read_all, problems)
         if trace is not None and trace.check.problem:
-            problems.append(f"{view.name}: {trace.check.problem}")
+            problems.append(f"{trace_view.name}: {trace.check.problem}")
     if trace is None and kernels is not None:
-        trace = kernels.alone()
+        trace = kernels.without_host()
     if trace is None:
         raise TraceError(" ".join(problems))
     check = attrs.evolve(
@@ -96,7 +99,7 @@ def _attempt(read: Callable[[], _T], problems: list[str]) -> _T | None:
 
 
 class Kernels:
-    """The kernels of a ``kernel_details.csv``."""
+    """Kernels of a ``kernel_details.csv``, read at construction."""
 
     def __init__(
         self, path: Path, is_step: Callable[[str], bool], on_progress: Progress | None, slice_events: int
@@ -108,11 +111,11 @@ class Kernels:
 
     @property
     def check(self) -> TraceCheck:
-        """What reading the table to its end found."""
+        """Result of checking the complete table."""
         return self._details.check
 
-    def alone(self) -> Trace:
-        """Return the trace that they are without anything else."""
+    def without_host(self) -> Trace:
+        """Return a trace with the kernels and with step annotations."""
         self._collector.add_spans(steps_as_annotations(self._details.steps))
         self._collector.finish({})
         return Trace(
@@ -128,21 +131,21 @@ class Kernels:
         )
 
     def with_host(self, read: Callable[..., Trace]) -> Trace:
-        """Return the trace of these kernels and of all but the device lanes of a Chrome trace.
+        """Return a trace with the kernels and with the events of a Chrome trace, except its device lanes.
 
         Args:
-            read: Reads that; takes ``tables``.
+            read: Reads the Chrome trace. Called with the keyword argument ``tables``.
         """
         tables = self._store.tables
-        # First, so that a host of very many names leaves them theirs.
+        # Add step names before reading the host: the number of names is limited, and the host may use them up.
         self._collector.add_spans(steps_on_devices(self._details.steps))
         host = read(tables=tables)
         if not _has_steps(tables):
             self._collector.add_spans(steps_as_annotations(self._details.steps))
         self._collector.finish({})
-        left_out = tables.names_of_categories(DEVICE_PROCESSES)
+        is_device_name = tables.names_of_categories(DEVICE_PROCESSES)
         for block in host.timeline.blocks():
-            self._store.timeline.add(block[~left_out[block.name]])
+            self._store.timeline.add(block[~is_device_name[block.name]])
         return attrs.evolve(
             host,
             timeline=self._store.timeline,
@@ -153,13 +156,13 @@ class Kernels:
 
 
 def _has_steps(tables: Tables) -> bool:
-    """Tell whether the host marked steps."""
-    of_host = tables.names_of_categories(frozenset({OPERATOR, ANNOTATION}))
-    return any(name.startswith("ProfilerStep#") for name in itertools.compress(tables.names, of_host))
+    """Return whether the host annotated steps."""
+    is_host_name = tables.names_of_categories(frozenset({OPERATOR, ANNOTATION}))
+    return any(name.startswith("ProfilerStep#") for name in itertools.compress(tables.names, is_host_name))
 
 
 def read_tables(path: Path) -> RecorderTables:
-    """Read what torch_npu's analysis worked out beside the timeline."""
+    """Read the step table and the communication table. Errors are added to the problems of the result."""
     directory = AscendDirectory(path)
     tables, problems = RecorderTables(), []
     try:
@@ -176,8 +179,8 @@ def read_tables(path: Path) -> RecorderTables:
     return attrs.evolve(tables, problems=tuple(filter(None, problems)))
 
 
-def steps_of_kernels(path: Path) -> list[StepOnDevice]:
-    """Return where the kernels of each step are on each device.
+def kernel_step_spans(path: Path) -> list[StepOnDevice]:
+    """Return the time span of each step's kernels on each device. Without a kernel table, return an empty list.
 
     Raises:
         TraceError: the table cannot be read.

@@ -1,13 +1,14 @@
-"""Ascend's ``step_trace_time.csv``: how torch_npu's analysis divides the time of each step on each device.
+"""Reader for Ascend's ``step_trace_time.csv``: time breakdown of each step on each device by torch_npu's analysis.
 
-Format: ``TraceStepTimeParser`` in torch_npu (``torch_npu/profiler/analysis/prof_view/_trace_step_time_parser.py``),
-with the same columns from 2.6 to 2.14, all times in microseconds::
+Format: ``TraceStepTimeParser`` in torch_npu (``torch_npu/profiler/analysis/prof_view/_trace_step_time_parser.py``). The
+columns are the same from 2.6 to 2.14. All times are in microseconds::
 
     Device_id,Step,Computing,Communication(Not Overlapped),Overlapped,Communication,Free,Stage,Bubble,
     Communication(Not Overlapped and Exclude Receive),Preparing
 
-``Device_id`` is -1 for a device without a number, ``Step`` empty for a recording without steps. ``Bubble`` is the sum
-of the times of ``hcom_receive*``; ``Stage`` reaches from the first to the last of the times of the step, without it.
+``Device_id`` is -1 for a device without a number. ``Step`` is empty for a recording without steps. ``Bubble`` is the
+total time of ``hcom_receive*``. ``Stage`` is the time from the first to the last activity of the step, minus
+``Bubble``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from profdeck_traces import DeviceStepSummary
 from profdeck_traces.reading.times import exact_nanoseconds
 
 _DEVICE, _STEP, _COMPUTING, _PREPARING = "Device_id", "Step", "Computing", "Preparing"
-_NEEDED = (_STEP, _COMPUTING)
+_REQUIRED = (_STEP, _COMPUTING)
 _FIELDS = {
     _COMPUTING: "compute_us",
     "Communication": "communication_us",
@@ -38,25 +39,25 @@ _FIELDS = {
 }
 _NS_PER_US = 1000
 _MAX_ROWS = 100_000
-_MAX_DIGITS = 18  # of a number of 64 bits
-# csv's own limit of a field is set for the whole process; a row of such a file has 200 characters.
+_MAX_DIGITS = 18  # fits into 64 bits
+# The field limit of the csv module is process-wide. A real row has about 200 characters.
 _MAX_LINE = 1 << 16
 
 
 @attrs.frozen
 class AscendStepTimes:
-    """What a ``step_trace_time.csv`` says."""
+    """Contents of a ``step_trace_time.csv``."""
 
     steps: tuple[DeviceStepSummary, ...]
     problem: str | None
-    """What is wrong with the file, in one sentence; ``None`` if it is whole."""
+    """First problem in the file, as a sentence; ``None`` if the file is intact."""
 
 
 def read_step_times(path: Path) -> AscendStepTimes:
-    """Read a ``step_trace_time.csv``; of a damaged one, the rows that can be read.
+    """Read a ``step_trace_time.csv``. Invalid rows are skipped.
 
-    Columns are told by their names. Those that are missing leave ``None``, and so does a ``Preparing`` below 0, which
-    torch_npu writes for a step without work on the device. After 100,000 rows no more are read.
+    Values of missing columns are ``None``. A negative ``Preparing`` is also ``None``: torch_npu writes it for steps
+    without device activity. At most 100,000 rows are read.
 
     Raises:
         TraceError: The file cannot be opened or read.
@@ -76,36 +77,37 @@ def _read(file: TextIO) -> tuple[list[DeviceStepSummary], str | None]:
     problem: str | None = None
     try:
         header = [column.strip() for column in next(reader, [])]
-        if missing := [column for column in _NEEDED if column not in header]:
-            return [], f"It is no table of step times: it has no column {' and no column '.join(missing)}."
+        if missing := [column for column in _REQUIRED if column not in header]:
+            return [], f"The file is not a table of step times: missing columns {', '.join(missing)}."
         for row in reader:
             if len(steps) >= _MAX_ROWS:
-                return steps, f"It has more than {_MAX_ROWS:,} rows: the others were not read."
-            step = _step(dict(zip(header, row, strict=True))) if len(row) == len(header) and lines.ended else None
+                return steps, f"The file has more than {_MAX_ROWS:,} rows; the remaining rows were not read."
+            is_row = len(row) == len(header) and lines.is_complete
+            step = _parse_step(dict(zip(header, row, strict=True))) if is_row else None
             if step:
                 steps.append(step)
             else:
                 problem = problem or f"Line {reader.line_num:,} is not a row of {len(header)} columns with times."
     except csv.Error as error:
-        return steps, f"Line {reader.line_num:,} is not a row of such a table: {error}."
-    return steps, problem or (None if steps else "There are no rows.")
+        return steps, f"Line {reader.line_num:,} is not a row of step times: {error}."
+    return steps, problem or (None if steps else "The file has no rows.")
 
 
 class _Lines:
-    """Yields the lines of a file, endless ones in parts."""
+    """Yields the lines of a file. Very long lines are split."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self.ended = True
-        """Whether the last one had an end: torch_npu ends them all, so that one without it was cut."""
+        self.is_complete = True
+        """False if the last line has no line break: it was split, or the file is truncated."""
 
     def __iter__(self) -> Iterator[str]:
         while line := self._file.readline(_MAX_LINE):
-            self.ended = line.endswith("\n")
+            self.is_complete = line.endswith("\n")
             yield line
 
 
-def _step(row: dict[str, str]) -> DeviceStepSummary | None:
+def _parse_step(row: dict[str, str]) -> DeviceStepSummary | None:
     times: dict[str, float | None] = dict.fromkeys(_FIELDS.values())
     for column, field in _FIELDS.items():
         if text := row.get(column, "").strip():
@@ -113,9 +115,9 @@ def _step(row: dict[str, str]) -> DeviceStepSummary | None:
             if time_ns is None:
                 return None
             times[field] = None if column == _PREPARING and time_ns < 0 else time_ns / _NS_PER_US
-    return DeviceStepSummary(device=_number(row.get(_DEVICE, "")), step=_number(row[_STEP]), **times)
+    return DeviceStepSummary(device=_parse_number(row.get(_DEVICE, "")), step=_parse_number(row[_STEP]), **times)
 
 
-def _number(text: str) -> int | None:
+def _parse_number(text: str) -> int | None:
     text = text.strip()
     return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else None

@@ -1,4 +1,4 @@
-"""slime's rollout function: the engines behind the router of its manager are captured while it generates."""
+"""Test of slime's rollout function: engines of the manager's router are captured during generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from processes import python_path
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
 
-# What the host's own function does, as far as engines see it: requests through the router.
+# Rollout function of the host: it sends requests through the router.
 HOST = """
 import httpx
 

@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face, with a tiny model: accumulation, resume, several steps in a capture."""
+"""Tests of the Hugging Face Trainer with a tiny model: accumulation, resuming, and captures of several steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from profdeck.verification.run_report import read_run
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., None]:
-    """Train a tiny Llama for some steps."""
-    import torch  # here, as other sessions collect this module, too
+    """Return a function that trains a tiny Llama."""
+    import torch  # lazy: other nox sessions also collect this module
     import transformers
 
     from profdeck_trainers.huggingface import ProfdeckCallback
@@ -57,7 +57,7 @@ def marks(path: Path) -> list[str]:
     return sorted(event["name"] for event in events if event["name"].startswith("ProfilerStep#"))
 
 
-def test_steps_are_those_of_the_optimizer(train: Callable[..., None], tmp_path: Path) -> None:
+def test_steps_are_optimizer_steps(train: Callable[..., None], tmp_path: Path) -> None:
     train(6, {"steps": ["2..3", 6]})
     report = read_run(tmp_path / "hf")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
@@ -67,7 +67,7 @@ def test_steps_are_those_of_the_optimizer(train: Callable[..., None], tmp_path: 
     assert marks(artifact.path) == ["ProfilerStep#2", "ProfilerStep#3"]
 
 
-def test_micro_batches_of_a_step_are_a_window(train: Callable[..., None], tmp_path: Path) -> None:
+def test_window_counts_micro_batches(train: Callable[..., None], tmp_path: Path) -> None:
     train(2, {"steps": [2], "trainer.window": {"skip_first": 1, "active": 1}})
     report = read_run(tmp_path / "hf")
     assert report.status is Status.COMPLETE
@@ -75,7 +75,7 @@ def test_micro_batches_of_a_step_are_a_window(train: Callable[..., None], tmp_pa
     assert artifact.iterations == (1, 1)
 
 
-def test_a_trainer_that_resumes_goes_on_counting(train: Callable[..., None], tmp_path: Path) -> None:
+def test_resumed_trainer_continues_the_step_numbers(train: Callable[..., None], tmp_path: Path) -> None:
     train(3, {"steps": [5]})
     train(5, {"steps": [5]}, resume=True)
     report = read_run(tmp_path / "hf")
@@ -83,7 +83,7 @@ def test_a_trainer_that_resumes_goes_on_counting(train: Callable[..., None], tmp
     assert [one.first_step for one in report.captures] == [5]
 
 
-def test_a_training_that_ends_in_mid_capture_is_partial(train: Callable[..., None], tmp_path: Path) -> None:
+def test_training_that_ends_during_a_capture_is_partial(train: Callable[..., None], tmp_path: Path) -> None:
     train(2, {"steps": ["2..9"]})
     report = read_run(tmp_path / "hf")
     assert report.status is Status.PARTIAL
@@ -122,8 +122,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_an_engine_that_generates_in_the_trainers_process(tmp_path: Path) -> None:
-    """As that of TRL, ``trainer.vllm_generation.llm``."""
+def test_engine_in_the_trainer_process_is_captured(tmp_path: Path) -> None:
+    """Engine with the interface of ``trainer.vllm_generation.llm`` in TRL."""
     script = tmp_path / "job.py"
     script.write_text(GENERATES)
     environ = vllm_environment(tmp_path) | {"VLLM_PLUGINS": "profdeck", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -136,7 +136,7 @@ def test_an_engine_that_generates_in_the_trainers_process(tmp_path: Path) -> Non
     assert sorted((one.role, one.first_step) for one in report.captures) == [("rollout", 2), ("trainer", 2)]
 
 
-def test_the_page_works(tmp_path: Path) -> None:
+def test_documented_example_works(tmp_path: Path) -> None:
     shell = Shell(tmp_path)
     script, console, *_ = blocks(ROOT / "docs" / "how-to" / "frameworks.md")  # of other frameworks
     (shell.directory / "finetune.py").write_text(script.text)

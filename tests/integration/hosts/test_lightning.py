@@ -1,4 +1,4 @@
-"""The Trainer of Lightning: accumulation, resume, stages."""
+"""Tests of the Lightning Trainer: accumulation, resuming and stages."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of Lightning
 
 
 @pytest.fixture
 def train(tmp_path: Path) -> Callable[..., None]:
-    """Train a module of one layer for some optimizer steps of two batches."""
-    import torch  # here, as other sessions collect this module, too
+    """Return a function that trains a single layer. Each optimizer step has two batches."""
+    import torch  # lazy: other nox sessions also collect this module
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -62,7 +62,7 @@ def marks(path: Path) -> Counter[str]:
     return Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
 
 
-def test_steps_are_those_of_the_optimizer_and_have_stages(train: Callable[..., None], tmp_path: Path) -> None:
+def test_steps_are_optimizer_steps_with_stages(train: Callable[..., None], tmp_path: Path) -> None:
     train(6, {"steps": ["2..3", 6]})
     report = read_run(tmp_path / "pl")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
@@ -77,7 +77,7 @@ def test_steps_are_those_of_the_optimizer_and_have_stages(train: Callable[..., N
     }
 
 
-def test_a_trainer_of_lightning_that_resumes_keeps_its_numbers(train: Callable[..., None], tmp_path: Path) -> None:
+def test_resumed_lightning_trainer_continues_the_step_numbers(train: Callable[..., None], tmp_path: Path) -> None:
     train(3, {"steps": [2]})
     train(5, {"steps": [2, 5], "final_step": 5}, resume=True)
     report = read_run(tmp_path / "pl")
@@ -85,7 +85,7 @@ def test_a_trainer_of_lightning_that_resumes_keeps_its_numbers(train: Callable[.
     assert [(one.first_step, one.last_step) for one in report.captures] == [(2, 2), (5, 5)]
 
 
-def test_a_mini_batch_window_counts_batches(train: Callable[..., None], tmp_path: Path) -> None:
+def test_mini_batch_window_counts_batches(train: Callable[..., None], tmp_path: Path) -> None:
     train(3, {"steps": [2], "trainer.window": {"wait": 1, "active": 1}})
     report = read_run(tmp_path / "pl")
     assert report.status is Status.COMPLETE

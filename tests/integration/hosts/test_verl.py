@@ -214,4 +214,4 @@ def test_check_says_whether_verl_loads_it(tmp_path: Path, monkeypatch: Any) -> N
         "detail": "verl 0.9.1 loads profdeck; select it with global_profiler.tool=profdeck",
     }
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "cpu")
-    assert (found()["ok"], "leaves profdeck out" in found()["detail"]) == (False, True)
+    assert (found()["ok"], "excludes profdeck" in found()["detail"]) == (False, True)

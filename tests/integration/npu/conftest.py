@@ -1,7 +1,7 @@
-"""The real torch_npu on a machine without an NPU: over a stub driver, in processes of their own.
+"""Fixtures that run the real torch_npu without an NPU, in child processes with a stub driver.
 
-stub_driver.c and stub_msprof.py say what they cannot show. Nothing here imports torch: with torch_npu installed it can
-only be imported by processes that the stub driver is given to, which `job` starts.
+stub_driver.c and stub_msprof.py document their limits. The test process does not import torch: with torch_npu
+installed, the import only succeeds in processes with the stub driver. The fixture `job` starts such processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import attrs
 import pytest
 
 HERE = Path(__file__).parent
-# What torch_npu is linked with and what it loads of CANN, besides libascendcl.so, which has all the stub's symbols.
+# Libraries of CANN that torch_npu links or loads. libascendcl.so has all symbols of the stub.
 LINKED = ("hccl", "acl_op_compiler", "ge_runner", "graph", "acl_tdt_channel")
 LOADED = ("msprofiler", "ms_tools_ext", "ascend_dump", "ascend_hal", "opapi")
 PROFILING = ("aclprof", "mstx", "aclopStartDumpArgs", "aclopStopDumpArgs")
@@ -35,17 +35,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @attrs.frozen
 class Call:
-    """One call of the driver."""
+    """One driver call."""
 
     name: str
     arguments: dict[str, str]
-    """What it was given, as text; ``{}`` for a call without arguments. Numbers are decimal, masks hexadecimal."""
+    """Arguments as text. Numbers are decimal, and masks are hexadecimal."""
 
     tid: int
 
 
 def read_calls(path: Path) -> list[Call]:
-    """Read what a stub driver logged so far, in the order of the calls."""
+    """Read the calls that a stub driver has logged so far, in call order."""
     calls = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         fields = json.loads(line)
@@ -56,7 +56,7 @@ def read_calls(path: Path) -> list[Call]:
 
 @attrs.frozen
 class Job:
-    """A process that has ended, and what it did to the driver."""
+    """Result of a finished process, and its driver calls."""
 
     returncode: int
     stdout: str
@@ -65,13 +65,13 @@ class Job:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls of the driver's profiler, in order."""
+        """Calls of the driver's profiler, in call order."""
         return [call for call in self.all_calls if call.name.startswith(PROFILING)]
 
 
 @attrs.frozen
 class Jobs:
-    """Starts Python with the stub driver in a folder, and ends what has not ended by itself."""
+    """Starts Python processes with the stub driver, and kills those still running at the end."""
 
     directory: Path
     environ: dict[str, str]
@@ -85,7 +85,7 @@ class Jobs:
         check: bool = True,
         timeout_s: float = JOB_S,
     ) -> Job:
-        """Run code, or a file with code, to its end; with `check` an exit status other than 0 fails the test."""
+        """Run code or a file and wait until it exits. With `check`, a nonzero exit status fails the test."""
         process, log = self.start(script, *arguments, env=env)
         stdout, stderr = process.communicate(timeout=timeout_s)
         job = Job(process.returncode, stdout, stderr, read_calls(log))
@@ -95,7 +95,7 @@ class Jobs:
     def start(
         self, script: str | Path, *arguments: object, env: Mapping[str, str] | None = None
     ) -> tuple[subprocess.Popen[str], Path]:
-        """Start code, or a file with code; returns the process and the log of its driver, for `read_calls`."""
+        """Start code or a file. Return the process and the path of its driver log; see `read_calls`."""
         log = self.directory / f"driver_{len(self._started)}.log"
         command = [
             sys.executable,
@@ -116,7 +116,7 @@ class Jobs:
         return process, log
 
     def end(self) -> None:
-        """End the processes that still run, each with its process group."""
+        """Kill the process groups of running processes."""
         for process in self._started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -131,14 +131,14 @@ class Driver:
     """The compiled stub driver."""
 
     libraries: Path
-    """The folder of its libraries."""
+    """Directory of the stub libraries."""
 
     environ: dict[str, str]
-    """What a process needs so that its torch_npu finds them."""
+    """Environment of processes that use the stub libraries."""
 
     @contextlib.contextmanager
     def jobs(self, directory: Path, **environ: str) -> Iterator[Jobs]:
-        """Start jobs in a folder, for a fixture of wider scope than a test."""
+        """Start jobs in a directory. Used by fixtures with a wider scope than a test."""
         jobs = Jobs(directory, self.environ | environ)
         try:
             yield jobs
@@ -148,7 +148,7 @@ class Driver:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """The stub driver, compiled once."""
+    """Compile the stub driver once per session."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("the stub driver of the NPU cannot be compiled: there is no C compiler (cc) on the PATH")
@@ -159,7 +159,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     for name in (*LINKED, *LOADED):
         options = [f"-Wl,-soname,lib{name}.so", "-Wl,--no-as-needed", f"-L{home}", "-lascendcl"]
         subprocess.run([*build, "-x", "c", os.devnull, *options, "-o", home / f"lib{name}.so"], check=True)
-    # What a machine with CANN, or another test, has set would lead elsewhere; the autoload is what users have.
+    # Ignore variables from a CANN installation or another test. Autoload is on, as for users.
     foreign = ("ASCEND_", "STUB_", "PROFILING_", "PROFILER_", "PROF_", "MSMONITOR_", "KINETO_", "TORCH_DEVICE_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     found = os.pathsep.join([str(home), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
@@ -168,15 +168,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 
 @pytest.fixture
 def job(driver: Driver, tmp_path: Path) -> Iterator[Jobs]:
-    """Run Python code with the stub driver, in the test's folder."""
+    """Run Python code with the stub driver in the test's directory."""
     with driver.jobs(tmp_path, PROFDECK_LEASE_DIR=os.environ["PROFDECK_LEASE_DIR"]) as jobs:
         yield jobs
 
 
 @pytest.fixture(scope="session")
 def msprof_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PATH with the stand-in for msprof."""
-    # torch_npu looks for a script of CANN beside the program, and does not start it.
+    """A PATH that contains the msprof stub."""
+    # torch_npu checks that a script of CANN exists next to the program. It does not start the script.
     home = tmp_path_factory.mktemp("msprof") / "tools" / "profiler"
     script = home / "profiler_tool" / "analysis" / "msprof" / "msprof.py"
     script.parent.mkdir(parents=True)
@@ -190,6 +190,6 @@ def msprof_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def msprof(job: Jobs, msprof_path: str) -> Path:
-    """Let the test's jobs find the stand-in for msprof; returns its program."""
+    """Put the msprof stub on the PATH of the test's jobs and return its path."""
     job.environ["PATH"] = msprof_path
     return Path(msprof_path.partition(os.pathsep)[0]) / "msprof"

@@ -1,15 +1,15 @@
-"""A stand-in for `msprof`, the program of CANN that torch_npu's analysis starts to read what a device recorded.
+"""Stub of CANN's program `msprof`, which torch_npu's analysis starts to read device data.
 
-It makes rows of the device from the operators that the stub driver saw launched (device_N/data/stub_tasks of a
-capture), so that torch_npu's own parsers go all the way to kernel_details.csv, step_trace_time.csv, communication.json,
-a trace_view.json with lanes of the device and a database. The files have the names and columns of the real ones, with
-fewer metrics and tables. Every time and size in them is made up: a kernel starts 1 us after its launch, or after what
-came before on its device, and takes 10 us; where the capture asked for communication, an all-reduce of 4 us follows.
+The stub converts the launches that the stub driver recorded (device_N/data/stub_tasks of a capture) to device rows.
+torch_npu's parsers then write kernel_details.csv, step_trace_time.csv, communication.json, a trace_view.json with
+device lanes, and a database. The files have the names and columns of real files, but fewer metrics and tables.
+
+All times and sizes are invented. A kernel takes 10 us. It starts 1 us after its launch or after the previous kernel of
+its device. If the capture records communication, an all-reduce of 4 us follows each kernel.
 
 Environment:
-    STUB_MSPROF       "fail": exits with 1, as when CANN cannot read the data; "hang": waits until it is ended;
-                      unset: works
-    STUB_MSPROF_PIDS  a file to which each of its processes adds its id, so that a test can tell whether it still runs
+    STUB_MSPROF       "fail": exit with 1, like CANN for unreadable data; "hang": wait until killed; unset: succeed
+    STUB_MSPROF_PIDS  a file to which each process appends its PID, so that tests can check whether it is running
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HELP = "A stand-in for msprof: --export=on|--analyze=on --output=DIR [--type=text|db]"
+HELP = "Stub of msprof: --export=on|--analyze=on --output=DIR [--type=text|db]"
 KERNEL_NS = 10_000
 COMMUNICATION_NS = 4_000
 AFTER_LAUNCH_NS = 1_000
-# torch_npu looks every 0.1 s for what an export writes, in a thread that it does not wait for. If the export ends
-# before that thread has looked, the analysis ends as failed; real ones take longer. Nothing tells that it has looked.
+# A thread of torch_npu checks every 0.1 s for the files of an export. If the export ends before the first check,
+# torch_npu treats the analysis as failed. Real exports take longer. The stub cannot detect the check, so it waits.
 SEEN_S = 0.5
 HCCL_TRACE = 0x20  # ACL_PROF_HCCL_TRACE of acl_prof.h
 NO_METRICS = 255  # ACL_AICORE_NONE of acl_prof.h
@@ -38,7 +38,7 @@ STREAM, COMMUNICATION_STREAM = 2, 3
 ALL_REDUCE = "hcom_allReduce_"
 GROUP = "127.0.0.1%enp0_60000_0_1700000000000000"
 STAMP = "20240101000000"
-FIRST_PID = 1 << 23  # above every process id, which the lanes of the host have
+FIRST_PID = 1 << 23  # larger than any PID, because host lanes use PIDs
 
 TASKS = "Device_id,Model ID,Task ID,Stream ID,Op Name,OP Type,OP State,Task Type"
 TIMES = "Task Start Time(us),Task Duration(us),Task Wait Time(us)"
@@ -51,7 +51,7 @@ API_STATISTIC = "Device_id,Level,API Name,Time(us),Count,Avg(us),Min(us),Max(us)
 
 
 class Task(NamedTuple):
-    """What a device did for an operator."""
+    """A device task of an operator."""
 
     number: int
     name: str
@@ -91,7 +91,7 @@ def main(arguments: list[str]) -> int:
         return 0
     match os.environ.get("STUB_MSPROF"):
         case "fail":
-            sys.stderr.write("The stand-in for msprof fails, as STUB_MSPROF asks.\n")
+            sys.stderr.write("The msprof stub fails because of STUB_MSPROF.\n")
             return 1
         case "hang":
             while True:
@@ -112,7 +112,7 @@ def main(arguments: list[str]) -> int:
 
 
 def read(path: Path) -> Device:
-    """Make a device's tasks from what the stub driver wrote."""
+    """Create the device's tasks from the launches that the stub driver recorded."""
     about, *lines = (path / "data" / "stub_tasks").read_text(encoding="utf-8").splitlines()
     settings = dict(word.split("=") for word in about.split())
     communicates = bool(int(settings["data_types"], 16) & HCCL_TRACE)
@@ -133,13 +133,13 @@ def read(path: Path) -> Device:
 
 
 def us(ns: int) -> str:
-    """Write a time as msprof does: text, so that no digit of a time since the epoch is lost."""
+    """Format a time like msprof: as text, which keeps all digits of a time since the epoch."""
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
 def export_text(output: Path, devices: list[Device]) -> None:
     output.mkdir(exist_ok=True)
-    # torch_npu begins to read when there is a .csv, and reads the timeline then.
+    # torch_npu starts reading the timeline as soon as a .csv exists.
     events = [event for device in devices for event in timeline(device)]
     (output / f"msprof_{STAMP}.json").write_text(json.dumps(events), encoding="utf-8")
     metrics = any(device.metrics for device in devices)
@@ -148,7 +148,7 @@ def export_text(output: Path, devices: list[Device]) -> None:
         header = f"{OP_SUMMARY},{METRICS}" if metrics else OP_SUMMARY
         write(output / f"op_summary_{STAMP}.csv", header, [summary(device, task) for device, task in tasks])
     rows = [
-        # The real one ends times with a tab, so that spreadsheets leave them alone.
+        # msprof appends a tab to times, so that spreadsheets do not convert them.
         [device.id, task.name, "COMMUNICATION" if task.communicates else "KERNEL_AIVEC", STREAM, task.number, *times]
         for device, task in tasks
         for times in [(task.duration_ns / 1000, f"{us(task.start_ns)}\t", f"{us(task.end_ns)}\t")]
@@ -180,7 +180,7 @@ def write(path: Path, header: str, rows: list[list[Any]]) -> None:
 
 
 def timeline(device: Device) -> list[dict[str, Any]]:
-    """Make a device's events in the form of msprof: a process by layer, flows from the host's calls to tasks."""
+    """Create the device's events like msprof: one process per layer, and flows from host calls to tasks."""
     layers = ["CANN", "Ascend Hardware", "Communication", "Overlap Analysis"]
     pids = [FIRST_PID + 32 * layer + device.id for layer in range(len(layers))]
     host, hardware, communication, overlap = pids
@@ -203,7 +203,7 @@ def timeline(device: Device) -> list[dict[str, Any]]:
         args = {"Model Id": NO_MODEL, "Task Type": task.core, "Stream Id": STREAM, "Task Id": task.number}
         pid, tid = (communication, 0) if task.communicates else (hardware, STREAM)
         events.append({"name": task.name, "pid": pid, "tid": tid, **at, "args": args})
-        if task.communicates:  # on its stream the device waits for the others, which is no work
+        if task.communicates:  # the device's stream waits for the other ranks
             args = {**args, "Task Type": "EVENT_WAIT", "Stream Id": COMMUNICATION_STREAM}
             events.append({"name": "EVENT_WAIT", "pid": hardware, "tid": COMMUNICATION_STREAM, **at, "args": args})
         busy = lanes[1:3] if task.communicates else lanes[:1]
@@ -222,7 +222,7 @@ def timeline(device: Device) -> list[dict[str, Any]]:
 
 
 def analyze_text(output: Path, devices: list[Device]) -> None:
-    """Write what each communication cost, and each link of it."""
+    """Write the times and links of each communication."""
     none = {"Transit Size(MB)": 0, "Transit Time(ms)": 0, "Bandwidth(GB/s)": 0}
     times: dict[str, Any] = {}
     links: dict[str, Any] = {}
@@ -244,7 +244,7 @@ def analyze_text(output: Path, devices: list[Device]) -> None:
 
 
 def export_database(path: Path, devices: list[Device]) -> None:
-    """Write the tables of msprof's database that torch_npu joins its own to."""
+    """Write the tables of msprof's database that torch_npu's tables refer to."""
     path.unlink(missing_ok=True)
     connection = sqlite3.connect(path)
     connection.executescript(

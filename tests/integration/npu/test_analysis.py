@@ -1,6 +1,6 @@
-"""Analyses by the real torch_npu, in processes of their own, of what it recorded over the stub driver.
+"""Tests of the analysis with the real torch_npu, on recordings with the stub driver.
 
-Device rows come from the stand-in for msprof and are made up; so no time here means anything.
+The msprof stub invents the device rows, so their times have no meaning.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def recorded(driver, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def raw(recorded: Path, tmp_path: Path) -> Raw:
-    """Copy one of the captures."""
+    """Return a function that copies one of the captures."""
 
     def copy(name: str, to: str = "") -> Path:
         (source,) = recorded.glob(f"{name}_*_ascend_pt")
@@ -73,14 +73,14 @@ def raw(recorded: Path, tmp_path: Path) -> Raw:
 
 @pytest.fixture(autouse=True)
 def _with_driver(driver, msprof_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the processes that this one starts find the stub driver and the stand-in for msprof."""
+    """Make the stub driver and the msprof stub available to child processes."""
     monkeypatch.setenv("LD_LIBRARY_PATH", driver.environ["LD_LIBRARY_PATH"])
     monkeypatch.setenv("PATH", msprof_path)
     monkeypatch.setenv("STUB_MSPROF_PIDS", str(tmp_path / "msprof_pids"))
 
 
 def hanging(tmp_path: Path, timeout_s: float = PATIENCE_S) -> tuple[int, list[int]] | None:
-    """Wait until msprof hangs; return it, and all processes of the analysis, it and its leader included."""
+    """Wait until msprof hangs. Return its PID and the PIDs of the analysis's process group."""
     file = tmp_path / "msprof_pids"
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
@@ -110,7 +110,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 @contextlib.contextmanager
 def analysing(directory: Path, **options) -> Iterator[Callable[[], AnalysisState]]:
-    """Analyse in another thread; what this yields waits for it and returns its state."""
+    """Analyse in another thread. Yield a function that waits for the analysis and returns its state."""
     states: list[AnalysisState] = []
     cancelled = threading.Event()
     thread = threading.Thread(target=lambda: states.append(analyse(directory, cancelled=cancelled, **options)))
@@ -128,7 +128,7 @@ def analysing(directory: Path, **options) -> Iterator[Callable[[], AnalysisState
         thread.join()
 
 
-def test_text_is_read_back_whole(raw: Raw) -> None:
+def test_text_output_is_intact(raw: Raw) -> None:
     directory = raw("text")
     before = contents(directory)
     assert "raw data only" in check_directory(directory).notes[0]
@@ -143,7 +143,7 @@ def test_text_is_read_back_whole(raw: Raw) -> None:
     assert is_analysed(directory)
 
 
-def test_each_capture_leaves_what_is_expected_of_it(raw: Raw) -> None:
+def test_each_capture_has_its_expected_files(raw: Raw) -> None:
     for name, patterns in (
         ("db", ("ascend_pytorch_profiler*.db",)),
         ("ranges", ("trace_view.json",)),
@@ -154,7 +154,7 @@ def test_each_capture_leaves_what_is_expected_of_it(raw: Raw) -> None:
         assert check_directory(directory).problem is None
 
 
-def test_the_host_alone_needs_no_msprof(raw: Raw, driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_only_capture_does_not_need_msprof(raw: Raw, driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", driver.environ["PATH"])
     assert shutil.which("msprof") is None
     directory = raw("cpu")
@@ -163,7 +163,7 @@ def test_the_host_alone_needs_no_msprof(raw: Raw, driver, monkeypatch: pytest.Mo
     assert check_directory(directory).whole
 
 
-def test_a_failing_msprof_fails_it_and_the_next_one_works(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_analysis_can_be_repeated_after_msprof_fails(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = raw("text")
     before = contents(directory)
     monkeypatch.setenv("STUB_MSPROF", "fail")
@@ -171,7 +171,7 @@ def test_a_failing_msprof_fails_it_and_the_next_one_works(raw: Raw, monkeypatch:
     assert state.state == "failed"
     assert f"{OUTPUT}/kernel_details.csv is missing" in state.problems[0]
     assert "Failed to export CANN TEXT Profiling data" in (directory / LOG).read_text()
-    assert (directory / OUTPUT / "analyse.done").exists()  # so says torch_npu
+    assert (directory / OUTPUT / "analyse.done").exists()  # written by torch_npu on success
     check = check_directory(directory)
     assert not check.whole
     assert f"run: profdeck npu analyse {directory}" in (check.problem or "")
@@ -183,7 +183,7 @@ def test_a_failing_msprof_fails_it_and_the_next_one_works(raw: Raw, monkeypatch:
     assert contents(directory) == before
 
 
-def test_a_killed_worker_is_not_taken_for_success(raw: Raw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_killed_worker_is_reported_as_failure(raw: Raw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = raw("text")
     monkeypatch.setenv("STUB_MSPROF", "hang")
     with analysing(directory) as state:
@@ -192,10 +192,8 @@ def test_a_killed_worker_is_not_taken_for_success(raw: Raw, monkeypatch: pytest.
         msprof, group = found
         leader = os.getpgid(msprof)
         (worker,) = map(int, Path(f"/proc/{leader}/task/{leader}/children").read_text().split())
-        os.kill(worker, signal.SIGKILL)  # as the system does when the memory runs out
-        os.kill(
-            msprof, signal.SIGKILL
-        )  # what the worker had started goes on, and torch_npu waits for it, to exit with 0
+        os.kill(worker, signal.SIGKILL)  # like the OOM killer
+        os.kill(msprof, signal.SIGKILL)  # torch_npu waits for the worker's child processes, then exits with 0
         problems = state().problems
     assert problems == (f"torch_npu's process died before it finished (often: out of memory) (see {LOG})",)
     assert not any(map(runs, group))

@@ -1,4 +1,4 @@
-"""`profdeck npu analyse` on captures of the backend `npu`: the real torch_npu over the stub driver."""
+"""Tests of `profdeck npu analyse` with the real torch_npu and the stub driver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def run(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks, not analysed."""
+    """A run of two ranks without analysis."""
     home = tmp_path_factory.mktemp("run")
     with driver.jobs(home, PATH=msprof_path, PROFDECK_LEASE_DIR=str(home / "leases")) as jobs:
         jobs(JOB)
@@ -45,7 +45,7 @@ def run(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def profdeck(driver, msprof_path: str, tmp_path: Path) -> Program:
-    """Run a command line to its end."""
+    """Return a function that runs a profdeck command."""
 
     def program(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "profdeck", *map(str, arguments)]
@@ -60,9 +60,9 @@ def document(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_run_is_recorded_analysed_listed_and_summarised(run: Path, profdeck: Program) -> None:
+def test_run_is_analysed_listed_and_summarised(run: Path, profdeck: Program) -> None:
     before = document(profdeck("ls", "--json", run))
-    assert before["status"] == "complete"  # of raw data nobody can tell more than that they are there
+    assert before["status"] == "complete"  # only the existence of raw data can be checked
     done = profdeck("npu", "analyse", "--processes", "2", run, STUB_MSPROF="fail")
     assert done.returncode == ExitCode.INCOMPLETE, done.stdout + done.stderr
     assert "2 directories: 2 failed" in done.stdout
@@ -85,7 +85,7 @@ def test_a_run_is_recorded_analysed_listed_and_summarised(run: Path, profdeck: P
     assert [entry["outcome"] for entry in again] == ["kept", "kept"]
 
 
-def test_without_cann_it_says_what_to_do(run: Path, profdeck: Program) -> None:
+def test_missing_cann_is_reported_with_instructions(run: Path, profdeck: Program) -> None:
     done = profdeck("npu", "analyse", "--force", run, LD_LIBRARY_PATH="")
     assert done.returncode == ExitCode.INCOMPLETE
     assert "set_env.sh" in done.stdout

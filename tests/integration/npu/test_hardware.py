@@ -1,7 +1,7 @@
-"""The one test that needs an Ascend NPU with CANN: `pytest -m npu_hardware`.
+"""The only test that requires an Ascend NPU with CANN. Run it with `pytest -m npu_hardware`.
 
-Last run on hardware: never. Whoever runs it writes here when, on which device, and with which CANN and torch_npu; it
-prints that line.
+Last run on hardware: never. After a run, update this line with the date, device, CANN and torch_npu that the test
+prints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ try:
     torch_npu = cann.load()
     import torch
     if not torch.npu.is_available():
-        raise RuntimeError(f"torch_npu {torch_npu.__version__} sees no NPU")
+        raise RuntimeError(f"torch_npu {torch_npu.__version__} finds no NPU")
     from torch_npu.utils.collect_env import get_cann_version
     print("found", json.dumps([torch.npu.get_device_name(0), get_cann_version(), torch_npu.__version__]))
 except Exception as error:
@@ -57,8 +57,8 @@ print(float(b.float().mean()))
 
 @pytest.fixture(scope="module")
 def npu() -> str:
-    """What there is; without it the test is skipped."""
-    # In a process of its own: where it fails, torch cannot be imported a second time.
+    """Description of the NPU. Without an NPU, the test is skipped."""
+    # In a child process, because torch cannot be imported again after a failed import.
     done = subprocess.run([sys.executable, "-c", SEES], check=False, capture_output=True, text=True, timeout=120)
     line = next((line for line in reversed(done.stdout.splitlines()) if line.startswith(("found", "not found"))), "")
     kind, _, rest = line.rpartition("found ")
@@ -68,9 +68,7 @@ def npu() -> str:
     return f"{device}, CANN {cann}, torch_npu {torch_npu}"
 
 
-def test_every_step_has_the_kernels_that_ran_in_it(
-    npu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_step_has_its_kernels(npu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, *arguments], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=500
@@ -93,7 +91,7 @@ def test_every_step_has_the_kernels_that_ran_in_it(
     assert not [path for path in artifact.path.glob("logs/*") if "[ERROR]" in path.read_text(errors="replace")]
     with (artifact.path / "ASCEND_PROFILER_OUTPUT" / "kernel_details.csv").open(encoding="utf-8", newline="") as file:
         kernels = Counter(row["Step Id"].strip() for row in csv.DictReader(file) if "MatMul" in row["Type"])
-    # The first step tells whether device data are lost at the head of the window, as was seen with CANN 9.2 beta.
+    # The first step shows whether device data at the start of the window is lost, as with CANN 9.2 beta.
     assert kernels == {"1": MATMULS, "2": MATMULS, "3": MATMULS}
 
     summary = json.loads(run("-m", "profdeck", "summary", "--json", "profiles/hardware"))

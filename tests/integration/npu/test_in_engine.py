@@ -1,7 +1,7 @@
-"""Core's recorder of an engine's process, on an NPU: it takes the backend of that device, which drives torch_npu.
+"""Tests of core's engine recorder with the NPU backend, the real torch_npu and the stub driver.
 
-vLLM's and SGLang's own workers cannot run here: both need their builds for the NPU. That their plugins ask for the
-device `npu` is tested in tests/unit/test_engine_devices.py; from there on all is real but the driver.
+The workers of vLLM and SGLang cannot run here, because they require NPU builds.
+tests/unit/test_engine_devices.py checks that their plugins request the device `npu`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from profdeck import Status
 from profdeck.verification.report_model import CaptureReport, RankReport
 from profdeck.verification.run_report import read_run
 
-# What the driver is told of a capture without a warm-up, which engines have none of.
+# Driver calls of a capture without warm-up. Engine captures have no warm-up.
 WHOLE = ["Init", "CreateConfig", "Start", "Stop", "DestroyConfig", "Finalize"]
 
 ENGINE = """
@@ -40,7 +40,7 @@ weights = torch.ones(4).to("npu")
 
 
 def ask(name, count=None, skip=0):
-    # A run of its own for each, so that each is judged by itself.
+    # Each capture has its own run, which is checked separately.
     iterations = None if count is None else Iterations(count=count, skip=skip)
     return CaptureRequest(
         id=name, output=Path("profiles"), run=name, role="rollout", first_step=7, iterations=iterations,
@@ -82,7 +82,7 @@ say("window", whole())
 recorder.start(ask("stopped"))
 iterate(2)
 elsewhere(recorder.stop)
-elsewhere(lambda: say("pending", recorder.reply()))  # a reply on the recording thread would carry out the stop
+elsewhere(lambda: say("pending", recorder.reply()))  # a reply on the recording thread would execute the stop
 iterate()
 say("stopped", whole())
 
@@ -101,21 +101,21 @@ print(json.dumps(said))
 
 @attrs.frozen
 class Engine:
-    """What an engine left that has ended."""
+    """Results of a finished engine process."""
 
     jobs: Any
     said: dict[str, Any]
-    """What its recorder answered."""
+    """Replies of the recorder."""
     calls: list[Any]
 
     def capture(self, run: str) -> tuple[CaptureReport, RankReport]:
-        """Read a run back, by checking every file in it."""
+        """Check all files of a run, and return its only capture and rank."""
         (capture,) = read_run(self.jobs.directory / "profiles" / run).captures
         (rank,) = capture.ranks
         return capture, rank
 
     def driven(self, directory: Path) -> list[str]:
-        """What the driver was told while it recorded into a directory."""
+        """Return the driver calls of the recording in a directory."""
         names = [call.name.removeprefix("aclprof") for call in self.calls]
         begun = [index for index, call in enumerate(self.calls) if call.name == "aclprofInit"]
         (first,) = [index for index in begun if Path(self.calls[index].arguments["path"]) == directory.resolve()]
@@ -124,14 +124,14 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine that was asked for one capture after the other."""
+    """An engine process that made several captures."""
     directory = tmp_path_factory.mktemp("engine")
     with driver.jobs(directory, PATH=msprof_path, PROFDECK_LEASE_DIR=str(directory / "leases")) as jobs:
         job = jobs(ENGINE + CAPTURES)
         yield Engine(jobs, json.loads(job.stdout.splitlines()[-1]), job.calls)
 
 
-def test_a_window_is_exact(engine: Engine) -> None:
+def test_window_has_the_requested_iterations(engine: Engine) -> None:
     capture, rank = engine.capture("window")
     assert engine.said["window"] == {"state": "ended", "problems": [], "iterations": 2}
     assert (capture.status, capture.backend, capture.first_step, rank.problems) == (Status.COMPLETE, "npu", 7, ())
@@ -142,7 +142,7 @@ def test_a_window_is_exact(engine: Engine) -> None:
     assert engine.driven(artifact.path) == WHOLE
 
 
-def test_a_stop_from_another_thread_waits_for_the_next_iteration(engine: Engine) -> None:
+def test_stop_from_another_thread_is_deferred(engine: Engine) -> None:
     pending = engine.said["pending"]
     assert pending["state"] == "recording"
     assert pending["problems"] == ["The end of the recording is pending until the engine's next iteration."]
@@ -152,21 +152,21 @@ def test_a_stop_from_another_thread_waits_for_the_next_iteration(engine: Engine)
     assert (capture.status, artifact.iterations, artifact.whole) == (Status.COMPLETE, (0, 1), True)
     assert rank.notes[0].startswith("A stop from another thread than the one that records")
     assert engine.driven(artifact.path) == WHOLE
-    # torch_npu loses the next one where another thread ends a recording.
+    # If another thread stopped a recording, torch_npu would lose the next one.
     (later,) = engine.capture("after")[1].artifacts
     assert (later.iterations, later.whole, engine.driven(later.path)) == ((0, 0), True, WHOLE)
 
 
-def test_everything_was_done_by_the_engines_thread(engine: Engine) -> None:
+def test_driver_is_only_called_from_the_engine_thread(engine: Engine) -> None:
     assert len({call.tid for call in engine.calls}) == 1
 
 
-def test_what_would_make_it_record_nothing_is_refused(engine: Engine) -> None:
-    assert engine.said["no-op"].startswith("PROFILING_MODE=dynamic says that msprof profiles this process")
+def test_another_profiler_in_the_environment_is_rejected(engine: Engine) -> None:
+    assert engine.said["no-op"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
     assert not (engine.jobs.directory / "profiles" / "no-op").exists()
 
 
-def test_the_iterations_of_a_window_are_the_steps_of_its_kernels(engine: Engine) -> None:
+def test_kernel_steps_are_the_iterations_of_the_window(engine: Engine) -> None:
     engine.jobs("from profdeck.cli import main\nmain()", "npu", "analyse", "profiles/window")
     capture, rank = engine.capture("window")
     (artifact,) = rank.artifacts
@@ -180,7 +180,7 @@ def test_the_iterations_of_a_window_are_the_steps_of_its_kernels(engine: Engine)
     assert names.count("execute decode") == 2
 
 
-def test_an_engine_that_ends_in_an_iteration_leaves_what_it_recorded(job) -> None:
+def test_engine_exit_during_an_iteration_keeps_the_recording(job) -> None:
     ending = "recorder.begin(BatchKind.DECODE, 'execute')\nos.kill(os.getpid(), signal.SIGTERM)"
     done = job(f"{ENGINE}\nrecorder.start(ask('ended'))\niterate(2)\n{ending}", check=False)
     assert done.returncode == -signal.SIGTERM, done.stderr

@@ -1,4 +1,4 @@
-"""Each option, as the driver and torch_npu's own notes have it. One job makes all the captures."""
+"""Tests of each option's effect on driver calls and on torch_npu's info file. One job makes all captures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MSPROFTX, RUNTIME_API, TASK_TIME_L0, TASK_MEMORY, OP_ATTR = 0x80, 0x100, 0x800, 
 LEVEL1 = ACL_API | TASK_TIME | AICORE_METRICS | HCCL_TRACE
 SYS_IO, SYS_INTERCONNECTION, HOST_SYS = "5", "6", "8"
 
-# By run: the options, the metrics and data types that the driver is asked for, and its further settings.
+# For each run: the options, and the metrics, data types and other settings that the driver must receive.
 CASES: dict[str, tuple[dict[str, Any], str, int, dict[str, str]]] = {
     "default": ({}, "1", LEVEL1, {}),
     "level0": ({"level": "level0"}, "255", ACL_API | TASK_TIME_L0, {}),
@@ -75,14 +75,14 @@ capture("cpu", {{"activities": ["cpu"]}})
 
 @pytest.fixture(scope="module")
 def job(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
-    """The job that has made all the captures, and its folder."""
+    """The job that made all captures, and its directory."""
     directory = tmp_path_factory.mktemp("options")
     with driver.jobs(directory, PROFDECK_LEASE_DIR=str(directory / "leases")) as jobs:
         yield jobs(PREAMBLE + CODE), directory
 
 
 @pytest.mark.parametrize("run", CASES)
-def test_an_option_reaches_the_driver(job: tuple[Any, Path], run: str) -> None:
+def test_option_is_passed_to_the_driver(job: tuple[Any, Path], run: str) -> None:
     done, directory = job
     _, metrics, types, settings = CASES[run]
     (recording,) = by_run(done.calls)[run]
@@ -98,8 +98,8 @@ def test_an_option_reaches_the_driver(job: tuple[Any, Path], run: str) -> None:
 
 
 @pytest.mark.parametrize("run", CASES)
-def test_an_option_is_in_the_notes_of_both(job: tuple[Any, Path], run: str) -> None:
-    """The manifest says what torch_npu says, option by option."""
+def test_option_is_in_the_manifest_and_torch_npus_info(job: tuple[Any, Path], run: str) -> None:
+    """The manifest and torch_npu's info file have the same options."""
     _, directory = job
     options = manifest(directory / run).options
     (left,) = directories(directory / run)
@@ -119,7 +119,7 @@ def test_an_option_is_in_the_notes_of_both(job: tuple[Any, Path], run: str) -> N
     assert sorted(common["activities"]) == sorted(f"ProfilerActivity.{name.upper()}" for name in options["activities"])
 
 
-def test_what_an_option_adds_to_the_files(job: tuple[Any, Path]) -> None:
+def test_option_adds_its_files(job: tuple[Any, Path]) -> None:
     _, directory = job
 
     def framework(run: str) -> set[str]:
@@ -136,7 +136,7 @@ def test_what_an_option_adds_to_the_files(job: tuple[Any, Path]) -> None:
     assert len(operators(left)) > len(operators(directories(directory / "default")[0]))
 
 
-def test_the_host_alone_leaves_the_driver_alone(job: tuple[Any, Path]) -> None:
+def test_host_only_capture_does_not_call_the_driver(job: tuple[Any, Path]) -> None:
     done, directory = job
     assert "cpu" not in by_run(done.calls)
     found = manifest(directory / "cpu")
@@ -145,14 +145,14 @@ def test_the_host_alone_leaves_the_driver_alone(job: tuple[Any, Path]) -> None:
     assert {path.name for path in left.iterdir()} == {"FRAMEWORK", "profiler_info.json", "profiler_metadata.json"}
 
 
-def test_the_device_alone_leaves_no_host_data(job: tuple[Any, Path]) -> None:
+def test_device_only_capture_has_no_host_data(job: tuple[Any, Path]) -> None:
     _, directory = job
     (left,) = directories(directory / "npu")
     assert not (left / "FRAMEWORK").exists()
     assert list(left.glob("PROF_*/device_0"))
 
 
-def test_stages_are_ranges_of_mstx_or_marks(job: tuple[Any, Path]) -> None:
+def test_stages_are_mstx_ranges_or_host_annotations(job: tuple[Any, Path]) -> None:
     done, directory = job
     begun = [call.arguments for call in done.calls if call.name == "mstxRangeStartA"]
     ended = {call.arguments["id"] for call in done.calls if call.name == "mstxRangeEnd"}
@@ -169,7 +169,7 @@ def test_stages_are_ranges_of_mstx_or_marks(job: tuple[Any, Path]) -> None:
     assert len(others) == len([run for run in [*with_mstx, "include"] if run != "exclude"])
 
 
-def test_arguments_are_dumped_beside_the_capture(job: tuple[Any, Path]) -> None:
+def test_operator_arguments_are_dumped_next_to_the_capture(job: tuple[Any, Path]) -> None:
     done, directory = job
     (left,) = directories(directory / "record_op_args")
     dumps = [call for call in done.all_calls if "DumpArgs" in call.name]
@@ -177,7 +177,7 @@ def test_arguments_are_dumped_beside_the_capture(job: tuple[Any, Path]) -> None:
     assert dumps[0].arguments["path"] == f"{left}_op_args"
 
 
-def test_stacks_are_warned_of(job: tuple[Any, Path]) -> None:
+def test_with_stack_logs_a_warning(job: tuple[Any, Path]) -> None:
     done, _ = job
     (warning,) = [line for line in done.stderr.splitlines() if "options.with_stack" in line]
     assert "crash at the end of a capture" in warning

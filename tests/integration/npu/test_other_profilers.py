@@ -1,4 +1,4 @@
-"""Whatever profiler of torch or torch_npu a job starts in mid-capture: it goes on, and captures say what they have."""
+"""Tests of other torch and torch_npu profilers that a job starts during a capture. They must continue."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ for number in range(8):
 capture("after")
 tell(went_on=True)
 """
-BEGAN = "Another profiler of {0} began in this process (thread {1}), which ends a recording."
-ACTIVE = "A profiler of torch or torch_npu that is not profdeck's is already active in this process"
+BEGAN = "Another {0} profiler started in this process (thread {1}) and stopped this recording."
+ACTIVE = "Another torch or torch_npu profiler is already active in this process"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ ACTIVE = "A profiler of torch or torch_npu that is not profdeck's is already act
         ("torch_npu", "in_a_thread"),
     ],
 )
-def test_a_capture_gives_way_to_a_profiler_that_begins(job: Any, kind: str, how: str) -> None:
+def test_capture_stops_if_another_profiler_starts(job: Any, kind: str, how: str) -> None:
     assert told(job(PREAMBLE + CODE.format(given=(kind, how)))) == {"went_on": True}
     found = manifests(job.directory / "mid")
     first, second = found["step1"], found["step5"]
@@ -83,6 +83,6 @@ def test_a_capture_gives_way_to_a_profiler_that_begins(job: Any, kind: str, how:
         *([[5]] if second.artifacts else []),
     ]  # fmt: skip
     if kind == "torch_npu" and how != "in_a_thread":
-        # Where the handler that was built last said, for which torch_npu has one place per process.
+        # The most recent handler sets the process-wide output directory.
         (theirs,) = (one for one in made if one.name not in ours and "after" not in one.parts)
         assert b"aten::add" in operators(theirs)

@@ -1,4 +1,4 @@
-"""What the real torch_npu writes is what is read: its own analysis, over made-up rows of the stand-in for msprof."""
+"""Tests of reading the output of torch_npu's real analysis. The msprof stub invents the device rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ analyse(record("failed", "text"), 1)
 
 @pytest.fixture(scope="module")
 def folder(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Directories of one process, by what they begin with."""
+    """Directories of one process, keyed by the start of their names."""
     folder = tmp_path_factory.mktemp("recorded")
     with driver.jobs(folder, PATH=msprof_path) as jobs:
         jobs(ANALYSED)
@@ -94,14 +94,14 @@ def events(directory: Path) -> list[dict[str, Any]]:
     return json.loads(trace.read_text(encoding="utf-8"))
 
 
-def test_all_are_found(folder: Path) -> None:
+def test_all_directories_are_found(folder: Path) -> None:
     sources = find_sources([folder])
     assert len(sources) == len(list(folder.glob("*_ascend_pt")))
     assert {(source.rank, source.label) for source in sources} == {(3, "rank 3")}
 
 
 @pytest.mark.parametrize("directory", ["level1", "level0", "both"], indirect=True)
-def test_a_directory_is_whole_and_read_row_by_row_and_event_by_event(directory: Path) -> None:
+def test_all_rows_and_events_of_a_directory_are_read(directory: Path) -> None:
     table, trace = rows(directory), events(directory)
     check = check_directory(directory)
     assert (check.whole, check.problem, check.notes) == (True, None, ())
@@ -121,7 +121,7 @@ def test_a_directory_is_whole_and_read_row_by_row_and_event_by_event(directory: 
 
 @pytest.mark.parametrize("directory", ["level1", "both"], indirect=True)
 @pytest.mark.parametrize("devices_only", [False, True])
-def test_steps_are_those_of_the_host_with_the_kernels_of_the_table(directory: Path, devices_only: bool) -> None:
+def test_host_steps_have_the_kernels_of_the_table(directory: Path, devices_only: bool) -> None:
     expected: dict[int, float] = {}
     for row in rows(directory):
         expected[int(row["Step Id"])] = expected.get(int(row["Step Id"]), 0.0) + float(row["Duration(us)"])
@@ -135,7 +135,7 @@ def test_steps_are_those_of_the_host_with_the_kernels_of_the_table(directory: Pa
 
 
 @pytest.mark.parametrize("directory", ["level1"], indirect=True)
-def test_collectives_are_of_their_group_and_count_once(directory: Path) -> None:
+def test_collectives_have_their_group_and_are_counted_once(directory: Path) -> None:
     columns = read_trace(directory).columns()
     kernels = columns[columns.of_categories(frozenset({"kernel"}))]
     called = [row for row in rows(directory) if row["Accelerator Core"] == "COMMUNICATION"]
@@ -145,7 +145,7 @@ def test_collectives_are_of_their_group_and_count_once(directory: Path) -> None:
     }
     summary = summarise_trace(directory)
     assert sum(kernel.count for kernel in summary.kernels if kernel.category == "communication") == len(called) > 0
-    # In trace_view.json alone the same are waits on a stream of the device, and lanes that are no device.
+    # trace_view.json has the same collectives as waits on a device stream and in lanes outside the device.
     view = AscendDirectory(directory).trace_view
     assert view is not None
     assert sum(kernel.count for kernel in summarise_trace(view).kernels if kernel.name == "EVENT_WAIT") == len(called)
@@ -153,7 +153,7 @@ def test_collectives_are_of_their_group_and_count_once(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", ["level1"], indirect=True)
-def test_a_step_is_trimmed_with_its_kernels(directory: Path, tmp_path: Path) -> None:
+def test_step_is_trimmed_with_its_kernels(directory: Path, tmp_path: Path) -> None:
     check = trim_trace(directory, tmp_path / "part.json", step_window(directory, range(2, 3)))
     assert check.whole
     kept = [event for event in json.loads((tmp_path / "part.json").read_text()) if event["ph"] == "X"]
@@ -162,7 +162,7 @@ def test_a_step_is_trimmed_with_its_kernels(directory: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("directory", ["device"], indirect=True)
-def test_without_the_host_there_are_kernels_and_no_steps(directory: Path) -> None:
+def test_device_only_recording_has_no_steps(directory: Path) -> None:
     summary = summarise_trace(directory)
     assert check_directory(directory).whole
     assert (summary.steps, summary.operators) == ((), ())
@@ -171,18 +171,18 @@ def test_without_the_host_there_are_kernels_and_no_steps(directory: Path) -> Non
 
 
 @pytest.mark.parametrize("directory", ["lost"], indirect=True)
-def test_device_data_lost_at_the_head_of_the_window_are_told(directory: Path) -> None:
+def test_lost_device_data_is_reported(directory: Path) -> None:
     assert check_directory(directory).problem == (
-        "There is no kernel of step 1: device data at the head of the window are lost."
+        "No kernels in step 1: device data at the start of the window is lost."
     )
 
 
 @pytest.mark.parametrize("directory", ["failed"], indirect=True)
-def test_an_analysis_that_failed_is_told(directory: Path) -> None:
+def test_failed_analysis_is_reported(directory: Path) -> None:
     problem = check_directory(directory).problem
     assert problem is not None
-    # It had written what the host did, and left the array open for what the device did.
+    # The analysis has written the host events but not closed the array, to append the device events.
     assert problem.startswith(
-        "kernel_details.csv is missing, though the device was recorded. trace_view.json: The JSON is not closed"
+        "kernel_details.csv is missing, but the device was recorded. trace_view.json: The JSON is not closed"
     )
     assert summarise_trace(directory).operators

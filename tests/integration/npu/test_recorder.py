@@ -1,6 +1,6 @@
-"""The life of captures with the real torch_npu: which calls reach the driver, in which order and thread, what is left.
+"""Tests of the recorder with the real torch_npu: driver calls, their order and thread, and output files.
 
-What leaves torch_npu as it was shares a process, since importing torch_npu takes seconds; what breaks it has its own.
+Tests share a process, because importing torch_npu takes seconds. Tests that break torch_npu have separate processes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ capture("ranks", **{"trainer.ranks": "all"})
 
 @pytest.fixture(scope="module")
 def shared(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
-    """A process that makes captures one after the other, and its folder."""
+    """A process that makes several captures, and its directory."""
     directory = tmp_path_factory.mktemp("captures")
     with driver.jobs(directory, PROFDECK_LEASE_DIR=str(directory / "leases")) as jobs:
         yield jobs(PREAMBLE + CODE), directory
@@ -102,7 +102,7 @@ def complete(run: Path) -> None:
     assert (found.status, found.problems) == (Status.COMPLETE, ())
 
 
-def test_warm_up_is_of_the_driver_and_not_in_the_data(shared: tuple[Any, Path]) -> None:
+def test_warm_up_is_not_recorded(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     (recording,) = by_run(job.calls)["warm"]
     assert names(recording) == WARM + STOP
@@ -114,7 +114,7 @@ def test_warm_up_is_of_the_driver_and_not_in_the_data(shared: tuple[Any, Path]) 
     assert operators(left).count(b"aten::add") == 2
 
 
-def test_captures_in_a_row_are_recordings_of_their_own(shared: tuple[Any, Path]) -> None:
+def test_consecutive_captures_are_separate_recordings(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     recordings = by_run(job.calls)["row"]
     assert [names(recording) for recording in recordings] == [WARM + STOP] * 3
@@ -124,7 +124,7 @@ def test_captures_in_a_row_are_recordings_of_their_own(shared: tuple[Any, Path])
     assert [found.status for found in manifests(directory / "row").values()] == [Status.COMPLETE] * 3
 
 
-def test_a_window_is_a_recording_per_cycle(shared: tuple[Any, Path]) -> None:
+def test_each_window_cycle_is_a_recording(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     recordings = by_run(job.calls)["window"]
     assert [names(recording) for recording in recordings] == [WARM + STOP] * 2
@@ -138,7 +138,7 @@ def test_a_window_is_a_recording_per_cycle(shared: tuple[Any, Path]) -> None:
     ]
 
 
-def test_a_stop_in_the_warm_up_leaves_nothing_on_the_disk_nor_in_the_driver(shared: tuple[Any, Path]) -> None:
+def test_stop_during_the_warm_up_cleans_up_disk_and_driver(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     (recording,) = by_run(job.calls)["in_warm_up"]
     assert names(recording) == WARM + STOP
@@ -152,7 +152,7 @@ def test_a_stop_in_the_warm_up_leaves_nothing_on_the_disk_nor_in_the_driver(shar
     complete(directory / "after_warm_up")
 
 
-def test_handlers_of_others_do_not_send_a_capture_elsewhere(shared: tuple[Any, Path]) -> None:
+def test_other_trace_handlers_do_not_change_the_output_directory(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     assert not (directory / "elsewhere").exists()
     assert len(by_run(job.calls)["handlers"]) == 2
@@ -161,22 +161,22 @@ def test_handlers_of_others_do_not_send_a_capture_elsewhere(shared: tuple[Any, P
 
 
 @pytest.mark.parametrize("run", ["no_start", "no_device_data"])
-def test_a_driver_that_gave_nothing_is_noticed(shared: tuple[Any, Path], run: str) -> None:
+def test_missing_device_data_is_reported(shared: tuple[Any, Path], run: str) -> None:
     _, directory = shared
     found = manifest(directory / run)
     assert (found.status, found.artifacts[0].whole) == (Status.PARTIAL, False)
     (problem,) = found.problems
-    assert "torch_npu left no PROF_*/device_* (the data of the device); CANN's logs may say why" in problem
+    assert "torch_npu did not write PROF_*/device_* (device data); check CANN's logs" in problem
     complete(directory / "good")
 
 
-def test_an_output_may_be_a_link(shared: tuple[Any, Path]) -> None:
+def test_output_can_be_a_link(shared: tuple[Any, Path]) -> None:
     _, directory = shared
     complete(directory / "real" / "run")
     assert len(directories(directory / "link" / "run")) == 1
 
 
-def test_the_rank_is_in_torch_npus_notes(shared: tuple[Any, Path]) -> None:
+def test_rank_is_in_the_info_file_name(shared: tuple[Any, Path]) -> None:
     _, directory = shared
     (left,) = directories(directory / "ranks")
     assert left.name.startswith("rank_0001.step1_")
@@ -184,7 +184,7 @@ def test_the_rank_is_in_torch_npus_notes(shared: tuple[Any, Path]) -> None:
     complete(directory / "ranks")
 
 
-def test_a_recording_says_what_it_is_of(shared: tuple[Any, Path]) -> None:
+def test_metadata_identifies_the_capture(shared: tuple[Any, Path]) -> None:
     _, directory = shared
     (left,) = directories(directory / "good")
     about = json.loads((left / "profiler_metadata.json").read_text())["profdeck"]
@@ -192,13 +192,13 @@ def test_a_recording_says_what_it_is_of(shared: tuple[Any, Path]) -> None:
     assert info(left)["common_config"]["schedule"] == {}
 
 
-def test_torch_npu_has_nothing_to_complain_about(shared: tuple[Any, Path]) -> None:
+def test_torch_npu_logs_no_warnings(shared: tuple[Any, Path]) -> None:
     job, _ = shared
     assert [line for line in job.stdout.splitlines() if "[WARNING]" in line or "[ERROR]" in line] == []
     assert "Traceback" not in job.stderr
 
 
-# Refusals.
+# Rejected captures.
 
 OTHERS = """
 from torch_npu.profiler import ProfilerAction, profile, tensorboard_trace_handler
@@ -241,29 +241,32 @@ for run, steps, inside in (("late", ["3..4"], False), ("still", [3], True)):
 """
 
 
-def test_other_profilers_of_the_process_are_found_and_left_alone(job: Any) -> None:
+def test_other_active_profilers_are_detected_and_continue(job: Any) -> None:
     done = job(PREAMBLE + OTHERS)
     for run in ("beside_recording", "beside_warm_up", "beside_torch"):
         found = manifest(job.directory / run)
         assert (found.status, found.artifacts) == (Status.FAILED, ())
-        assert "A profiler of torch or torch_npu that is not profdeck's is already active" in found.problems[0]
+        assert "Another torch or torch_npu profiler is already active" in found.problems[0]
     for theirs in ("recording", "warming"):
         (left,) = (job.directory / theirs).iterdir()
         assert b"aten::add" in operators(left)
     assert "aten::add" in told(done)["kineto"]
     complete(job.directory / "free")
-    # torch_npu does not begin beside one that came during the warm-up, and says nothing.
+    # If another profiler starts during the warm-up, torch_npu does not record and logs nothing.
     for run, status in (("late", Status.PARTIAL), ("still", Status.FAILED)):
         found = manifest(job.directory / run)
         assert found.status is status
-        assert "npu at global_step 2: A torch profiler that is not profdeck's became active while" in found.problems[0]
+        assert (
+            "npu at global_step 2: Cannot start recording: another torch profiler started during the warm-up."
+            in found.problems[0]
+        )
         assert "aten::add" in told(done)[run]
     (left,) = directories(job.directory / "late")
     assert steps(left) == [4]
     complete(job.directory / "after_late")
-    # What warms up can only be ended by recording.
+    # A profile in its warm-up can only be stopped by recording.
     after = manifest(job.directory / "after_still")
-    assert "An earlier recording of this process could not be ended" in after.problems[0]
+    assert "an earlier recording of this process could not be stopped" in after.problems[0]
 
 
 BAD_PLACES = """
@@ -294,19 +297,19 @@ another.stop()
 """
 
 
-def test_places_that_torch_npu_cannot_write_to_are_refused_and_leave_no_trace(job: Any) -> None:
+def test_unsupported_output_paths_are_rejected(job: Any) -> None:
     done = job(PREAMBLE + BAD_PLACES)
     strange = manifest(job.directory / "out@put" / "strange")
     assert strange.status is Status.FAILED
     assert (
-        "has '@' in it, which torch_npu does not take. It takes letters, digits, spaces and . _ - ~ only"
+        "contains '@', which torch_npu does not support. Change output, run or role. Allowed characters: "
         in strange.problems[0]
     )
     long = manifest(job.directory / "long")
     assert long.status is Status.FAILED
-    assert "characters, and torch_npu has room for" in long.problems[0]
+    assert "characters, but torch_npu supports at most" in long.problems[0]
     assert told(done)["unwritable"].startswith(
-        "The profiler of torch_npu did not start: RuntimeError: Failed to make directory: /proc/"
+        "torch_npu's profiler did not start: RuntimeError: Failed to make directory: /proc/"
     )
     assert list(job.directory.glob("profiler_info*")) == []
     complete(job.directory / "good")
@@ -338,20 +341,20 @@ except ProfdeckError as error:
 """
 
 
-def test_what_would_record_nothing_is_refused_at_start_up(job: Any) -> None:
+def test_unusable_environment_is_rejected_at_startup(job: Any) -> None:
     done = job(PREAMBLE + STARTS)
     found = told(done)
-    assert found["mode"].startswith("PROFILING_MODE=dynamic says that msprof profiles this process")
+    assert found["mode"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
     assert found["daemon"].startswith("MSMONITOR_USE_DAEMON=1 lets the msMonitor daemon")
     assert "CANN's program msprof, which is not on the PATH" in found["msprof"]
     code = PREAMBLE.replace('x = torch.ones(4).to("npu")\n', "") + "try:\n    build('none')\n"
     code += "except ProfdeckError as error:\n    tell(device=str(error))"
     done = job(code, env={"STUB_DRIVER_DEVICES": "0"})
-    assert told(done)["device"].startswith("torch_npu 2.13.0 sees no NPU, and its profiler needs one.")
+    assert told(done)["device"].startswith("torch_npu 2.13.0 finds no NPU, but its profiler requires one.")
     assert done.calls == []
 
 
-def test_a_device_that_another_process_records_is_waited_for(job: Any) -> None:
+def test_capture_waits_for_the_device_lease(job: Any) -> None:
     held = leases.acquire_lease(["npu-5"], holder="rollout, step1")
     try:
         code = "capture('run')"
@@ -366,7 +369,7 @@ def test_a_device_that_another_process_records_is_waited_for(job: Any) -> None:
     assert names(by_run(done.calls)["free"][0]) == START + STOP
 
 
-# Ends.
+# Stops.
 
 ELSEWHERE = """
 def on_thread(function):
@@ -387,7 +390,7 @@ capture("next")
 """
 
 
-def test_a_stop_from_another_thread_is_pending_until_the_next_step(job: Any) -> None:
+def test_stop_from_another_thread_is_deferred(job: Any) -> None:
     done = job(PREAMBLE + ELSEWHERE)
     found = told(done)
     assert found["pending"]["status"] == "recording"
@@ -402,7 +405,7 @@ def test_a_stop_from_another_thread_is_pending_until_the_next_step(job: Any) -> 
     complete(job.directory / "next")
 
 
-def test_the_end_of_the_process_ends_the_recording_before_the_driver(job: Any) -> None:
+def test_process_exit_stops_the_recording_before_the_driver(job: Any) -> None:
     done = job(PREAMBLE + "profiler = build('run')\nprofiler.start(1)\nwork()\nsys.exit(3)", check=False)
     assert done.returncode == 3, done.stderr
     found = manifest(job.directory / "run")
@@ -411,7 +414,7 @@ def test_the_end_of_the_process_ends_the_recording_before_the_driver(job: Any) -
     assert names(by_run(done.calls)["run"][0]) == START + STOP
 
 
-def test_a_device_that_fails_at_the_end_leaves_a_partial_capture_and_closes_the_process_to_others(job: Any) -> None:
+def test_failed_stop_makes_the_capture_partial_and_blocks_later_captures(job: Any) -> None:
     code = """
 profiler = build("failed")
 with profiler.capture(1):
@@ -426,41 +429,41 @@ capture("next")
     assert "the recording could not be stopped: RuntimeError: " in found.problems[0]
     after = manifest(job.directory / "next")
     assert after.status is Status.FAILED
-    assert "An earlier recording of this process could not be ended" in after.problems[0]
+    assert "an earlier recording of this process could not be stopped" in after.problems[0]
     assert "Restart the process to capture again." in after.problems[0]
 
 
 @pytest.fixture
 def old_cann(job: Any, driver: Any) -> str:
-    """A stub driver without the libraries that only some options need, and older CANN lacks."""
+    """A stub driver without the libraries that older CANN lacks. Only some options need them."""
     without = job.directory / "without"
     shutil.copytree(driver.libraries, without, ignore=shutil.ignore_patterns("libms_tools_ext.so", "libascend_dump.so"))
     return str(without)
 
 
-def test_ranges_that_cannot_be_recorded_are_said(job: Any, old_cann: str) -> None:
+def test_missing_mstx_library_is_reported(job: Any, old_cann: str) -> None:
     code = "capture('plain')\ncapture('lost', {'mstx': True})\n"
     code += "capture('not_asked', {'mstx': True, 'mstx_domain_include': ['other']})\ncapture('next')"
     job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
     found = manifest(job.directory / "lost")
     assert found.status is Status.PARTIAL
-    assert "No mstx range is recorded: CANN's library of mstx (libms_tools_ext.so) cannot be used" in found.problems[0]
+    assert "No mstx ranges are recorded: CANN's mstx library (libms_tools_ext.so) cannot be used" in found.problems[0]
     for run in ("plain", "not_asked", "next"):
         complete(job.directory / run)
 
 
-def test_a_start_that_fails_half_way_is_said_and_closes_the_process_to_others(job: Any, old_cann: str) -> None:
+def test_failed_start_is_reported_and_blocks_later_captures(job: Any, old_cann: str) -> None:
     code = "capture('lost', {'record_op_args': True})\ncapture('next')"
     done = job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
     found = manifest(job.directory / "lost")
     assert (found.status, len(found.problems)) == (Status.FAILED, 1)
-    assert found.problems[0].startswith("The profiler of torch_npu did not start: RuntimeError: ")
+    assert found.problems[0].startswith("torch_npu's profiler did not start: RuntimeError: ")
     assert "libascend_dump.so" in found.problems[0]
     (recording,) = by_run(done.calls)["lost"]
     assert names(recording) == START + STOP[:2], "the driver was stopped as far as torch_npu can"
     assert directories(job.directory / "lost") == []
     after = manifest(job.directory / "next")
-    assert "An earlier recording of this process could not be ended" in after.problems[0]
+    assert "an earlier recording of this process could not be stopped" in after.problems[0]
 
 
 ANALYSED = """
@@ -473,7 +476,7 @@ with profiler.capture(1):
 
 
 @pytest.mark.usefixtures("msprof")
-def test_captures_are_analysed_and_read_back_as_complete(job: Any) -> None:
+def test_analysed_captures_are_complete(job: Any) -> None:
     job(PREAMBLE + ANALYSED)
     run = job.directory / "window"
     left = directories(run)
@@ -481,7 +484,7 @@ def test_captures_are_analysed_and_read_back_as_complete(job: Any) -> None:
     for directory in left:
         state = read_state(directory)
         assert state is not None
-        if state.under_way:
+        if state.is_active:
             process = os.pidfd_open(state.pid)
             try:
                 assert select.select([process], [], [], 120)[0]

@@ -1,4 +1,4 @@
-"""What torch_npu's own analysis writes can be read: its formats are documented only in part."""
+"""Tests of reading the tables of torch_npu's real analysis, whose formats are only partly documented."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for _ in range(4):
 profiler.stop()
 analyse(profiler.prof_if.prof_path, 1)
 """
-# Both writers, on what msprof and the framework would have given them.
+# Runs both of torch_npu's writers on data as msprof and the framework provide it.
 WRITERS = """
 from torch_npu.profiler.analysis.prof_common_func._file_manager import FileManager
 from torch_npu.profiler.analysis.prof_view._communication_parser import CommunicationParser
@@ -73,7 +73,7 @@ table.create_step_file(".", [
 
 
 @pytest.mark.usefixtures("msprof")
-def test_what_the_analysis_of_a_capture_wrote_is_summarised(job) -> None:
+def test_analysed_capture_is_summarised(job) -> None:
     done = job(CAPTURE)
     assert "[ERROR]" not in done.stdout
     (directory,) = (job.directory / "job").iterdir()
@@ -90,7 +90,7 @@ def test_what_the_analysis_of_a_capture_wrote_is_summarised(job) -> None:
     assert [(link.link, link.size_bytes) for link in operation.links] == [("HCCS", 3_000_000), ("SDMA", 3_000_000)]
 
 
-def test_what_the_writers_make_of_steps_and_calls_is_read(job) -> None:
+def test_output_of_torch_npus_writers_is_read(job) -> None:
     job(WRITERS)
 
     communication = read_communication(job.directory / "communication.json")
@@ -110,5 +110,5 @@ def test_what_the_writers_make_of_steps_and_calls_is_read(job) -> None:
     assert (third.exposed_communication_us, third.overlap_us, third.idle_us) == (19.625, 10.625, 100)
     assert (third.pipeline_bubble_us, third.exposed_without_receives_us) == (5, 14.625)
     assert (third.pipeline_stage_us, third.preparation_us) == (165.125, 100.125)
-    # Of a step without work, torch_npu takes that since 1970.
+    # For a step without device tasks, torch_npu uses the time since 1970.
     assert (fourth.step, fourth.idle_us, fourth.preparation_us) == (4, 100, None)

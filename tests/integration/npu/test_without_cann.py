@@ -1,6 +1,6 @@
-"""The real torch_npu where there is no CANN: `import torch` fails, and whoever meets that learns what to do.
+"""Tests of the real torch_npu without CANN: `import torch` fails, and messages must contain instructions.
 
-Nothing here has the stub driver.
+These tests do not use the stub driver.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REMEDIES = ("source CANN's set_env.sh", "TORCH_DEVICE_BACKEND_AUTOLOAD=0", "unin
 RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
-# As most do: profiling is set up first, and the job goes on without it.
+# A typical host: it sets up profiling first, and continues without profiling after an error.
 HOST = """
 from profdeck import Profiler
 from profdeck.base.errors import PluginError
@@ -47,7 +47,7 @@ roles:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Program:
-    """Run Python without CANN and without the stub driver."""
+    """Return a function that runs Python without CANN and without the stub driver."""
     foreign = ("LD_LIBRARY_PATH", "ASCEND_", "TORCH_DEVICE_", "RANK", "WORLD_SIZE")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
@@ -66,15 +66,15 @@ def python(tmp_path: Path) -> Program:
 
 
 def told(text: str, backend: str) -> bool:
-    """Whether a text says whose import failed, why, and what to do."""
+    """Return whether a text has the backend, the reason of the failed import and the instructions."""
     installed = f"torch_npu {metadata.version('torch-npu')} is installed"
-    why = f"{installed}, and CANN's libhccl.so, which it needs, cannot be loaded."
+    why = f"{installed}, but its dependency libhccl.so of CANN cannot be loaded."
     return f"The backend '{backend}' cannot be used in this process: {why}" in text and all(
         remedy in text for remedy in REMEDIES
     )
 
 
-def test_a_check_says_it_for_each_role(python: Program, tmp_path: Path) -> None:
+def test_check_reports_each_role(python: Program, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(ROLES, encoding="utf-8")
     done = python("-m", "profdeck", "check", "a.yaml", "--here", "--json")
     assert (done.returncode, done.stderr) == (3, "")
@@ -82,13 +82,13 @@ def test_a_check_says_it_for_each_role(python: Program, tmp_path: Path) -> None:
     assert found.keys() == {f"roles.{role} on this machine" for role in ("trainer", "ref", "reward", "critic")}
     assert told(found["roles.trainer on this machine"], "torch")
     assert found["roles.ref on this machine"] == found["roles.trainer on this machine"]
-    # By then torch is half imported, and any other error may be what its import brings.
+    # torch is only partly imported at this point, so another import can raise any error.
     for role in ("reward", "critic"):
         assert found[f"roles.{role} on this machine"].startswith("The backend 'npu' cannot be used in this process: ")
         assert told(found[f"roles.{role} on this machine"], "torch")
 
 
-def test_a_host_learns_it_before_it_trains(python: Program) -> None:
+def test_host_gets_the_error_before_training(python: Program) -> None:
     done = python("-c", HOST, **RANK)
     assert (done.returncode, done.stderr) == (0, "")
     errors = done.stdout.splitlines()
@@ -96,8 +96,8 @@ def test_a_host_learns_it_before_it_trains(python: Program) -> None:
     assert all(told(error, "npu") for error in errors)
 
 
-def test_the_switch_of_torch_stays_as_it_was(python: Program) -> None:
-    """For what the host starts: torch_npu turns it off while it is imported."""
+def test_autoload_variable_is_restored(python: Program) -> None:
+    """torch_npu sets the variable during its import. Child processes of the host must not inherit it."""
     code = (
         "import os\nfrom profdeck_npu import cann\nfrom profdeck.base.errors import PluginError\n"
         "try: cann.load()\nexcept PluginError: print(os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD'))\n"
@@ -105,7 +105,7 @@ def test_the_switch_of_torch_stays_as_it_was(python: Program) -> None:
     assert [python("-c", code, **environment).stdout for environment in ({}, OFF)] == ["None\n", "0\n"]
 
 
-def test_run_ends_with_a_sentence(python: Program, tmp_path: Path) -> None:
+def test_run_exits_with_a_message(python: Program, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import torch\n", encoding="utf-8")
     done = python("-m", "profdeck", "run", "--steps", "1", "--set", "trainer.backend=npu", "script.py")
     assert (done.returncode, done.stdout) == (3, "")
@@ -114,8 +114,8 @@ def test_run_ends_with_a_sentence(python: Program, tmp_path: Path) -> None:
     assert told(done.stderr, "npu")
 
 
-def test_what_it_says_helps(python: Program, tmp_path: Path) -> None:
-    """Without an NPU the autoload can be off: torch works, and the NPU's backend still says what it lacks."""
+def test_advice_in_the_message_works(python: Program, tmp_path: Path) -> None:
+    """Without autoload, torch works, and the NPU backend still reports the missing library."""
     (tmp_path / "a.yaml").write_text(ROLES, encoding="utf-8")
     done = python("-m", "profdeck", "check", "a.yaml", "--here", "--json", **OFF)
     found = {check["what"]: check for check in json.loads(done.stdout)["checks"]}

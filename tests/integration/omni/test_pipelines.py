@@ -60,7 +60,7 @@ def test_stages_and_iterations_are_selected(two_stages: Any) -> None:
 
 def test_a_stage_that_is_not_there_is_refused(two_stages: Any) -> None:
     assert two_stages.results["no such stage"] == {"status": None}
-    assert "options.stages: [2]: this pipeline has the stages 0 to 1." in two_stages.log
+    assert "options.stages: [2]: this pipeline has stages 0 to 1." in two_stages.log
 
 
 @pytest.mark.long
@@ -88,7 +88,7 @@ def test_a_config_alone_captures_and_what_it_leaves_out_is_said(run_job: Callabl
     window = "{first: 2, count: 2}"
     config.write_text(f"output: {tmp_path}\nrun: armed\nroles: {{rollout: {{backend: vllm, iterations: {window}}}}}\n")
     job = run_job("armed", VLLM_PLUGINS="profdeck,cpu", PROFDECK_CONFIG=str(config))
-    assert "VLLM_PLUGINS=profdeck,cpu leaves out plugins of vLLM-Omni itself: vllm_omni_register_models." in job.log
+    assert "VLLM_PLUGINS=profdeck,cpu excludes plugins that vLLM-Omni requires: vllm_omni_register_models." in job.log
     report = read_run(tmp_path / "armed")
     assert report.status is Status.COMPLETE
     (artifact,) = report.captures[0].ranks[0].artifacts

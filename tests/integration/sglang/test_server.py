@@ -88,7 +88,7 @@ def test_a_window_of_all_kinds_is_exact(server: Any) -> None:
 def test_an_option_that_the_scheduler_refuses_is_answered(server: Any) -> None:
     body = {"id": "refused", "run": "refused", "engine": {"start_step": 1 << 40}}
     answer = call(server, "POST", "start", body)
-    text = "options.start_step needs the role's iterations.count"
+    text = "options.start_step requires the role's iterations.count"
     assert (answer.status_code, text in answer.json()["error"]) == (409, True), answer.text
 
 
@@ -129,7 +129,7 @@ def test_it_starts_at_a_forward_pass_that_sglang_counts(server: Any) -> None:
 
     refused = start(1)
     assert refused.status_code == 409
-    done = int(re.findall(r"has done (\d+) forward passes", refused.json()["error"])[0])
+    done = int(re.findall(r"has already run (\d+) forward passes", refused.json()["error"])[0])
     assert start(done).status_code == 409
     assert start(done + 4).is_success
     server.complete(tokens=3)
@@ -283,7 +283,7 @@ def test_a_rank_that_does_not_run_does_not_hold_up_the_answer(pair: Any) -> None
     with stopped(record_both(pair)):
         answer = call(pair, "POST", "stop", {"request": "both"})
         assert answer.status_code == 504
-        assert "did not answer within rpc_timeout_s=3 seconds" in answer.json()["error"]
+        assert "did not reply within rpc_timeout_s=3 seconds" in answer.json()["error"]
     check_both(pair)  # the stop was waiting for it
 
 
@@ -297,7 +297,7 @@ def test_a_silent_rank_is_named(pair: Any) -> None:
         fill(disk)
         first, second = call(pair, "POST", "stop", {"request": "full"}).json()["answer"]["ranks"]
         assert (first["pid"] > 0, first["iterations"]) == (True, 4)
-        assert (second["rank"], second["problems"]) == (1, ["It did not answer within 3 seconds."])
+        assert (second["rank"], second["problems"]) == (1, ["No reply within 3 seconds."])
         assert pair.complete()
 
 

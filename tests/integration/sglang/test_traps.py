@@ -76,7 +76,7 @@ def test_a_stop_cancels_what_waits_for_its_first_batch(server: Any, tmp_path: Pa
     assert start(server, tmp_path / "refused", num_steps=2) == 500
     before = log_of(server)
     assert stop(server) == 500  # there is no trace
-    assert "is cancelled; nothing was recorded" in log_of(server, before)
+    assert "was cancelled before its first batch; nothing was recorded" in log_of(server, before)
     server.complete(tokens=8)
     assert files(tmp_path / "cancelled") == []
     assert start(server, tmp_path / "next", "next", num_steps=2) == 200
@@ -103,13 +103,13 @@ def test_stages_are_recorded_apart(server: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({"profile_by_stage": True}, "profile_by_stage needs num_steps"),
-        ({"activities": ["CUDA_PROFILER"]}, "CUDA_PROFILER needs CUDA"),
-        ({"activities": ["CPU", "MEM"]}, "MEM needs CUDA"),
+        ({"profile_by_stage": True}, "profile_by_stage requires num_steps"),
+        ({"activities": ["CUDA_PROFILER"]}, "CUDA_PROFILER requires CUDA"),
+        ({"activities": ["CPU", "MEM"]}, "MEM requires CUDA"),
         ({"activities": ["GPU"]}, "GPU"),
         ({"activities": ["XPU"]}, "XPU"),
         ({"activities": ["RPD"]}, "RPD"),
-        ({"directory": "/proc/profdeck"}, "name no file that can be written here"),
+        ({"directory": "/proc/profdeck"}, "Cannot write a file with this output_dir"),
         ({"name": "a/b"}, "a/b"),
         ({"profile_prefix": "a/b"}, "a/b"),
         ({"name": "x" * 250}, "File name too long"),
@@ -199,7 +199,7 @@ def test_a_stop_cancels_what_waits_for_the_second_profiler(second: Any, tmp_path
     assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
     before = log_of(second)
     assert stop(second) == 500
-    assert "is cancelled; nothing was recorded" in log_of(second, before)
+    assert "was cancelled before its first batch; nothing was recorded" in log_of(second, before)
     second.complete(tokens=8)
     assert files(tmp_path) == []
 

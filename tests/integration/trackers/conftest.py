@@ -1,4 +1,4 @@
-"""A backend that replays a capture, for jobs in processes of their own."""
+"""Backend that replays a capture, for jobs in child processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def replaying_site(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The PYTHONPATH of a job with the backend `replaying`."""
+    """PYTHONPATH of a job with the backend `replaying`."""
     site = tmp_path_factory.mktemp("site")
     about = site / "replaying-1.0.dist-info"
     about.mkdir()

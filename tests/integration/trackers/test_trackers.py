@@ -1,4 +1,4 @@
-"""What trackers show of the captures of a job: MLflow's real server, files of the others read back."""
+"""Tests of the tracker listeners with a real MLflow server and the files of the other trackers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def environment(replaying_site: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run MLflow's server, and end it with its workers; yields its URL."""
+    """Run an MLflow server, yield its URL, and stop the server with its workers."""
     place = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -85,7 +85,7 @@ def answers(url: str) -> bool:
 
 
 def trained(directory: Path, environment: dict[str, str], listeners: str, *how: str) -> Path:
-    """Run the job to the end of its finishes; returns its run directory."""
+    """Run the job, wait for its finish commands, and return its run directory."""
     command = [sys.executable, "-c", JOB, str(directory), listeners, *how]
     done = subprocess.run(
         command, env=environment, cwd=directory, capture_output=True, text=True, timeout=300, check=False
@@ -100,7 +100,7 @@ def finish(run: Path, step: int) -> dict[str, Any]:
 
 
 def medians(run: Path, step: int) -> float:
-    """Return the median step of a capture in milliseconds, as `profdeck summary` has it."""
+    """Return the median step time of a capture in milliseconds, like `profdeck summary`."""
     command = [sys.executable, "-m", "profdeck", "summary", str(run / f"step_{step:06d}"), "--json"]
     (rank,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["ranks"]
     lengths = sorted(one["devices"][0]["duration_us"] for one in rank["steps"] if one["kind"] == "global_step")
@@ -127,16 +127,14 @@ def test_tensorboard_reads_the_scalars_of_each_capture(environment: dict[str, st
     assert b"complete: `profdeck report " in text.tensor_proto.string_val[0]
 
 
-def test_tensorboard_goes_where_the_job_has_its_own(environment: dict[str, str], tmp_path: Path) -> None:
+def test_tensorboard_uses_the_jobs_directory(environment: dict[str, str], tmp_path: Path) -> None:
     trained(tmp_path, environment | {"TENSORBOARD_DIR": str(tmp_path / "board")}, "tensorboard")
     assert len(list((tmp_path / "board" / "profdeck" / "job").glob("events.*"))) == 2
     assert not (tmp_path / "job" / "tensorboard").exists()
 
 
 @pytest.mark.parametrize("how", ["active", "by variable", "alone"])
-def test_mlflow_has_the_numbers_and_the_page(
-    server: str, environment: dict[str, str], tmp_path: Path, how: str
-) -> None:
+def test_mlflow_has_metrics_and_report(server: str, environment: dict[str, str], tmp_path: Path, how: str) -> None:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=server)
@@ -162,7 +160,7 @@ def test_mlflow_has_the_numbers_and_the_page(
 
 
 def logged(file: Path) -> Iterator[Any]:
-    """Read a file of wandb: a log of LevelDB, whose records are messages of wandb."""
+    """Read the records of a wandb file, which has the format of a LevelDB log."""
     from wandb.proto import wandb_internal_pb2
 
     data, place, held = file.read_bytes(), 7, b""
@@ -173,7 +171,7 @@ def logged(file: Path) -> Iterator[Any]:
         length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
         held += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in {1, 4}:  # whole, or the last part
+        if kind in {1, 4}:  # a complete record or its last fragment
             record = wandb_internal_pb2.Record()
             record.ParseFromString(held)
             held = b""
@@ -181,9 +179,7 @@ def logged(file: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("how", ["wandb", "alone"])
-def test_wandb_has_a_run_of_its_own_beside_that_of_the_job(
-    environment: dict[str, str], tmp_path: Path, how: str
-) -> None:
+def test_wandb_gets_a_separate_run(environment: dict[str, str], tmp_path: Path, how: str) -> None:
     run = trained(tmp_path, environment | {"WANDB_MODE": "offline"}, "wandb", how)
     assert finish(run, 7)["state"] == "done", finish(run, 7)
     records = [record for file in sorted(run.glob("step_*/wandb/offline-run-*/*.wandb")) for record in logged(file)]
@@ -207,9 +203,7 @@ def test_wandb_has_a_run_of_its_own_beside_that_of_the_job(
 
 
 @pytest.mark.parametrize("how", ["swanlab", "alone"])
-def test_swanlab_has_runs_of_their_own_beside_that_of_the_job(
-    environment: dict[str, str], tmp_path: Path, how: str
-) -> None:
+def test_swanlab_gets_separate_runs(environment: dict[str, str], tmp_path: Path, how: str) -> None:
     run = trained(tmp_path, environment | {"SWANLAB_MODE": "local"}, "swanlab", how)
     assert finish(run, 7)["state"] == "done", finish(run, 7)
     place = tmp_path / "swanlog" if how == "swanlab" else run / "swanlog"
@@ -234,9 +228,7 @@ def test_swanlab_has_runs_of_their_own_beside_that_of_the_job(
     assert found == pytest.approx({step: medians(run, step) for step in (3, 7)})
 
 
-def test_a_server_that_is_gone_costs_the_job_nothing_and_is_in_the_record(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_unreachable_server_is_recorded_without_stopping_the_job(environment: dict[str, str], tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{nobody.getsockname()[1]}"

@@ -151,7 +151,7 @@ def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, n
     [
         (10, "sees no CUDA device"),
         (11, "ranks [7] are not in this engine"),
-        (13, "this engine has none"),
+        (13, "this engine has no stages"),
     ],
 )
 def test_refusals_are_in_the_manifest_of_the_target(job: Any, step: int, text: str) -> None:
@@ -189,7 +189,7 @@ def test_the_engine_records_after_all_that(job: Any) -> None:
 
 def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(job: Any) -> None:
     assert job.results["killed"]["status"] == "partial"
-    assert "does not answer" in " ".join(job.results["killed"]["problems"])
+    assert "does not reply" in " ".join(job.results["killed"]["problems"])
     (capture,) = read_run(job.output / "killed").captures
     alive, killed = capture.ranks
     assert (killed.rank, killed.status) == (1, Status.MISSING)

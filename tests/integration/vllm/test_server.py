@@ -168,7 +168,7 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
     process = command_line(server, "--iterations", "3", *arguments)
     _, err = finished(process, server)
     assert process.returncode == 1
-    assert "for one capture: batch_kinds; with_stack." in err
+    assert "options per capture: batch_kinds; with_stack." in err
     assert "VLLM_PLUGINS=profdeck" in err
 
 

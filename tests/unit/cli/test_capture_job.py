@@ -122,7 +122,7 @@ def test_capture_of_a_running_job(cli: Cli, job: Start, tmp_path: Path) -> None:
     said = result.stderr.splitlines()
     assert said[0] == "Sent the request to 2 processes of run."
     agreed = re.fullmatch(
-        r"Steps (\d+) to (\d+) will be captured, as trainer rank 0 decided at step (\d+)\.",
+        r"Steps (\d+) to (\d+) will be captured, as planned by trainer rank 0 at step (\d+)\.",
         said[1],
     )
     assert agreed is not None, said
@@ -184,7 +184,9 @@ def test_rank_without_steps_makes_capture_partial(cli: Cli, job: Start, tmp_path
     job((1,), 2, stuck=True)
     result = cli("capture", "job", tmp_path / "run", "--timeout", 2)
     assert result.exit_code == 1
-    assert re.search(r"trainer rank 1, process \d+ on .*: It has begun no global step since\.", words(result.stdout))
+    assert re.search(
+        r"trainer rank 1, process \d+ on .*: It has not begun a global step since the request\.", words(result.stdout)
+    )
     assert re.search(r"\d+ trainer 1 missing", words(result.stdout))
     assert "The capture continues. To see it later: profdeck ls run" in result.stderr
     assert (tmp_path / "run" / "demand.json").exists()  # for the rank that has not seen it
@@ -195,7 +197,7 @@ def test_request_times_out_if_the_job_runs_no_step(cli: Cli, job: Start, tmp_pat
     result = cli("capture", "job", tmp_path / "run", "--timeout", 0.3)
     assert result.exit_code == 1
     assert "No process has begun a global step for 0.3 seconds, so the request is withdrawn." in result.stderr
-    assert f"Asked were: trainer rank 0 (process {process.pid} on " in result.stderr
+    assert f"The request was sent to: trainer rank 0 (process {process.pid} on " in result.stderr
     assert not (tmp_path / "run" / "demand.json").exists()
     assert result.stdout == ""
 
@@ -205,7 +207,7 @@ def test_request_times_out_before_the_step(cli: Cli, job: Start, tmp_path: Path)
     result = cli("capture", "job", tmp_path / "run", "--in", 1_000_000, "--timeout", 2)
     assert result.exit_code == 1
     assert (
-        "Nothing was captured, and the request is withdrawn. trainer rank 0: it has not come to the end of the "
+        "Nothing was captured, and the request is withdrawn. trainer rank 0: it has not reached the end of the "
         "capture." in result.stderr
     )
     assert not (tmp_path / "run" / "demand.json").exists()
@@ -217,7 +219,7 @@ def test_job_ends_before_the_step(job: Start, start_capture: Start, tmp_path: Pa
     process.communicate("end")
     _, said = command.communicate()
     assert command.returncode == 1
-    assert "trainer rank 0: it ended before the capture was over." in said
+    assert "trainer rank 0: it ended before the capture had ended." in said
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
@@ -228,7 +230,7 @@ def test_job_is_killed_before_it_sees_the_request(job: Start, start_capture: Sta
     process.wait()
     _, said = command.communicate()
     assert command.returncode == 1
-    assert "The job has ended before it began another global step. Nothing was captured." in said
+    assert "Nothing was captured, because the job ended before it began another global step." in said
 
 
 def test_job_killed_during_the_capture_makes_it_incomplete(job: Start, start_capture: Start, tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_job_killed_during_the_capture_makes_it_incomplete(job: Start, start_cap
     out, _ = command.communicate()
     document = json.loads(out)
     assert (command.returncode, document["complete"]) == (1, False)
-    assert document["processes"][0]["problem"] == "it ended before the capture was over"
+    assert document["processes"][0]["problem"] == "it ended before the capture had ended"
     (capture,) = document["ls"]["captures"]
     assert capture["status"] == "missing"
 
@@ -254,7 +256,7 @@ def test_signal_withdraws_a_request_that_has_not_begun(
     command.send_signal(number)
     _, said = command.communicate()
     assert command.returncode == 130
-    assert "The request is withdrawn, and nothing is captured." in said
+    assert "The request is withdrawn. Nothing is captured." in said
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
@@ -291,8 +293,8 @@ def test_second_request_is_rejected_during_the_first(
     line_with("Sent the request to 1 process", first)
     result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 1
-    assert f"was asked for by process {first.pid} on " in result.stderr
-    assert "is not over yet" in result.stderr
+    assert f"requested by process {first.pid} on " in result.stderr
+    assert "is pending. Wait until it has ended" in result.stderr
 
 
 def test_request_of_a_killed_command_is_replaced(cli: Cli, job: Start, start_capture: Start, tmp_path: Path) -> None:
@@ -339,7 +341,7 @@ def test_no_process_accepts_requests(cli: Cli, tmp_path: Path) -> None:
         pass
     result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 2
-    assert "no process of this job is there to be asked" in result.stderr
+    assert "no process of this job accepts capture requests" in result.stderr
 
 
 def test_command_waits_for_a_job_to_join_its_store(
@@ -423,7 +425,7 @@ def test_job_does_not_accept_requests(cli: Cli, tmp_path: Path) -> None:
         pass
     result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 2
-    assert "this job takes no requests: its config says on_demand: false" in result.stderr
+    assert "this job accepts no capture requests. Its config contains on_demand: false" in result.stderr
 
     (tmp_path / "run/run.json").write_text('{"config": []}')
     damaged = cli("capture", "job", tmp_path / "run")
@@ -456,4 +458,4 @@ def test_error_names_the_host_of_another_request(cli: Cli, job: Start, tmp_path:
     (tmp_path / "run" / "demand.json").write_bytes(requests.encode(request))
     result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 1
-    assert "was asked for by process 7 on another-host" in words(result.stderr)
+    assert "requested by process 7 on another-host" in words(result.stderr)

@@ -609,7 +609,7 @@ def test_unreachable_server_with_each_policy(
         outcomes = [one["outcome"] for one in whole["targets"] if one["name"] == absent]
         assert outcomes == ["unreachable"]
     elif goes_on:
-        assert "Start it again, or correct its address." in words(result.stdout)
+        assert "Restart the target, or correct its address." in words(result.stdout)
         assert "7 captures; ranks: 7 complete" in result.stdout
     else:
         assert result.stdout == ""

@@ -266,5 +266,5 @@ def test_directory_without_analysis(cli: Cli, tmp_path: Path) -> None:
     for name in ("all.json", "all.pftrace"):
         result = cli("merge", tmp_path, "-o", tmp_path / name)
         assert result.exit_code == 4
-        assert "has raw data only. Let torch_npu make its text files" in " ".join(result.stderr.split())
+        assert "has no timeline, only raw data. Generate text files with torch_npu" in " ".join(result.stderr.split())
         assert not (tmp_path / name).exists()

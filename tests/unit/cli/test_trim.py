@@ -214,10 +214,10 @@ def test_directory_of_torch_npu(cli: Cli, tmp_path: Path, monkeypatch: pytest.Mo
     trace.unlink()
     result = cli("trim", directory, "--steps", 10)
     assert result.exit_code == 4
-    assert "has no trace_view.json: it is a table of kernels only." in " ".join(result.stderr.split())
+    assert "has no Chrome trace (trace_view.json), only a kernel table." in " ".join(result.stderr.split())
 
 
 def test_directory_without_analysis(cli: Cli, tmp_path: Path) -> None:
     result = cli("trim", ascend_files.raw(tmp_path), "--steps", 10)
     assert result.exit_code == 4
-    assert "has raw data only. Let torch_npu make its text files" in " ".join(result.stderr.split())
+    assert "has no timeline, only raw data. Generate text files with torch_npu" in " ".join(result.stderr.split())

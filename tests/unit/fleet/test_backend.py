@@ -280,7 +280,7 @@ def test_a_repeated_step_keeps_what_the_first_one_left(build: Build, manifest: R
 def test_a_capture_that_is_asked_for_while_the_job_runs(build: Build, manifest: Read, tmp_path: Path) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         profiler = build(urls(servers), {"steps": [], "on_demand": True})
-        request = requests.ask(FileStore(tmp_path / "run"), 2, 2)
+        request = requests.create_request(FileStore(tmp_path / "run"), 2, 2)
         for step in range(6):
             async with profiler.capture(step):
                 pass
@@ -399,7 +399,7 @@ def test_one_refused_start_among_eight(
     lines = [line for line in ls._of_targets(read_run(tmp_path / "run")) if "rollout/5" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"Step 1, rollout/5, {refused.name}: refused: {refused.reason}")
-    assert lines[0].endswith("Correct what the reason names; nothing has changed in the target.")
+    assert lines[0].endswith("Fix the problem described in the reason. The target was not changed.")
     assert ("continues without 1 of 8 targets. Replica 5 (http" in caplog.text) is goes_on
 
 

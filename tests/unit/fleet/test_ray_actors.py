@@ -30,7 +30,7 @@ from profdeck.replicas.start_gate import StartGate
 from profdeck_ray import in_actor
 from profdeck_ray.actors import matches
 from profdeck_ray.engine import RayActor, RayEngine
-from profdeck_ray.held_engines import PlacementGroup
+from profdeck_ray.engine_discovery import PlacementGroup
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError
 
 
@@ -131,40 +131,40 @@ def asked(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
 def test_the_only_attribute_that_is_an_engine_is_it() -> None:
     motor = Motor()
     holder = Holder(config={"a": 1}, number=3, url="http://127.0.0.1:1", motor=motor, same=motor, nothing=None)
-    assert in_actor.find(holder, BACKEND, None).target is motor
+    assert in_actor.find_engine(holder, BACKEND, None).target is motor
 
 
 def test_the_actor_itself_counts_when_no_attribute_does() -> None:
     itself = MotorItself()
-    assert in_actor.find(itself, BACKEND, None).target is itself
+    assert in_actor.find_engine(itself, BACKEND, None).target is itself
     inner = vars(itself)["inner"] = Motor()  # an actor can have the same methods as its engine
-    assert in_actor.find(itself, BACKEND, None).target is inner
+    assert in_actor.find_engine(itself, BACKEND, None).target is inner
 
 
 def test_a_path_says_which_of_several_it_is() -> None:
     first, second = Motor(), Motor()
     holder = Holder(first=first, second=second, worker=Holder(motor=second))
     with pytest.raises(TargetError) as several:
-        in_actor.find(holder, BACKEND, None)
+        in_actor.find_engine(holder, BACKEND, None)
     assert str(several.value) == (
         "2 attributes of Holder are engines of the backend 'motor': first (Motor), second (Motor)."
     )
     assert several.value.outcome is Outcome.REFUSED
     assert several.value.fix == "Select one in the role's targets, such as actor_attribute: first."
-    assert in_actor.find(holder, BACKEND, "worker.motor").target is second
+    assert in_actor.find_engine(holder, BACKEND, "worker.motor").target is second
     for path, error, text in (
         ("worker.engine", NoEngineError, "Holder.worker has no attribute 'engine'."),
         ("worker", ConfigError, "target: Holder is no motor."),
         ("worker.motor.__module__", ConfigError, "Holder.worker.motor.__module__ is a string: "),
     ):
         with pytest.raises(error) as caught:
-            in_actor.find(holder, BACKEND, path)
+            in_actor.find_engine(holder, BACKEND, path)
         assert str(caught.value).startswith(text)
 
 
 def test_an_actor_without_an_engine_says_what_it_has() -> None:
     with pytest.raises(NoEngineError) as caught:
-        in_actor.find(Holder(engine=None, count=1), BACKEND, None)
+        in_actor.find_engine(Holder(engine=None, count=1), BACKEND, None)
     assert str(caught.value) == (
         "Holder does not hold an engine for the backend 'motor'. Its attributes: engine (NoneType), count (int)."
     )
@@ -177,7 +177,7 @@ def test_an_actor_without_an_engine_says_what_it_has() -> None:
 def test_handles_of_other_actors_are_no_engines() -> None:
     handle = type("ActorHandle", (Motor,), {"__module__": "ray.actor"})()
     with pytest.raises(NoEngineError):
-        in_actor.find(Holder(other=handle), BACKEND, None)
+        in_actor.find_engine(Holder(other=handle), BACKEND, None)
 
 
 # Calls in the actor.

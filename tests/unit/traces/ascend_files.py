@@ -1,6 +1,6 @@
-"""Writes directories as torch_npu leaves them: synthetic, to the names, columns and layout that it and CANN write.
+"""Writes synthetic torch_npu directories with the file names, columns and layout of torch_npu and CANN.
 
-A recording of two steps. The host launches `KERNELS`; the last kernel of step 10 runs when the host is in step 11.
+The recording has two steps. The host launches `KERNELS`. The last kernel of step 10 runs while the host is in step 11.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ HOST, CANN, HARDWARE, COMMUNICATION, OVERLAP = 4711, 4824096, 4824416, 4824448, 
 
 
 def framework_events() -> list[dict[str, Any]]:
-    """Return what torch_npu itself writes: operators and its task queue."""
+    """Return events that torch_npu writes: operators and the task queue."""
     return [
         complete(HOST, HOST, "ProfilerStep#10", 0, 990, cat="cpu_op", args={"Sequence number": -1}),
         complete(HOST, HOST, "ProfilerStep#11", 1000, 990, cat="cpu_op", args={"Sequence number": -1}),
@@ -94,7 +94,7 @@ def framework_events() -> list[dict[str, Any]]:
 
 
 def msprof_events(*, communication: str = "Communication") -> list[dict[str, Any]]:
-    """Return what CANN's msprof writes. The name of the process of device tasks stands behind them."""
+    """Return events that msprof writes. The device process's metadata follows its tasks, as in real files."""
     return [
         *names(COMMUNICATION, communication, "NPU 0", {0: "Group 13681369207305868445 Communication", 1: "Plane 0"}),
         complete(COMMUNICATION, 0, "hcom_allReduce__445_0_1", 170, 100.25, args={"count": 8}),
@@ -105,7 +105,7 @@ def msprof_events(*, communication: str = "Communication") -> list[dict[str, Any
         complete(OVERLAP, 1, "Communication", 170, 100.25),
         complete(CANN, 4713, "AscendCL@aclnnMatmul", 45, 10, args={"connection_id": 8}),
         *names(CANN, "CANN", "CPU", {4713: "Thread 4713"}),
-        # The device: kernels, what waits between them, and a range of mstx around a whole step.
+        # Device: kernels, waits between them, and an mstx range around a step.
         complete(HARDWARE, 16, "aclnnMatmul_MatMulV3Common_MatMulV3", 100, 40.5, args={"Task Type": "AI_CORE"}),
         complete(HARDWARE, 16, "Cast66", 150, 10, args={"Task Type": "AI_VECTOR_CORE"}),
         complete(HARDWARE, 17, "EVENT_WAIT", 160, 800, args={"Task Type": "EVENT_WAIT"}),
@@ -117,7 +117,7 @@ def msprof_events(*, communication: str = "Communication") -> list[dict[str, Any
 
 
 def trace_view(framework: list[dict[str, Any]], msprof: list[dict[str, Any]]) -> str:
-    """Return the text of a trace_view.json: torch_npu appends the text of the second list to that of the first."""
+    """Return the text of a trace_view.json. torch_npu appends the text of the second list to the first."""
     first = json.dumps(framework, ensure_ascii=False)[:-1]
     return f"{first},{json.dumps(msprof, ensure_ascii=False)[1:]}"
 
@@ -138,7 +138,7 @@ def raw(
     activities: Sequence[str] = (CPU, NPU),
     level: str = "Level1",
 ) -> Path:
-    """Write what a recording leaves; return the directory."""
+    """Write the raw data of a recording and return its directory."""
     directory = folder / name
     (directory / "logs").mkdir(parents=True)
     info = {
@@ -162,7 +162,7 @@ def raw(
 
 
 def analysed(directory: Path, *, kernels: str | None = None, trace: str | None = None) -> Path:
-    """Write what the analysis leaves in a directory; return that of its files."""
+    """Write the output of an analysis and return the output directory."""
     output = directory / OUTPUT
     output.mkdir()
     table = kernel_rows(KERNELS, LEVEL_1) if kernels is None else kernels
@@ -176,7 +176,7 @@ def analysed(directory: Path, *, kernels: str | None = None, trace: str | None =
 
 
 def database(file: Path) -> None:
-    """Write a database of the kind that torch_npu writes."""
+    """Write an SQLite database like torch_npu's."""
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE STRING_IDS (id INTEGER, value TEXT)")
         connection.executemany("INSERT INTO STRING_IDS VALUES (?, ?)", [(n, f"aten::op{n}" * 20) for n in range(2000)])

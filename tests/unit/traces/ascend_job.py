@@ -1,7 +1,7 @@
-"""Writes what torch_npu leaves of a job on NPUs: synthetic, to the columns and keys that its analysis writes.
+"""Writes synthetic torch_npu directories of an NPU job with several ranks.
 
-All ranks do the same in each step: a matrix product of a length of its own, and an allReduce that begins when the rank
-is ready and ends on all of them when the last one has been ready for `TRANSFER_US`.
+In each step, every rank runs a matrix product and an allReduce. The duration of the matrix product depends on the rank.
+The allReduce starts on a rank when its product ends. It ends on all ranks `TRANSFER_US` after the last rank has joined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 GROUP = "13681369207305868445"
-"""The process group of all ranks. Kernels have its last three digits."""
+"""ID of the process group of all ranks. Kernel names contain its last three digits."""
 STEP_US = 2000.0
 TRANSFER_US = 100.0
 BYTES = 20_000_000
@@ -31,21 +31,21 @@ STEP_COLUMNS = (
 
 @attrs.frozen
 class Job:
-    """A job of some ranks."""
+    """Parameters of a job."""
 
     compute_us: Callable[[int, int], float]
-    """How long the matrix product of a rank takes in a step."""
+    """Duration of the matrix product, from rank and step."""
     ranks: int = 8
     steps: Sequence[int] = (3, 4, 5, 6, 7, 8)
     clock_us: Callable[[int], float] = lambda _rank: 0.0
-    """What the clock of a rank is ahead."""
+    """Clock offset of a rank. Positive values are ahead."""
 
     def write(self, folder: Path) -> list[Path]:
-        """Write all ranks; return their directories."""
+        """Write all ranks and return their directories."""
         return [self.write_rank(folder, rank) for rank in range(self.ranks)]
 
     def write_rank(self, folder: Path, rank: int) -> Path:
-        """Write a rank as if it had been analysed; return its directory."""
+        """Write an analysed rank and return its directory."""
         directory = folder / f"rank_{rank:04}.step{self.steps[0]}_{4000 + rank}_20260102030405678_ascend_pt"
         output = directory / "ASCEND_PROFILER_OUTPUT"
         output.mkdir(parents=True)
@@ -88,19 +88,19 @@ class Job:
 
 def row(step: object, task: object, name: str, kind: str, core: str, start_us: float, duration_us: float,
         *, stream: str = "N/A") -> str:  # fmt: skip
-    """Return a row of kernel_details.csv, of device 0."""
+    """Return a row of kernel_details.csv for device 0."""
     return f"{step},0,1,{task},{stream},{name},{kind},N/A,{core},{start_us:.3f}\t,{duration_us},0,24"
 
 
 def operator(name: str, start_us: float, duration_us: float) -> dict[str, Any]:
-    """Return an operator of trace_view.json."""
+    """Return an operator event of trace_view.json."""
     return {"ph": "X", "name": name, "pid": 9, "tid": 9, "ts": f"{start_us:.3f}", "dur": duration_us, "cat": "cpu_op"}
 
 
 def call(
     *, elapse_us: float, transit_us: float, wait_us: float, links: dict[str, int], synchronisation_us: float = 0.0
 ) -> dict[str, Any]:
-    """Return a call of communication.json that sent some bytes, in packets of 1 MB, over links."""
+    """Return a call of communication.json that sends bytes over links in packets of 1 MB."""
     return {
         "Communication Time Info": {
             "Start Timestamp(us)": 1713174287407957.0,

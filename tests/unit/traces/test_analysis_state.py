@@ -25,7 +25,7 @@ STATE = AnalysisState(
 )
 
 
-def test_it_reads_what_it_wrote_and_leaves_nothing_else(tmp_path: Path) -> None:
+def test_state_round_trips_without_other_files(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     write_state(tmp_path, STATE)
     done = attrs.evolve(STATE, state="done", ended_ns=2)
@@ -34,7 +34,7 @@ def test_it_reads_what_it_wrote_and_leaves_nothing_else(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
 
 
-def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
     write_state(tmp_path, STATE)
     path = tmp_path / STATE_FILE
     path.write_text(path.read_text().replace('"state"', '"later": 1,\n "state"', 1))
@@ -42,13 +42,13 @@ def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "done"}', b'{"state": "else"}', b"\xff"])
-def test_another_file_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+def test_invalid_file_raises_an_error_with_its_path(tmp_path: Path, content: bytes) -> None:
     (tmp_path / STATE_FILE).write_bytes(content)
     with pytest.raises(TraceError, match=STATE_FILE):
         read_state(tmp_path)
 
 
-def test_a_state_that_cannot_be_written_is_the_old_one(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_state(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).mkdir()
     with pytest.raises(OSError, match=STATE_FILE):
         write_state(tmp_path, STATE)
@@ -57,17 +57,17 @@ def test_a_state_that_cannot_be_written_is_the_old_one(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-def test_it_is_under_way_while_its_process_runs() -> None:
-    assert STATE.under_way
-    assert attrs.evolve(STATE, state="pending").under_way
-    assert not attrs.evolve(STATE, state="done").under_way
-    assert not attrs.evolve(STATE, state="failed").under_way
-    assert not attrs.evolve(STATE, host="another-host").under_way
-    assert not attrs.evolve(STATE, process_started="1").under_way  # an earlier process with that id
+def test_state_is_active_while_its_process_runs() -> None:
+    assert STATE.is_active
+    assert attrs.evolve(STATE, state="pending").is_active
+    assert not attrs.evolve(STATE, state="done").is_active
+    assert not attrs.evolve(STATE, state="failed").is_active
+    assert not attrs.evolve(STATE, host="another-host").is_active
+    assert not attrs.evolve(STATE, process_started="1").is_active  # an earlier process with the same PID
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         other = attrs.evolve(STATE, pid=process.pid, process_started=process_started(process.pid))
-        assert other.under_way
+        assert other.is_active
         process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and its parent has not been told
-        assert not other.under_way
-    assert not other.under_way
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # exited but not reaped
+        assert not other.is_active
+    assert not other.is_active

@@ -1,4 +1,4 @@
-"""What is in a directory of torch_npu, and whether it is whole. Fixtures are synthetic."""
+"""Tests of paths and integrity checks of torch_npu directories. Fixtures are synthetic."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOBODY = 2**22 - 1  # no process has this id
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A directory that has been analysed."""
+    """An analysed directory."""
     directory = raw(tmp_path)
     analysed(directory)
     return directory
@@ -50,7 +50,7 @@ def state(state: Any, **changes: Any) -> AnalysisState:
     return attrs.evolve(found, **changes)
 
 
-def test_such_a_directory_is_told_by_its_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_is_recognised_by_its_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(kind_of(directory), AscendDirectoryKind)
     assert kind_of(directory.parent) is None
     assert kind_of(directory.parent / "none_ascend_pt") is None
@@ -63,7 +63,7 @@ def test_such_a_directory_is_told_by_its_name(directory: Path, monkeypatch: pyte
     assert isinstance(kind_of(Path("..")), AscendDirectoryKind)
 
 
-def test_files_are_where_torch_npu_puts_them(directory: Path) -> None:
+def test_paths_of_an_analysed_directory(directory: Path) -> None:
     place, output = AscendDirectory(directory), directory / OUTPUT
 
     assert place.output == output
@@ -77,7 +77,7 @@ def test_files_are_where_torch_npu_puts_them(directory: Path) -> None:
     assert place.database == output / "ascend_pytorch_profiler_3.db"
 
 
-def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+def test_missing_files_are_none(tmp_path: Path) -> None:
     place = AscendDirectory(raw(tmp_path, rank=None))
 
     assert (place.output, place.trace_view, place.kernel_details, place.database) == (None, None, None, None)
@@ -85,7 +85,7 @@ def test_what_is_not_there_is_none(tmp_path: Path) -> None:
     assert AscendDirectory(tmp_path / "none_ascend_pt").info is None
 
 
-def test_a_directory_counts_as_one_file_of_those_above(directory: Path) -> None:
+def test_directory_is_listed_as_one_artifact(directory: Path) -> None:
     (directory.parent / "step.json").touch()
     (directory.parent / "inner").mkdir()
     (directory.parent / "inner" / "a.json").touch()
@@ -95,7 +95,7 @@ def test_a_directory_counts_as_one_file_of_those_above(directory: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_link_out_of_a_directory_counts_nothing(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_links_out_of_a_directory_are_not_counted(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "large").write_bytes(bytes(1_000_000))
     before = directory_size(directory)
@@ -105,7 +105,7 @@ def test_a_link_out_of_a_directory_counts_nothing(directory: Path, tmp_path_fact
     assert directory_size(directory) == before
 
 
-def test_a_trace_to_read_is_one_of_the_directory(directory: Path) -> None:
+def test_chrome_trace_of_a_directory(directory: Path) -> None:
     trace = directory / OUTPUT / "trace_view.json"
 
     assert chrome_trace(directory) == trace
@@ -113,15 +113,15 @@ def test_a_trace_to_read_is_one_of_the_directory(directory: Path) -> None:
     assert size_to_read(trace) == trace.stat().st_size
     assert size_to_read(directory) == trace.stat().st_size + (directory / OUTPUT / "kernel_details.csv").stat().st_size
     trace.unlink()
-    with pytest.raises(TraceError, match=r"has no trace_view\.json: it is a table of kernels only\."):
+    with pytest.raises(TraceError, match=r"has no Chrome trace \(trace_view\.json\), only a kernel table\."):
         chrome_trace(directory)
 
 
-def test_a_whole_directory_is_whole(directory: Path) -> None:
+def test_intact_directory_has_no_problem(directory: Path) -> None:
     assert check_directory(directory) == FileCheck(whole=True, problem=None, events=35)
 
 
-def test_progress_goes_to_the_end_of_the_files_that_are_read(directory: Path) -> None:
+def test_progress_covers_all_files(directory: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     check_directory(directory, lambda done, total: seen.append((done, total)))
@@ -132,7 +132,7 @@ def test_progress_goes_to_the_end_of_the_files_that_are_read(directory: Path) ->
 
 
 @pytest.mark.parametrize("activities", [(CPU, NPU), (CPU,), (NPU,)])
-def test_raw_data_are_whole_and_noted(tmp_path: Path, activities: tuple[str, ...]) -> None:
+def test_intact_raw_data_is_noted(tmp_path: Path, activities: tuple[str, ...]) -> None:
     check = check_directory(raw(tmp_path, activities=activities))
 
     assert (check.whole, check.problem, check.events) == (True, None, None)
@@ -142,12 +142,12 @@ def test_raw_data_are_whole_and_noted(tmp_path: Path, activities: tuple[str, ...
 @pytest.mark.parametrize(
     ("remove", "problem"),
     [
-        ("profiler_info_3.json", "profiler_info.json is missing: the recording did not come to its end."),
-        ("FRAMEWORK", "FRAMEWORK is missing, though the host was recorded."),
-        ("PROF_000001_20260102030405678_ABCDEF", "PROF_*/device_* is missing, though the device was recorded."),
+        ("profiler_info_3.json", "profiler_info.json is missing: the recording did not finish."),
+        ("FRAMEWORK", "FRAMEWORK is missing, but the host was recorded."),
+        ("PROF_000001_20260102030405678_ABCDEF", "PROF_*/device_* is missing, but the device was recorded."),
     ],
 )
-def test_raw_data_that_are_missing_are_told(tmp_path: Path, remove: str, problem: str) -> None:
+def test_missing_raw_data_is_reported(tmp_path: Path, remove: str, problem: str) -> None:
     directory = raw(tmp_path)
     lost = directory / remove
     shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
@@ -158,25 +158,25 @@ def test_raw_data_that_are_missing_are_told(tmp_path: Path, remove: str, problem
 
 
 @pytest.mark.parametrize("info", ["", "{", '{"config": 3}', "[]", "\xff"])
-def test_notes_of_torch_npu_that_cannot_be_read_are_told(tmp_path: Path, info: str) -> None:
+def test_unreadable_info_file_is_reported(tmp_path: Path, info: str) -> None:
     directory = raw(tmp_path)
     (directory / "profiler_info_3.json").write_text(info, encoding="latin-1")
 
     problem = check_directory(directory).problem
 
     assert problem is not None
-    assert problem.startswith("profiler_info_3.json cannot be read: ")
+    assert problem.startswith("Cannot read profiler_info_3.json: ")
 
 
 @pytest.mark.parametrize("info", ["{}", '{"config": {"common_config": {}, "experimental_config": null}}'])
-def test_notes_that_say_nothing_are_no_problem(tmp_path: Path, info: str) -> None:
+def test_empty_info_file_is_accepted(tmp_path: Path, info: str) -> None:
     directory = raw(tmp_path)
     (directory / "profiler_info_3.json").write_text(info)
 
     assert check_directory(directory).whole
 
 
-def test_an_analysis_that_left_nothing_has_failed(tmp_path: Path) -> None:
+def test_empty_output_is_reported(tmp_path: Path) -> None:
     directory = raw(tmp_path)
     (directory / OUTPUT).mkdir()
     (directory / OUTPUT / "analyse.done").touch()
@@ -186,25 +186,23 @@ def test_an_analysis_that_left_nothing_has_failed(tmp_path: Path) -> None:
     )
 
 
-def test_an_analysis_without_msprof_leaves_no_kernels(directory: Path) -> None:
+def test_missing_kernel_table_is_reported(directory: Path) -> None:
     (directory / OUTPUT / "kernel_details.csv").unlink()
 
     check = check_directory(directory)
 
-    assert (check.events, check.problem) == (35, "kernel_details.csv is missing, though the device was recorded.")
+    assert (check.events, check.problem) == (35, "kernel_details.csv is missing, but the device was recorded.")
 
 
 @pytest.mark.parametrize(("activities", "level"), [((CPU,), "Level1"), ((CPU, NPU), "Level_none")])
-def test_kernels_are_not_missed_where_none_were_recorded(
-    tmp_path: Path, activities: tuple[str, ...], level: str
-) -> None:
+def test_kernel_table_is_optional_without_device_data(tmp_path: Path, activities: tuple[str, ...], level: str) -> None:
     directory = raw(tmp_path, activities=activities, level=level)
     (analysed(directory) / "kernel_details.csv").unlink()
 
     assert check_directory(directory).whole
 
 
-def test_a_database_is_checked_and_noted(tmp_path: Path) -> None:
+def test_database_is_checked_and_noted(tmp_path: Path) -> None:
     directory = raw(tmp_path)
     output = directory / OUTPUT
     output.mkdir()
@@ -213,10 +211,10 @@ def test_a_database_is_checked_and_noted(tmp_path: Path) -> None:
     check = check_directory(directory)
 
     assert (check.whole, check.events) == (True, None)
-    assert check.notes == ("a database only, which profdeck does not read",)
-    assert [file.name for file in output.iterdir()] == ["ascend_pytorch_profiler_3.db"]  # SQLite left nothing beside it
+    assert check.notes == ("only a database, which profdeck does not read",)
+    assert [file.name for file in output.iterdir()] == ["ascend_pytorch_profiler_3.db"]  # SQLite created no other files
     with pytest.raises(
-        TraceError, match=r"has a database only \(ascend_pytorch_profiler_3\.db\), which is not read\. Let"
+        TraceError, match=r"has no timeline, only an unsupported database \(ascend_pytorch_profiler_3\.db\)\. Generate"
     ):
         read_trace(directory)
 
@@ -225,14 +223,14 @@ def test_a_database_is_checked_and_noted(tmp_path: Path) -> None:
     ("content", "problem"),
     [
         (lambda _: b"", "The file is empty."),
-        (lambda data: data[:20], "is no whole database of SQLite: file is not a database."),
-        (lambda data: data[: len(data) // 2], "is no whole database of SQLite: "),
-        (lambda data: data[:-4096], "is no whole database of SQLite: "),
-        (lambda data: data[:4096] + b"\xff" * 100 + data[4196:], "is no whole database of SQLite: "),
-        (lambda _: b"x" * 10_000, "is no whole database of SQLite: file is not a database."),
+        (lambda data: data[:20], "is not an intact SQLite database: file is not a database."),
+        (lambda data: data[: len(data) // 2], "is not an intact SQLite database: "),
+        (lambda data: data[:-4096], "is not an intact SQLite database: "),
+        (lambda data: data[:4096] + b"\xff" * 100 + data[4196:], "is not an intact SQLite database: "),
+        (lambda _: b"x" * 10_000, "is not an intact SQLite database: file is not a database."),
     ],
 )
-def test_a_damaged_database_is_told(tmp_path: Path, content: Any, problem: str) -> None:
+def test_corrupt_database_is_reported(tmp_path: Path, content: Any, problem: str) -> None:
     directory = raw(tmp_path)
     output = analysed(directory)
     file = output / "ascend_pytorch_profiler.db"
@@ -249,7 +247,7 @@ def test_a_damaged_database_is_told(tmp_path: Path, content: Any, problem: str) 
 
 @pytest.mark.parametrize("name", TEXT_FILES)
 @pytest.mark.parametrize("content", [b"", b"\0" * 50, b"not what it should be\n", b'{"traceEvents": []}'])
-def test_a_file_with_something_else_in_it_is_told(directory: Path, name: str, content: bytes) -> None:
+def test_file_with_other_content_is_reported(directory: Path, name: str, content: bytes) -> None:
     (directory / OUTPUT / name).write_bytes(content)
 
     check = check_directory(directory)
@@ -260,19 +258,19 @@ def test_a_file_with_something_else_in_it_is_told(directory: Path, name: str, co
 
 
 @pytest.mark.parametrize("name", TEXT_FILES)
-def test_a_directory_in_the_place_of_a_file_is_no_file(directory: Path, name: str) -> None:
+def test_directory_with_the_name_of_a_file_is_ignored(directory: Path, name: str) -> None:
     (directory / OUTPUT / name).unlink()
     (directory / OUTPUT / name).mkdir()
 
-    check_directory(directory)  # what is missing other tests say
+    check_directory(directory)  # does not raise; other tests check the problem
 
 
 @given(data=st.data(), name=st.sampled_from(TEXT_FILES))
-def test_a_file_that_was_cut_is_told(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str) -> None:
+def test_truncated_file_is_reported(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str) -> None:
     directory = raw(tmp_path_factory.mktemp("cut"))
     file = analysed(directory) / name
     content = file.read_bytes()
-    # A table that ends with a line could have ended there.
+    # Truncation of a table after a complete line cannot be detected.
     at = data.draw(
         st.integers(0, len(content) - 1).filter(lambda at: name.endswith(".json") or content[at - 1 : at] != b"\n")
     )
@@ -285,23 +283,23 @@ def test_a_file_that_was_cut_is_told(tmp_path_factory: pytest.TempPathFactory, d
     assert name in check.problem
 
 
-def test_device_data_that_were_lost_at_the_head_of_the_window_are_told(tmp_path: Path) -> None:
+def test_lost_device_data_of_the_first_step_is_reported(tmp_path: Path) -> None:
     directory = raw(tmp_path)
     analysed(directory, kernels=kernel_rows(ascend_files.KERNELS[4:], ascend_files.LEVEL_1))
 
     assert check_directory(directory).problem == (
-        "There is no kernel of step 10: device data at the head of the window are lost."
+        "No kernels in step 10: device data at the start of the window is lost."
     )
-    assert check_output(directory, ["*.csv", "trace_view.json"]) is None  # the analysis did what it could
+    assert check_output(directory, ["*.csv", "trace_view.json"]) is None  # the analysis itself succeeded
 
 
-def test_several_lost_steps_are_told(tmp_path: Path) -> None:
+def test_lost_device_data_of_several_steps_is_reported(tmp_path: Path) -> None:
     directory = raw(tmp_path)
     kernels = [{**kernel, "Step Id": 12} for kernel in ascend_files.KERNELS[4:]]
     analysed(directory, kernels=kernel_rows(kernels, ascend_files.LEVEL_1))
 
     assert check_directory(directory).problem == (
-        "There is no kernel of the steps 10 to 11: device data at the head of the window are lost."
+        "No kernels in steps 10 to 11: device data at the start of the window is lost."
     )
 
 
@@ -309,11 +307,11 @@ def test_several_lost_steps_are_told(tmp_path: Path) -> None:
     "steps",
     [
         [10, 10, 10, 10, "", ""],  # an idle step at the end
-        ["", "", "", "", 11, 11],  # the kernels are there, and nobody knows of which step
+        ["", "", "", "", 11, 11],  # the first kernels exist but have no step
         ["", "", "", "", "", ""],
     ],
 )
-def test_steps_without_kernels_may_be_in_order(tmp_path: Path, steps: list[object]) -> None:
+def test_steps_without_kernels_can_be_intact(tmp_path: Path, steps: list[object]) -> None:
     directory = raw(tmp_path)
     kernels = [{**kernel, "Step Id": step} for kernel, step in zip(ascend_files.KERNELS, steps, strict=True)]
     analysed(directory, kernels=kernel_rows(kernels, ascend_files.LEVEL_1))
@@ -329,17 +327,17 @@ def test_finished_analysis_requires_all_output_files(directory: Path) -> None:
 
     (directory / OUTPUT / "kernel_details.csv").unlink()
     assert check_directory(directory).problem == (
-        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, though the analysis is done."
+        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, but the analysis has finished."
     )
     shutil.rmtree(directory / OUTPUT)
     assert check_directory(directory).problem == (
-        "ASCEND_PROFILER_OUTPUT/trace_view.json is missing, though the analysis is done. "
-        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, though the analysis is done."
+        "ASCEND_PROFILER_OUTPUT/trace_view.json is missing, but the analysis has finished. "
+        "ASCEND_PROFILER_OUTPUT/kernel_details.csv is missing, but the analysis has finished."
     )
 
 
 @pytest.mark.parametrize("pattern", ["../profiler_info_3.json", "/etc/passwd", "**", "[", ""])
-def test_patterns_do_not_lead_out_of_the_output(directory: Path, pattern: str) -> None:
+def test_patterns_match_only_output_files(directory: Path, pattern: str) -> None:
     write_state(directory, state("done", expected=(pattern,)))
 
     found = check_directory(directory).problem
@@ -348,31 +346,29 @@ def test_patterns_do_not_lead_out_of_the_output(directory: Path, pattern: str) -
 
 
 @pytest.mark.parametrize("name", ["pending", "running"])
-def test_an_analysis_under_way_is_waited_for(directory: Path, name: str) -> None:
+def test_analysis_in_progress_is_reported(directory: Path, name: str) -> None:
     write_state(directory, state(name))
 
     check = check_directory(directory)
 
     assert (check.whole, check.events) == (False, None)
-    assert check.problem == f"its analysis is under way (process {os.getpid()})"
-    with pytest.raises(TraceError, match=f"is being analysed by process {os.getpid()}: wait until that has ended"):
+    assert check.problem == f"its analysis is in progress (process {os.getpid()})"
+    with pytest.raises(TraceError, match=f"is being analysed by process {os.getpid()}. Wait until it has finished"):
         read_trace(directory)
 
 
 @pytest.mark.parametrize("name", ["pending", "running"])
 @pytest.mark.parametrize("changes", [{"pid": NOBODY}, {"process_started": "1"}, {"host": "elsewhere"}])
-def test_an_analysis_that_died_says_what_to_run(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
+def test_interrupted_analysis_is_reported_with_a_command(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     directory = raw(tmp_path)
     write_state(directory, state(name, **changes))
 
     assert check_directory(directory).problem == ("its analysis ended without a result; run: profdeck npu analyse DIR")
-    with pytest.raises(
-        TraceError, match="has no timeline to be read: its analysis ended without a result; run: profdeck"
-    ):
+    with pytest.raises(TraceError, match="has no timeline: its analysis ended without a result; run: profdeck"):
         read_trace(directory)
 
 
-def test_an_analysis_that_failed_says_why_and_what_to_run(tmp_path: Path) -> None:
+def test_failed_analysis_is_reported_with_reason_and_command(tmp_path: Path) -> None:
     directory = raw(tmp_path)
     write_state(directory, state("failed", problems=("no msprof.", "nothing else")))
 
@@ -386,38 +382,38 @@ def test_an_analysis_that_failed_says_why_and_what_to_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"state": "asleep"}', b"\xff"])
-def test_a_state_that_cannot_be_read_is_told_and_keeps_nobody_from_the_trace(directory: Path, content: bytes) -> None:
+def test_corrupt_state_is_reported_but_the_trace_is_readable(directory: Path, content: bytes) -> None:
     (directory / STATE_FILE).write_bytes(content)
 
     problem = check_directory(directory).problem
     assert problem is not None
-    assert "cannot be read as the state of an analysis" in problem
+    assert "Cannot read the analysis state in" in problem
     assert read_trace(directory).check.whole
 
     shutil.rmtree(directory / OUTPUT)
-    with pytest.raises(TraceError, match="cannot be read as the state of an analysis"):
+    with pytest.raises(TraceError, match="Cannot read the analysis state in"):
         read_trace(directory)
 
 
-def test_raw_data_cannot_be_read_and_say_what_to_do(tmp_path: Path) -> None:
+def test_reading_raw_data_raises_an_error_with_instructions(tmp_path: Path) -> None:
     directory = raw(tmp_path)
 
     with pytest.raises(TraceError) as caught:
         read_trace(directory)
 
     assert str(caught.value) == (
-        f"{directory} has raw data only. Let torch_npu make its text files, on a host with CANN: "
+        f"{directory} has no timeline, only raw data. Generate text files with torch_npu on a host with CANN: "
         f"torch_npu.profiler.profiler.analyse('{directory}', max_process_number=1, export_type='text')."
     )
 
 
-def test_files_that_were_expected_are_checked(directory: Path) -> None:
+def test_only_expected_files_are_checked(directory: Path) -> None:
     expected = ["trace_view.json", "kernel_details.csv", "ascend_pytorch_profiler*.db"]
     assert check_output(directory, expected) == (
-        "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler*.db is missing, though the analysis is done."
+        "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler*.db is missing, but the analysis has finished."
     )
     database(directory / OUTPUT / "ascend_pytorch_profiler_3.db")
-    (directory / OUTPUT / "communication.json").write_text("{")  # nobody asked for it
+    (directory / OUTPUT / "communication.json").write_text("{")  # not an expected file
     assert check_output(directory, expected) is None
     (directory / OUTPUT / "trace_view.json").write_text("[")
     found = check_output(directory, expected)
@@ -427,7 +423,7 @@ def test_files_that_were_expected_are_checked(directory: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
 @pytest.mark.parametrize("name", TEXT_FILES)
-def test_a_file_that_may_not_be_read_is_told(directory: Path, name: str) -> None:
+def test_file_without_read_permission_is_reported(directory: Path, name: str) -> None:
     (directory / OUTPUT / name).chmod(0)
 
     problem = check_directory(directory).problem
@@ -436,7 +432,7 @@ def test_a_file_that_may_not_be_read_is_told(directory: Path, name: str) -> None
     assert "Permission denied" in problem
 
 
-def test_a_file_that_cannot_be_looked_at_is_a_trace_error(directory: Path) -> None:
+def test_file_system_error_raises_a_trace_error(directory: Path) -> None:
     loop = directory / OUTPUT
     shutil.rmtree(loop)
     loop.symlink_to(loop)
@@ -448,7 +444,7 @@ def test_a_file_that_cannot_be_looked_at_is_a_trace_error(directory: Path) -> No
     assert size_to_read(directory) == 0
 
 
-def test_marks_in_other_layouts_are_found(tmp_path: Path) -> None:
+def test_step_annotations_are_found_in_indented_json(tmp_path: Path) -> None:
     directory = raw(tmp_path)
     events = [*ascend_files.framework_events(), *ascend_files.msprof_events()]
     analysed(
@@ -457,6 +453,6 @@ def test_marks_in_other_layouts_are_found(tmp_path: Path) -> None:
         kernels=kernel_rows(ascend_files.KERNELS[4:], ascend_files.LEVEL_1),
     )
 
-    assert "no kernel of step 10" in (check_directory(directory).problem or "")
+    assert "No kernels in step 10" in (check_directory(directory).problem or "")
     assert read_state(directory) is None
     assert trace_view([{"a": 1}], [{"b": 2}]) == '[{"a": 1},{"b": 2}]'

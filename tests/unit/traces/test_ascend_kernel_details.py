@@ -1,4 +1,4 @@
-"""Ascend's kernel_details.csv: fixtures are synthetic, to the columns of real files."""
+"""Tests of the reader for kernel_details.csv. Fixtures are synthetic and have the columns of real files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kernel_details(tmp_path: Path, *lines: str) -> Path:
 
 
 def read(path: Path) -> tuple[KernelDetails, Columns]:
-    """Read a table; return what it says and its kernels in the order of the file."""
+    """Read a table and return its details and its kernels in file order."""
     tables = Tables()
     blocks: list[Columns] = []
     collector = ColumnBuilder(tables, blocks.append)
@@ -42,7 +42,7 @@ def read(path: Path) -> tuple[KernelDetails, Columns]:
     return details, concatenated(tables, blocks)
 
 
-def test_rows_are_kernels_and_steps(tmp_path: Path) -> None:
+def test_rows_are_read_as_kernels_and_steps(tmp_path: Path) -> None:
     path = kernel_details(
         tmp_path,
         OLD,
@@ -62,7 +62,7 @@ def test_rows_are_kernels_and_steps(tmp_path: Path) -> None:
     ]
     (device,) = summary.devices
     assert (device.device, device.busy_us, device.communication_us) == (0, 112.75, 100.25)
-    assert device.idle == ()  # nothing is known of the host
+    assert device.idle == ()  # requires host events
     assert [(step.step, step.start_us, step.duration_us, step.device_us) for step in summary.steps] == [
         (1, 0.0, 106.25, 103.75),
         (2, 206.45, 9.0, 9.0),
@@ -72,16 +72,14 @@ def test_rows_are_kernels_and_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "steps", "stream"),
     [
-        (ascend_files.LEVEL_0, True, 0),  # nobody tells the stream
+        (ascend_files.LEVEL_0, True, 0),  # level 0 has no stream column
         (ascend_files.LEVEL_0, False, 0),
         (ascend_files.LEVEL_1, True, 16),
         (ascend_files.LEVEL_1, False, 16),
         (ascend_files.OLD, True, 16),
     ],
 )
-def test_all_columns_that_torch_npu_writes_are_read(
-    tmp_path: Path, columns: tuple[str, ...], steps: bool, stream: int
-) -> None:
+def test_columns_of_all_levels_are_read(tmp_path: Path, columns: tuple[str, ...], steps: bool, stream: int) -> None:
     path = kernel_details(tmp_path)
     path.write_text(ascend_files.kernel_rows(ascend_files.KERNELS, columns, steps=steps))
 
@@ -100,7 +98,7 @@ def test_all_columns_that_torch_npu_writes_are_read(
     }  # fmt: skip
 
 
-def test_process_groups_have_lanes_of_their_own_and_names_that_runs_share(tmp_path: Path) -> None:
+def test_process_groups_have_lanes_and_stable_names(tmp_path: Path) -> None:
     path = kernel_details(
         tmp_path,
         OLD,
@@ -135,14 +133,14 @@ def test_process_groups_have_lanes_of_their_own_and_names_that_runs_share(tmp_pa
         ("Cast66", "N/A", "Cast66"),
     ],
 )
-def test_counters_behind_types_are_left_out(tmp_path: Path, name: str, kind: str, read_as: str) -> None:
+def test_counters_are_removed_from_names(tmp_path: Path, name: str, kind: str, read_as: str) -> None:
     details, kernels = read(kernel_details(tmp_path, OLD, f"1,1,2,16,{name},{kind},AI_CORE,10,3.5,0,8"))
 
     assert [kernels.names[code] for code in kernels.name] == [read_as]
     assert details.types == ({read_as: kind} if kind not in {"", "N/A"} else {})
 
 
-def test_columns_that_are_not_always_there_may_be_missing(tmp_path: Path) -> None:
+def test_optional_columns_can_be_missing(tmp_path: Path) -> None:
     path = kernel_details(tmp_path, NEW, "3,1,2,16,Add,Add,AI_VECTOR_CORE,10.5,1.5,0,8")
 
     summary = summarise_trace(path, devices_only=True)
@@ -151,7 +149,7 @@ def test_columns_that_are_not_always_there_may_be_missing(tmp_path: Path) -> Non
     assert summary.steps == ()
 
 
-def test_kernels_of_no_step_are_known(tmp_path: Path) -> None:
+def test_first_kernel_outside_steps_is_found(tmp_path: Path) -> None:
     row = "{},1,2,16,Add,Add,AI_VECTOR_CORE,{},1.5,0,8"
     path = kernel_details(tmp_path, OLD, row.format("", 12.5), row.format(4, 20), row.format("", 10.5))
 
@@ -172,7 +170,7 @@ def test_kernels_of_no_step_are_known(tmp_path: Path) -> None:
         "1,1,2,16,Cast66,Cast,AI,10,-1e18,0,8",
     ],
 )
-def test_a_row_that_is_broken_is_told_and_costs_no_other(tmp_path: Path, row: str) -> None:
+def test_invalid_row_is_reported_and_skipped(tmp_path: Path, row: str) -> None:
     good = "1,1,2,16,Cast66,Cast,AI_VECTOR_CORE,10,3.5,0,8"
 
     summary = summarise_trace(kernel_details(tmp_path, OLD, good, row, good))
@@ -182,7 +180,7 @@ def test_a_row_that_is_broken_is_told_and_costs_no_other(tmp_path: Path, row: st
     assert summary.kernels[0].count == 2
 
 
-def test_odd_numbers_are_words(tmp_path: Path) -> None:
+def test_invalid_numbers_are_kept_as_text(tmp_path: Path) -> None:
     digits = "9" * 5000
     path = kernel_details(tmp_path, OLD, f"{digits},1,2,{digits},Cast,Cast,AI_VECTOR_CORE,10,3.5,0,8")
 
@@ -191,17 +189,17 @@ def test_odd_numbers_are_words(tmp_path: Path) -> None:
     assert (details.steps, kernels.tracks) == ((), [(0, digits)])
 
 
-def test_a_file_with_other_columns_is_refused(tmp_path: Path) -> None:
+def test_missing_columns_raise_an_error(tmp_path: Path) -> None:
     path = kernel_details(tmp_path, "Name,Duration(us)", "Add,1")
 
     with pytest.raises(
-        TraceError, match=r"is not Ascend's kernel_details.csv: it has no column Type, Start Time\(us\)\."
+        TraceError, match=r"is not Ascend's kernel_details.csv: missing columns Type, Start Time\(us\)\."
     ):
         read_trace(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"\x00" * 100, b'"' * 100, b"\r\n" * 10])
-def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_without_a_table_raises_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "kernel_details.csv"
     path.write_bytes(content)
 
@@ -209,22 +207,22 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: bytes) -> None:
         read(path)
 
 
-def test_an_endless_line_is_refused(tmp_path: Path) -> None:
+def test_overlong_line_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="a line has more than 1,048,576 characters"):
         read_trace(kernel_details(tmp_path, OLD, "x" * 2_000_000))
 
 
-def test_what_comes_before_an_endless_line_is_read(tmp_path: Path) -> None:
+def test_rows_before_an_overlong_line_are_read(tmp_path: Path) -> None:
     good = "1,1,2,16,Cast66,Cast,AI_VECTOR_CORE,10,3.5,0,8"
 
     details, _ = read(kernel_details(tmp_path, OLD, good, "x" * 2_000_000))
 
     assert (details.check.events, details.check.whole) == (1, False)
-    assert details.check.problem == "It cannot be read behind line 2: a line has more than 1,048,576 characters."
+    assert details.check.problem == "The file cannot be read after line 2: a line has more than 1,048,576 characters."
 
 
 @given(st.data())
-def test_wherever_a_file_is_cut_inside_a_line_it_is_noticed(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_truncation_inside_a_line_is_reported(tmp_path_factory: Any, data: st.DataObject) -> None:
     text = ascend_files.kernel_rows(ascend_files.KERNELS, ascend_files.LEVEL_1)
     at = data.draw(st.integers(0, len(text) - 1).filter(lambda at: text[at - 1] != "\n"))
     path = tmp_path_factory.mktemp("cut") / "kernel_details.csv"
@@ -256,7 +254,7 @@ rows = st.fixed_dictionaries(
 
 
 @given(st.lists(rows, min_size=1, max_size=20), st.booleans())
-def test_a_table_says_what_its_rows_say(tmp_path_factory: Any, table: list[dict[str, Any]], tab: bool) -> None:
+def test_totals_match_the_rows(tmp_path_factory: Any, table: list[dict[str, Any]], tab: bool) -> None:
     path = tmp_path_factory.mktemp("table") / "kernel_details.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
@@ -291,7 +289,7 @@ def test_a_table_says_what_its_rows_say(tmp_path_factory: Any, table: list[dict[
 
 
 @given(st.data())
-def test_no_file_ends_the_reader(tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_arbitrary_files_raise_only_trace_errors(tmp_path_factory: Any, data: st.DataObject) -> None:
     text = bytearray(ascend_files.kernel_rows(ascend_files.KERNELS, ascend_files.LEVEL_1).encode())
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(text)))
@@ -310,7 +308,7 @@ def test_no_file_ends_the_reader(tmp_path_factory: Any, data: st.DataObject) -> 
 
 
 @pytest.mark.shared_data
-def test_the_real_file_is_read_whole(data: Path) -> None:
+def test_real_file_is_intact(data: Path) -> None:
     summary = summarise_trace(data / "npu" / "kernel_details.csv")
 
     assert (summary.whole, summary.events) == (True, 591)

@@ -1,4 +1,4 @@
-"""A directory of torch_npu as one trace. Fixtures are synthetic, but for the last two tests."""
+"""Tests of reading a torch_npu directory as one trace. Only the last two tests use real files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_step(name: str) -> bool:
 
 
 def contents(trace: Trace) -> Counter[tuple[str, str, tuple[Any, Any], int, int]]:
-    """Return all events: category, name, process and thread, start and duration in ns."""
+    """Return the category, name, process and thread, start and duration in ns of each event."""
     columns = trace.columns()
     return Counter(
         (columns.categories[category], columns.names[name], columns.tracks[track], start - BASE_NS, end - start)
@@ -76,7 +76,7 @@ STEPS = {
 }
 
 
-def test_kernels_come_from_the_table_and_all_else_from_the_trace(directory: Path) -> None:
+def test_kernels_are_read_from_the_table_and_other_events_from_the_trace(directory: Path) -> None:
     trace = read_trace(directory)
 
     found = contents(trace)
@@ -89,7 +89,7 @@ def test_kernels_come_from_the_table_and_all_else_from_the_trace(directory: Path
     }
     assert of(found, "dequeue") == {("Dequeue@aclnnMatmul", (HOST, 4713), 40_000, 20_000)}
     assert of(found, "CANN") == {("AscendCL@aclnnMatmul", (ascend_files.CANN, 4713), 45_000, 10_000)}
-    # Device lanes, with their waits and ranges of mstx, are left out; what sums up communication is no device.
+    # Device lanes, with their waits and mstx ranges, are skipped. The communication lanes are not device lanes.
     assert {event[0] for event in found} == {
         "kernel", "gpu_user_annotation", "cpu_op", "dequeue", "CANN", "Communication", "Overlap Analysis"
     }  # fmt: skip
@@ -105,7 +105,7 @@ def test_kernels_come_from_the_table_and_all_else_from_the_trace(directory: Path
 
 
 @pytest.mark.parametrize("communication", ["Communication", "HCCL"])
-def test_collectives_count_once(directory: Path, communication: str) -> None:
+def test_collectives_are_counted_once(directory: Path, communication: str) -> None:
     msprof = ascend_files.msprof_events(communication=communication)
     (directory / OUTPUT / "trace_view.json").write_text(trace_view(ascend_files.framework_events(), msprof))
 
@@ -122,7 +122,7 @@ def test_collectives_count_once(directory: Path, communication: str) -> None:
 
 
 @pytest.mark.parametrize("devices_only", [False, True])
-def test_steps_have_the_kernels_that_the_table_gives_them(directory: Path, devices_only: bool) -> None:
+def test_steps_have_the_kernels_of_the_table(directory: Path, devices_only: bool) -> None:
     summary = summarise_trace(directory, devices_only=devices_only)
 
     # The last kernel of step 10 runs while the host is in step 11.
@@ -132,7 +132,7 @@ def test_steps_have_the_kernels_that_the_table_gives_them(directory: Path, devic
     ]
 
 
-def test_devices_only_has_kernels_and_the_marks_of_steps(directory: Path) -> None:
+def test_devices_only_reads_kernels_and_step_annotations(directory: Path) -> None:
     trace = read_trace(directory, devices_only=True, is_step=is_step)
 
     found = contents(trace)
@@ -149,7 +149,7 @@ def test_devices_only_has_kernels_and_the_marks_of_steps(directory: Path) -> Non
 
 
 @pytest.mark.parametrize("columns", [LEVEL_0, LEVEL_1, OLD])
-def test_without_marks_of_the_host_the_table_makes_the_steps(directory: Path, columns: tuple[str, ...]) -> None:
+def test_steps_are_read_from_the_table_without_host_annotations(directory: Path, columns: tuple[str, ...]) -> None:
     framework = [event for event in ascend_files.framework_events() if not is_step(event["name"])]
     (directory / OUTPUT / "trace_view.json").write_text(trace_view(framework, ascend_files.msprof_events()))
     (directory / OUTPUT / "kernel_details.csv").write_text(kernel_rows(KERNELS, columns))
@@ -162,18 +162,18 @@ def test_without_marks_of_the_host_the_table_makes_the_steps(directory: Path, co
     ]
 
 
-def test_without_step_ids_the_host_makes_the_steps(directory: Path) -> None:
+def test_steps_are_read_from_the_host_without_step_ids(directory: Path) -> None:
     (directory / OUTPUT / "kernel_details.csv").write_text(kernel_rows(KERNELS, LEVEL_1, steps=False))
 
     summary = summarise_trace(directory)
 
     assert [(step.name, step.duration_us, step.device_us) for step in summary.steps] == [
-        ("ProfilerStep#10", 990.0, 150.75),  # as of any trace, by when the kernels ran
+        ("ProfilerStep#10", 990.0, 150.75),  # from the kernels' times, as in other traces
         ("ProfilerStep#11", 990.0, 161.5),
     ]
 
 
-def test_kernels_of_several_devices_are_told_apart(directory: Path) -> None:
+def test_kernels_of_several_devices_are_separate(directory: Path) -> None:
     kernels = [{**kernel, "Device_id": number % 2} for number, kernel in enumerate(KERNELS)]
     (directory / OUTPUT / "kernel_details.csv").write_text(kernel_rows(kernels, LEVEL_1))
 
@@ -183,7 +183,7 @@ def test_kernels_of_several_devices_are_told_apart(directory: Path) -> None:
     assert [step.device_us for step in summary.steps] == [180.75, 131.5]
 
 
-def test_without_a_table_the_trace_is_all_there_is(directory: Path) -> None:
+def test_directory_without_a_table(directory: Path) -> None:
     (directory / OUTPUT / "kernel_details.csv").unlink()
 
     trace = read_trace(directory)
@@ -193,7 +193,7 @@ def test_without_a_table_the_trace_is_all_there_is(directory: Path) -> None:
     assert (trace.path, trace.rank, trace.check.whole) == (directory, 3, True)
 
 
-def test_without_a_trace_the_table_is_all_there_is(directory: Path) -> None:
+def test_directory_without_a_trace(directory: Path) -> None:
     (directory / OUTPUT / "trace_view.json").unlink()
 
     trace = read_trace(directory)
@@ -202,7 +202,7 @@ def test_without_a_trace_the_table_is_all_there_is(directory: Path) -> None:
     assert (trace.path, trace.rank, trace.check.events, trace.devices_only) == (directory, 3, 6, True)
 
 
-def test_files_inside_may_be_read_by_themselves(directory: Path) -> None:
+def test_files_can_be_read_individually(directory: Path) -> None:
     assert summarise_trace(directory / OUTPUT / "kernel_details.csv").events == 6
     assert summarise_trace(directory / OUTPUT / "trace_view.json").events == 35
 
@@ -212,23 +212,23 @@ def test_files_inside_may_be_read_by_themselves(directory: Path) -> None:
     ("content", "problem"),
     [
         (b"", "is not Ascend's kernel_details.csv"),
-        (b"Name,Type,Start Time(us),Duration(us)\r\n", "kernel_details.csv: There are no rows."),
+        (b"Name,Type,Start Time(us),Duration(us)\r\n", "kernel_details.csv: The file has no rows."),
         (b"\0\xff", "is not Ascend's kernel_details.csv"),
     ],
 )
-def test_a_table_that_cannot_be_read_is_told(directory: Path, content: bytes, problem: str, devices_only: bool) -> None:
+def test_unreadable_table_is_reported(directory: Path, content: bytes, problem: str, devices_only: bool) -> None:
     (directory / OUTPUT / "kernel_details.csv").write_bytes(content)
 
     trace = read_trace(directory, devices_only=devices_only)
 
-    assert len(of(contents(trace), "Ascend Hardware")) == 4  # which stands in for it
+    assert len(of(contents(trace), "Ascend Hardware")) == 4  # device lanes replace the table
     assert not trace.check.whole
     assert trace.check.problem is not None
     assert problem in trace.check.problem
 
 
 @pytest.mark.parametrize("content", [b"", b"[", b"no trace", b"{}"])
-def test_a_trace_that_cannot_be_read_is_told(directory: Path, content: bytes) -> None:
+def test_unreadable_trace_is_reported(directory: Path, content: bytes) -> None:
     (directory / OUTPUT / "trace_view.json").write_bytes(content)
 
     trace = read_trace(directory)
@@ -240,7 +240,7 @@ def test_a_trace_that_cannot_be_read_is_told(directory: Path, content: bytes) ->
     assert trace.check.problem.startswith("trace_view.json: ")
 
 
-def test_if_neither_can_be_read_it_is_a_trace_error(directory: Path) -> None:
+def test_unreadable_table_and_trace_raise_a_trace_error(directory: Path) -> None:
     (directory / OUTPUT / "trace_view.json").unlink()
     (directory / OUTPUT / "kernel_details.csv").write_text("")
 
@@ -248,7 +248,7 @@ def test_if_neither_can_be_read_it_is_a_trace_error(directory: Path) -> None:
         read_trace(directory)
 
 
-def test_both_problems_are_told(directory: Path) -> None:
+def test_problems_of_both_files_are_reported(directory: Path) -> None:
     (directory / OUTPUT / "trace_view.json").write_text("[")
     table = directory / OUTPUT / "kernel_details.csv"
     table.write_bytes(table.read_bytes()[:-20])
@@ -261,7 +261,7 @@ def test_both_problems_are_told(directory: Path) -> None:
     )
 
 
-def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_host_names_do_not_displace_kernel_names(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profdeck_traces.reading.column_builder.MAX_NAMES", 12)
     framework = ascend_files.framework_events()
     framework += [
@@ -275,14 +275,14 @@ def test_a_host_of_very_many_names_leaves_kernels_theirs(directory: Path, monkey
     assert of(contents(trace), "gpu_user_annotation") == PLACES
 
 
-def test_events_beyond_memory_go_to_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_timelines_are_stored_in_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = contents(read_trace(directory))
     monkeypatch.setattr("profdeck_traces.reading.column_builder._BLOCK_EVENTS", 3)
 
     assert contents(read_trace(directory, slice_events=4)) == expected
 
 
-def test_progress_goes_to_the_end_of_both_files(directory: Path) -> None:
+def test_progress_covers_both_files(directory: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     size_bytes = read_trace(directory, on_progress=lambda done, total: seen.append((done, total))).check.size_bytes
@@ -312,7 +312,7 @@ events = st.lists(
 
 
 @given(events)
-def test_no_event_is_lost_but_those_of_device_lanes(tmp_path_factory: Any, events: list[dict[str, Any]]) -> None:
+def test_all_events_outside_device_lanes_are_kept(tmp_path_factory: Any, events: list[dict[str, Any]]) -> None:
     directory = raw(tmp_path_factory.mktemp("any"))
     output = analysed(directory, trace=json.dumps(events))
 
@@ -334,10 +334,10 @@ def test_no_event_is_lost_but_those_of_device_lanes(tmp_path_factory: Any, event
     assert len(of(found, "user_annotation")) == (0 if marked else 2)
 
 
-# What is made of it.
+# Uses of the trace.
 
 
-def test_a_window_of_steps_reaches_to_their_last_kernels(directory: Path) -> None:
+def test_step_window_includes_the_last_kernel(directory: Path) -> None:
     def extent(first: int, last: int) -> tuple[int | None, int | None]:
         selection = step_window(directory, range(first, last + 1))
         return selection.begin_ns, selection.end_ns
@@ -350,7 +350,7 @@ def test_a_window_of_steps_reaches_to_their_last_kernels(directory: Path) -> Non
     assert extent(10, 10) == (BASE_NS, BASE_NS + 990_000)
 
 
-def test_other_windows_are_those_of_the_trace(directory: Path) -> None:
+def test_other_windows_equal_those_of_the_trace(directory: Path) -> None:
     assert read_extent(directory) == read_extent(directory / OUTPUT / "trace_view.json")
     assert time_window(directory, 0, 1000) == Selection(begin_ns=BASE_NS, end_ns=BASE_NS + 1000)
     with pytest.raises(TraceError, match="does not have the iteration 0"):
@@ -370,7 +370,7 @@ def test_ranks_are_merged(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "all.json").read_text())
     assert check.problem is not None
     assert check.problem.startswith("rank 2: ")
-    assert "has raw data only" in check.problem
+    assert "has no timeline, only raw data" in check.problem
     found = {
         event["args"]["name"]
         for event in document["traceEvents"]
@@ -381,11 +381,11 @@ def test_ranks_are_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.shared_data
-def test_real_files_make_one_trace(data: Path, tmp_path: Path) -> None:
+def test_real_files_are_combined(data: Path, tmp_path: Path) -> None:
     directory = raw(tmp_path)
     output = directory / OUTPUT
     output.mkdir()
-    for name in ("kernel_details.csv", "trace_view.json"):  # of two recordings: they share the format only
+    for name in ("kernel_details.csv", "trace_view.json"):  # from two different recordings
         shutil.copy(data / "npu" / name, output)
     events = json.loads((output / "trace_view.json").read_text())
 
@@ -405,7 +405,7 @@ def test_real_files_make_one_trace(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.shared_data
-def test_the_real_trace_alone_shows_waits_as_work(data: Path, tmp_path: Path) -> None:
+def test_real_trace_without_a_table_counts_waits_as_work(data: Path, tmp_path: Path) -> None:
     directory = raw(tmp_path)
     (directory / OUTPUT).mkdir()
     shutil.copy(data / "npu" / "trace_view.json", directory / OUTPUT)

@@ -1,4 +1,4 @@
-"""Summaries of what torch_npu leaves: synthetic ranks whose times are known."""
+"""Tests of summaries of torch_npu directories. Fixtures are synthetic ranks with given times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rank_0(tmp_path: Path) -> tuple[Path, RankSummary]:
     return directory, summarise_trace(directory)
 
 
-def test_the_rank_that_the_others_wait_for_is_found(tmp_path: Path) -> None:
+def test_straggler_is_found(tmp_path: Path) -> None:
     run, errors = summarise_run([TraceSource(directory) for directory in JOB.write(tmp_path)])
 
     assert errors == []
@@ -56,7 +56,7 @@ def test_the_rank_that_the_others_wait_for_is_found(tmp_path: Path) -> None:
     assert collective.transfer_us == pytest.approx(6 * TRANSFER_US, abs=0.01)
 
 
-def test_what_the_analysis_worked_out_is_there(tmp_path: Path) -> None:
+def test_tables_of_the_analysis_are_included(tmp_path: Path) -> None:
     _, summary = rank_0(tmp_path)
 
     assert (summary.whole, summary.problem, summary.rank) == (True, None, 0)
@@ -72,7 +72,7 @@ def test_what_the_analysis_worked_out_is_there(tmp_path: Path) -> None:
     assert [(link.link, link.size_bytes) for link in operation.links] == [("HCCS", 6 * BYTES)]
 
 
-def test_kernels_have_their_types_and_cores_their_shares(tmp_path: Path) -> None:
+def test_kernel_types_and_core_shares(tmp_path: Path) -> None:
     _, summary = rank_0(tmp_path)
 
     assert [(kernel.name, kernel.type, kernel.category) for kernel in summary.kernels] == [
@@ -86,7 +86,7 @@ def test_kernels_have_their_types_and_cores_their_shares(tmp_path: Path) -> None
     assert sum(core.share for core in summary.cores) == pytest.approx(1)
 
 
-def test_the_type_of_a_kernel_tells_more_than_its_name(tmp_path: Path) -> None:
+def test_kernel_type_determines_the_category(tmp_path: Path) -> None:
     directory = JOB.write_rank(tmp_path, 0)
     table = output(directory, "kernel_details.csv")
     table.write_text(table.read_text().replace("MatMulV2_0,MatMulV2", "Default/network/attention/Dense-op7,MatMulV2"))
@@ -98,7 +98,7 @@ def test_the_type_of_a_kernel_tells_more_than_its_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["communication.json", "step_trace_time.csv"])
 @pytest.mark.parametrize("size", [0, 1, -3], ids=["empty", "one byte", "cut"])
-def test_a_damaged_table_costs_nothing_else(tmp_path: Path, name: str, size: int) -> None:
+def test_corrupt_table_does_not_affect_other_results(tmp_path: Path, name: str, size: int) -> None:
     directory, sound = rank_0(tmp_path)
     table = output(directory, name)
     table.write_bytes(table.read_bytes()[:size])
@@ -112,7 +112,7 @@ def test_a_damaged_table_costs_nothing_else(tmp_path: Path, name: str, size: int
     assert attrs.evolve(damaged, **{field: getattr(sound, field)}, whole=True, problem=None) == sound
 
 
-def test_tables_that_are_not_there_are_no_problem(tmp_path: Path) -> None:
+def test_missing_tables_are_accepted(tmp_path: Path) -> None:
     directory, _ = rank_0(tmp_path)
     for name in ("communication.json", "step_trace_time.csv"):
         output(directory, name).unlink()
@@ -122,8 +122,8 @@ def test_tables_that_are_not_there_are_no_problem(tmp_path: Path) -> None:
     assert (summary.whole, summary.device_steps, summary.communication) == (True, (), ())
 
 
-def test_groups_whose_numbers_end_alike_are_told_apart(tmp_path: Path) -> None:
-    # Of eight ranks, each half is a group of its own, and both are known to kernels as 445. The second half is fast.
+def test_process_groups_with_equal_last_digits_are_separate(tmp_path: Path) -> None:
+    # Each half of the eight ranks is a group. Kernel names contain 445 for both groups. The second half is fast.
     halves = [Job(lambda rank, _: 700.0 + 100 * (rank == 2), ranks=4), Job(lambda _rank, _step: 300.0, ranks=4)]
     sources = []
     for half, job in enumerate(halves):
@@ -140,7 +140,7 @@ def test_groups_whose_numbers_end_alike_are_told_apart(tmp_path: Path) -> None:
     assert [round(rank.wait_us) for rank in group.ranks] == [600, 600, 0, 600, 0, 0, 0, 0]
 
 
-def test_a_rank_that_does_not_know_the_number_of_a_group_is_of_the_only_one(tmp_path: Path) -> None:
+def test_group_without_an_id_is_assigned_to_the_only_match(tmp_path: Path) -> None:
     directories = JOB.write(tmp_path)
     output(directories[0], "communication.json").unlink()
 
@@ -149,7 +149,7 @@ def test_a_rank_that_does_not_know_the_number_of_a_group_is_of_the_only_one(tmp_
     assert (group.straggler, group.note) == (SLOW_RANK, None)
 
 
-def test_runs_of_npus_compare_also_by_their_documents(tmp_path: Path) -> None:
+def test_npu_runs_can_be_compared_by_their_json(tmp_path: Path) -> None:
     (tmp_path / "before.json").write_text(json.dumps(summarised(JOB, tmp_path / "before").to_dict()))
     slower = summarised(Job(lambda rank, step: compute_us(rank, step) + 70), tmp_path / "after")
 
@@ -162,7 +162,7 @@ def test_runs_of_npus_compare_also_by_their_documents(tmp_path: Path) -> None:
     assert role.kernels[0].delta_us == pytest.approx(70)
 
 
-def test_a_call_without_a_group_keeps_its_stream(tmp_path: Path) -> None:
+def test_call_without_a_group_keeps_its_stream(tmp_path: Path) -> None:
     directory, sound = rank_0(tmp_path)
     one = call(elapse_us=1, transit_us=1, wait_us=0, links={})
     output(directory, "communication.json").write_text(json.dumps({"step": {"collective": {"allreduce_1": one}}}))

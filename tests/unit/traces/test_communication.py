@@ -1,4 +1,4 @@
-"""Ascend's communication.json: fixtures are synthetic, to the keys that torch_npu and CANN write."""
+"""Tests of the reader for communication.json. Fixtures are synthetic and have the keys of real files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def steps(collectives: dict[str, Any], messages: dict[str, Any] | None = None) -
     return {"step": {"p2p": messages or {}, "collective": collectives}}
 
 
-def test_calls_are_added_up_by_operation_and_group_over_all_steps(tmp_path: Path) -> None:
+def test_calls_are_summed_by_operation_and_group(tmp_path: Path) -> None:
     def allreduce(elapse_us: float) -> dict[str, Any]:
         return call(
             elapse_us=elapse_us,
@@ -83,7 +83,7 @@ def test_calls_are_added_up_by_operation_and_group_over_all_steps(tmp_path: Path
         ("12", "12", None),
     ],
 )
-def test_names_are_without_counters(tmp_path: Path, name: str, operation: str, group: str | None) -> None:
+def test_counters_are_removed_from_names(tmp_path: Path, name: str, operation: str, group: str | None) -> None:
     one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
     (found,) = written(tmp_path, steps({name: one})).operations
@@ -91,7 +91,7 @@ def test_names_are_without_counters(tmp_path: Path, name: str, operation: str, g
     assert (found.name, found.group, found.links) == (operation, group, ())
 
 
-def test_digits_that_several_groups_end_in_name_none(tmp_path: Path) -> None:
+def test_ambiguous_group_digits_are_omitted(tmp_path: Path) -> None:
     one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
     found = written(tmp_path, steps({"hcom_allReduce__445_0_1@1445": one, "hcom_allReduce__445_0_1@2445": one}))
@@ -100,7 +100,7 @@ def test_digits_that_several_groups_end_in_name_none(tmp_path: Path) -> None:
     assert [operation.group for operation in found.operations] == ["1445", "2445"]
 
 
-def test_a_link_without_time_or_packets_has_no_rate_and_no_share(tmp_path: Path) -> None:
+def test_link_without_time_or_packets_has_no_rate_and_no_share(tmp_path: Path) -> None:
     link = {"Transit Size(MB)": 0.5, "Transit Time(ms)": 0, "Size Distribution": {"0.5": []}}
     one = {"Communication Time Info": {}, "Communication Bandwidth Info": {"SIO": link}}
 
@@ -118,14 +118,14 @@ def test_a_link_without_time_or_packets_has_no_rate_and_no_share(tmp_path: Path)
         ([], "Expected `object`, got `array`"),
     ],
 )
-def test_a_call_that_is_odd_is_told_and_costs_no_other(tmp_path: Path, wrong: Any, message: str) -> None:
+def test_invalid_call_is_reported_and_skipped(tmp_path: Path, wrong: Any, message: str) -> None:
     good = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
     found = written(tmp_path, steps({"a_1": good, "odd": wrong, "odder": wrong, "a_2": good}))
 
     assert found.operations[0].count == 2
     assert found.problem is not None
-    assert found.problem.startswith("communication.json: odd is not as torch_npu writes it: ")
+    assert found.problem.startswith("communication.json: Invalid call odd: ")
     assert message in found.problem
 
 
@@ -133,28 +133,28 @@ def test_a_call_that_is_odd_is_told_and_costs_no_other(tmp_path: Path, wrong: An
     ("document", "problem"),
     [
         ("", "The file is empty."),
-        ("[]", "There is no JSON of steps, kinds and calls between the offsets 0 and 2."),
-        ('{"step": {"p2p": []}}', "There is no JSON of steps, kinds and calls between the offsets 0 and 21."),
-        ('{"step": 7}', "There is no JSON of steps, kinds and calls between the offsets 0 and 11."),
-        ("{}}", "The JSON is not closed: it ends at offset 3."),
-        ("{} {}", "There is no JSON of steps, kinds and calls between the offsets 0 and 5."),
-        ('{"step": {"p2p": {"a": {"x": "', "The JSON is not closed: it ends at offset 30."),
+        ("[]", "The text between offsets 0 and 2 is not JSON with steps, kinds and calls."),
+        ('{"step": {"p2p": []}}', "The text between offsets 0 and 21 is not JSON with steps, kinds and calls."),
+        ('{"step": 7}', "The text between offsets 0 and 11 is not JSON with steps, kinds and calls."),
+        ("{}}", "The JSON is truncated at offset 3."),
+        ("{} {}", "The text between offsets 0 and 5 is not JSON with steps, kinds and calls."),
+        ('{"step": {"p2p": {"a": {"x": "', "The JSON is truncated at offset 30."),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, document: str, problem: str) -> None:
+def test_file_problem_is_reported(tmp_path: Path, document: str, problem: str) -> None:
     assert written(tmp_path, document) == Communication((), {}, f"communication.json: {problem}")
 
 
-def test_a_document_without_calls_is_whole(tmp_path: Path) -> None:
+def test_document_without_calls_is_intact(tmp_path: Path) -> None:
     assert written(tmp_path, steps({})) == Communication((), {}, None)
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_file_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read .*communication.json: No such file"):
         read_communication(tmp_path / "communication.json")
 
 
-def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communication, "_CHUNK_BYTES", 7)
     path = tmp_path / "communication.json"
     path.write_text('{"step1": {}}  ')
@@ -165,7 +165,7 @@ def test_progress_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert told == [(7, 15), (14, 15), (15, 15)]
 
 
-def test_more_operations_than_anybody_looks_at_fall_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_operations_are_summed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communication, "_MAX_OPERATIONS", 2)
     one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
@@ -178,17 +178,17 @@ def test_more_operations_than_anybody_looks_at_fall_together(tmp_path: Path, mon
     }
 
 
-def test_what_has_no_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unterminated_call_is_not_buffered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communication, "_MAX_CALL_BYTES", 4000)
     monkeypatch.setattr(communication, "_CHUNK_BYTES", 1000)
 
     found = written(tmp_path, '{"step": {"p2p": {"' + "a" * 1_000_000)
 
-    assert found.problem == "communication.json: No call ends in the 5,000 bytes from offset 0 on."
+    assert found.problem == "communication.json: No call ends within 5,000 bytes after offset 0."
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+def test_memory_is_independent_of_the_file_size(tmp_path: Path) -> None:
     one = json.dumps(call(elapse_us=1, transit_us=1, wait_us=0, links={"HCCS": 3_000_000}))
     path = tmp_path / "communication.json"
     with path.open("w") as file:
@@ -246,7 +246,7 @@ DOCUMENTS = st.dictionaries(
 
 
 def reference(document: dict[str, Any]) -> dict[Any, Any]:
-    """Add up a decoded document in the plainest way: count, elapse, wait and links, in ns and bytes."""
+    """Reference implementation: sum the count, elapse time, wait time and links of a document, in ns and bytes."""
     found: dict[Any, Any] = {}
     for kinds in document.values():
         for kind, calls in kinds.items():
@@ -270,7 +270,7 @@ def reference(document: dict[str, Any]) -> dict[Any, Any]:
 
 
 @given(document=DOCUMENTS, chunk=st.integers(1, 400), indent=st.sampled_from([None, 1]), ascii_only=st.booleans())
-def test_every_document_is_added_up_whatever_its_layout_and_chunks(
+def test_sums_are_independent_of_layout_and_chunks(
     document: dict[str, Any], chunk: int, indent: int | None, ascii_only: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("job") / "communication.json"
@@ -296,7 +296,7 @@ def test_every_document_is_added_up_whatever_its_layout_and_chunks(
 
 
 @given(document=DOCUMENTS, chunk=st.integers(1, 200), data=st.data())
-def test_a_file_cut_anywhere_gives_some_of_its_calls_and_says_so(
+def test_truncated_file_is_reported_and_partially_read(
     document: dict[str, Any], chunk: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     text = json.dumps(document).encode()
@@ -315,7 +315,7 @@ def test_a_file_cut_anywhere_gives_some_of_its_calls_and_says_so(
 
 
 @given(text=st.binary(max_size=200) | st.text(alphabet='{}[],:"\\ 1ep', max_size=80).map(str.encode))
-def test_no_bytes_make_it_fail(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_arbitrary_bytes_do_not_raise(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("job") / "communication.json"
     path.write_bytes(text)
 

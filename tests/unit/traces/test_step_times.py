@@ -1,4 +1,4 @@
-"""Ascend's step_trace_time.csv: fixtures are synthetic, to the columns that torch_npu writes."""
+"""Tests of the reader for step_trace_time.csv. Fixtures are synthetic and have the columns of real files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(tmp_path: Path, *lines: str, end: str = "\r\n") -> AscendStepTimes:
     return read_step_times(path)
 
 
-def test_columns_have_names_with_units(tmp_path: Path) -> None:
+def test_columns_are_read(tmp_path: Path) -> None:
     found = read(tmp_path, STEP_COLUMNS, "2,10,85704.0204,3873.52,630.54,4504.06,21471.45,111048.99,17.5,3856.02,0.67")
 
     assert found == AscendStepTimes(
@@ -49,28 +49,28 @@ def test_columns_have_names_with_units(tmp_path: Path) -> None:
     )
 
 
-def test_columns_stand_in_any_order_and_may_be_missing(tmp_path: Path) -> None:
+def test_columns_can_be_reordered_or_missing(tmp_path: Path) -> None:
     found = read(tmp_path, "Free, Step ,More,Computing", "1.5,3,x,2.25", end="\n")
 
     expected = NOTHING | {"idle_us": 1.5, "compute_us": 2.25}
     assert found == AscendStepTimes((DeviceStepSummary(device=None, step=3, **expected),), None)
 
 
-def test_a_recording_without_steps_or_a_numbered_device_has_one_row(tmp_path: Path) -> None:
+def test_recording_without_step_and_device_numbers(tmp_path: Path) -> None:
     (found,) = read(tmp_path, "Device_id,Step,Computing", "-1,,12000").steps
 
     assert (found.device, found.step, found.compute_us) == (None, None, 12000)
 
 
-def test_what_was_not_told_is_not_zero(tmp_path: Path) -> None:
-    # A step without work has no first task, for which torch_npu takes -1 us since 1970.
+def test_missing_values_are_none(tmp_path: Path) -> None:
+    # For a step without device tasks, torch_npu uses -1 us since 1970 as the start of the first task.
     (found,) = read(tmp_path, "Step,Computing,Preparing", "3,,-1713174287000001.5").steps
 
     assert (found.compute_us, found.preparation_us) == (None, None)
 
 
 @pytest.mark.parametrize("line", ["1,2", "1,2,3,4", "1,soon,3", "1,nan,3", "1,1e300,3", '1,"2,3'])
-def test_a_row_that_is_broken_is_told_and_costs_no_other_before_it(tmp_path: Path, line: str) -> None:
+def test_invalid_row_is_reported_and_skipped(tmp_path: Path, line: str) -> None:
     found = read(tmp_path, "Step,Computing,Free", "1,2.5,3", line, "3,2.5,4")
 
     assert found.steps[0].step == 1
@@ -82,35 +82,35 @@ def test_a_row_that_is_broken_is_told_and_costs_no_other_before_it(tmp_path: Pat
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ((), "It is no table of step times: it has no column Step and no column Computing."),
-        (("Step,Free", "1,2"), "It is no table of step times: it has no column Computing."),
-        (("Step,Computing",), "There are no rows."),
+        ((), "The file is not a table of step times: missing columns Step, Computing."),
+        (("Step,Free", "1,2"), "The file is not a table of step times: missing columns Computing."),
+        (("Step,Computing",), "The file has no rows."),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, lines: tuple[str, ...], problem: str) -> None:
+def test_file_problem_is_reported(tmp_path: Path, lines: tuple[str, ...], problem: str) -> None:
     assert read(tmp_path, *lines) == AscendStepTimes((), f"step_trace_time.csv: {problem}")
 
 
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_file_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read .*step_trace_time.csv: No such file"):
         read_step_times(tmp_path / "step_trace_time.csv")
 
 
-def test_only_so_many_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_count_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_times, "_MAX_ROWS", 2)
 
     found = read(tmp_path, "Step,Computing", *["1,2"] * 3)
 
     assert len(found.steps) == 2
-    assert found.problem == "step_trace_time.csv: It has more than 2 rows: the others were not read."
+    assert found.problem == "step_trace_time.csv: The file has more than 2 rows; the remaining rows were not read."
 
 
-def test_an_endless_line_is_no_row(tmp_path: Path) -> None:
+def test_overlong_line_is_reported(tmp_path: Path) -> None:
     found = read(tmp_path, "Step,Computing", "1,2", '"' + "x" * 2_000_000)
 
     assert [step.step for step in found.steps] == [1]
     assert found.problem is not None
-    assert found.problem.endswith(" is not a row of such a table: field larger than field limit (131072).")
+    assert found.problem.endswith(" is not a row of step times: field larger than field limit (131072).")
 
 
 CELLS = st.none() | st.integers(-(10**12), 10**15).map(lambda time_ns: time_ns / 1000)
@@ -122,7 +122,7 @@ ROWS = st.lists(
 
 
 @given(rows=ROWS, order=st.permutations(range(11)), cut=st.integers(0, 10**6) | st.none())
-def test_every_table_is_read_and_every_cut_is_told(
+def test_tables_are_read_and_truncation_is_reported(
     rows: list[tuple[int, int | None, list[float | None]]],
     order: list[int],
     cut: int | None,
@@ -155,7 +155,7 @@ def test_every_table_is_read_and_every_cut_is_told(
 
 
 @given(text=st.binary(max_size=300))
-def test_no_bytes_make_it_fail(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_arbitrary_bytes_do_not_raise(text: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("job") / "step_trace_time.csv"
     path.write_bytes(b"Step,Computing\n" + text)
 

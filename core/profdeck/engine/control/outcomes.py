@@ -16,7 +16,7 @@ def check_started(request: CaptureRequest, answer: Answer) -> None:
     refused = [f"{rank_and_host(reply)}: {reply.error}" for reply in answer.ranks if reply.error]
     refused += [f"The {name}: {reply.error}" for name, reply in answer.frontends.items() if reply.error]
     if refused:
-        outcome = Outcome.of_refusals(reply.refusal for reply in answer.all)
+        outcome = Outcome.from_refusals(reply.refusal for reply in answer.all)
         raise TargetError(" ".join(dict.fromkeys(refused)), outcome)
     world = max((reply.world_size for reply in answer.ranks), default=0)
     if absent := [rank for rank in request.ranks if request.ranks != "all" and int(rank) >= world]:

@@ -103,7 +103,7 @@ class Following:
                 self._notify(lambda observer: observer.refused(outcome))
             raise
         if any(reply.error for reply in answer.all) and not _holding(answer, request.token):
-            refusal = Outcome.of_refusals(reply.refusal for reply in answer.all)
+            refusal = Outcome.from_refusals(reply.refusal for reply in answer.all)
             self._notify(lambda observer: observer.refused(refusal))
         else:
             self._follow(engine, request.token, asked_ns)

@@ -282,4 +282,4 @@ def _refusal(answer: Any) -> Outcome:
         ranks, frontends = answer.get("ranks"), answer.get("frontends")
         replies += ranks if isinstance(ranks, list) else ()
         replies += frontends.values() if isinstance(frontends, dict) else ()
-    return Outcome.of_refusals(reply.get("refusal") for reply in replies if isinstance(reply, dict))
+    return Outcome.from_refusals(reply.get("refusal") for reply in replies if isinstance(reply, dict))

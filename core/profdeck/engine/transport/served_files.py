@@ -18,7 +18,7 @@ from pathlib import Path
 
 import attrs
 
-from profdeck.base.json_files import read_bounded
+from profdeck.base.json_files import read_descriptor
 from profdeck.records.manifest import decode_manifest, is_manifest
 from profdeck_traces.base.errors import ProfdeckError, TraceError
 from profdeck_traces.inputs.artifact_kinds import kind_of
@@ -136,7 +136,7 @@ def _is_artifact(directory: int, name: str) -> bool:
             continue
         with suppress(OSError, ValueError):
             with open(os.open(beside, _READ, dir_fd=directory), "rb") as file:  # noqa: PTH123  # a descriptor
-                manifest = decode_manifest(read_bounded(file.fileno()))
+                manifest = decode_manifest(read_descriptor(file.fileno()))
             if any(record.name == name for record in manifest.artifacts):
                 return True
     return False

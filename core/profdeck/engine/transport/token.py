@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from profdeck.base.json_files import read_whole
+from profdeck.base.json_files import read_regular_file
 from profdeck_traces.base.errors import ConfigError
 
 TOKEN_VARIABLE = "PROFDECK_TOKEN"  # noqa: S105  # its name
@@ -26,7 +26,7 @@ def accepted_tokens() -> tuple[str, ...]:
         token = os.environ.get(TOKEN_VARIABLE)
         return (token,) if token else ()
     try:
-        lines = read_whole(Path(file)).decode("ascii").splitlines()
+        lines = read_regular_file(Path(file)).decode("ascii").splitlines()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is no small text of ASCII"
         raise ConfigError(f"{FILE_VARIABLE}: {file} cannot be read: {why}.") from None

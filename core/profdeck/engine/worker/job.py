@@ -76,7 +76,7 @@ class CaptureJob:
         self._absolute = wanted is not None and wanted.first is not None
         # Held from the start on, so that of several who are asked to record in one step the first one is the first;
         # and again for each later capture, so that others have their turn in between.
-        self._turn = leases.Turn(backend.devices, f"{request.role}, {request.id}")
+        self._lease_request = leases.LeaseRequest(backend.devices, f"{request.role}, {request.id}")
         self._unbegun: Recording | None = None
         """The capture that has not begun."""
         self._recording: Recording | None = None
@@ -104,7 +104,7 @@ class CaptureJob:
     @property
     def waits_for(self) -> str | None:
         """What is held, and by whom, while it waits for its turn."""
-        return None if self.over else self._turn.waits_for
+        return None if self.over else self._lease_request.blocked_by
 
     @property
     def recorded(self) -> int:
@@ -127,23 +127,23 @@ class CaptureJob:
             ProfdeckError: this process cannot record that.
         """
         try:
-            self._turn.take()
+            self._lease_request.try_acquire()
         except OSError as error:
             raise CaptureError(f"The device cannot be leased: {describe_error(error)}.") from error
         if self._absolute:  # its window may be far away
-            self._turn.release()
+            self._lease_request.release()
         first = self._capture(None)
-        first.waits_for = self._turn.waits_for
+        first.waits_for = self._lease_request.blocked_by
         try:
             reserve(first, self._run, self._recorder)
         except BaseException:
-            self._turn.release()
+            self._lease_request.release()
             raise
         # Captures of kinds are reserved when their batches come: this one shows that they can be, or that it waits.
         if self.request.batch_kinds and first.waits_for is None:
             first.manifest_path.unlink()
         else:
-            self._unbegun = Recording(first, self._backend, self._hooks, self._recorder, self._turn)
+            self._unbegun = Recording(first, self._backend, self._hooks, self._recorder, self._lease_request)
         self._deadline_s = time.monotonic() + self._backend.options.max_capture_s
         shutdown.watch(self, self._finish_at_exit)
 
@@ -304,7 +304,7 @@ class CaptureJob:
 
     def _in_vain(self) -> list[str]:
         """Say that the turn of a later capture never came, if it waits for that."""
-        wait = self._turn.waited() if self.waits_for else None
+        wait = self._lease_request.pop_wait() if self.waits_for else None
         return [] if wait is None else [describe_failed_wait(wait)]
 
     def _capture(self, batch: BatchKind | None) -> CaptureRecord:
@@ -316,7 +316,7 @@ class CaptureJob:
         """Take the device if it is free; return whether the iteration then counts for its window."""
         if window.done or (self._absolute and not window.wants_next):
             return True
-        if not self._turn.take():
+        if not self._lease_request.try_acquire():
             if self._unbegun is not None:
                 self._unbegun.update_waits_for()
             return False
@@ -331,7 +331,7 @@ class CaptureJob:
             self._counts[self._key] += 1
             capture = self._capture(self._key)
             reserve(capture, self._run, self._recorder)
-            recording = Recording(capture, self._backend, self._hooks, self._recorder, self._turn)
+            recording = Recording(capture, self._backend, self._hooks, self._recorder, self._lease_request)
         recording.capture.first_iteration = self._iteration
         self._thread = threading.get_ident()
         try:
@@ -366,7 +366,7 @@ class CaptureJob:
 
     def _finish(self) -> None:
         self.over = True
-        self._turn.release()
+        self._lease_request.release()
         self._writer.close()
 
     def _fail(self, error: Exception) -> None:

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_GENTLE = 2
-"""How many interrupts only cancel. One more may find the loop in a call that blocks, where nothing else helps."""
+_MAX_CANCELLATIONS = 2
+"""Number of interrupts that cancel the coroutine.
+
+The next interrupt raises KeyboardInterrupt, because the loop may be blocked in a call that ignores cancellation.
+"""
 _DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -64,26 +67,26 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal |
     Raises:
         KeyboardInterrupt: an interrupt cancelled the coroutine. Raised after the coroutine has ended.
     """
-    presses = _Presses(runner.get_loop(), stop)
-    with presses.watched():
+    interrupts = _InterruptHandler(runner.get_loop(), stop)
+    with interrupts.install():
         try:
-            result = runner.run(presses.cancelling(work))
+            result = runner.run(interrupts.run_cancellable(work))
         except BaseException as error:
-            if presses.count and not isinstance(error, KeyboardInterrupt):
+            if interrupts.count and not isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt from error
             raise
-    if presses.count:
+    if interrupts.count:
         raise KeyboardInterrupt
     return result
 
 
-def cancels(handler: object) -> bool:
+def cancels_coroutine(handler: object) -> bool:
     """Return whether `run` installed a handler. Such a handler cancels the coroutine, which then ends its captures."""
-    return isinstance(getattr(handler, "__self__", None), _Presses)
+    return isinstance(getattr(handler, "__self__", None), _InterruptHandler)
 
 
-class _Presses:
-    """The interrupts that come while a loop runs."""
+class _InterruptHandler:
+    """Counts the interrupts that arrive while an event loop runs, and cancels its coroutine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stop: StopSignal | None) -> None:
         self.count = 0
@@ -92,24 +95,24 @@ class _Presses:
         self._task: asyncio.Task[Any] | None = None
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def install(self) -> Iterator[None]:
         """Replace default signal handlers inside the block. Handlers that the host installed are kept."""
-        handler = self._press  # one object, by which it is known again
+        handler = self._handle  # each attribute access creates a new object, and `is` is used below
         numbers = [signal.SIGINT] if self._stop is None else [signal.SIGINT, signal.SIGTERM]
         if threading.current_thread() is not threading.main_thread():
             numbers = []
-        ours = [number for number in numbers if signal.getsignal(number) is _DEFAULT_HANDLERS[number]]
-        for number in ours:
+        replaced = [number for number in numbers if signal.getsignal(number) is _DEFAULT_HANDLERS[number]]
+        for number in replaced:
             signal.signal(number, handler)
         try:
             yield
         finally:
-            for number in ours:
+            for number in replaced:
                 if signal.getsignal(number) is handler:
                     signal.signal(number, _DEFAULT_HANDLERS[number])
 
-    async def cancelling(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do work that interrupts cancel."""
+    async def run_cancellable(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that interrupts cancel."""
         import asyncio
 
         self._task = asyncio.current_task()
@@ -117,11 +120,11 @@ class _Presses:
             self._cancel()
         return await work
 
-    def _press(self, _number: int, _frame: FrameType | None) -> None:
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
         if self._stop is not None and self._stop.receive(self._loop):
             return
         self.count += 1
-        if self.count > _GENTLE:
+        if self.count > _MAX_CANCELLATIONS:
             raise KeyboardInterrupt
         self._loop.call_soon_threadsafe(self._cancel)
 

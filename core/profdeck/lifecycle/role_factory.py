@@ -1,4 +1,4 @@
-"""Opens the roles of a profiler: checks the config, builds the backend and binds it to its target."""
+"""Builds the roles of a profiler: checks the config, builds the backends and binds them to their targets."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.schedule import PlannedSteps
 from profdeck.config.structuring import unstructure
 from profdeck.config.targets import TargetsConfig
-from profdeck.lifecycle import last_word
+from profdeck.lifecycle import exit_summary
 from profdeck.lifecycle.listeners import is_notified_at_the_finish, role_hooks
-from profdeck.lifecycle.machine import CaptureMachine
 from profdeck.lifecycle.role import Role
 from profdeck.lifecycle.role_group import RoleGroup
+from profdeck.lifecycle.state_machine import CaptureMachine
 from profdeck.records import manifest, run_directory
 from profdeck_traces.base.errors import ConfigError, did_you_mean
 
 logger = logging.getLogger("profdeck")
 
 
-def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
+def build_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
     config: Config,
     *,
     role: str | None,
@@ -36,7 +36,7 @@ def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
     targets: Mapping[str, Sequence[object]] | None,
     listeners: Iterable[object],
 ) -> RoleGroup:
-    """Open the role of this process and the roles with targets. The arguments are the same as for `Profiler.of`.
+    """Build the role of this process and the roles with targets. The arguments are the same as for `Profiler.of`.
 
     Raises:
         ConfigError: the config, an option or a target is invalid.
@@ -49,20 +49,22 @@ def open_group(  # noqa: PLR0913  # the arguments of `Profiler.of`
         raise ConfigError("target: a target needs a role. Pass role='rollout', or targets={'rollout': [...]}.")
     if target is not None and name in (targets or {}):
         raise ConfigError(f"targets: the role '{name}' already has a target. Pass target or targets, not both.")
-    opened: dict[str, object] = {} if name is None else {name: target}
+    role_targets: dict[str, object] = {} if name is None else {name: target}
     if targets is not None or name is None:
-        opened |= {other: None for other, chosen in config.roles.items() if chosen.targets and other not in opened}
-        opened |= {other: list(handles) for other, handles in (targets or {}).items()}
-    return open_roles(config, opened, identities, listeners)
+        role_targets |= {
+            other: None for other, options in config.roles.items() if options.targets and other not in role_targets
+        }
+        role_targets |= {other: list(handles) for other, handles in (targets or {}).items()}
+    return build_roles(config, role_targets, identities, listeners)
 
 
-def open_roles(
+def build_roles(
     config: Config,
     targets: Mapping[str, object],
     identities: Mapping[str, Identity],
     listeners: Iterable[object],
 ) -> RoleGroup:
-    """Open the roles that can record in this process.
+    """Build the roles that can record in this process.
 
     Args:
         config: the config, the same for all processes of the job.
@@ -76,15 +78,15 @@ def open_roles(
         PluginError: a plugin cannot be used, or cannot record in this process.
     """
     group, listeners = RoleGroup(), tuple(listeners)
-    opened = [
-        _open(config, name, identity=identities.get(name), target=target, listeners=listeners, group=group)
+    roles = [
+        _build_role(config, name, identity=identities.get(name), target=target, listeners=listeners, group=group)
         for name, target in targets.items()
     ]
-    group.roles = tuple(role for role in opened if role is not None)
+    group.roles = tuple(role for role in roles if role is not None)
     return group
 
 
-def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
+def _build_role(  # noqa: PLR0913  # the arguments of `build_roles`, for one role
     config: Config,
     name: str,
     *,
@@ -93,8 +95,8 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
     listeners: Sequence[object],
     group: RoleGroup,
 ) -> Role | None:
-    chosen = config.roles.get(name)
-    if chosen is None:
+    options = config.roles.get(name)
+    if options is None:
         if config.roles:
             hint = did_you_mean(name, config.roles) or f" It has {', '.join(config.roles)}."
             logger.warning("The config has no role '%s', so this process records nothing.%s", name, hint)
@@ -103,7 +105,7 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
     if not isinstance(backend, EngineBackend):  # an engine's library may be installed only on its server
         require_libraries(type(backend))
     identity = identity or resolve_identity(name, backend)
-    if chosen.targets is not None and chosen.targets.discovers and identity.rank:
+    if options.targets is not None and options.targets.discovers and identity.rank:
         logger.info("Rank 0 captures the targets of the role '%s', so this rank does nothing.", name)
         return None
     writer = manifest.ManifestWriter(
@@ -112,24 +114,24 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
         options=unstructure(backend.options),
         expected_ranks=(),
     )
-    backend, bound = _bind(backend, chosen, identity, target, writer)
-    expected = () if bound else _expected_ranks(chosen, identity)
+    backend, bound = _bind(backend, options, identity, target, writer)
+    expected = () if bound else _expected_ranks(options, identity)
     if (not bound and identity.rank not in expected) or not (config.steps.spans or config.on_demand):
         return None
     run_preflight(backend)
     role = Role(
         config=config,
-        options=chosen,
+        options=options,
         identity=identity,
         backend=backend,
         target=bound,
         machine=CaptureMachine(
             PlannedSteps(
-                config.steps, config.final_step, warmup_steps(chosen, backend, config.mode), config.join_steps
+                config.steps, config.final_step, warmup_steps(options, backend, config.mode), config.join_steps
             ),
-            default_warmup=chosen.warmup_steps is None,
+            default_warmup=options.warmup_steps is None,
             discrete=config.mode is Mode.DISCRETE,
-            stages=chosen.stages,
+            stages=options.stages,
             thread_bound=backend.thread_bound,
         ),
         busy_roles=group.busy,
@@ -142,8 +144,8 @@ def _open(  # noqa: PLR0913  # the arguments of `open_roles`, for one role
         ),
         writer=attrs.evolve(writer, expected_ranks=expected),
     )
-    if role.reports:
-        last_word.expect()
+    if role.is_reporter:
+        exit_summary.register()
     notified = tuple(filter(is_notified_at_the_finish, config.listeners))
     if config.finish.command is not None or notified:
         from profdeck.after_capture.finish_child import Finishes
@@ -168,7 +170,7 @@ def _bind(
     Raises:
         ConfigError: the backend and the target do not match.
     """
-    path, several = f"roles.{identity.role}", isinstance(target, list | tuple)
+    path, is_list = f"roles.{identity.role}", isinstance(target, list | tuple)
     if not isinstance(backend, EngineBackend):
         if target is not None:
             raise ConfigError(
@@ -190,8 +192,8 @@ def _bind(
     from profdeck.engine.clusters import ActorGroup, as_cluster_target
     from profdeck.replicas.placement import PlacedEngine
 
-    one = not isinstance(target if several else as_cluster_target(target) or target, ActorGroup | PlacedEngine)
-    if role.targets is None and not several and one:
+    is_single = not isinstance(target if is_list else as_cluster_target(target) or target, ActorGroup | PlacedEngine)
+    if role.targets is None and not is_list and is_single:
         return backend, backend.bind(target)
     if identity.replica is not None:
         raise ConfigError(
@@ -199,8 +201,8 @@ def _bind(
         )
     from profdeck.replicas.fleet_backend import TITLE, FleetBackend
 
-    given = None if target is None else tuple(cast("Sequence[object]", target)) if several else (target,)
-    return FleetBackend(backend.options, type(backend), role.targets or TargetsConfig(), writer, given), TITLE
+    handles = None if target is None else tuple(cast("Sequence[object]", target)) if is_list else (target,)
+    return FleetBackend(backend.options, type(backend), role.targets or TargetsConfig(), writer, handles), TITLE
 
 
 def _expected_ranks(role: RoleConfig, identity: Identity) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The capture state machine: the actions that it returns for each event."""
+"""Tests of the capture state machine: the actions that each event returns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hypothesis import given, strategies as st
 
 from profdeck.base.identity import Identity
 from profdeck.config.schedule import PlannedSteps, Schedule
-from profdeck.lifecycle.machine import (
+from profdeck.lifecycle.state_machine import (
     Action,
     Actions,
     Begin,
     CaptureMachine,
+    CheckRequests,
     End,
     EndStep,
     Forget,
-    LookForRequests,
     Note,
     Pass,
 )
@@ -69,7 +69,7 @@ def test_warmup_and_skipped_step() -> None:
     note = Note("step(9) was ignored: step 3 was in progress.")
     assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 9))) == [note]
     passed = Step(Unit.GLOBAL_STEP, 3)
-    assert perform(captures, captures.step(passed)) == [LookForRequests(4), Pass(passed)]
+    assert perform(captures, captures.step(passed)) == [CheckRequests(4), Pass(passed)]
     assert perform(captures, captures.start(4)) == []  # step(3) has already reported this boundary
     assert perform(captures, captures.start(7)) == [End("the host went from step 4 to step 7"), Begin(7, 7)]
     assert perform(captures, captures.close(None)) == [End("the profiler was closed in mid-capture"), EndStep()]
@@ -116,8 +116,8 @@ def test_problem_during_warmup(reports_step: bool, default_warmup: bool) -> None
     captures.capture.problems.append("Another profiler began.")
     passed = Step(Unit.GLOBAL_STEP, 4)
     actions = perform(captures, captures.step(passed) if reports_step else captures.start(5))
-    restarted: list[Action] = [End("it starts again without warm-up", remove_empty=True), Begin(5, 5)]
-    looked: list[Action] = [LookForRequests(5)] if reports_step else []
+    restarted: list[Action] = [End("it was restarted without warm-up", remove_empty=True), Begin(5, 5)]
+    looked: list[Action] = [CheckRequests(5)] if reports_step else []
     assert actions == looked + (restarted if default_warmup else [Pass(passed)])
     if reports_step:
         assert perform(captures, captures.start(5)) == []

@@ -18,7 +18,7 @@ from profdeck.config.schedule import OnDemandSteps, PlannedSteps
 from profdeck.records.capture import CaptureRecord, CaptureState, Owner, Step, Unit
 
 CLOSED = "the profiler was closed in mid-capture"
-_COLD = "it starts again without warm-up"
+_COLD = "it was restarted without warm-up"
 
 
 @attrs.frozen
@@ -63,7 +63,7 @@ class Note:
 
 
 @attrs.frozen
-class LookForRequests:
+class CheckRequests:
     """Check for capture requests before a global step begins."""
 
     step: int
@@ -79,7 +79,7 @@ class Forget:
     """Discard a capture that this process inherited through a fork. The parent process owns the capture."""
 
 
-Action: TypeAlias = Begin | Pass | End | Note | LookForRequests | EndStep | Forget
+Action: TypeAlias = Begin | Pass | End | Note | CheckRequests | EndStep | Forget
 Actions: TypeAlias = Generator[Action, None, None]
 
 
@@ -113,12 +113,13 @@ class CaptureMachine:
     armed: int | None = attrs.field(default=None, init=False)
     """In discrete mode, the global step whose stages are captured."""
     announced: int | None = attrs.field(default=None, init=False)
-    """The capture's next global step, between the `step` call that ends the previous step and the `start` call."""
+    """The capture's next global step, from the `step` call that ended the previous step until the `start` call."""
     between: bool = attrs.field(default=False, init=False)
     """True while the capture is between two of its global steps."""
     busy: bool = attrs.field(default=False, init=False)
     """True while an operation is in progress."""
     pending: PendingEnd | None = attrs.field(default=None, init=False)
+    """The deferred request to end the capture."""
     _counts: Counter[tuple[int, str]] = attrs.field(factory=Counter, init=False)
     # Re-entrant: a signal handler can end the capture while this thread holds the lock.
     mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
@@ -248,7 +249,7 @@ class CaptureMachine:
             yield Note(f"step({step.index}) was ignored: step {capture.current_step} was in progress.")
             return
         if capture.stage is None:  # a stage can continue after its global step
-            yield LookForRequests(step.index + 1)
+            yield CheckRequests(step.index + 1)
         if not self._continues(capture):  # `stop` ends the capture after its last step
             return
         if self._starts_cold(capture):
@@ -268,8 +269,8 @@ class CaptureMachine:
             yield Forget()
             return
         if owner is not None and owner.thread != caller.thread and self.thread_bound:
-            when = "was deferred to the owner's next boundary" if self.pending else "was ignored"
-            yield Note(f"{operation} from a thread that did not start the capture {when}.")
+            result = "was deferred to the owner's next boundary" if self.pending else "was ignored"
+            yield Note(f"{operation} from a thread that did not start the capture {result}.")
             return
         with self.mutex:
             admitted, self.busy = not self.busy, True
@@ -293,13 +294,13 @@ class CaptureMachine:
             return
         remove_empty = self._may_remove(capture, end)
         reason = end.reason
-        if reason is None and (why := self._requested_next(capture)) is not None:
+        if reason is None and (requested := self._requested_next(capture)) is not None:
             following, steps = capture.current_step + 1, self.steps
             current = next((demand for demand in steps.demands if demand.token == capture.demand), None)
             if following <= capture.first_step or (current is not None and following <= current.last):
-                reason = why
+                reason = requested
             elif current is None and steps.configures(following):
-                yield Note(f"It ended after step {capture.current_step}: {why}.")
+                yield Note(f"It ended after step {capture.current_step}: {requested}.")
         yield End(reason, remove_empty)
 
     def _may_remove(self, capture: CaptureRecord, end: PendingEnd) -> bool:
@@ -326,7 +327,7 @@ class CaptureMachine:
     def _requested_next(self, capture: CaptureRecord) -> str | None:
         """Return the reason to end the capture if a requested capture begins at the next step."""
         following = capture.current_step + 1
-        demand = next((item for item in self.steps.demands if item.first == following and not item.begun), None)
+        demand = next((each for each in self.steps.demands if each.first == following and not each.begun), None)
         if demand is None or capture.stage is not None:
             return None
         return f"a capture of steps {demand.first} to {demand.last} was requested"

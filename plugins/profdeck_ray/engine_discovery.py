@@ -55,10 +55,11 @@ class PlacementGroup(ActorGroup):
     async def find_actors(self, given: Sequence[object], ask: AskActor) -> FoundActors:
         """Find the named actors in the group that hold an engine."""
         members, unnamed = await _query(find_members, self.id, self.attribute)
-        found, notes = await _with_engine([one for one in members if one.actor not in given], ask, str(self))
+        candidates = [member for member in members if member.actor not in given]
+        actors, notes = await _keep_with_engine(candidates, ask, str(self))
         if unnamed:
             notes.append(f"Skipped unnamed actors in {self}, which cannot be looked up: {unnamed}.")
-        return found, notes
+        return actors, notes
 
 
 async def find_configured(config: TargetsConfig, ask: AskActor) -> FoundActors:
@@ -69,12 +70,12 @@ async def find_configured(config: TargetsConfig, ask: AskActor) -> FoundActors:
     """
     names = [name for name in config.actors if not is_pattern(name)]
     patterns = [name for name in config.actors if is_pattern(name)]
-    where = config.actor_namespace, config.actor_attribute
-    found = await _query(find_named, names, *where) if names else []
+    namespace, attribute = config.actor_namespace, config.actor_attribute
+    named = await _query(find_named, names, namespace, attribute) if names else []
     if not patterns:
-        return found, []
-    matching, notes = await _find_matching_with_engine(patterns, *where, ask)
-    return found + [one for one in matching if one.key not in names], notes
+        return named, []
+    matching, notes = await _find_matching_with_engine(patterns, namespace, attribute, ask)
+    return named + [actor for actor in matching if actor.key not in names], notes
 
 
 async def find_namespace(names: Sequence[str], ask: AskActor) -> tuple[str, list[str]]:
@@ -98,8 +99,8 @@ async def find_namespace(names: Sequence[str], ask: AskActor) -> tuple[str, list
             await ask(actor)
             answered[namespace] += 1
 
-        found, _ = await _find_matching_with_engine(names, namespace, None, ask_and_count)
-        silent[namespace] = len(found) - answered[namespace]
+        actors, _ = await _find_matching_with_engine(names, namespace, None, ask_and_count)
+        silent[namespace] = len(actors) - answered[namespace]
 
     namespaces = await _query(find_namespaces, names)
     await asyncio.gather(*map(search, namespaces))
@@ -111,35 +112,42 @@ async def find_namespace(names: Sequence[str], ask: AskActor) -> tuple[str, list
             f"namespace: {listed}."
         )
     if not answered:
-        which = f"actors named {', '.join(names)}" if list(names) != [ALL] else "named actors"
+        searched = f"actors named {', '.join(names)}" if list(names) != [ALL] else "named actors"
         listed = ", ".join(f"{count} in {name}" for name, count in sorted(silent.items()))
-        text = f" Actors that did not respond (busy, or without profdeck): {listed}." if silent else ""
+        note = f" Actors that did not respond (busy, or without profdeck): {listed}." if silent else ""
         raise CaptureError(
-            f"No engine found in the {which}, in {len(namespaces)} namespaces of the Ray cluster.{text} If an actor "
+            f"No engine found in the {searched}, in {len(namespaces)} namespaces of the Ray cluster.{note} If an actor "
             "has started a server, pass the server's --url."
         )
     (namespace,) = answered
-    others = sum(count for name, count in silent.items() if name != namespace)
-    text = f"Skipped actors in other namespaces, which did not respond: {others}."
-    return namespace, [text] if others else []
+    silent_elsewhere = sum(count for name, count in silent.items() if name != namespace)
+    note = f"Skipped actors in other namespaces, which did not respond: {silent_elsewhere}."
+    return namespace, [note] if silent_elsewhere else []
 
 
 async def _find_matching_with_engine(
     patterns: Sequence[str], namespace: str | None, attribute: str | None, ask: AskActor
 ) -> FoundActors:
     matching = await _query(find_matching, patterns, namespace, attribute)
-    return await _with_engine(matching, ask, f"actors matching {', '.join(patterns)}")
+    return await _keep_with_engine(matching, ask, f"actors matching {', '.join(patterns)}")
 
 
-async def _with_engine(candidates: Sequence[FoundActor], ask: AskActor, where: str) -> FoundActors:
-    actors = [one.actor for one in candidates if isinstance(one.actor, Actor)]
+async def _keep_with_engine(candidates: Sequence[FoundActor], ask: AskActor, selection: str) -> FoundActors:
+    """Remove actors without an engine, and return a note about them.
+
+    Args:
+        candidates: Actors to check.
+        ask: Connects to an actor's engine.
+        selection: Description of the candidates, for the note.
+    """
+    actors = [candidate.actor for candidate in candidates if isinstance(candidate.actor, Actor)]
     results = await fan_out(ask, actors, timeout_s=_CLUSTER_TIMEOUT_S, each_timeout_s=_CLUSTER_TIMEOUT_S)
     # Keep actors that did not respond: the next request to them reports the reason.
-    without = {actor for actor, result in zip(actors, results, strict=True) if isinstance(result, NoEngineError)}
-    found = [one for one in candidates if one.actor not in without]
-    if not without:
-        return found, []
-    return found, [f"Skipped actors without an engine ({where}): {', '.join(sorted(map(str, without)))}."]
+    without_engine = {actor for actor, result in zip(actors, results, strict=True) if isinstance(result, NoEngineError)}
+    kept = [candidate for candidate in candidates if candidate.actor not in without_engine]
+    if not without_engine:
+        return kept, []
+    return kept, [f"Skipped actors without an engine ({selection}): {', '.join(sorted(map(str, without_engine)))}."]
 
 
 async def _query(call: Callable[..., T], *arguments: Any) -> T:
