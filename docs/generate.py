@@ -33,6 +33,7 @@ import profdeck_traces as traces
 from profdeck import engines, plugin, profiler, server_capture
 from profdeck.backends import api, hookspecs, plugins
 from profdeck.base.errors import CaptureError
+from profdeck.base.observer import Observer
 from profdeck.base.outcome import Outcome
 from profdeck.cli import _commands, app
 from profdeck.config import model, options, schedule
@@ -138,7 +139,7 @@ def entry(doc: options.OptionDoc, name: str) -> str:
     required = " Required." if doc.default == "required" else ""
     if doc.type not in _TYPES:
         raise SystemExit(f"{name} has the type {doc.type}. Add a description of this type to _TYPES in {__file__}.")
-    text = doc.text.replace("as `profdeck.config.schedule.GRAMMAR` says", "as under [Steps](#steps)")
+    text = doc.text.replace("`profdeck.config.schedule.GRAMMAR` describes", "[Steps](#steps) describes")
     return f"### `{name}`\n\nType: {_TYPES[doc.type]}.{required}\n\n{prose(text)}\n\n"
 
 
@@ -300,6 +301,7 @@ def request_functions() -> str:
     parts = []
     for function, *models in (
         (server_capture.capture_servers, server_capture.ServerRequest, server_capture.ServerCapture),
+        (server_capture.acapture_servers, server_capture.ServerObserver, Observer),
         (client.capture_job, client.JobRequest, client.JobCapture, client.ProcessCapture),
     ):
         parts.append(f"### `{function.__name__}`\n\n```python\n{signature(function, called=True)}\n```\n")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from profdeck.backends.api import Backend, Library
     from profdeck.backends.hookspecs import HOOKSPEC_VERSION, hookimpl
     from profdeck.base.identity import Identity
+    from profdeck.base.observer import Observer
     from profdeck.config.options import Activity, CommonOptions
     from profdeck.on_demand.client import JobCapture, JobRequest, capture_job
     from profdeck.profiler import Profiler
@@ -24,7 +25,13 @@ if TYPE_CHECKING:
     from profdeck.records.capture import Capture, Step, Unit
     from profdeck.records.status import Status
     from profdeck.replicas.placement import PlacedEngine
-    from profdeck.server_capture import ServerCapture, ServerRequest, acapture_servers, capture_servers
+    from profdeck.server_capture import (
+        ServerCapture,
+        ServerObserver,
+        ServerRequest,
+        acapture_servers,
+        capture_servers,
+    )
     from profdeck_traces.base.errors import ProfdeckError
 
 _HOMES = {
@@ -34,12 +41,13 @@ _HOMES = {
     "profdeck.backends.api": "Backend Library",
     "profdeck.records.capture": "Capture Step Unit",
     "profdeck.base.identity": "Identity",
+    "profdeck.base.observer": "Observer",
     "profdeck_traces.base.errors": "ProfdeckError",
     "profdeck.on_demand.client": "JobCapture JobRequest capture_job",
     "profdeck.profiler": "Profiler",
     "profdeck.replicas.placement": "PlacedEngine",
     "profdeck.records.status": "Status",
-    "profdeck.server_capture": "ServerCapture ServerRequest acapture_servers capture_servers",
+    "profdeck.server_capture": "ServerCapture ServerObserver ServerRequest acapture_servers capture_servers",
 }
 
 _REPLACED = {
@@ -47,11 +55,11 @@ _REPLACED = {
     "Fleet": "Profiler.from_config(..., role=None, targets={...})",
 }
 
-__all__ = [  # noqa: RUF022  # as a reader meets them
+__all__ = [  # noqa: RUF022  # grouped by topic
     "Profiler", "PlacedEngine", "Identity", "Capture", "Artifact", "ClockAnchor", "Status", "Step",
     "Unit", "Backend", "Library", "CommonOptions", "Activity", "hookimpl", "HOOKSPEC_VERSION",
-    "capture_servers", "acapture_servers", "ServerRequest", "ServerCapture", "capture_job", "JobRequest", "JobCapture",
-    "ProfdeckError",
+    "capture_servers", "acapture_servers", "ServerRequest", "ServerObserver", "ServerCapture",
+    "capture_job", "JobRequest", "Observer", "JobCapture", "ProfdeckError",
 ]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from profdeck.base.interrupts import StopSignal
 from profdeck.base.observer import Observer
 from profdeck.base.operations import running_loop
 from profdeck.base.processes import raise_open_file_limit
-from profdeck.config.model import Config
+from profdeck.config.model import Config, RoleConfig
 from profdeck.config.sources import ConfigDraft, load_draft
 from profdeck.config.structuring import structure
 from profdeck.config.targets import TargetsConfig
@@ -30,7 +30,7 @@ from profdeck.records.capture import EngineCapture
 from profdeck.records.run_directory import RUN_FILE, run_name
 from profdeck.replicas import survey
 from profdeck.replicas.discovery import ReplicaNumbers, discover
-from profdeck.replicas.routers import find_router, is_to_be_found
+from profdeck.replicas.routers import find_router, is_search_location
 from profdeck.replicas.survey import CheckedServer
 from profdeck_traces.base.documents import show
 from profdeck_traces.base.errors import ConfigError, describe_error, did_you_mean
@@ -47,6 +47,8 @@ _FILES_PER_SERVER = 4
 _STOPPING = "Stopping the recording. Press Ctrl-C again to exit without waiting for files."
 _FIXED = {"steps": [0], "mode": "continuous", "on_demand": False, "on_error": "raise"}
 """Settings of a single capture whose errors are raised."""
+_UNKNOWN = {"backend": "", "targets": None}
+"""Settings of a role that are determined after the request has been validated."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,35 +81,29 @@ class ServerRequest:
     output: Path | None = None
     """Output directory for the run. Default: the output directory of the servers."""
     config: Path | None = None
+    """YAML or TOML file with a config. Default: the file in ``PROFDECK_CONFIG``, if any."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
-    """Config settings by dotted key. They override everything else."""
-    settings_source: str = "call"
-    """Name of the source of these settings in error messages."""
+    """Config settings by dotted key. They override all other settings, including the parameters of this request."""
     timeout_s: float = TIMEOUT_S
-    """Time limit of the recording. When it has passed, the recording is stopped and its files are collected."""
-
-    @property
-    def specifies_servers(self) -> bool:
-        """True if the request itself specifies which servers to capture."""
-        return bool(self.urls or self.router or self.targets_file or self.actors)
-
-    @property
-    def specifies_one(self) -> bool:
-        """True if the request specifies exactly one server, by its URL."""
-        return len(self.urls) == 1 and not (self.router or self.targets_file or self.actors or self.sample)
+    """Time limit of the recording, in seconds. After this time, the recording is stopped and its files are collected.
+    """
 
 
 class ServerObserver(Observer):
-    """Base class for displaying the progress of a server capture. By default, its methods do nothing."""
+    """Observer of a server capture. Override its methods to display progress. By default, they do nothing."""
 
     def servers_checked(self, servers: Sequence[CheckedServer]) -> None:
-        """Called after the servers have been checked, if there is more than one server."""
-
-    def recording_started(self, states: Callable[[], Mapping[str, TargetState]], count: int) -> None:
-        """Called when the recording has started.
+        """Called after the servers have been checked, if there is more than one server.
 
         Args:
-            states: Returns the current states of the servers that report progress, by name.
+            servers: The servers, with the attributes that `ServerCapture.servers` describes.
+        """
+
+    def recording_started(self, states: Callable[[], Mapping[str, TargetState]], count: int) -> None:
+        """Called when the recording has started, with a function that returns the progress of the servers.
+
+        Args:
+            states: Returns the last reported state of each server that reports progress, by name.
             count: Number of servers that record.
         """
 
@@ -127,6 +123,8 @@ class ServerCapture:
     captures: tuple[EngineCapture, ...]
     """One capture per role; empty if the start failed."""
     servers: tuple[CheckedServer, ...]
+    """The servers that were found, with ``name``, ``role``, ``replica``, ``worker_type``, ``backend``, ``state`` and
+    ``reason``. ``reason`` describes the server's problem and is empty if there is none."""
     error: CaptureError | None
     """Error of a failed start; ``None`` if the capture started."""
 
@@ -137,7 +135,7 @@ class _Role:
 
     name: str
     alone: bool
-    """True for a single server, which is captured without targets."""
+    """True for a single server, which is captured directly instead of as a target."""
     servers: list[CheckedServer]
 
     @property
@@ -151,7 +149,9 @@ class _Role:
         return Identity(role=self.name, replica=self.servers[0].replica if self.alone else None)
 
 
-def capture_servers(request: ServerRequest, observer: ServerObserver | None = None) -> ServerCapture:
+def capture_servers(
+    request: ServerRequest, observer: ServerObserver | None = None, *, settings_source: str = "call"
+) -> ServerCapture:
     """Capture servers once, and wait for their files.
 
     Ctrl-C or SIGTERM stops the recording early. The recorded files are kept.
@@ -159,6 +159,7 @@ def capture_servers(request: ServerRequest, observer: ServerObserver | None = No
     Args:
         request: The parameters of the capture.
         observer: Receives messages and progress.
+        settings_source: Name for the origin of ``request.settings`` in error messages, such as ``--set``.
 
     Raises:
         ConfigError: The request is invalid, or the servers cannot be captured together.
@@ -172,56 +173,82 @@ def capture_servers(request: ServerRequest, observer: ServerObserver | None = No
         )
     stop = StopSignal()
     with asyncio.Runner() as runner:
-        return interrupts.run(runner, acapture_servers(request, observer, stop), stop)
+        return interrupts.run(runner, _capture(request, observer, stop, settings_source), stop)
 
 
 async def acapture_servers(
-    request: ServerRequest, observer: ServerObserver | None = None, stop: StopSignal | None = None
+    request: ServerRequest,
+    observer: ServerObserver | None = None,
+    stop: asyncio.Event | None = None,
+    *,
+    settings_source: str = "call",
 ) -> ServerCapture:
-    """Async version of `capture_servers`.
+    """Async version of `capture_servers`, without handling of signals.
 
     Args:
         request: The parameters of the capture.
         observer: Receives messages and progress.
-        stop: Signal that stops the recording early. The recorded files are kept.
+        stop: Event that stops the recording early when it is set. The recorded files are kept.
+        settings_source: Name for the origin of ``request.settings`` in error messages.
     """
+    return await _capture(request, observer, stop or asyncio.Event(), settings_source)
+
+
+async def _capture(
+    request: ServerRequest, observer: ServerObserver | None, stop: StopSignal | asyncio.Event, settings_source: str
+) -> ServerCapture:
     _check(request)
     with contextlib.ExitStack() as until_stopped:
-        capture = _Capturing(request, observer or ServerObserver(), stop or StopSignal(), until_stopped)
+        capture = _Capturing(request, observer or ServerObserver(), stop, settings_source, until_stopped)
         return await capture.run()
 
 
 def _check(request: ServerRequest) -> None:
+    """Validate a request before any server is contacted.
+
+    Raises:
+        ConfigError: A parameter is invalid.
+    """
     urls: Any = request.urls
     if not isinstance(urls, tuple | list) or not all(isinstance(url, str) for url in urls):
         raise ConfigError(f"urls: expected a tuple of strings, got {show(urls)}.")
-    for name in ("iterations", "sample"):
+    for name, minimum in (("iterations", 1), ("sample", 1), ("skip", 0)):
         value = getattr(request, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}.")
+        if value is not None and value < minimum:
+            raise ConfigError(f"{name} must be at least {minimum}, got {value}.")
     if not 0 < request.timeout_s < math.inf:
         raise ConfigError(f"timeout_s must be a positive number of seconds, got {request.timeout_s}.")
     if request.iterations is None and request.skip:
         raise ConfigError("skip is set, but iterations is not. Set iterations as well.")
-    _ranks(request)
-    seen: set[str] = set()
+    structure({**_role_settings(request), **_UNKNOWN}, RoleConfig, where="")
+    names: set[str] = set()
     for url in request.urls:
         server = CheckedServer(role=_ROLE, url=url, replica=None)
         if server.problem is not None:
             raise ConfigError(f"'{url}' is not the URL of a server, such as http://127.0.0.1:8000 or unix:/run/a.sock.")
-        if server.name in seen:
+        if server.name in names:
             raise ConfigError(f"{server.name}: this server is specified twice.")
-        seen.add(server.name)
+        names.add(server.name)
 
 
-def _ranks(request: ServerRequest) -> str | list[int | str] | None:
+def _role_settings(request: ServerRequest) -> dict[str, Any]:
+    """Return the settings of a role that the request specifies."""
+    settings = {
+        "ranks": _parse_ranks(request.ranks),
+        "iterations": request.iterations and {"count": request.iterations, "skip": request.skip},
+        "batch_kinds": list(request.batch_kinds),
+    }
+    return {key: value for key, value in settings.items() if value}
+
+
+def _parse_ranks(ranks: str | None) -> str | list[int | str] | None:
     """Return the requested ranks in the format of the config, where ranges such as ``0..7`` are strings."""
-    if request.ranks is None or request.ranks == "all":
-        return request.ranks
+    if ranks is None or ranks == "all":
+        return ranks
     try:
-        return [part if ".." in part else int(part) for part in request.ranks.split(",")]
+        return [item if ".." in item else int(item) for item in ranks.split(",")]
     except ValueError:
-        raise ConfigError(f"ranks '{request.ranks}': expected all, or numbers such as 0,8 or 0..7.") from None
+        raise ConfigError(f"ranks: expected all, or numbers such as 0,8 or 0..7, got {show(ranks)}.") from None
 
 
 @attrs.frozen
@@ -230,21 +257,26 @@ class _Capturing:
 
     request: ServerRequest
     observer: ServerObserver
-    stop: StopSignal
+    stop: StopSignal | asyncio.Event
+    settings_source: str
     until_stopped: contextlib.ExitStack
     """Leaves clusters when the capture has ended."""
 
     async def run(self) -> ServerCapture:
         request = self.request
-        draft = load_draft(request.config, settings=request.settings, settings_source=request.settings_source)
+        draft = load_draft(request.config, settings=request.settings, settings_source=self.settings_source)
         if request.output is not None and "output" not in request.settings:
             draft.set("output", str(request.output), _REQUEST)
-        names = self._names(draft)
+        names = self._role_names(draft)
         self._check_settings(draft, names)
-        roles = [await self._role(draft, name) for name in names]
+        single = self._specifies_single_server(draft, names)
+        for name in names:
+            self._apply_request(draft, name)
+        _set(draft, _FIXED)
+        _validate(draft, names)
+        roles = [self._single_role(draft, names[0])] if single else [await self._role(draft, name) for name in names]
         # Remove the config's other roles, because the run report would list them as missing.
         draft.data["roles"] = {role.name: draft.get("roles", role.name) or {} for role in roles}
-        structure({**draft.data, "roles": {}}, Config, where="")  # report other errors before servers are contacted
         servers = [server for role in roles for server in role.servers]
         raise_open_file_limit(_FILES + _FILES_PER_SERVER * len(servers))  # each server needs several connections
         await self._check_servers(servers)
@@ -252,41 +284,73 @@ class _Capturing:
             draft.set(f"roles.{role.name}.backend", survey.common_backend(role.servers), _REQUEST)
         if draft.get("output") is None and (output := await survey.common_output(servers)) is not None:
             draft.set("output", str(output), _REQUEST)
-        _set(draft, _FIXED)
         config = draft.checked().config
         targets = {role.name: role.target for role in roles}
         profiler = Profiler(build_roles(config, targets, {role.name: role.identity for role in roles}, ()))
         try:
-            captures = await self._record(profiler, servers)
+            captures = tuple((await self._record(profiler, servers)).values())
         except CaptureError as error:
             run = config.output.absolute() / run_name(config.run)
             if len(servers) > 1 and (run / RUN_FILE).exists():
                 error = CaptureError(f"{error} To list the result of each server: profdeck ls {short_path(run)}")
             return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
-        made = tuple(captures.values())
-        first = made[0].request
-        assert first is not None  # noqa: S101  # captures of servers have a request
-        return ServerCapture(run=first.output / first.run, captures=made, servers=tuple(servers), error=None)
+        sent = captures[0].request
+        assert sent is not None  # noqa: S101  # captures of servers have a request
+        return ServerCapture(run=sent.output / sent.run, captures=captures, servers=tuple(servers), error=None)
 
     # Selection of servers.
 
-    def _names(self, draft: ConfigDraft) -> list[str]:
+    @property
+    def _specifies_servers(self) -> bool:
+        """True if the request itself specifies which servers to capture."""
+        request = self.request
+        return bool(request.urls or request.router or request.targets_file or request.actors)
+
+    def _specifies_single_server(self, draft: ConfigDraft, names: Sequence[str]) -> bool:
+        """Return whether the request specifies only one server, by its URL, and the config adds no targets."""
+        request = self.request
+        if len(request.urls) != 1 or request.router or request.targets_file or request.actors or request.sample:
+            return False
+        return draft.get("roles", names[0], "targets") is None
+
+    def _role_names(self, draft: ConfigDraft) -> list[str]:
         """Return the names of the roles to capture."""
         role = self.request.role
-        if self.request.specifies_servers:
+        if self._specifies_servers:
             return [role or _ROLE]
         roles = draft.checked().config.roles
-        found = [name for name, one in roles.items() if one.targets and one.targets.discovers]
-        if role is not None and role not in found:
+        names = [name for name, config in roles.items() if config.targets and config.targets.discovers]
+        if role is not None and role not in names:
             raise ConfigError(
-                f"The role '{role}' has no servers under targets in the config.{did_you_mean(role, found)}"
+                f"The role '{role}' has no servers under targets in the config.{did_you_mean(role, names)}"
             )
-        if not found:
+        if not names:
             raise ConfigError(
                 "No server is specified, and no role of the config specifies servers under targets. Specify urls, a "
                 "router, a targets file or actors, or add targets to the config."
             )
-        return found if role is None else [role]
+        return names if role is None else [role]
+
+    def _apply_request(self, draft: ConfigDraft, name: str) -> None:
+        """Set the requested values of a role."""
+        request, roles = self.request, draft.get("roles") or {}
+        if name not in roles and any(str(role).lower() == name.lower() for role in roles):
+            raise ConfigError(f"The config has no role '{name}'. Its roles are {', '.join(roles)}.")
+        _set(draft, {f"roles.{name}.{key}": value for key, value in _role_settings(request).items()})
+        if request.sample:
+            draft.set(f"roles.{name}.targets.sample", request.sample, _REQUEST)
+        self._apply_settings(draft)
+
+    def _apply_settings(self, draft: ConfigDraft) -> None:
+        """Apply the request's settings again, because they override the values that were set from the request."""
+        for key, value in self.request.settings.items():
+            draft.set(key, value, self.settings_source)
+
+    def _single_role(self, draft: ConfigDraft, name: str) -> _Role:
+        """Return a role for the only server of the request."""
+        backend = self._backend(draft, name)
+        server = CheckedServer(role=name, url=self.request.urls[0], replica=None, backend=backend)
+        return _Role(name=name, alone=True, servers=[server])
 
     async def _role(self, draft: ConfigDraft, name: str) -> _Role:
         """Find a role's servers. If the role has actors, join their cluster first.
@@ -295,30 +359,19 @@ class _Capturing:
             ConfigError: The request or the config is invalid.
             CaptureError: A router does not respond, or no server was found.
         """
-        request = self.request
-        alone = request.specifies_one and draft.get("roles", name, "targets") is None
-        _set(draft, {f"roles.{name}.{key}": value for key, value in self._settings_of_role().items()})
-        if request.sample:
-            draft.set(f"roles.{name}.targets.sample", request.sample, _REQUEST)
-        if request.specifies_servers and not alone:
-            where = await self._where(draft, name)
-            _set(draft, {f"roles.{name}.targets.{key}": value for key, value in where.items()})
-        for key, value in request.settings.items():  # override everything else
-            draft.set(key, value, request.settings_source)
-        roles = draft.get("roles") or {}
-        if name not in roles and any(str(role).lower() == name.lower() for role in roles):
-            raise ConfigError(f"The config has no role '{name}'. Its roles are {', '.join(roles)}.")
+        if self._specifies_servers:
+            locations = await self._locations(draft, name)
+            _set(draft, {f"roles.{name}.targets.{key}": value for key, value in locations.items()})
+            self._apply_settings(draft)
         backend = self._backend(draft, name)
-        if alone:
-            server = CheckedServer(role=name, url=request.urls[0], replica=None, backend=backend)
-            return _Role(name=name, alone=True, servers=[server])
-        targets = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
-        if targets.actors:
+        config = structure(draft.get("roles", name, "targets"), TargetsConfig, where=f"roles.{name}.targets")
+        if config.actors:
             get_cluster(_ACTORS).join(self.until_stopped)
-        found, notes = await discover(targets, ReplicaNumbers(), survey.asking_by(survey.engine_backends(backend)))
+        targets, notes = await discover(config, ReplicaNumbers(), survey.asking_by(survey.engine_backends(backend)))
         for note in notes:
             self.observer.note(note)
-        return _Role(name=name, alone=False, servers=[CheckedServer.found(name, one, backend) for one in found])
+        servers = [CheckedServer.from_target(name, target, backend) for target in targets]
+        return _Role(name=name, alone=False, servers=servers)
 
     def _check_settings(self, draft: ConfigDraft, captured: Sequence[str]) -> None:
         """Check that all settings apply to this capture.
@@ -328,7 +381,7 @@ class _Capturing:
         """
         if not isinstance(roles := draft.get("roles") or {}, dict):
             raise ConfigError(f"roles: expected a mapping of role names, got {show(roles)}.")
-        source = self.request.settings_source
+        source = self.settings_source
         for key, origin in draft.sources.items():
             if origin != source:
                 continue
@@ -340,19 +393,10 @@ class _Capturing:
                     f"{did_you_mean(key[1], captured)}"
                 )
 
-    def _settings_of_role(self) -> dict[str, Any]:
-        request = self.request
-        settings = {
-            "ranks": _ranks(request),
-            "iterations": request.iterations and {"count": request.iterations, "skip": request.skip},
-            "batch_kinds": list(request.batch_kinds),
-        }
-        return {key: value for key, value in settings.items() if value}
-
-    async def _where(self, draft: ConfigDraft, name: str) -> dict[str, Any]:
+    async def _locations(self, draft: ConfigDraft, name: str) -> dict[str, Any]:
         """Return ``targets`` settings that select the servers specified in the request, and no others."""
         request = self.request
-        where: dict[str, Any] = {
+        locations: dict[str, Any] = {
             "urls": list(request.urls),
             "router": await self._router(request.router),
             "file": request.targets_file and str(request.targets_file),
@@ -367,8 +411,8 @@ class _Capturing:
                 namespace, warnings = await cluster.find_namespace(request.actors, ask)
                 for warning in warnings:
                     self.observer.warn(warning)
-            where["actor_namespace"] = namespace
-        return where
+            locations["actor_namespace"] = namespace
+        return locations
 
     async def _router(self, router: str | None) -> str | None:
         """Return the router's URL. If `router` is ``auto`` or a log file, search for the URL.
@@ -376,7 +420,7 @@ class _Capturing:
         Raises:
             CaptureError: No router is found, or several routers are.
         """
-        if router is None or not is_to_be_found(router):
+        if router is None or not is_search_location(router):
             return router
         url = await find_router(router)
         self.observer.note(f"The router is {url}.")
@@ -389,7 +433,7 @@ class _Capturing:
         """
         backend = draft.get("roles", name, "backend")
         source = draft.sources.get(("roles", name, "backend"))
-        if backend is None or (self.request.specifies_servers and source != self.request.settings_source):
+        if backend is None or (self._specifies_servers and source != self.settings_source):
             return None
         survey.engine_backend(backend)
         return str(backend)
@@ -428,19 +472,21 @@ class _Capturing:
         stopping, reason = False, "interrupted"
         try:
             await profiler.astart(0)
-            captures = {role: one for role, one in profiler.captures.items() if isinstance(one, EngineCapture)}
-            recording = [server for server in servers if _takes_part(server, captures[server.role])]
-            lost: str | None = None
+            captures = {
+                role: capture for role, capture in profiler.captures.items() if isinstance(capture, EngineCapture)
+            }
+            recording = [server for server in servers if _participates(server, captures[server.role])]
+            connection_error: str | None = None
             self.observer.recording_started(lambda: profiler.states, len(recording))
             try:
                 try:
                     await self._wait(profiler)
                 except CaptureError as error:  # all servers stopped responding: report the existing files
-                    lost = describe_error(error)
+                    connection_error = describe_error(error)
                 stopping = True
                 self.observer.recording_stopped()
                 with contextlib.suppress(CaptureError):  # the report lists incomplete captures
-                    await (profiler.astop() if lost is None else profiler.aclose(lost))
+                    await (profiler.astop() if connection_error is None else profiler.aclose(connection_error))
             finally:
                 self.observer.files_collected()
         except asyncio.CancelledError:
@@ -479,7 +525,21 @@ def _set(draft: ConfigDraft, values: Mapping[str, Any]) -> None:
         draft.set(key, value, _REQUEST)
 
 
-def _takes_part(server: CheckedServer, capture: EngineCapture) -> bool:
+def _validate(draft: ConfigDraft, names: Sequence[str]) -> None:
+    """Validate the config of the captured roles, except for their targets and backends.
+
+    Raises:
+        ConfigError: A key or value is invalid.
+    """
+    roles = {name: draft.get("roles", name) or {} for name in names}
+    roles = {
+        name: {**settings, **_UNKNOWN} if isinstance(settings, Mapping) else settings
+        for name, settings in roles.items()
+    }
+    structure({**draft.data, "roles": roles}, Config, where="")
+
+
+def _participates(server: CheckedServer, capture: EngineCapture) -> bool:
     if capture.fleet is None:
         return True
     return any(record.took_part and record.name == server.name for record in capture.fleet.targets)

@@ -219,7 +219,7 @@ def test_without_anything_to_run_nothing_is_imported_or_written(build: Build, ru
 def test_the_config_is_checked(build: Build) -> None:
     with pytest.raises(ConfigError, match=r"finish\.command"):
         build(**{"finish.command": ["true"]})
-    with pytest.raises(ConfigError, match="finish: command: it is empty"):
+    with pytest.raises(ConfigError, match="finish: command: the command is empty"):
         build(**{"finish.command": " "})
     with pytest.raises(ConfigError, match="finish: 'timeout_s'"):
         build(**{"finish.timeout_s": 0})

@@ -1,4 +1,4 @@
-"""What somebody meant who wrote something else."""
+"""Tests of hints in error messages."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ pytestmark = pytest.mark.usefixtures("tally")
             {"trainer.targets": {"budget_gb": 1.0}},
             "unknown key 'budget_gb'. It was removed. Set 'sample' to limit the number of targets that record.",
         ),
-        ({"trainer.all_ranks": True}, "unknown key 'all_ranks'. Here that is ranks: all."),
-        ({"trainer.contents": ["cpu"]}, "Here that is options.activities"),
-        ({"trainer.step_start": 3}, "Here that is steps, such as '3..5'."),
-        ({"trainer.profile_continuous_steps": True}, "Here that is mode: continuous."),
+        ({"trainer.all_ranks": True}, "unknown key 'all_ranks'. Use ranks: all."),
+        ({"trainer.contents": ["cpu"]}, "Use options.activities"),
+        ({"trainer.step_start": 3}, "Use steps, such as '3..5'."),
+        ({"trainer.profile_continuous_steps": True}, "Use mode: continuous."),
         ({"trainer.rank": [0]}, "Did you mean 'ranks'?"),
     ],
 )
-def test_words_of_others(settings: dict[str, object], said: str) -> None:
+def test_keys_of_other_tools(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally", **settings})
     assert said in str(caught.value)
 
 
-def test_a_role_that_the_config_lacks(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_role(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="profdeck"):
         profiler = Profiler.from_config(role="trianer", settings={"steps": [1], "trainer.backend": "tally"})
     assert not profiler.enabled
     assert "no role 'trianer', so this process records nothing. Did you mean 'trainer'?" in caplog.text
 
 
-def test_a_file_where_a_run_is_wanted(tmp_path: Path) -> None:
+def test_file_instead_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "a.trace.json").write_text("[]")
     result = CliRunner().invoke(app, ["ls", str(tmp_path / "a.trace.json")])
     assert result.exit_code == 4
@@ -77,7 +77,7 @@ def test_a_file_where_a_run_is_wanted(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_an_engine_would_refuse_is_refused_before(tmp_path: Path, role: dict[str, object], said: str) -> None:
+def test_invalid_engine_options_are_rejected_early(tmp_path: Path, role: dict[str, object], said: str) -> None:
     (tmp_path / "a.yaml").write_text(json.dumps({"roles": {"rollout": role}}))
     result = CliRunner().invoke(app, ["check", str(tmp_path / "a.yaml")], env={"COLUMNS": "300"})
     assert result.exit_code == 2, result.output
@@ -87,6 +87,6 @@ def test_what_an_engine_would_refuse_is_refused_before(tmp_path: Path, role: dic
 
 
 @pytest.mark.parametrize("options", [{"device_options": {"gzip": False}}, {"device_options": {"level": "level1"}}])
-def test_options_of_any_installed_device_pass(options: dict[str, object]) -> None:
+def test_options_of_installed_devices_are_accepted(options: dict[str, object]) -> None:
     settings = {"steps": [1], "rollout.backend": "vllm", "rollout.options": options}
     assert Profiler.from_config(role="rollout", settings=settings, target="http://127.0.0.1:1").enabled

@@ -1198,5 +1198,5 @@ def test_lost_process_does_not_end_timed_captures(job: Callable[..., Job], monke
 
 
 def test_timed_captures_require_on_demand(job: Callable[..., Job]) -> None:
-    with pytest.raises(ConfigError, match="'every 1 s' is asked for .* which on_demand: false forbids"):
+    with pytest.raises(ConfigError, match="'every 1 s' requires on-demand requests, but on_demand is false"):
         job(1, steps=["every 1 s"], on_demand=False)

@@ -55,8 +55,11 @@ def test_the_code_survives_what_it_is_wrapped_into() -> None:
     wrapped = CaptureError("Capture step1 did not start: It does not.")
     wrapped.__cause__ = inner
     assert target_error(inner) is target_error(wrapped) is inner
-    late = target_error(TimeoutError("It was not done within 3 seconds."))
-    assert (late.outcome, str(late)) == (Outcome.TIMED_OUT, "TimeoutError: It was not done within 3 seconds.")
+    late = target_error(TimeoutError("The operation did not finish within 3 seconds."))
+    assert (late.outcome, str(late)) == (
+        Outcome.TIMED_OUT,
+        "TimeoutError: The operation did not finish within 3 seconds.",
+    )
     for other in (CaptureError("no"), LeaseError("no")):
         assert (target_error(other).outcome, str(target_error(other))) == (Outcome.REFUSED, "no")
 

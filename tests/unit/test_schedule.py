@@ -28,7 +28,7 @@ def specs(draw: st.DrawFn) -> int | str:
 
 
 def selected(spec: int | str, horizon: int = 200) -> set[int]:
-    """What the grammar says, in the plainest words."""
+    """Reference implementation of the grammar."""
     if isinstance(spec, int):
         return {spec}
     if ".." in spec:
@@ -41,7 +41,7 @@ def selected(spec: int | str, horizon: int = 200) -> set[int]:
 
 
 @given(st.lists(specs(), max_size=5))
-def test_selects_what_the_grammar_says(entries: list[int | str]) -> None:
+def test_selection_matches_the_reference_implementation(entries: list[int | str]) -> None:
     schedule = Schedule.from_list(entries)
     expected = set().union(*map(selected, entries))
     assert {step for step in range(201) if step in schedule} == {step for step in expected if step <= 200}
@@ -49,15 +49,15 @@ def test_selects_what_the_grammar_says(entries: list[int | str]) -> None:
 
 
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS)
-def test_after_is_the_next_selected_step(entries: list[int | str], step: int) -> None:
+def test_after_returns_the_next_selected_step(entries: list[int | str], step: int) -> None:
     schedule = Schedule.from_list(entries)
     later = [other for other in range(step + 1, 201) if other in schedule]
-    found = schedule.after(step)
-    assert found == later[0] if later else found is None or found > 200
+    next_step = schedule.after(step)
+    assert next_step == later[0] if later else next_step is None or next_step > 200
 
 
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS, STEPS)
-def test_runs_are_the_adjacent_steps(entries: list[int | str], first: int, length: int) -> None:
+def test_runs_join_adjacent_steps(entries: list[int | str], first: int, length: int) -> None:
     schedule = Schedule.from_list(entries)
     runs = list(schedule.runs(first, first + length))
     covered = [step for start, end in runs for step in range(start, end + 1)]
@@ -66,7 +66,7 @@ def test_runs_are_the_adjacent_steps(entries: list[int | str], first: int, lengt
 
 
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS, st.one_of(st.none(), st.integers(0, 200)))
-def test_is_last_looks_ahead_only(entries: list[int | str], step: int, final_step: int | None) -> None:
+def test_is_last_depends_only_on_later_steps(entries: list[int | str], step: int, final_step: int | None) -> None:
     schedule = Schedule.from_list(entries)
     horizon = 400 if final_step is None else final_step
     assert schedule.is_last(step, final_step) == (not any(later in schedule for later in range(step + 1, horizon + 1)))
@@ -80,7 +80,7 @@ def test_is_last_when_the_job_ends_before_the_last_listed_step() -> None:
 
 
 @given(st.lists(specs(), max_size=5))
-def test_the_spec_of_a_span_gives_it_back(entries: list[int | str]) -> None:
+def test_spec_round_trip(entries: list[int | str]) -> None:
     schedule = Schedule.from_list(entries)
     assert Schedule.from_list([span.spec for span in schedule.spans]) == schedule
 
@@ -102,13 +102,13 @@ def test_the_spec_of_a_span_gives_it_back(entries: list[int | str]) -> None:
         "every 5 for 0",
     ],
 )
-def test_refuses_what_is_no_step(spec: int | str) -> None:
-    with pytest.raises(ValueError, match=r"step|empty|interval|selects|for [05] does not fit between every 5"):
+def test_invalid_steps_are_rejected(spec: int | str) -> None:
+    with pytest.raises(ValueError, match=r"step|empty|interval|selects|[05] steps do not fit in an interval of 5"):
         parse_span(spec)
 
 
 @pytest.mark.parametrize("spec", [True, 1.5, None, [1]])
-def test_refuses_what_is_neither_number_nor_text(spec: object) -> None:
+def test_steps_of_other_types_are_rejected(spec: object) -> None:
     with pytest.raises(TypeError, match="is not a step"):
         parse_span(spec)  # type: ignore[arg-type]
 
@@ -120,26 +120,24 @@ def test_refuses_what_is_neither_number_nor_text(spec: object) -> None:
     repeat=st.integers(0, 4),
     skip_first=st.integers(0, 4),
 )
-def test_a_window_records_what_it_says(active: int, wait: int, warmup: int, repeat: int, skip_first: int) -> None:
+def test_window_phases(active: int, wait: int, warmup: int, repeat: int, skip_first: int) -> None:
     window = Window(active=active, wait=wait, warmup=warmup, repeat=repeat, skip_first=skip_first)
     cycle = wait + warmup + active
     phases = [window.phase(iteration) for iteration in range(skip_first + 6 * cycle)]
-    one = (
+    cycle_phases = (
         [WindowPhase.OFF] * wait
         + [WindowPhase.WARMUP] * warmup
         + [WindowPhase.RECORD] * (active - 1)
         + [WindowPhase.RECORD_LAST]
     )
     cycles = repeat or 6
-    assert phases == [WindowPhase.OFF] * skip_first + one * cycles + [WindowPhase.OFF] * (6 - cycles) * cycle
+    assert phases == [WindowPhase.OFF] * skip_first + cycle_phases * cycles + [WindowPhase.OFF] * (6 - cycles) * cycle
 
 
 @given(
     st.integers(1, 999_999), st.sampled_from(["s", "min", "h"]), st.integers(1, 999_999), st.lists(specs(), max_size=3)
 )
-def test_time_is_kept_and_selects_nothing_beforehand(
-    every: int, unit: str, count: int, others: list[int | str]
-) -> None:
+def test_timed_steps_are_kept_but_not_selected(every: int, unit: str, count: int, others: list[int | str]) -> None:
     timed = f"every {every} {unit} for {count}"
     schedule = Schedule.from_list([timed, *others])
     assert schedule.timed == (TimedSteps(every, unit, count),)
@@ -150,12 +148,12 @@ def test_time_is_kept_and_selects_nothing_beforehand(
 
 
 @pytest.mark.parametrize("spec", ["every 0 min", "every 5 min for 0"])
-def test_no_time(spec: str) -> None:
+def test_zero_intervals_and_counts_are_rejected(spec: str) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Schedule.from_list([spec])
 
 
 @pytest.mark.parametrize("spec", ["every 5 minutes", "every min", "every 5 min from 3", "every -1 s", "every 1.5 h"])
-def test_other_times_are_refused_with_the_grammar(spec: str) -> None:
+def test_other_notations_of_time_are_rejected_with_the_grammar(spec: str) -> None:
     with pytest.raises(ValueError, match="'every 10 min'"):
         Schedule.from_list([spec])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 
 class Observer:
-    """Base class for displaying messages and progress. By default, its methods do nothing."""
+    """Observer of a long operation. Override its methods to display progress. By default, they do nothing."""
 
     def note(self, text: str) -> None:
         """Display a message."""
@@ -16,9 +16,8 @@ class Observer:
         """Display a warning."""
 
     def phase(self, text: str) -> AbstractContextManager[Callable[[int, int], None]]:  # noqa: ARG002
-        """Return a context manager that displays one phase of the operation.
-
-        It yields a progress callback that takes the completed amount and the total.
+        """Return a context manager for one phase of the operation. It yields a callback for progress, which accepts the
+        completed amount and the total.
 
         Args:
             text: Description of the phase, such as "Checking 3 servers".

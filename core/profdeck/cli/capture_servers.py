@@ -140,10 +140,9 @@ def command(  # noqa: PLR0913  # the options of a command line
         output=output,
         config=config,
         settings=values,
-        settings_source=SETTINGS_SOURCE,
         timeout_s=timeout,
     )
-    _report(capture_servers(request, _Terminal(iterations)), json=json)
+    _report(capture_servers(request, _Terminal(iterations), settings_source=SETTINGS_SOURCE), json=json)
 
 
 class _Terminal(TerminalObserver, ServerObserver):

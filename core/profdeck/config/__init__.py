@@ -1,1 +1,1 @@
-"""The config: its models, and the places that its values come from."""
+"""Config: models, validation and sources of values."""

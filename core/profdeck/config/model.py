@@ -1,7 +1,7 @@
-"""The config: what to capture, where to put it, and which backend each role uses.
+"""Config models: captured steps, output directory, roles and their backends.
 
-The models are plain attrs classes; `profdeck.config.sources` reads and merges the places that values come from. A
-role's ``options`` belong to its backend and are checked against that backend's options class, not here.
+`profdeck.config.sources` loads the config. A role's ``options`` are validated later, against the options class of its
+backend.
 """
 
 from __future__ import annotations
@@ -33,73 +33,79 @@ class Mode(StrEnum):
 
 
 class OnError(StrEnum):
-    """What a failure of profiling does to the host."""
+    """Handling of profiling errors in the host."""
 
     WARN = "warn"
     RAISE = "raise"
 
 
-def _names(what: str, *, reserved: tuple[str, ...] = ()) -> Any:
+def _name_validator(kind: str, *, reserved: tuple[str, ...] = ()) -> Any:
+    """Return a validator for the names of stages, roles or listeners.
+
+    Args:
+        kind: noun for error messages, such as ``stage``.
+        reserved: names that are not allowed.
+    """
+
     def check(_: object, __: object, names: Any) -> None:
         for name in names:
             if not NAME.fullmatch(name):
                 raise ValueError(
-                    f"{name!r} is not a {what}: expected a letter, then up to 63 letters, digits, '_' or '-'"
+                    f"{name!r} is not a {kind}: expected a letter, then up to 63 letters, digits, '_' or '-'"
                 )
             if name in reserved:
-                raise ValueError(f"{name!r} cannot name a {what}: it is a key of the config itself")
+                raise ValueError(f"{name!r} cannot be the name of a {kind}: it is a top-level key of the config")
 
     return check
 
 
 @attrs.frozen(kw_only=True)
 class RoleConfig:
-    """The section of the config for one role."""
+    """Config of one role."""
 
     backend: str
-    """The backend that records this role; `profdeck plugins` lists the installed backends."""
+    """Name of the backend that records this role. `profdeck plugins` lists the installed backends."""
 
     ranks: str | tuple[int, ...] = attrs.field(default=(0,))
-    """The ranks that record: ``all``, a list, or ranges such as ``0..7``, alone or in a list. Default: ``[0]``, since
-    traces are large and ranks alike."""
+    """Ranks that record: ``all``, a range such as ``0..7``, or a list of ranks and ranges. Default: ``[0]``, because
+    traces are large and those of different ranks are similar."""
 
-    stages: tuple[str, ...] = attrs.field(default=(), validator=_names("stage"))
-    """The stages to capture in discrete mode. Default: every stage that the host declares."""
+    stages: tuple[str, ...] = attrs.field(default=(), validator=_name_validator("stage"))
+    """Stages to capture in discrete mode. Default: all stages of the host."""
 
     batch_kinds: tuple[BatchKind, ...] = ()
-    """Kinds of batches to record, for backends of engines: `prefill`, `decode`, `mixed`. Each kind is recorded in
-    separate captures. Default: all kinds in one capture."""
+    """Kinds of batches to record: `prefill`, `decode`, `mixed`. Engine backends only. Each kind is recorded in separate
+    captures. Default: all kinds in one capture."""
 
     warmup_steps: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
-    """Number of global steps before a capture that the recorder records and discards, to keep its start-up cost out of
-    the trace. Default: 1 for backends that record a device, 0 with a window. If no step precedes a capture, the capture
-    starts without warm-up. Continuous mode only."""
+    """Number of warm-up steps before a capture. The recorder discards them, so that the trace does not contain its
+    start-up overhead. Default: 1 for backends that record a device, 0 with a window. If no step precedes a capture, the
+    capture starts without warm-up. Continuous mode only."""
 
     window: Window | None = None
-    """Mini-batches to record inside a capture. Default: all."""
+    """Mini-batches to record in each capture. Default: all."""
 
     iterations: Iterations | None = None
-    """Engine iterations to record inside a capture, for backends of engines. Default: all from start to stop."""
+    """Engine iterations to record in each capture. Engine backends only. Default: all from start to stop."""
 
     targets: TargetsConfig | None = None
-    """The engines that record together for this role, for backends of engines. Default: the one target that the host
-    names."""
+    """Engines that record together for this role. Engine backends only. Default: the target that the host passes."""
 
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """The backend's own options; `profdeck plugins NAME` explains each."""
+    """Options of the backend. `profdeck plugins NAME` prints their descriptions."""
 
     @ranks.validator
-    def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
+    def _check_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
         if isinstance(ranks, str):
             if ranks != "all":
                 raise ValueError(f"ranks: expected 'all', a range such as 0..7 or a list such as [0, 8], got {ranks!r}")
         elif not ranks:
-            raise ValueError("ranks: the list is empty, so nothing would be recorded; remove the key for [0]")
+            raise ValueError("ranks: the list is empty, so nothing would be recorded; remove the key to record rank 0")
         elif min(ranks) < 0:
             raise ValueError(f"ranks: {min(ranks)} is not a rank; ranks count from 0")
 
     def expected_ranks(self, world_size: int) -> tuple[int, ...]:
-        """Return the ranks that should record in a job of ``world_size`` processes of this role."""
+        """Return the sorted ranks that should record if the role has ``world_size`` processes."""
         if isinstance(self.ranks, str):
             return tuple(range(world_size))
         return tuple(sorted({rank for rank in self.ranks if rank < world_size}))
@@ -107,39 +113,38 @@ class RoleConfig:
 
 @attrs.frozen(kw_only=True)
 class FinishConfig:
-    """What is run when a capture has ended in all processes of the job."""
+    """Task that runs when a capture has ended in all processes of the job."""
 
     command: str | None = attrs.field(default=None)
-    """A command for `/bin/sh -c`, run once per capture when all processes that take part have ended it and its files
-    have been read back, whatever came of it. It gets a JSON document as its input. Default: none."""
+    """Shell command (`/bin/sh -c`). It runs once per capture, complete or not, when all participating processes have
+    ended the capture and its files have been verified. It receives a JSON document on stdin. Default: none."""
 
     timeout_s: float = attrs.field(default=600.0, validator=duration_validator(validators.gt(0.0)))
-    """How long the command may take, and each listener, in seconds; then it is ended with all that it has started in
-    its process group. Default: 600."""
+    """Time limit for the command, and for each listener, in seconds. After this time, its process group is terminated.
+    Default: 600."""
 
     wait_s: float = attrs.field(default=300.0, validator=duration_validator(validators.ge(0.0)))
-    """How long to wait for silent processes, in seconds: a rank that was killed, a role that takes no part. It begins
-    again whenever one of them begins or ends the capture, and as long as one is known to be
-    recording. Default: 300."""
+    """Time to wait for processes that report nothing, such as killed ranks, in seconds. The wait restarts whenever a
+    process begins or ends the capture, and while a process is recording. Default: 300."""
 
     @command.validator
-    def _not_empty(self, _: object, command: str | None) -> None:
+    def _check_command(self, _: object, command: str | None) -> None:
         if command is not None and not command.strip():
-            raise ValueError("command: it is empty; remove the key to run nothing")
+            raise ValueError("command: the command is empty; remove the key to run nothing")
 
 
 @attrs.frozen(kw_only=True)
 class Config:
-    """The whole config of a job, the same for all of its processes."""
+    """Config of a job. All processes of the job use the same config."""
 
     output: Path = Path("profiles")
-    """The directory that holds the runs. Default: ``./profiles``. Nothing is written outside of it."""
+    """Directory that contains the run directories. Default: ``./profiles``. Nothing is written outside of it."""
 
     run: str | None = attrs.field(default=None)
-    """The name of this job's run directory. Default: the launcher's job id, or the start time."""
+    """Name of this job's run directory. Default: the launcher's job ID, or the start time."""
 
     steps: Schedule = attrs.field(factory=Schedule)
-    """The global steps to capture, each entry as `profdeck.config.schedule.GRAMMAR` says. Default: none."""
+    """Global steps to capture. `profdeck.config.schedule.GRAMMAR` describes the entries. Default: none."""
 
     on_demand: bool | str = True
     """How `profdeck capture job RUN` requests captures while the job runs. ``true`` (default): through the run
@@ -147,78 +152,81 @@ class Config:
     ``profdeck plugins``: for hosts without a shared directory. ``false``: disabled."""
 
     join_steps: bool = True
-    """Whether adjacent steps share one capture. Default: true. What is asked for on demand is one capture anyway."""
+    """Capture adjacent steps together, in one capture. Default: true. An on-demand request is always one capture."""
 
     mode: Mode = Mode.CONTINUOUS
-    """``continuous``: one capture of whole steps (default); ``discrete``: one capture per stage."""
+    """``continuous``: captures contain complete steps (default). ``discrete``: each stage has its own capture."""
 
     on_error: OnError = OnError.WARN
-    """``warn``: a failure of profiling is logged and the job goes on (default); ``raise``: it is raised."""
+    """``warn``: log profiling errors and continue the job (default). ``raise``: raise them in the host."""
 
     final_step: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
-    """The last global step of the job, when it is known. Default: unknown."""
+    """Last global step of the job. Default: unknown."""
 
     roles: Mapping[str, RoleConfig] = attrs.field(factory=dict)
-    """What each role records. A role that is not here records nothing."""
+    """Config of each role, by name. Roles without an entry record nothing."""
 
-    listeners: tuple[str, ...] = attrs.field(default=(), validator=_names("listener"))
-    """Plugins that are notified of every capture, by entry-point name. Default: none."""
+    listeners: tuple[str, ...] = attrs.field(default=(), validator=_name_validator("listener"))
+    """Entry-point names of plugins that are notified of every capture. Default: none."""
 
     listener_options: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
     """Options of listeners, by entry-point name. `profdeck plugins NAME` prints the options of a listener. Default:
     none."""
 
     finish: FinishConfig = attrs.field(factory=FinishConfig)
-    """What is run when a capture has ended in all processes of the job. Default: nothing."""
+    """Task that runs when a capture has ended in all processes of the job. Default: none."""
 
     @run.validator
-    def _one_path_component(self, _: object, run: str | None) -> None:
+    def _check_run(self, _: object, run: str | None) -> None:
         if run is not None and not _RUN_NAME.fullmatch(run):
             raise ValueError(
                 f"run: {run!r} is not a directory name; expected letters, digits, '.', '_' and '-', no path"
             )
 
     @listener_options.validator
-    def _of_selected_listeners(self, _: object, options: Mapping[str, object]) -> None:
+    def _check_listener_options(self, _: object, options: Mapping[str, object]) -> None:
         for name in options:
             if name not in self.listeners:
-                hint = did_you_mean(name, self.listeners) or f" It has {', '.join(self.listeners) or 'none'}."
+                hint = did_you_mean(name, self.listeners) or f" Listeners: {', '.join(self.listeners) or 'none'}."
                 raise ValueError(f"listener_options: '{name}' is not in listeners.{hint}")
 
     @steps.validator
-    def _time_needs_requests(self, _: object, steps: Schedule) -> None:
+    def _check_timed_steps(self, _: object, steps: Schedule) -> None:
         if steps.timed and self.on_demand is False:
             raise ValueError(
-                f"steps: '{steps.timed[0].spec}' is asked for while the job runs, which on_demand: false forbids; "
-                "remove that key, or say the steps in numbers"
+                f"steps: '{steps.timed[0].spec}' requires on-demand requests, but on_demand is false; remove that "
+                "key, or specify step numbers"
             )
 
     @roles.validator
-    def _roles_are_names(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
-        _names("role", reserved=TOP_LEVEL_KEYS)(self, _, roles)
+    def _check_role_names(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
+        _name_validator("role", reserved=TOP_LEVEL_KEYS)(self, _, roles)
 
     @roles.validator
-    def _warmup_only_when_continuous(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
+    def _check_warmup(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
         for name, role in roles.items():
             if self.mode is Mode.DISCRETE and role.warmup_steps:
                 raise ValueError(
-                    f"roles.{name}.warmup_steps: discrete mode captures stages, which have no step before them; "
+                    f"roles.{name}.warmup_steps: not supported in discrete mode, because no step precedes a stage; "
                     "use mode: continuous, or a window with warmup"
                 )
 
     @roles.validator
-    def _a_server_has_one_role(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
-        """Refuse what would be two captures of one server at a time; stages come one after the other."""
+    def _check_server_roles(self, _: object, roles: Mapping[str, RoleConfig]) -> None:
+        """Reject a server in several roles, because a server can record only one capture at a time.
+
+        In discrete mode, a server may have several roles, because their stages run one after the other.
+        """
         owners: dict[str, str] = {}
         for name, role in roles.items():
             for url in role.targets.urls if role.targets and self.mode is Mode.CONTINUOUS else ():
                 owner = owners.setdefault(url.rstrip("/"), name)
                 if owner != name:
                     raise ValueError(
-                        f"roles.{name}.targets.urls: {url} is a target of the role {owner!r} as well, and a server "
-                        "records one capture at a time; name it in one role"
+                        f"roles.{name}.targets.urls: {url} is also a target of the role {owner!r}; a server can "
+                        "record for only one role"
                     )
 
 
 TOP_LEVEL_KEYS = tuple(field.name for field in attrs.fields(Config))
-"""What a role cannot be called: settings name roles and these keys alike."""
+"""Names that roles cannot have, because ``NAME.key`` in a setting would be ambiguous."""

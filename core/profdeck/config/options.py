@@ -1,7 +1,7 @@
-"""What every backend understands, and how a backend's options describe themselves.
+"""Options of all backends, and documentation and JSON Schema for option classes.
 
-A backend's own options are a frozen attrs class that extends `CommonOptions`, with a docstring under each
-field: meaning, default, consequence. The command line and the reference pages are printed from those docstrings.
+A backend defines its options as a frozen attrs class that extends `CommonOptions`. The docstring below each field
+contains its meaning, default and cost. The command line and the reference print these docstrings.
 """
 
 from __future__ import annotations
@@ -25,37 +25,38 @@ from profdeck.config.structuring import duration_validator, unstructure
 
 
 class Activity(StrEnum):
-    """What a recorder observes."""
+    """Kind of activity to record."""
 
     CPU = "cpu"
     CUDA = "cuda"
     NPU = "npu"
 
     @classmethod
-    def meant(cls, word: str) -> Activity | None:
-        """Return what others call by a word."""
-        return cls.CUDA if word.lower() == "gpu" else None
+    def from_alias(cls, text: str) -> Activity | None:
+        """Return the activity with an alias from other tools, if any."""
+        return cls.CUDA if text.lower() == "gpu" else None
 
 
 @attrs.frozen(kw_only=True)
 class CommonOptions:
-    """Options that mean the same in every backend."""
+    """Options with the same meaning in all backends."""
 
     activities: tuple[Activity, ...] | None = None
-    """What to observe. Default: the CPU and the device that is there. Asking for an absent device is an error
-    at start-up, not an empty trace."""
+    """Activities to record. Default: the CPU and the available device. If a selected device is not available, the start
+    of the job fails."""
 
     record_shapes: bool = False
-    """Record operator input shapes. Default: off. Larger traces; small cost per operator."""
+    """Record the input shapes of operators. Default: off. Increases the size of traces, with a small cost per operator.
+    """
 
     with_stack: bool = False
-    """Record Python call stacks. Default: off. Traces grow about tenfold and every step slows down."""
+    """Record Python call stacks. Default: off. Traces are about ten times as large, and each step is slower."""
 
     profile_memory: bool = False
-    """Record tensor allocations and releases as events. Default: off."""
+    """Record tensor allocations and deallocations as events. Default: off."""
 
     with_flops: bool = False
-    """Estimate FLOPs of matrix products and convolutions from shapes. Default: off."""
+    """Estimate the FLOPs of matrix multiplications and convolutions from their shapes. Default: off."""
 
     with_modules: bool = False
     """Record the module hierarchy of operators (TorchScript modules only, in PyTorch). Default: off."""
@@ -71,23 +72,23 @@ COMMON_OPTIONS = frozenset(field.name for field in attrs.fields(CommonOptions))
 
 @attrs.frozen
 class OptionDoc:
-    """One option as documentation shows it."""
+    """Documentation of one option."""
 
     name: str
     type: str
     default: str
     text: str
     limits: str = ""
-    """The limits that its validators set, such as ``>= 1``."""
+    """Limits of the validators, such as ``>= 1``."""
 
 
 def describe(options: type) -> list[OptionDoc]:
-    """List the fields of an options class with the docstrings that stand under them, own fields first."""
+    """Return the documentation of all fields of an options class. Inherited fields come last."""
     texts: dict[str, str] = {}
     for cls in reversed(options.__mro__[:-1]):
         texts.update(_field_docstrings(cls))
-    own = set(inspect.get_annotations(options))
-    fields = sorted(attrs.fields(options), key=lambda field: field.name not in own)
+    not_inherited = set(inspect.get_annotations(options))
+    fields = sorted(attrs.fields(options), key=lambda field: field.name not in not_inherited)
     return [
         OptionDoc(
             name=field.name,
@@ -106,7 +107,7 @@ def json_schema(options: type, title: str, *, omitted: Collection[str] = ()) -> 
     Args:
         options: the class.
         title: the title of the schema.
-        omitted: names of fields that the schema does not list.
+        omitted: names of fields to omit from the schema.
     """
     schema = _schema_of_class(options, omitted)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title, **schema}
@@ -144,7 +145,7 @@ _LIMIT_KEYWORDS = {
 
 
 def _limits(validator: Any) -> Iterator[tuple[str, Any]]:
-    """Yield operators and limits of the attrs validators of numbers and lengths; other validators are skipped."""
+    """Yield the operators and limits of validators for numbers and lengths. Other validators are ignored."""
     match validator:
         case object(exc_types=_):  # not_ inverts its validator
             return
@@ -164,7 +165,7 @@ def _limits(validator: Any) -> Iterator[tuple[str, Any]]:
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", Path: "string", NoneType: "null"}
 
 
-def _schema_of_type(hint: Any) -> dict[str, Any]:  # noqa: PLR0911 - one per kind of type
+def _schema_of_type(hint: Any) -> dict[str, Any]:  # noqa: PLR0911 - one branch per kind of type
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in {UnionType, typing.Union}:
         return {"anyOf": [_schema_of_type(argument) for argument in arguments]}
@@ -184,7 +185,7 @@ def _schema_of_type(hint: Any) -> dict[str, Any]:  # noqa: PLR0911 - one per kin
 def _field_docstrings(cls: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError):  # no source: a frozen or interactive program
+    except (OSError, TypeError):  # no source code, as in a frozen or interactive program
         return {}
     body = tree.body[0].body  # type: ignore[attr-defined]  # the source of a class is one ClassDef
     return {
@@ -200,7 +201,7 @@ def _field_docstrings(cls: type) -> dict[str, str]:
 
 def _type_name(annotation: Any) -> str:
     text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)  # the types of classes are qualified
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text)  # remove the modules of class names
 
 
 def _default_text(default: Any) -> str:
@@ -208,7 +209,7 @@ def _default_text(default: Any) -> str:
         return "required"
     if isinstance(default, bool):
         return str(default).lower()
-    if hasattr(default, "factory"):  # attrs.Factory, which type checkers take for a function
+    if hasattr(default, "factory"):  # attrs.Factory; type checkers treat it as a function
         default = default.factory()
     if isinstance(default, tuple):
         return f"[{', '.join(map(str, default))}]"

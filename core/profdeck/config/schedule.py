@@ -1,4 +1,4 @@
-"""Which global steps are captured, and which iterations inside a capture. Pure functions, no I/O."""
+"""Selection of the global steps to capture, and of the iterations to record inside a capture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMED = re.compile(r"\s*every\s+(\d{1,6})\s*(s|min|h)(?:\s+for\s+(\d{1,6}))?\s*
 _UNITS_S = {"s": 1, "min": 60, "h": 3600}
 
 _OTHER_RANGE = re.compile(r"\s*(\d+)\s*[-:,]\s*(\d+)\s*")
-"""How others write ranges."""
+"""Ranges in the notation of other tools, recognized to suggest the correct notation."""
 GRAMMAR = (
     "a step number such as 10, a range such as '20..22' (both ends included), 'every 500', "
     "'every 500 for 3' (three steps each), 'every 500 from 7', 'every 500 for 3 from 7 to 5000', "
@@ -27,17 +27,18 @@ GRAMMAR = (
 
 @attrs.frozen
 class StepSpan:
-    """Global steps ``first``, ``first + every``, ... up to ``last`` (None: without end), each with those behind it."""
+    """Global steps ``first``, ``first + every``, ... and the ``count - 1`` steps after each of them, up to ``last``."""
 
     first: int
     last: int | None
+    """Last selected step; None if the span has no end."""
     every: int = 1
     count: int = 1
-    """How many steps in a row, less than ``every`` where that is more than 1."""
+    """Number of consecutive steps per interval. Less than ``every``, unless both are 1."""
 
     @property
     def spec(self) -> int | str:
-        """The entry of ``steps`` that gives this span."""
+        """Entry of ``steps`` in the config."""
         if self.first == self.last:
             return self.first
         if self.every == 1 and self.last is not None:
@@ -47,17 +48,18 @@ class StepSpan:
         return f"every {self.every}{count} from {self.first}{end}"
 
     def __contains__(self, step: int) -> bool:
-        return self.first <= step <= (step if self.last is None else self.last) and self._place(step) < self.count
+        return self.first <= step <= (step if self.last is None else self.last) and self._offset(step) < self.count
 
     def after(self, step: int) -> int | None:
-        """Return the first selected step beyond ``step``, or None."""
+        """Return the first selected step after ``step``, or None."""
         if step < self.first:
             return self.first
-        place = self._place(step) + 1
-        found = step + (1 if place < self.count else self.every - place + 1)
-        return found if self.last is None or found <= self.last else None
+        next_offset = self._offset(step) + 1
+        next_step = step + (1 if next_offset < self.count else self.every - next_offset + 1)
+        return next_step if self.last is None or next_step <= self.last else None
 
-    def _place(self, step: int) -> int:
+    def _offset(self, step: int) -> int:
+        """Return the position of a step in its interval."""
         return (step - self.first) % self.every
 
 
@@ -65,8 +67,8 @@ def parse_span(spec: int | str) -> StepSpan:
     """Parse one entry of ``steps``.
 
     Raises:
-        ValueError: the entry has another form than `GRAMMAR`.
-        TypeError: the entry is neither a number nor text.
+        ValueError: the entry does not conform to `GRAMMAR`.
+        TypeError: the entry is neither an integer nor a string.
     """
     if isinstance(spec, bool) or not isinstance(spec, int | str):
         raise TypeError(f"{spec!r} is not a step: expected {GRAMMAR}")
@@ -78,7 +80,7 @@ def parse_span(spec: int | str) -> StepSpan:
     if match := _RANGE.fullmatch(spec):
         first, last = int(match[1]), int(match[2])
         if last < first:
-            raise ValueError(f"the range {spec!r} is empty: its end is below its start")
+            raise ValueError(f"the range {spec!r} is empty, because its end is less than its start")
         return StepSpan(first, last)
     if match := _EVERY.fullmatch(spec):
         every = int(match[1])
@@ -87,44 +89,44 @@ def parse_span(spec: int | str) -> StepSpan:
         count = int(match[2]) if match[2] else 1
         if not 1 <= count < max(every, 2):
             raise ValueError(
-                f"{spec!r}: for {count} does not fit between every {every}; expected 1 to {max(every - 1, 1)}"
+                f"{spec!r}: {count} steps do not fit in an interval of {every}; expected 1 to {max(every - 1, 1)}"
             )
         first = int(match[3]) if match[3] else every
         end = int(match[4]) if match[4] else None
         if end is not None and end < first:
-            raise ValueError(f"{spec!r} selects nothing: its end is below its start")
+            raise ValueError(f"{spec!r} selects no steps, because its end is less than its start")
         return StepSpan(first, end, 1 if first == end else every, 1 if first == end else count)
-    meant = _OTHER_RANGE.fullmatch(spec)
-    hint = f". Write {meant[1]}..{meant[2]}" if meant else ""
+    other_range = _OTHER_RANGE.fullmatch(spec)
+    hint = f". Write {other_range[1]}..{other_range[2]}" if other_range else ""
     raise ValueError(f"{spec!r} is not a step: expected {GRAMMAR}{hint}")
 
 
 @attrs.frozen
 class TimedSteps:
-    """Steps that come by the clock: which ones, the processes of the job agree on while it runs."""
+    """Steps selected by elapsed time. The processes of the job agree on the step numbers while the job runs."""
 
     every: int
     unit: str
     """``s``, ``min`` or ``h``."""
     count: int = 1
-    """How many steps in a row."""
+    """Number of consecutive steps."""
 
     @property
     def every_s(self) -> float:
-        """The time from one capture to the next, in seconds."""
+        """Interval between captures, in seconds."""
         return self.every * _UNITS_S[self.unit]
 
     @property
     def spec(self) -> str:
-        """The entry of ``steps`` that gives this."""
+        """Entry of ``steps`` in the config."""
         return f"every {self.every} {self.unit}" + ("" if self.count == 1 else f" for {self.count}")
 
 
 def parse_timed(spec: int | str) -> TimedSteps | None:
-    """Parse an entry of ``steps`` that says a time; None if it says none.
+    """Parse an entry of ``steps`` with an interval of time. Return None for all other entries.
 
     Raises:
-        ValueError: the time or the number of steps is 0.
+        ValueError: the interval or the number of steps is 0.
     """
     match = _TIMED.fullmatch(spec) if isinstance(spec, str) else None
     if match is None:
@@ -137,55 +139,66 @@ def parse_timed(spec: int | str) -> TimedSteps | None:
 
 @attrs.frozen
 class Schedule:
-    """The selected global steps, as a union of spans. The order of the entries does not matter."""
+    """Selected global steps: the union of all entries of ``steps``."""
 
     spans: tuple[StepSpan, ...] = ()
     timed: tuple[TimedSteps, ...] = ()
-    """Beside them, what comes by the clock. No other method counts it: nobody knows its steps beforehand."""
+    """Entries with an interval of time. Most methods ignore them, because their step numbers are not known in advance.
+    """
 
     @classmethod
     def from_list(cls, specs: Sequence[int | str]) -> Schedule:
-        """Build a schedule from entries as the config has them: `GRAMMAR`."""
-        found = [parse_timed(spec) or parse_span(spec) for spec in specs]
-        spans = tuple(one for one in found if isinstance(one, StepSpan))
-        return cls(spans, tuple(one for one in found if isinstance(one, TimedSteps)))
+        """Create a schedule from the entries of ``steps``.
+
+        Raises:
+            ValueError: an entry does not conform to `GRAMMAR`.
+            TypeError: an entry is neither an integer nor a string.
+        """
+        entries = [parse_timed(spec) or parse_span(spec) for spec in specs]
+        spans = tuple(entry for entry in entries if isinstance(entry, StepSpan))
+        return cls(spans, tuple(entry for entry in entries if isinstance(entry, TimedSteps)))
 
     def to_list(self) -> list[int | str]:
-        """Return the entries as the config has them."""
+        """Return the entries of ``steps``."""
         return [span.spec for span in self.spans] + [timed.spec for timed in self.timed]
 
     def __contains__(self, step: int) -> bool:
         return any(step in span for span in self.spans)
 
     def after(self, step: int) -> int | None:
-        """Return the first selected step beyond ``step``; None when no later step is selected."""
-        return min((found for span in self.spans if (found := span.after(step)) is not None), default=None)
+        """Return the first selected step after ``step``, or None."""
+        candidates = (span.after(step) for span in self.spans)
+        return min((candidate for candidate in candidates if candidate is not None), default=None)
 
     def is_endless_at(self, step: int) -> bool:
-        """Tell whether a step is selected by an entry without end only, so that nobody counts on it."""
+        """Return whether only entries without an end select a step. The job may end before such a step."""
         return all(span.last is None for span in self.spans if step in span)
 
     def is_last(self, step: int, final_step: int | None = None) -> bool:
-        """Tell whether no selected step follows ``step`` in a job that ends with ``final_step`` (None: unknown).
+        """Return whether no step is selected after ``step``.
 
-        Depends on nothing that was captured before, so it holds for a job that resumes in the middle.
+        The result does not depend on earlier captures, so it is also valid in a resumed job.
+
+        Args:
+            step: the current step.
+            final_step: last step of the job; None if it is unknown.
         """
-        following = self.after(step)
-        return following is None or (final_step is not None and following > final_step)
+        next_step = self.after(step)
+        return next_step is None or (final_step is not None and next_step > final_step)
 
     def steps(self, first: int, final_step: int) -> Iterator[int]:
-        """Yield the selected steps from ``first`` to ``final_step``, both included, in order."""
+        """Yield the selected steps from ``first`` to ``final_step`` (inclusive) in ascending order."""
         step = self.after(first - 1)
         while step is not None and step <= final_step:
             yield step
             step = self.after(step)
 
     def runs(self, first: int, final_step: int, *, joined: bool = True) -> Iterator[tuple[int, int]]:
-        """Yield the first and last step of each capture between ``first`` and ``final_step``.
+        """Yield the first and last step of each capture from ``first`` to ``final_step`` (inclusive).
 
         Args:
-            first: the first step that counts.
-            final_step: the last one.
+            first: first step to consider.
+            final_step: last step to consider.
             joined: whether adjacent steps share one capture.
         """
         start = previous = None
@@ -200,7 +213,7 @@ class Schedule:
 
     @property
     def last(self) -> int | None:
-        """The last selected step; None if the schedule has no end."""
+        """Last selected step; -1 if no step is selected, and None if the schedule has no end."""
         if self.timed:
             return None
         ends = [span.last for span in self.spans]
@@ -209,121 +222,125 @@ class Schedule:
 
 @attrs.define(eq=False)
 class OnDemandSteps:
-    """Global steps that were asked for while the job ran, ``first`` to ``last``, both included."""
+    """Global steps of one on-demand request, from ``first`` to ``last`` (inclusive)."""
 
     token: str
+    """Token of the request."""
     first: int
     last: int
     begun: bool = False
-    """Whether their capture has begun, or in discrete mode their first step."""
+    """True if the capture has begun or, in discrete mode, the first step."""
     captures: list[str] = attrs.field(factory=list)
-    """The ids of what was begun for them."""
+    """IDs of the captures that were started for the request."""
     incomplete: list[str] = attrs.field(factory=list)
     """The ID of each incomplete capture, with the reason."""
 
 
 @attrs.define
 class PlannedSteps:
-    """The global steps that a process captures: those that the config selects, and those that were asked for.
+    """Global steps that a process captures: the scheduled steps of the config, and the steps of on-demand requests.
 
-    What was asked for is captured by itself, from its first step on, wherever it lies: a capture that the config
-    began before ends there, and another one goes on behind. So who knew of the request early and who learnt of it
-    at its first step record the same.
+    Each request has a capture of its own. A scheduled capture ends before the first requested step and continues as a
+    new capture after the last one. Therefore, all processes record the same captures, no matter when they received the
+    request.
     """
 
     schedule: Schedule
     final_step: int | None = None
     warmup_steps: int = 0
     joined: bool = True
-    """Whether adjacent steps that the config selects share one capture."""
+    """True if adjacent scheduled steps share one capture."""
     demands: list[OnDemandSteps] = attrs.field(factory=list)
-    """What was asked for and is not over. Changed by `add` and `remove` only."""
-    quiet: tuple[float, float] = attrs.field(default=(0, 0), init=False)
-    """From and below these steps nothing begins, if nothing was asked for: found once, so that idle steps need not ask
-    `begins`.
-    """
+    """Steps of unfinished requests. Modified only by `add` and `remove`."""
+    idle_range: tuple[float, float] = attrs.field(default=(0, 0), init=False)
+    """Half-open range of steps at which no capture begins. Cached, so that idle steps do not call `begins`."""
 
     def add(self, demand: OnDemandSteps) -> None:
-        """Take steps that were asked for."""
+        """Add the steps of a request."""
         self.demands.append(demand)
-        self.quiet = (0, 0)
+        self.idle_range = (0, 0)
 
     def remove(self, demand: OnDemandSteps) -> None:
-        """Forget steps that are over, or will not be captured."""
+        """Remove the steps of a request that is finished or cancelled."""
         self.demands = [other for other in self.demands if other is not demand]
-        self.quiet = (0, 0)
+        self.idle_range = (0, 0)
 
     def configures(self, step: int) -> bool:
-        """Tell whether the config selects a step."""
+        """Return whether the config selects a step."""
         return step in self.schedule and (self.final_step is None or step <= self.final_step)
 
     def demand_at(self, step: int) -> OnDemandSteps | None:
-        """Return what was asked for at a step, if anything."""
+        """Return the request that a step belongs to, if any."""
         return next((demand for demand in self.demands if demand.first <= step <= demand.last), None)
 
     def selects(self, step: int) -> bool:
-        """Tell whether a step is captured."""
+        """Return whether a step is captured."""
         return self.configures(step) or self.demand_at(step) is not None
 
     def begins(self, step: int) -> tuple[int, OnDemandSteps | None] | None:
-        """Return the first step of the capture that must begin at ``step``, to warm up or to record, and its demand."""
-        if self.quiet[0] <= step < self.quiet[1]:
+        """Return the capture that must begin at a step, either with its warm-up or with its first recorded step.
+
+        Returns:
+            The first recorded step, and the request, if any. None if no capture begins at ``step``.
+        """
+        if self.idle_range[0] <= step < self.idle_range[1]:
             return None
-        coming: list[tuple[int, OnDemandSteps | None]] = [
+        candidates: list[tuple[int, OnDemandSteps | None]] = [
             (demand.first, demand) for demand in self.demands if not demand.begun and step <= demand.first
         ]
         selected = self.schedule.after(step - 1)
         if selected is not None and self.configures(selected):
-            coming.append((selected, None))
-        first, demand = min(coming, key=lambda one: one[0], default=(None, None))  # what was asked for goes first
+            candidates.append((selected, None))
+        # min() returns the first minimum, so a request takes precedence over a scheduled step.
+        first, demand = min(candidates, key=lambda candidate: candidate[0], default=(None, None))
         if first is None or step < first - self.warmup_steps:
-            self.quiet = (step, math.inf if first is None else first - self.warmup_steps)
+            self.idle_range = (step, math.inf if first is None else first - self.warmup_steps)
             return None
         return first, demand
 
     def continues(self, first_step: int, current_step: int, token: str | None) -> bool:
-        """Tell whether the next step belongs to the same capture.
+        """Return whether the next step belongs to the running capture.
 
         Args:
-            first_step: the first step that the capture records.
-            current_step: the step that is under way.
-            token: of the demand that the capture is of, if any.
+            first_step: first recorded step of the capture.
+            current_step: the step in progress.
+            token: token of the capture's request; None for a scheduled capture.
         """
-        following = current_step + 1
-        if any(demand.first == following and not demand.begun for demand in self.demands):
+        next_step = current_step + 1
+        if any(demand.first == next_step and not demand.begun for demand in self.demands):
             return False
-        if following <= first_step:
+        if next_step <= first_step:
             return True
         if token is None:
-            return self.joined and self.configures(following)
-        return any(demand.token == token and following <= demand.last for demand in self.demands)
+            return self.joined and self.configures(next_step)
+        return any(demand.token == token and next_step <= demand.last for demand in self.demands)
 
     def is_one_capture(self, first: int, last: int) -> bool:
-        """Tell whether the config makes one capture of just these steps."""
+        """Return whether the steps from ``first`` to ``last`` are exactly one scheduled capture."""
         if not self.joined:
             return first == last and self.configures(first)
         return not self.configures(first - 1) and not self.configures(last + 1) and self.are_all_configured(first, last)
 
     def are_all_configured(self, first: int, last: int) -> bool:
-        """Tell whether the config selects all of these steps."""
+        """Return whether the config selects all steps from ``first`` to ``last`` (inclusive)."""
         return all(map(self.configures, range(first, last + 1)))
 
 
 class WindowPhase(StrEnum):
-    """What a recorder does during one iteration of a window."""
+    """State of the recorder during one iteration of a window."""
 
     OFF = "off"
     WARMUP = "warmup"
     RECORD = "record"
     RECORD_LAST = "record_last"
-    """Record, and write the cycle's trace when the iteration ends."""
+    """Record, and write the trace of the cycle at the end of the iteration."""
 
 
 @attrs.frozen(kw_only=True)
 class Window:
     """Iterations to record inside a capture: ``skip_first``, then cycles of ``wait``, ``warmup``, ``active``.
 
-    The fields mean what they mean in ``torch.profiler.schedule``; each cycle gives one trace.
+    The fields have the same meaning as in ``torch.profiler.schedule``. Each cycle produces one trace.
     """
 
     active: int = attrs.field(validator=validators.ge(1))
@@ -331,15 +348,15 @@ class Window:
     wait: int = attrs.field(default=0, validator=validators.ge(0))
     """Iterations not recorded at the start of each cycle. Default: 0."""
     warmup: int = attrs.field(default=0, validator=validators.ge(0))
-    """Iterations observed and thrown away before recording, so that start-up cost stays out. Default: 0."""
+    """Warm-up iterations per cycle. They are recorded and discarded, to exclude start-up overhead. Default: 0."""
     repeat: int = attrs.field(default=1, validator=validators.ge(0))
-    """Cycles per capture; 0 goes on until the capture ends. Default: 1."""
+    """Cycles per capture; 0 repeats until the capture ends. Default: 1."""
     skip_first: int = attrs.field(default=0, validator=validators.ge(0))
     """Iterations skipped once, before the first cycle. Default: 0."""
 
     @property
     def cycle(self) -> int:
-        """Iterations per cycle."""
+        """Number of iterations per cycle."""
         return self.wait + self.warmup + self.active
 
     def phase(self, iteration: int) -> WindowPhase:
@@ -357,21 +374,21 @@ class Window:
 
 @attrs.frozen(kw_only=True)
 class Iterations:
-    """Engine iterations to record: scheduler steps of an engine that run at least one token.
+    """Engine iterations to record. An iteration is a scheduler step that runs at least one token.
 
-    ``skip`` is relative, to the start of the capture; ``first`` is absolute, from the start of the engine. When
-    prefill and decode are recorded apart, each of them is counted by itself.
+    ``skip`` counts from the start of the capture, and ``first`` counts from the start of the engine. If batch kinds are
+    recorded separately, the iterations of each kind are counted separately.
     """
 
     count: int = attrs.field(validator=validators.ge(1))
-    """Iterations to record; the recording then ends by itself."""
+    """Number of iterations to record. The recording then ends automatically."""
     skip: int = attrs.field(default=0, validator=validators.ge(0))
-    """Iterations to pass over after the start. Default: 0."""
+    """Number of iterations to skip before the recording. Default: 0."""
     first: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
-    """The first iteration to record, counted from 0 when the engine starts. The engine then captures by itself, once,
-    with no call from anyone. Default: none, captures are started by a call."""
+    """First iteration to record, counted from 0 at the start of the engine. The engine then makes one capture
+    automatically, without a request. Default: none."""
 
     @first.validator
-    def _one_start(self, _: object, first: int | None) -> None:
+    def _check_first(self, _: object, first: int | None) -> None:
         if first is not None and self.skip:
-            raise ValueError("first: it counts from the start of the engine and skip from that of a capture; give one")
+            raise ValueError("first and skip cannot both be set")

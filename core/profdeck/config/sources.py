@@ -1,7 +1,7 @@
-"""Where config values come from: defaults < file < environment < call or command line.
+"""Loads the config from its sources, in increasing precedence: defaults, file, environment, settings.
 
-The layers are merged as plain data, each value remembering its source, and only then checked: an error can name
-the place that is wrong, and `profdeck config show` can say where every value came from.
+The sources are merged as plain data before validation. Each key has a recorded source, for error messages and for
+`profdeck config show`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ Key = tuple[str, ...]
 
 @attrs.frozen
 class Loaded:
-    """A checked config and the source of every value in it."""
+    """A validated config, and the source of each value."""
 
     config: Config
     sources: Mapping[Key, str]
-    """The source of each key that was given, such as ``('roles', 'trainer', 'backend'): 'file a.yaml'``."""
+    """Source of each key that was set, such as ``('roles', 'trainer', 'backend'): 'file a.yaml'``."""
 
     def source(self, key: Key) -> str:
-        """Return where the value of a key came from; ``default`` when nothing gave it."""
+        """Return the source of a key or of its closest parent; ``default`` if no source sets it."""
         for length in range(len(key), 0, -1):
             if key[:length] in self.sources:
                 return self.sources[key[:length]]
         return "default"
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield dotted key, value and source of every value of the config, in the order of the models."""
+        """Yield the dotted key, value and source of each config value, in the order of the models' fields."""
         for key, value in _leaves(unstructure(self.config)):
             yield ".".join(key), value, self.source(key)
 
@@ -57,22 +57,22 @@ class ConfigDraft:
         """Set the value of a dotted key, such as ``trainer.ranks``.
 
         Raises:
-            ConfigError: it has no place in the config.
+            ConfigError: the key does not fit the structure of the config.
         """
-        _put(self.data, self.sources, _key(dotted.split("."), self.data, dotted), value, source)
+        _set_value(self.data, self.sources, _parse_key(dotted.split("."), self.data, dotted), value, source)
 
     def get(self, *key: str) -> Any:
-        """Return what is there, None if nothing is."""
-        place: Any = self.data
+        """Return the value of a key, or None if the key is not set."""
+        value: Any = self.data
         for part in key:
-            place = place.get(part) if isinstance(place, Mapping) else None
-        return place
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
     def checked(self) -> Loaded:
-        """Check it.
+        """Return the validated config.
 
         Raises:
-            ConfigError: a key or value is wrong.
+            ConfigError: a key or value is invalid.
         """
         return Loaded(structure(self.data, Config, where=""), self.sources)
 
@@ -112,30 +112,30 @@ def load_draft(
         ConfigError: a file cannot be read, or a setting does not fit the structure of the config.
     """
     draft = ConfigDraft()
-    named = path or environ.get(CONFIG_VARIABLE)
-    if named:
-        origin = f"file {named}" if path else f"file {named} ({CONFIG_VARIABLE})"
-        for key, value in _leaves(_read(Path(named))):
-            _put(draft.data, draft.sources, key, value, origin)
+    file = path or environ.get(CONFIG_VARIABLE)
+    if file:
+        source = f"file {file}" if path else f"file {file} ({CONFIG_VARIABLE})"
+        for key, value in _leaves(_read(Path(file))):
+            _set_value(draft.data, draft.sources, key, value, source)
     for name, text in sorted(environ.items()):
         if name.startswith(_PREFIX):
-            key = _key([part.lower() for part in name[len(_PREFIX) :].split("__")], draft.data, name)
-            _put(draft.data, draft.sources, key, _scalar(text, name), f"environment {name}")
+            key = _parse_key([part.lower() for part in name[len(_PREFIX) :].split("__")], draft.data, name)
+            _set_value(draft.data, draft.sources, key, _parse_value(text, name), f"environment {name}")
     for dotted, value in (settings or {}).items():
         draft.set(dotted, value, settings_source)
     return draft
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Parse ``trainer.options.record_shapes=true`` into key and value; the value is read as YAML.
+    """Parse a setting such as ``trainer.options.record_shapes=true`` into its dotted key and its value.
 
     Raises:
-        ConfigError: there is no ``=``, or the value is not YAML.
+        ConfigError: the key is missing, or the value is not valid YAML.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: expected key=value, such as trainer.options.record_shapes=true.")
-    return key.strip(), _scalar(value, f"--set {key}")
+    return key.strip(), _parse_value(value, f"--set {key}")
 
 
 def settings_environ(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -148,47 +148,50 @@ def _read(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected keys and values at the top, got {type(data).__name__}.")
+        raise ConfigError(f"{path}: expected a mapping of keys to values, got {type(data).__name__}.")
     return data
 
 
-def _scalar(text: str, where: str) -> Any:
+def _parse_value(text: str, where: str) -> Any:
     try:
         return parse_yaml(text)
     except ValueError:
         raise ConfigError(
-            f"{where}: {shortened(repr(text))} is not a YAML value; quote it, or write lists as [a, b]."
+            f"{where}: {shortened(repr(text))} is not valid YAML. Quote the value, or write a list as [a, b]."
         ) from None
 
 
-def _key(parts: list[str], data: Mapping[str, Any], where: str) -> Key:
-    """Expand ``trainer.x`` to ``roles.trainer.x``; role names match without case, as the environment has none."""
+def _parse_key(parts: list[str], data: Mapping[str, Any], where: str) -> Key:
+    """Expand ``trainer.x`` to ``roles.trainer.x``.
+
+    Names of existing roles match regardless of case, because the names of environment variables are in upper case.
+    """
     if not all(parts):
-        raise ConfigError(f"{where}: a part of the key is empty; expected a form such as trainer.backend.")
+        raise ConfigError(f"{where}: the key has an empty part. Expected a key such as trainer.backend.")
     if parts[0] not in TOP_LEVEL_KEYS:
         parts = ["roles", *parts]
     if parts[0] == "roles" and len(parts) > 1:
         roles = data.get("roles")
-        known = roles if isinstance(roles, Mapping) else {}
-        parts[1] = next((role for role in known if str(role).lower() == parts[1].lower()), parts[1])
+        names = roles if isinstance(roles, Mapping) else {}
+        parts[1] = next((role for role in names if str(role).lower() == parts[1].lower()), parts[1])
         if len(parts) == 2:  # noqa: PLR2004  # roles and one name: a role without a key
             raise ConfigError(
-                f"{where}: '{parts[1]}' is no key of the config; expected one of {', '.join(TOP_LEVEL_KEYS)}, "
-                f"or a role with a key, such as {parts[1]}.backend."
+                f"{where}: '{parts[1]}' is not a key of the config. Expected one of {', '.join(TOP_LEVEL_KEYS)}, "
+                f"or a key of a role, such as {parts[1]}.backend."
             )
     return tuple(parts)
 
 
-def _put(data: dict[str, Any], sources: dict[Key, str], key: Key, value: Any, source: str) -> None:
-    place = data
+def _set_value(data: dict[str, Any], sources: dict[Key, str], key: Key, value: Any, source: str) -> None:
+    mapping = data
     for part in key[:-1]:
-        inner = place.setdefault(part, {})
-        if not isinstance(inner, dict):
+        child = mapping.setdefault(part, {})
+        if not isinstance(child, dict):
             raise ConfigError(
-                f"{'.'.join(key)} ({source}): cannot be set, since '{part}' is {show(inner)} and not a mapping."
+                f"{'.'.join(key)} ({source}): cannot be set, because '{part}' is {show(child)}, not a mapping."
             )
-        place = inner
-    place[key[-1]] = value
+        mapping = child
+    mapping[key[-1]] = value
     sources[key] = source
 
 

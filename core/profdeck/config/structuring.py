@@ -52,7 +52,7 @@ def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[st
     return built
 
 
-LEFT_OUT: Mapping[Any, Any] = {"profdeck": "left out"}
+OMIT_IF_NONE: Mapping[Any, Any] = {"profdeck": "omit if None"}
 """Metadata for fields that `unstructure` omits if they are None, because older readers reject unknown keys."""
 
 
@@ -71,22 +71,22 @@ def unstructure(value: Any) -> Any:
         return value.to_list()
     if attrs.has(type(value)):
         value = {
-            field.name: own
+            field.name: item
             for field in attrs.fields(type(value))
-            if (own := getattr(value, field.name)) is not None or field.metadata != LEFT_OUT
+            if (item := getattr(value, field.name)) is not None or field.metadata != OMIT_IF_NONE
         }
     if isinstance(value, Mapping):
         return {unstructure(key): unstructure(item) for key, item in value.items()}
     return value
 
 
-def duration_validator(least: Any) -> Any:
+def duration_validator(minimum: Any) -> Any:
     """Return a validator for a duration in seconds, of at most one year.
 
     Args:
-        least: a validator that checks the minimum.
+        minimum: a validator that checks the minimum.
     """
-    return attrs.validators.and_(least, attrs.validators.le(_LONGEST_S))
+    return attrs.validators.and_(minimum, attrs.validators.le(_LONGEST_S))
 
 
 class _Walk:
@@ -137,18 +137,18 @@ class _Walk:
         members = typing.get_args(hint)
         if data is None and types.NoneType in members:
             return None
-        others = set(members) - {types.NoneType}
-        if others == {bool, str}:
+        types_ = set(members) - {types.NoneType}
+        if types_ == {bool, str}:
             return _switch_or_name(data)
-        if str in others and len(others) > 1:
-            others.remove(str)
-            if tuple[int, ...] in others:
-                data = _without_ranges(data)
+        if str in types_ and len(types_) > 1:
+            types_.remove(str)
+            if tuple[int, ...] in types_:
+                data = _expand_ranges(data)
             if isinstance(data, str):
                 return data
-        if len(others) > 1:
+        if len(types_) > 1:
             raise _InvalidValueError(f"the type {hint} of this key is not supported.")
-        return self._converted(data, others.pop(), path)
+        return self._converted(data, types_.pop(), path)
 
     def _mapping(self, data: Any, hints: tuple[Any, ...], path: str) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
@@ -156,8 +156,8 @@ class _Walk:
         key_type, value_type = hints
         converted = {}
         for key, value in data.items():
-            at = f"{path}.{repr(key)[1:-1]}" if isinstance(key, str) else f"{path}[{key!r}]"
-            converted[self.convert(key, key_type, at)] = self.convert(value, value_type, at)
+            key_path = f"{path}.{repr(key)[1:-1]}" if isinstance(key, str) else f"{path}[{key!r}]"
+            converted[self.convert(key, key_type, key_path)] = self.convert(value, value_type, key_path)
         return converted
 
     def _class(self, data: Any, cls: type, path: str) -> Any:
@@ -186,7 +186,7 @@ def _fields(cls: type) -> Mapping[str, tuple[attrs.Attribute[Any], Any]]:
 
 def _exactly(cls: type, expected: str, value: Any) -> Any:
     if type(value) is not cls:  # isinstance would accept a bool as an int
-        raise _InvalidValueError(f"expected {expected}, got {show(value)}.{_quoted(value, cls)}")
+        raise _InvalidValueError(f"expected {expected}, got {show(value)}.{_type_hint(value, cls)}")
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise _InvalidValueError(f"expected an integer from {-_LARGEST:,} to {_LARGEST:,}, got {show(value)}.")
     if isinstance(value, str) and (bad := _UNUSABLE.search(value)):
@@ -196,8 +196,8 @@ def _exactly(cls: type, expected: str, value: Any) -> Any:
 
 def _literal(value: Any, allowed: tuple[Any, ...]) -> Any:
     if not any(value == item and type(value) is type(item) for item in allowed):
-        words = [item for item in allowed if isinstance(item, str)]
-        hint = did_you_mean(value, words) if isinstance(value, str) else ""
+        texts = [item for item in allowed if isinstance(item, str)]
+        hint = did_you_mean(value, texts) if isinstance(value, str) else ""
         raise _InvalidValueError(f"expected {' or '.join(map(repr, allowed))}, got {show(value)}.{hint}")
     return value
 
@@ -205,7 +205,7 @@ def _literal(value: Any, allowed: tuple[Any, ...]) -> Any:
 def _switch_or_name(value: Any) -> bool | str:
     switch = isinstance(value, str) and value.lower() in {*_TRUE, *_TRUE.values()}
     if not isinstance(value, bool) and (switch or not isinstance(value, str) or not _PLUGIN.fullmatch(value)):
-        raise _InvalidValueError(f"expected true, false or a name, got {show(value)}.{_quoted(value, bool)}")
+        raise _InvalidValueError(f"expected true, false or a name, got {show(value)}.{_type_hint(value, bool)}")
     return value
 
 
@@ -215,7 +215,7 @@ _UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _TRUE = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
 
 
-def _quoted(value: Any, cls: type) -> str:
+def _type_hint(value: Any, cls: type) -> str:
     """Return a hint if the value is a bool or an integer written as a string."""
     if not isinstance(value, str):
         return ""
@@ -251,7 +251,7 @@ def _is_from_list(cls: Any) -> bool:
 def _enum(value: Any, cls: type[Enum]) -> Enum:
     allowed = [str(member.value) for member in cls]
     if value not in allowed:
-        hint = _meant(value, cls) or did_you_mean(value, allowed) if isinstance(value, str) else ""
+        hint = _alias_hint(value, cls) or did_you_mean(value, allowed) if isinstance(value, str) else ""
         raise _InvalidValueError(f"expected one of {', '.join(allowed)}, got {show(value)}.{hint}")
     return cls(value)
 
@@ -266,20 +266,20 @@ _VALUES: Mapping[Any, Callable[[Any], Any]] = {
 """Conversions of single values, by type."""
 
 
-def _meant(word: str, cls: type[Enum]) -> str:
-    """Return a hint if a word is an alias of one of the allowed values.
+def _alias_hint(text: str, cls: type[Enum]) -> str:
+    """Return a hint if a text is an alias of an allowed value.
 
-    Classes such as `profdeck.config.options.Activity` define alternative names in the method ``meant``.
+    Classes such as `profdeck.config.options.Activity` define aliases in the class method ``from_alias``.
     """
-    member = cls.meant(word) if hasattr(cls, "meant") else None
+    member = cls.from_alias(text) if hasattr(cls, "from_alias") else None
     return f" Did you mean '{member.value}'?" if member is not None else ""
 
 
-_OF_OTHERS = {
+_KEYS_OF_OTHER_TOOLS = {
     "all_ranks": "ranks: all",
     "contents": "options.activities, options.record_shapes, options.with_stack or options.profile_memory",
     "discrete": "mode: discrete",
-    "num_steps": "steps, or iterations.count of an engine",
+    "num_steps": "steps, or iterations.count for an engine",
     "profile_continuous_steps": "mode: continuous",
     "profile_ranks": "ranks",
     "profile_steps": "steps",
@@ -298,32 +298,32 @@ _REMOVED = {"budget_gb": "Set 'sample' to limit the number of targets that recor
 
 
 def _unknown_key(key: str, allowed: list[str]) -> str:
-    return f"unknown key '{shortened(key)}'.{_instead(key, allowed)} Allowed: {', '.join(allowed)}."
+    return f"unknown key '{shortened(key)}'.{_replacement_hint(key, allowed)} Allowed: {', '.join(allowed)}."
 
 
-def _instead(key: str, allowed: list[str]) -> str:
+def _replacement_hint(key: str, allowed: list[str]) -> str:
     if (renamed := _RENAMED.get(key)) in allowed:
         return f" It was renamed to '{renamed}'."
     if key in _REMOVED:
         return f" It was removed. {_REMOVED[key]}"
-    if key in _OF_OTHERS:
-        return f" Here that is {_OF_OTHERS[key]}."
+    if key in _KEYS_OF_OTHER_TOOLS:
+        return f" Use {_KEYS_OF_OTHER_TOOLS[key]}."
     return did_you_mean(key, allowed)
 
 
 _RANGE = re.compile(r"\s*(\d{1,7})\s*\.\.\s*(\d{1,7})\s*", re.ASCII)
 
 
-def _without_ranges(value: Any) -> Any:
-    """Expand ranges such as ``0..7``, alone or in a list, to integers."""
-    found: list[Any] = []
+def _expand_ranges(value: Any) -> Any:
+    """Expand ranges such as ``0..7``, alone or in a list, to integers. Return other values unchanged."""
+    expanded: list[Any] = []
     for item in [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ():
         match = _RANGE.fullmatch(item) if isinstance(item, str) else None
         if match is None:
-            found.append(item)
+            expanded.append(item)
             continue
         first, last = map(int, match.groups())
         if last < first:
-            raise _InvalidValueError(f"the range {show(item)} is empty, because its end is less than its start.")
-        found += range(first, last + 1)
-    return value if not found or found == [value] else found
+            raise _InvalidValueError(f"the range {item!r} is empty, because its end is less than its start.")
+        expanded += range(first, last + 1)
+    return value if not expanded or expanded == [value] else expanded

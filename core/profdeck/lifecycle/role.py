@@ -91,7 +91,7 @@ class Role:
             return True
         steps = machine.steps
         if not steps.demands:
-            begin, end = steps.quiet
+            begin, end = steps.idle_range
             if begin <= step < end:
                 return False
         return machine.begins_at(step)

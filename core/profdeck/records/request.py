@@ -18,7 +18,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.base.processes import ProcessId
 from profdeck.config.batch_kinds import BatchKind as BatchKind  # noqa: PLC0414  # re-exported
 from profdeck.config.schedule import Iterations
-from profdeck.config.structuring import LEFT_OUT
+from profdeck.config.structuring import OMIT_IF_NONE
 from profdeck.records.status import Status
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -92,9 +92,9 @@ class Recorded:
     size_bytes: int
     events: int
     problems: tuple[str, ...]
-    duration_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
+    duration_s: float | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """Time in seconds until the files were complete. Omitted if None, because older readers reject unknown keys."""
-    stall_s: float | None = attrs.field(default=None, metadata=LEFT_OUT)
+    stall_s: float | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """Time in seconds for which start and stop blocked the process. Omitted if None, as above."""
 
 
@@ -119,11 +119,11 @@ class Reply:
     """Reasons why data of the last request is missing."""
     error: str | None = None
     """Reason why the command was refused. A refused command has no effect."""
-    refusal: Outcome | None = attrs.field(default=None, metadata=LEFT_OUT)
+    refusal: Outcome | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """Code of the refusal, if there is one. Omitted if None, because older readers reject unknown keys."""
-    owner: ProcessId | None = attrs.field(default=None, metadata=LEFT_OUT)
+    owner: ProcessId | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """The process that sent the last request, if known. Omitted if None, as above."""
-    waits_for: str | None = attrs.field(default=None, metadata=LEFT_OUT)
+    waits_for: str | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """The device that the process waits for, and the current holder of the device. Omitted if None, as above."""
 
 
@@ -135,7 +135,7 @@ class Answer:
     """One reply per worker. Workers whose replies do not reach the client are missing."""
     frontends: Mapping[str, Reply] = attrs.field(factory=dict)
     """Replies of recording processes that are not workers, by name."""
-    recording: tuple[int, ...] | None = attrs.field(default=None, metadata=LEFT_OUT)
+    recording: tuple[int, ...] | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """The recording ranks, if the engine selected them. `CaptureRequest.ranks` then applies to each part of the engine,
     such as a pipeline stage. Omitted if None, because older readers reject unknown keys."""
 

@@ -1,1 +1,1 @@
-"""Many targets as one."""
+"""Captures of several engines as one target: discovery, start, stop and file collection."""

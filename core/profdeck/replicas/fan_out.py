@@ -1,4 +1,4 @@
-"""Does the same to many targets at once: the whole takes as long as the slowest of them."""
+"""Runs an operation on many targets concurrently, with a time limit."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ async def fan_out(
     """
     loop, limit_s = asyncio.get_running_loop(), min(timeout_s, each_timeout_s)
 
-    async def one(target: T) -> R:
+    async def run(target: T) -> R:
         return await operation(target)
 
-    tasks = [loop.create_task(one(target)) for target in targets]
-    late: set[asyncio.Task[R]] = set()
+    tasks = [loop.create_task(run(target)) for target in targets]
+    expired: set[asyncio.Task[R]] = set()
 
     def expire() -> None:
         for task in tasks:
             if not task.done():
-                late.add(task)
+                expired.add(task)
                 task.cancel()
 
-    timer = loop.call_later(limit_s, expire)  # one for all, as all begin now
+    timer = loop.call_later(limit_s, expire)  # one timer is enough, because all operations start at the same time
     try:
         results = await asyncio.gather(*tasks, return_exceptions=True)
     finally:
         timer.cancel()
-    for number, result in enumerate(results):
-        if isinstance(result, asyncio.CancelledError) and tasks[number] in late:
-            results[number] = TimeoutError(f"It was not done within {limit_s:g} seconds.")
+    for index, result in enumerate(results):
+        if isinstance(result, asyncio.CancelledError) and tasks[index] in expired:
+            results[index] = TimeoutError(f"The operation did not finish within {limit_s:g} seconds.")
     return results

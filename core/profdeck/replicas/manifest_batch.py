@@ -1,4 +1,4 @@
-"""Writes the manifests of many targets together, beside the event loop."""
+"""Writes the manifests of many targets in batches, on background threads."""
 
 from __future__ import annotations
 
@@ -9,54 +9,53 @@ from profdeck.base.blocking import run_in_threads, wait_for
 from profdeck_traces.base.files import replace_file
 
 _GATHER_S = 0.5
-"""How long a manifest waits for those that follow: what many targets answer at once is read first, as threads that
-write meanwhile take more from the event loop than they gain."""
+"""Time to gather manifests before a batch is written. Many targets reply at about the same time, and threads that write
+files would slow down the event loop while it reads these replies."""
 
 
 class ManifestBatch:
-    """Manifests on their way to files, each in the place of an earlier one.
+    """Pending manifests, which are written without blocking the event loop.
 
-    They do not wait for targets that take longer, and no target waits for them. The event loop that calls `put` has to
-    go on until they are `written`.
+    The event loop that calls `add` must run until `flush` returns.
 
-    Nobody waits until the disk has them: a thousand waits would be longer than most stops. The manifest of the fleet
-    tells what came of each target, is written after all of these, and does outlast a power failure (fsync); what
-    journaling file systems such as ext4 have taken before is then on disk as well.
+    The files are not synced to disk, because a thousand syncs would take longer than most stops. The fleet's manifest
+    contains the result of each target, is written last and is synced. Journaling file systems such as ext4 then have
+    also stored the earlier files.
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[Path, bytes] = {}
-        self._problems: dict[Path, OSError] = {}
-        self._writing: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self._pending: dict[Path, bytes] = {}
+        self._errors: dict[Path, OSError] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._flush_requested = asyncio.Event()
 
-    def put(self, path: Path, content: bytes) -> None:
-        """Take a manifest; of several for one path the last one counts."""
-        self._waiting[path] = content
-        if self._writing is None:
-            self._hurry = asyncio.Event()  # of this loop: the next capture may have another one
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+    def add(self, path: Path, content: bytes) -> None:
+        """Schedule a manifest to be written. It replaces a pending manifest with the same path."""
+        self._pending[path] = content
+        if self._task is None:
+            self._flush_requested = asyncio.Event()  # the next capture may use a different event loop
+            self._task = asyncio.get_running_loop().create_task(self._write())
 
-    async def written(self) -> dict[Path, OSError]:
-        """Write all that has been put; returns why some could not be, by path."""
-        if self._writing is not None:
-            self._hurry.set()
-            await asyncio.shield(self._writing)
-        problems, self._problems = self._problems, {}
-        return problems
+    async def flush(self) -> dict[Path, OSError]:
+        """Write all pending manifests. Return the errors since the last call, by path."""
+        if self._task is not None:
+            self._flush_requested.set()
+            await asyncio.shield(self._task)
+        errors, self._errors = self._errors, {}
+        return errors
 
     async def _write(self) -> None:
         try:
-            while self._waiting:
-                await wait_for(self._hurry, _GATHER_S)
-                some, self._waiting = self._waiting, {}
-                await run_in_threads(self._replace, some.items())
+            while self._pending:
+                await wait_for(self._flush_requested, _GATHER_S)
+                batch, self._pending = self._pending, {}
+                await run_in_threads(self._replace, batch.items())
         finally:
-            self._writing = None
+            self._task = None
 
     def _replace(self, manifest: tuple[Path, bytes]) -> None:
         path, content = manifest
         try:
             replace_file(path, content, durable=False)
         except OSError as error:
-            self._problems[path] = error
+            self._errors[path] = error

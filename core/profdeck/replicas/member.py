@@ -1,4 +1,4 @@
-"""One target of many: its capture, and how its start and stop came out."""
+"""One target of a fleet: its capture, and the outcome of its start and stop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from profdeck.records.targets import TargetRecord
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.start_gate import GatePass
 
-_MOST_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -33,21 +33,22 @@ class Member:
     target: Target
     name: str
     backend: EngineBackend | None
-    """What asks it; None if it cannot be asked."""
+    """Backend of the target; None if the target cannot be contacted."""
     capture: CaptureRecord
     recorder: manifest.ManifestWriter
     recording: Recording | None = None
-    """While it records."""
+    """The recording in progress, if any."""
     outcome: Outcome | None = None
     reason: str | None = None
     fix: str | None = None
     sent_ns: int | None = None
+    """Unix time at which the start was sent, in nanoseconds."""
     started_ns: int | None = None
     ended_ns: int | None = None
 
     @property
     def record(self) -> TargetRecord:
-        """What the fleet's manifest says of it."""
+        """Entry in the fleet's manifest."""
         return TargetRecord(
             name=self.name,
             replica=self.target.replica,
@@ -61,37 +62,43 @@ class Member:
             ended_ns=self.ended_ns,
         )
 
-    def said(self, text: str) -> str:
-        """Begin a sentence with which one it is, once: errors of a target begin with its name."""
-        rest = text.removeprefix(self.name)
-        which = f"Replica {self.target.replica} ({self.name})"
-        return f"{which}{rest}" if rest != text and rest[:1] in {":", " "} else f"{which}: {text}"
+    def prefix(self, text: str) -> str:
+        """Return a message that begins with the replica number and the name of the target."""
+        label, suffix = f"Replica {self.target.replica} ({self.name})", text.removeprefix(self.name)
+        # Errors of a target often begin with its name, which must not be repeated.
+        return f"{label}{suffix}" if suffix != text and suffix[:1] in {":", " "} else f"{label}: {text}"
 
     @property
-    def asked(self) -> EngineBackend:
-        """What asks it."""
-        assert self.backend is not None  # noqa: S101  # those without are left out before anything is asked
+    def bound_backend(self) -> EngineBackend:
+        """Backend of the target, which must exist."""
+        assert self.backend is not None  # noqa: S101  # targets without a backend are excluded before any operation
         return self.backend
 
-    def failed(self, error: BaseException, late: TargetError | None = None) -> None:
-        """Keep why an operation failed; ``late`` says that it took too long."""
-        found, known = target_error(error), ""
-        if late is not None and isinstance(error, TimeoutError):
-            found, known = late, self.asked.late_fix
-        fix = f"{known} {found.fix}".strip()
-        self.outcome, self.reason, self.fix = found.outcome, sentence(str(found)), fix or None
+    def set_failure(self, error: BaseException, timeout_error: TargetError | None = None) -> None:
+        """Store the outcome, the reason and the fix of a failed operation.
+
+        Args:
+            error: the error of the operation.
+            timeout_error: error to report instead of a `TimeoutError`.
+        """
+        failure, late_fix = target_error(error), ""
+        if timeout_error is not None and isinstance(error, TimeoutError):
+            failure, late_fix = timeout_error, self.bound_backend.late_fix
+        fix = f"{late_fix} {failure.fix}".strip()
+        self.outcome, self.reason, self.fix = failure.outcome, sentence(str(failure)), fix or None
 
     async def start(self, gate_pass: GatePass, hooks: RoleHooks) -> None:
-        """Start it when the gate opens.
+        """Start the recording when the gate opens.
 
         Raises:
-            CaptureError: it did not start; its manifest says why.
+            CaptureError: the start failed. The target's manifest contains the reason.
         """
         try:
-            if not self.asked.wait_for(gate_pass):
+            if not self.bound_backend.wait_for(gate_pass):
                 await gate_pass()
-                await asyncio.sleep(0)  # those that wait by themselves leave first, in this very turn of the loop
-            recording = Recording(self.capture, self.asked, hooks, self.recorder)
+                # Backends that await the gate themselves send their requests first, in the same loop iteration.
+                await asyncio.sleep(0)
+            recording = Recording(self.capture, self.bound_backend, hooks, self.recorder)
             if not await run(recording.start()):
                 recording.publish()
             self.recording = recording
@@ -102,21 +109,22 @@ class Member:
                 self.sent_ns = time.time_ns() - (time.monotonic_ns() - gate_pass.passed_ns)
 
     async def stop(self, reason: str | None) -> None:
-        """Stop it, and wait until its files are whole. Its manifest says what is missing."""
+        """Stop the recording, and wait until its files are complete. The target's manifest lists missing files."""
         recording, self.recording = self.recording, None
         if recording is None:
             return
         problems = self.capture.problems
         try:
             await run(recording.close(reason))
-            found = self.asked.outcome or Outcome.FLUSHED
-            self.outcome = Outcome.FILES_MISSING if found is Outcome.STARTED else found  # its stop has raised
-            self.fix = self.asked.fix or self.outcome.fix or None
+            outcome = self.bound_backend.outcome or Outcome.FLUSHED
+            # The outcome is still STARTED if the backend's stop raised an error.
+            self.outcome = Outcome.FILES_MISSING if outcome is Outcome.STARTED else outcome
+            self.fix = self.bound_backend.fix or self.outcome.fix or None
         finally:
             self.reason, self.ended_ns = " ".join(problems) or None, time.time_ns()
 
     def abandon(self, reason: str) -> None:
-        """End its capture if its names are reserved and nothing records it."""
+        """End the capture if its file names are reserved but it was not started."""
         if self.capture.state is Life.STARTING:
             self.reason = self.reason or sentence(reason)
             abandon(self.capture, self.recorder, self.reason)
@@ -131,32 +139,25 @@ def target_key(handle: object) -> object:
 NOT_COMPLETE = "are not complete"
 
 
-def counted(outcomes: Sequence[Outcome | None], total: int, what: str) -> str:
-    """Say how many of all targets something is true of, and how they came out."""
+def count_outcomes(outcomes: Sequence[Outcome | None], total: int, predicate: str) -> str:
+    """Return a sentence with the number of targets to which a predicate applies, and their outcomes."""
     counts = Counter(str(outcome or "not asked") for outcome in outcomes)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    return f"{len(outcomes)} of {total} targets {what}: {kinds}."
+    parts = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    return f"{len(outcomes)} of {total} targets {predicate}: {parts}."
 
 
-def late_error(text: str, option: str) -> TargetError:
-    """Return the error of a target that took too long."""
-    return TargetError(
-        text, Outcome.TIMED_OUT, f"See in its log whether it hangs; if it is only slow, raise {option} of the targets."
-    )
+def timeout_error(text: str, option: str) -> TargetError:
+    """Return the error for a target that exceeded the time limit of an option."""
+    fix = f"Check its log for a hang. If the target is only slow, increase {option} under targets."
+    return TargetError(text, Outcome.TIMED_OUT, fix)
 
 
-def listed(members: Sequence[Member]) -> str:
-    """Say what came of some targets."""
-    return " ".join(shortened([member.said(member.reason) for member in members if member.reason]))
+def list_reasons(members: Sequence[Member]) -> str:
+    """Return the failure reasons of the first targets, and the number of further targets."""
+    return " ".join(truncate([member.prefix(member.reason) for member in members if member.reason]))
 
 
-def shortened(texts: Sequence[str]) -> list[str]:
-    """Leave out what is too much to read."""
-    more = len(texts) - _MOST_SHOWN
-    return [*texts[:_MOST_SHOWN], *([f"And {more} more."] if more > 0 else [])]
-
-
-def error_of(result: object) -> BaseException:
-    """Return a result that is an error as one."""
-    assert isinstance(result, BaseException)  # noqa: S101  # no result is one
-    return result
+def truncate(texts: Sequence[str]) -> list[str]:
+    """Return the first texts, and a sentence with the number of omitted texts."""
+    omitted = len(texts) - _MAX_SHOWN
+    return [*texts[:_MAX_SHOWN], *([f"And {omitted} more."] if omitted > 0 else [])]

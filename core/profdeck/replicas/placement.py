@@ -1,4 +1,4 @@
-"""Engines whose ranks have numbers in the whole job, such as rollouts that share GPUs with trainers."""
+"""Selection of engines by GPU ranks of the job, for example rollout engines that share GPUs with trainers."""
 
 from __future__ import annotations
 
@@ -13,49 +13,51 @@ from profdeck.replicas.discovery import Target
 from profdeck.replicas.member import target_key
 
 
-def _ranks(ranks: Iterable[int]) -> tuple[int, ...]:
+def _to_tuple(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(ranks)
 
 
 @attrs.frozen
 class PlacedEngine:
-    """A target together with the GPU ranks of the job that it runs on.
+    """A target, and the GPU ranks of the job that it runs on.
 
-    Where a host passes these, ``ranks`` of the role are GPU ranks of the job: of each engine the ranks record that run
-    on them, and an engine on none of them is not asked.
+    If a host passes placed engines, ``ranks`` of the role selects GPU ranks of the job. The engine ranks on these GPUs
+    record. Engines that run on none of them do not record.
     """
 
     target: Any
     """Target of the backend: an engine object, an actor that holds one, or a URL."""
-    gpu_ranks: tuple[int, ...] = attrs.field(converter=_ranks, validator=validators.min_len(1))
+    gpu_ranks: tuple[int, ...] = attrs.field(converter=_to_tuple, validator=validators.min_len(1))
     """Job rank of the GPU that each engine rank runs on, indexed by engine rank."""
 
 
 def on_gpu_ranks(
-    targets: Sequence[Target], placed: Mapping[object, Sequence[int]], ranks: str | Sequence[int]
+    targets: Sequence[Target], placements: Mapping[object, Sequence[int]], ranks: str | Sequence[int]
 ) -> list[Target]:
-    """Select what records when GPU ranks of the job are chosen.
+    """Select the targets, and their engine ranks, that run on the selected GPU ranks.
 
     Args:
         targets: all targets of the role.
-        placed: the GPU ranks of those whose placement is known, by `target_key`; the others are all selected.
-        ranks: the chosen ranks, or ``all``.
+        placements: GPU ranks of the placed engines, by `target_key`. All other targets are selected.
+        ranks: the selected GPU ranks, or ``all``.
 
     Raises:
-        CaptureError: no target runs on any of them.
+        CaptureError: no target runs on the selected GPU ranks.
     """
     if isinstance(ranks, str):
         return list(targets)
-    selected, everything = [], set[int]()
+    selected, all_gpu_ranks = [], set[int]()
     for target in targets:
-        mine = placed.get(target_key(target.handle))
-        own = None if mine is None else tuple(rank for rank, gpu in enumerate(mine) if gpu in ranks)
-        everything.update(mine or ())
-        if own is None or own:
-            selected.append(attrs.evolve(target, ranks=own))
+        gpu_ranks = placements.get(target_key(target.handle))
+        if gpu_ranks is None:
+            selected.append(target)
+            continue
+        all_gpu_ranks.update(gpu_ranks)
+        if engine_ranks := tuple(rank for rank, gpu_rank in enumerate(gpu_ranks) if gpu_rank in ranks):
+            selected.append(attrs.evolve(target, ranks=engine_ranks))
     if not selected:
         raise CaptureError(
-            f"ranks: {sorted(ranks)} are GPU ranks of this job, and no target runs on one of them; targets run on "
-            f"{', '.join(map(str, sorted(everything)))}."
+            f"ranks: {sorted(ranks)} are GPU ranks of this job, and no target runs on them. Targets run on the GPU "
+            f"ranks {', '.join(map(str, sorted(all_gpu_ranks)))}."
         )
     return selected

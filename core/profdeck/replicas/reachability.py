@@ -1,4 +1,4 @@
-"""Asks the targets of a config whether they answer, without a capture."""
+"""Checks whether the configured targets are reachable, without a capture."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from profdeck.replicas.fan_out import fan_out
 async def reach_all(
     backend: type[EngineBackend], options: CommonOptions, config: TargetsConfig
 ) -> Sequence[tuple[Target, BaseException | None]]:
-    """Reach each target as a capture would.
+    """Connect to all targets as a capture would.
 
     Args:
-        backend: That of each target.
-        options: Those of the role.
-        config: Where the targets are.
+        backend: Backend of the targets.
+        options: Options of the role.
+        config: Specifies where to find the targets.
 
     Returns:
-        Each of them, and why it cannot be reached.
+        Each target with its connection error, or with None if it is reachable.
 
     Raises:
-        ProfdeckError: A router or a file does not say what the targets are.
+        ProfdeckError: The targets cannot be listed, for example because a router does not respond.
     """
 
     async def reach(target: Target) -> None:
         if target.problem is not None:
             raise target.problem
-        asked = backend(options)
-        asked.bind(target.handle)
+        target_backend = backend(options)
+        target_backend.bind(target.handle)
         try:
-            await asked.reach()
+            await target_backend.reach()
         finally:
-            await asked.release()
+            await target_backend.release()
 
     async def ask(actor: Actor) -> None:
         await reach(Target(handle=actor, replica=0))

@@ -1,6 +1,6 @@
-"""Finds a router whose URL nobody knows: those of RL jobs listen at random ports, and say them in a log.
+"""Finds the URL of a router on this host, or in log files. The routers of RL jobs listen at random ports.
 
-Every server that might be one is asked for its workers, without any key. Routers are told by their answer.
+Each candidate is queried for its workers, without an API key. Only routers reply with a list of workers.
 """
 
 from __future__ import annotations
@@ -14,78 +14,78 @@ from pathlib import Path
 
 from profdeck.base.errors import CaptureError
 from profdeck.engine.clusters import installed_clusters
-from profdeck.replicas.discovery import workers_of
+from profdeck.replicas.discovery import query_workers
 from profdeck.replicas.fan_out import fan_out
 
 AUTO = "auto"
-"""Value to use instead of a URL, to find the router of this host or of its cluster job."""
+"""Value that selects the router on this host, or in the logs of its cluster job."""
 
-_LOGS = ("*.out", "*.err", "*.log")
-_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+_LOG_PATTERNS = ("*.out", "*.err", "*.log")
+_SOCKET_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 _LISTENING = "0A"
-_MENTION = re.compile(
+_ADDRESS = re.compile(
     r"(?:https?://)?((?:\d{1,3}\.){3}\d{1,3}|\[[0-9a-fA-F:]+\]|[A-Za-z][\w-]*(?:\.[\w-]+)*):(\d{2,5})\b"
 )
 _TAIL_BYTES = 4 << 20
-_MOST = 500
-_ASK_S = 2.0
-_ALL_S = 20.0
+_MAX_URLS = 500
+_QUERY_S = 2.0
+_ALL_QUERIES_S = 20.0
 
 
-def is_to_be_found(where: str) -> bool:
-    """Tell what `find_router` takes from the URL of a router."""
-    return where == AUTO or Path(where).is_file()
+def is_search_location(location: str) -> bool:
+    """Return whether `find_router` accepts a location. Otherwise, it is treated as the URL of a router."""
+    return location == AUTO or Path(location).is_file()
 
 
-async def find_router(where: str) -> str:
-    """Return the URL of the one router that is found.
+async def find_router(location: str) -> str:
+    """Return the URL of the only router at a location.
 
     Args:
-        where: `AUTO`, or the path of a log that mentions it.
+        location: `AUTO`, or the path of a log file that contains the URL.
 
     Raises:
-        CaptureError: none is found, or several are.
+        CaptureError: no router responds, or several do.
     """
-    places, candidates = _candidates(where)
-    urls = list(dict.fromkeys(candidates))[:_MOST]
-    answers = await fan_out(_is_router, urls, timeout_s=_ALL_S, each_timeout_s=_ASK_S)
-    found = _distinct(url for url, answer in zip(urls, answers, strict=True) if answer is True)
-    if len(found) == 1:
-        return found[0]
-    what = f"Several routers answer: {', '.join(found)}" if found else f"No router answers at {len(urls)} places"
-    raise CaptureError(f"{what}; looked at {places}. Name it: --router URL.")
+    description, candidates = _candidates(location)
+    urls = list(dict.fromkeys(candidates))[:_MAX_URLS]
+    replies = await fan_out(_is_router, urls, timeout_s=_ALL_QUERIES_S, each_timeout_s=_QUERY_S)
+    routers = _unique_by_port(url for url, reply in zip(urls, replies, strict=True) if reply is True)
+    if len(routers) == 1:
+        return routers[0]
+    problem = f"Several routers respond: {', '.join(routers)}" if routers else f"None of {len(urls)} URLs is a router"
+    raise CaptureError(f"{problem}. Searched {description}. To specify the router, use --router URL.")
 
 
-def _candidates(where: str) -> tuple[str, list[str]]:
-    """Return a description of the searched places, and the URLs found there."""
-    if where != AUTO:
-        return f"the lines of {where} that mention a router", [*_mentioned(Path(where))]
-    places, urls = "the ports of this host", [*_ports()]
+def _candidates(location: str) -> tuple[str, list[str]]:
+    """Return a description of the searched locations, and the URLs found there."""
+    if location != AUTO:
+        return f"the lines of {location} that mention a router", [*_urls_in_log(Path(location))]
+    description, urls = "the ports of this host", [*_listening_urls()]
     for cluster in installed_clusters():
         if cluster.log_directory is not None:
-            places += f" and the logs of its {cluster.title} session"
-            for log in [log for pattern in _LOGS for log in cluster.log_directory.glob(pattern)]:
+            description += f" and the logs of its {cluster.title} session"
+            for log in [log for pattern in _LOG_PATTERNS for log in cluster.log_directory.glob(pattern)]:
                 with contextlib.suppress(CaptureError):  # logs of exited workers can disappear
-                    urls += _mentioned(log)
-    return places, urls
+                    urls += _urls_in_log(log)
+    return description, urls
 
 
 async def _is_router(url: str) -> bool:
-    await workers_of(url, None, _ASK_S)
+    await query_workers(url, None, _QUERY_S)
     return True
 
 
-def _distinct(urls: Iterable[str]) -> list[str]:
-    """Return each router once: it may be mentioned by its host's address, and listen at all of them."""
-    found: dict[str, str] = {}
+def _unique_by_port(urls: Iterable[str]) -> list[str]:
+    """Return one URL per port, because a router that listens at all addresses can be found by several addresses."""
+    url_by_port: dict[str, str] = {}
     for url in urls:
-        found.setdefault(url.rpartition(":")[2], url)
-    return list(found.values())
+        url_by_port.setdefault(url.rpartition(":")[2], url)
+    return list(url_by_port.values())
 
 
-def _ports() -> Iterator[str]:
-    """Yield the URLs at which something on this host listens. Source: ``/proc/net/tcp`` (proc(5))."""
-    for table in _TABLES:
+def _listening_urls() -> Iterator[str]:
+    """Yield the URLs of all listening TCP sockets on this host, from ``/proc/net/tcp`` and ``tcp6`` (proc(5))."""
+    for table in _SOCKET_TABLES:
         try:
             lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
         except OSError:
@@ -94,21 +94,21 @@ def _ports() -> Iterator[str]:
             _, local, _, state, *_ = line.split()
             if state == _LISTENING:
                 address, port = local.split(":")
-                yield _url(_address(address), int(port, 16))
+                yield _url(_parse_address(address), int(port, 16))
 
 
-def _address(text: str) -> str:
-    """Read an address as the kernel writes it: in words of the machine's own order."""
-    written = bytes.fromhex(text)
-    words = [written[index : index + 4] for index in range(0, len(written), 4)]
+def _parse_address(text: str) -> str:
+    """Parse a hexadecimal address of the kernel, which consists of 32-bit words in native byte order."""
+    data = bytes.fromhex(text)
+    words = [data[index : index + 4] for index in range(0, len(data), 4)]
     address = ipaddress.ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
     if address.is_unspecified:
         return "127.0.0.1" if isinstance(address, ipaddress.IPv4Address) else "::1"
     return str(address)
 
 
-def _mentioned(log: Path) -> Iterator[str]:
-    """Yield the URLs in the lines of a log that mention a router, from the last line to the first.
+def _urls_in_log(log: Path) -> Iterator[str]:
+    """Yield the URLs in lines of a log that mention a router, starting with the last line.
 
     Raises:
         CaptureError: The log cannot be read.
@@ -121,9 +121,9 @@ def _mentioned(log: Path) -> Iterator[str]:
         raise CaptureError(f"{log}: cannot be read: {error.strerror}.") from None
     for line in reversed(lines):
         if "router" in line.lower():
-            yield from (_url(found[1].strip("[]"), int(found[2])) for found in _MENTION.finditer(line))
+            yield from (_url(match[1].strip("[]"), int(match[2])) for match in _ADDRESS.finditer(line))
 
 
 def _url(host: str, port: int) -> str:
-    host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104  # of a server here
+    host = "127.0.0.1" if host == "0.0.0.0" else host  # noqa: S104  # compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

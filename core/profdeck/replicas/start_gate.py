@@ -1,4 +1,4 @@
-"""Lets many starts leave at one moment, however long each of them took to get ready."""
+"""Synchronizes the starts of several targets, so that their requests are sent at the same time."""
 
 from __future__ import annotations
 
@@ -7,45 +7,44 @@ import time
 
 
 class StartGate:
-    """A gate that opens when the holders of all passes have arrived or left, or when the first one has waited long
-    enough.
+    """Barrier that opens when the holder of each pass has arrived or withdrawn, or after a timeout.
 
-    It belongs to the event loop of its holders.
+    All holders must use the same event loop.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
         """Args:
-        timeout_s: how long the first one to arrive waits at most, in seconds; who comes later passes at once.
+        timeout_s: maximum time that the first holder waits, in seconds. Holders that arrive later pass immediately.
         """
         self.passes: list[GatePass] = []
         self.opened_ns: int | None = None
-        """When it opened, by `time.monotonic_ns`."""
+        """Time at which the gate opened, from `time.monotonic_ns`."""
         self._timeout_s = timeout_s
-        self._awaited = 0
+        self._pending_count = 0
         self._open = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
 
     def issue(self) -> GatePass:
-        """Issue a pass; all are issued before the first holder arrives."""
-        new = GatePass(self)
-        self.passes.append(new)
-        self._awaited += 1
-        return new
+        """Issue a pass. All passes must be issued before the first holder arrives."""
+        gate_pass = GatePass(self)
+        self.passes.append(gate_pass)
+        self._pending_count += 1
+        return gate_pass
 
     @property
     def skew_s(self) -> float | None:
-        """The time between the first and the last that passed, in seconds; None if fewer than two did."""
-        passed = [one.passed_ns for one in self.passes if one.passed_ns is not None]
-        return (max(passed) - min(passed)) / 1e9 if len(passed) > 1 else None
+        """Time between the first and the last pass, in seconds; None for fewer than two passes."""
+        times = [gate_pass.passed_ns for gate_pass in self.passes if gate_pass.passed_ns is not None]
+        return (max(times) - min(times)) / 1e9 if len(times) > 1 else None
 
     async def _wait(self) -> None:
         if self._timer is None and not self._open.is_set():
             self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._open_now)
         await self._open.wait()
 
-    def _one_less(self) -> None:
-        self._awaited -= 1
-        if not self._awaited:
+    def _remove_pending(self) -> None:
+        self._pending_count -= 1
+        if not self._pending_count:
             self._open_now()
 
     def _open_now(self) -> None:
@@ -57,23 +56,23 @@ class StartGate:
 
 
 class GatePass:
-    """One of those that pass a gate together: give it to an engine as its ``gate``."""
+    """Permission to pass a `StartGate` once. Engines receive it as ``gate`` and await it before they send a start."""
 
     def __init__(self, gate: StartGate) -> None:
         """Use `StartGate.issue`."""
         self.passed_ns: int | None = None
-        """When it passed, by `time.monotonic_ns`: what it sends leaves right then."""
+        """Time at which the holder passed, from `time.monotonic_ns`. The start is sent immediately afterwards."""
         self._gate = gate
-        self._awaited = True
+        self._is_pending = True
 
     async def __call__(self) -> None:
         """Arrive, and wait until the gate opens."""
         self.abandon()
-        await self._gate._wait()  # noqa: SLF001  # they are one
+        await self._gate._wait()  # noqa: SLF001  # both classes form one unit
         self.passed_ns = time.monotonic_ns()
 
     def abandon(self) -> None:
-        """Let the others not wait for it any more, as it failed. Harmless when it has arrived."""
-        if self._awaited:
-            self._awaited = False
-            self._gate._one_less()  # noqa: SLF001  # as above
+        """Do not let the other holders wait for this one. No effect after the holder has arrived."""
+        if self._is_pending:
+            self._is_pending = False
+            self._gate._remove_pending()  # noqa: SLF001  # both classes form one unit

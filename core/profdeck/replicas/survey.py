@@ -29,10 +29,10 @@ from profdeck_traces.base.version import __version__
 
 logger = logging.getLogger("profdeck")
 
-_ANSWER_S = 30.0
+_REPLY_S = 30.0
 _CHECK_S = 60.0
 """Time limit for all requests to one server."""
-_GONE = {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
+_NO_RESPONSE = {Outcome.UNREACHABLE, Outcome.TIMED_OUT}
 
 
 @attrs.define(kw_only=True)
@@ -53,7 +53,7 @@ class CheckedServer:
     """HTTP client of the server; ``None`` for an actor, or if the URL is invalid."""
     backend: str | None = None
     about: ServerInfo | None = None
-    """Response of its profdeck routes; ``None`` if it has none or does not respond."""
+    """Response of profdeck's routes; ``None`` if the server has none or does not respond."""
     healthy: bool | None = None
     """Result of its health check; ``None`` if the health is unknown."""
     health: str = "/health"
@@ -69,13 +69,13 @@ class CheckedServer:
         if not self.is_server or self.problem is not None:
             return
         try:
-            self.engine = HttpEngine(self.url, timeout_s=_ANSWER_S)
+            self.engine = HttpEngine(self.url, timeout_s=_REPLY_S)
             self.name = self.engine.name
         except ConfigError as error:
             self.problem = TargetError(str(error), Outcome.REFUSED)
 
     @classmethod
-    def found(cls, role: str, target: Target, backend: str | None) -> Self:
+    def from_target(cls, role: str, target: Target, backend: str | None) -> Self:
         """Create a server from a target that discovery found for a role."""
         return cls(
             role=role,
@@ -112,17 +112,17 @@ class CheckedServer:
     def reason(self) -> str:
         """Problem of the server in a sentence, or an empty string."""
         if not self.listed_healthy:
-            return "Its router says that it is not healthy, so it is left out."
+            return "The router reports that this worker is unhealthy, so it is not captured."
         if self.problem is not None:
             return str(self.problem)
         if self.healthy is False:
-            return f"Its {self.health} does not answer that it is well."
+            return f"The health check at {self.health} failed."
         if self.backend is None:
-            return "No backend knows such a server."
+            return "No installed backend recognises this server."
         if self.about is not None and self.about.writable is False:
             return (
-                f"It cannot write below {self.about.output} on {self.about.host}. Let the server's user write there, "
-                "or start it with another output in its config."
+                f"The server cannot write to {self.about.output} on {self.about.host}. Give its user write permission, "
+                "or restart it with another output in its config."
             )
         return ""
 
@@ -159,17 +159,18 @@ class CheckedServer:
             try:
                 self.about = await self.engine.about()
             except TargetError as error:
-                if error.outcome is not Outcome.NOT_ENABLED:  # its own profiler may do
+                if error.outcome is not Outcome.NOT_ENABLED:  # the engine's own profiler may be available
                     self.problem = error
-                if error.outcome in _GONE:
+                if error.outcome in _NO_RESPONSE:
                     return
             self.is_router = await _is_router(self.engine)
             if self.backend is None:
                 await self.engine.close()  # one connection at a time: there may be a thousand servers
-                self.backend = await _recognised(self.url, backends)
-            if self.about is None and self.backend is not None:  # ranks that have just answered need not be asked again
+                self.backend = await _detect_backend(self.url, backends)
+            # Without profdeck's routes, the server's health is still unknown.
+            if self.about is None and self.backend is not None:
                 self.health = engine_backend(self.backend).health
-                self.healthy = await _healthy(self.engine, self.health)
+                self.healthy = await _is_healthy(self.engine, self.health)
         finally:
             await self.engine.close()
 
@@ -180,14 +181,14 @@ class CheckedServer:
         if self.backend is None or self.engine is None or self.problem is not None:
             return None
         cls = engine_backend(self.backend)
-        asked = cls(cls.Options())
-        asked.bind(self.url)
+        backend = cls(cls.Options())
+        backend.bind(self.url)
         try:
-            return await asked.output()
-        except CaptureError:  # which its start will tell
+            return await backend.output()
+        except CaptureError:  # the start of the capture reports it
             return None
         finally:
-            await asked.release()
+            await backend.release()
 
 
 async def check_all(servers: Sequence[CheckedServer], on_progress: Progress) -> None:
@@ -213,19 +214,26 @@ async def check_all(servers: Sequence[CheckedServer], on_progress: Progress) -> 
 
 
 def engine_backends(name: str | None = None) -> dict[str, type[EngineBackend]]:
-    """Import the backends of engines, by name: one, or all, of which one that cannot be imported knows no server."""
+    """Import engine backends. Backends that cannot be imported are logged and skipped, unless one is requested by name.
+
+    Args:
+        name: Name of the only backend to import. Default: all installed backends.
+
+    Returns:
+        The backend classes by name.
+    """
     if name is not None:
         return {name: engine_backend(name)}
-    found = {}
-    for each in installed(BACKENDS):
+    backends = {}
+    for backend_name in installed(BACKENDS):
         try:
-            cls = load_backend(each)
+            cls = load_backend(backend_name)
         except PluginError as error:
-            logger.info("%s It is not asked whose the servers are.", error)
+            logger.info("%s This backend is not used to detect servers.", error)
             continue
         if issubclass(cls, EngineBackend):
-            found[each] = cls
-    return found
+            backends[backend_name] = cls
+    return backends
 
 
 async def backend_of(actor: Actor, backends: Mapping[str, type[EngineBackend]]) -> str:
@@ -235,22 +243,22 @@ async def backend_of(actor: Actor, backends: Mapping[str, type[EngineBackend]]) 
         NoEngineError: The actor does not hold an engine for these backends.
         CaptureError: The actor does not respond.
     """
-    none = NoEngineError(f"{actor} cannot be captured: no engine backend is installed.", Outcome.REFUSED)
+    no_engine = NoEngineError(f"{actor} cannot be captured: no engine backend is installed.", Outcome.REFUSED)
     for name, cls in backends.items():
-        asked = cls(cls.Options())
+        backend = cls(cls.Options())
         try:
-            asked.bind(actor)
+            backend.bind(actor)
         except ConfigError:  # the backend does not support actors
             continue
         try:
-            await asked.reach()
+            await backend.reach()
         except NoEngineError as error:
-            none = error
+            no_engine = error
         else:
             return name
         finally:
-            await asked.release()
-    raise none
+            await backend.release()
+    raise no_engine
 
 
 def asking_by(backends: Mapping[str, type[EngineBackend]]) -> AskActor:
@@ -258,8 +266,8 @@ def asking_by(backends: Mapping[str, type[EngineBackend]]) -> AskActor:
     return lambda actor: backend_of(actor, backends)
 
 
-async def _healthy(engine: HttpEngine, route: str) -> bool | None:
-    """Ask a server whether it is well; one that has no such route says nothing by that."""
+async def _is_healthy(engine: HttpEngine, route: str) -> bool | None:
+    """Query a server's health. Return ``None`` if the health is unknown, for example without such a route."""
     try:
         response = await engine.request("GET", route)
     except CaptureError:
@@ -275,7 +283,7 @@ async def _is_router(engine: HttpEngine) -> bool:
         return False
 
 
-async def _recognised(url: str, backends: Mapping[str, type[EngineBackend]]) -> str | None:
+async def _detect_backend(url: str, backends: Mapping[str, type[EngineBackend]]) -> str | None:
     for name, cls in backends.items():
         if await cls.recognises(url):
             return name
@@ -283,68 +291,69 @@ async def _recognised(url: str, backends: Mapping[str, type[EngineBackend]]) -> 
 
 
 def engine_backend(name: str) -> type[EngineBackend]:
-    """Import the backend of an engine.
+    """Import an engine backend.
 
     Raises:
-        ConfigError: it is the backend of something else.
-        PluginError: it cannot be used.
+        ConfigError: The backend does not control engines.
+        PluginError: The backend is not installed or cannot be imported.
     """
     cls = load_backend(name)
     if not issubclass(cls, EngineBackend):
-        raise ConfigError(f"The backend '{name}' records its own process and controls no server.")
+        raise ConfigError(f"The backend '{name}' records its own process and cannot control servers.")
     return cls
 
 
 def common_backend(servers: Sequence[CheckedServer]) -> str:
-    """Return the backend of all servers of a role, of which some may not have been reached.
+    """Return the backend of a role's servers. Unreachable servers are ignored if another server has a backend.
 
     Raises:
-        ConfigError: they are of several kinds.
-        CaptureError: none can be reached.
-        UnknownPluginError: no backend knows any.
+        ConfigError: The servers have different backends.
+        CaptureError: No server can be captured.
+        UnknownPluginError: No backend recognises the servers.
     """
-    of: dict[str, list[str]] = defaultdict(list)
+    names_by_backend: dict[str, list[str]] = defaultdict(list)
     for server in servers:
         if server.backend is not None:
-            of[server.backend].append(server.name)
-    if len(of) > 1:
-        listed = "; ".join(f"{name}: {', '.join(urls)}" for name, urls in of.items())
+            names_by_backend[server.backend].append(server.name)
+    if len(names_by_backend) > 1:
+        listing = "; ".join(f"{backend}: {', '.join(names)}" for backend, names in names_by_backend.items())
         raise ConfigError(
-            f"The servers are of several kinds, and a role has one backend: {listed}. Give each kind a role of its own "
-            "in a config, with the servers under targets, and capture all roles with: "
+            f"The servers have different backends, but a role has only one backend: {listing}. Define a role for each "
+            "backend in a config, with its servers under targets, and capture all roles with: "
             "profdeck capture servers --config FILE"
         )
-    for name in of:
-        return name
+    for backend in names_by_backend:
+        return backend
     problems = [server.problem for server in servers if server.problem is not None]
     if len(servers) == 1 and problems:
         raise problems[0]
     if problems:
         raise CaptureError(f"None of {len(servers)} servers can be captured. {problems[0]} {problems[0].fix}")
-    which = servers[0].name if len(servers) == 1 else f"{servers[0].name} and {len(servers) - 1} more"
+    names = servers[0].name if len(servers) == 1 else f"{servers[0].name} and {len(servers) - 1} more"
     raise UnknownPluginError(
-        f"No backend recognises the server at {which}. Check its address. For a router, use --router. If the server "
+        f"No backend recognises the server at {names}. Check its address. For a router, use --router. If the server "
         f"does not identify itself, set its backend: --set {servers[0].role}.backend=NAME"
     )
 
 
 async def common_output(servers: Sequence[CheckedServer]) -> Path | None:
-    """Return the directory that the servers on this host write below; None if they do not say.
+    """Return the output directory of the servers on this host, or ``None`` if no server reports one.
 
     Raises:
-        ConfigError: they have several.
+        ConfigError: The servers have different output directories.
     """
-    of: dict[Path, list[str]] = defaultdict(list)
-    for server, output in zip(servers, await asyncio.gather(*(one.output() for one in servers)), strict=True):
+    names_by_output: dict[Path, list[str]] = defaultdict(list)
+    outputs = await asyncio.gather(*(server.output() for server in servers))
+    for server, output in zip(servers, outputs, strict=True):
         if output is not None:
-            of[output].append(server.name)
-    if len(of) > 1:
-        listed = "; ".join(f"{output}: {', '.join(urls)}" for output, urls in of.items())
+            names_by_output[output].append(server.name)
+    if len(names_by_output) > 1:
+        listing = "; ".join(f"{output}: {', '.join(names)}" for output, names in names_by_output.items())
         raise ConfigError(
-            f"The servers write below several directories, and a capture has one: {listed}. Start them with the same "
-            "output in their configs, or run a command for each directory."
+            f"The servers have different output directories, but a capture has only one: {listing}. Start the servers "
+            "with the same output in their configs, or run a command for each directory."
         )
-    return next(iter(of), None)
+    return next(iter(names_by_output), None)
 
 
 def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
@@ -354,17 +363,14 @@ def version_warnings(servers: Iterable[CheckedServer]) -> list[str]:
         if server.about is not None and _release(server.about.profdeck) != _release(__version__):
             servers_by_version[server.about.profdeck].append(server.name)
     return [
-        f"{names[0] if len(names) == 1 else f'{names[0]} and {len(names) - 1} more'}: profdeck is {version} there and "
-        f"{__version__} here. If they do not understand each other, install the same version on both sides."
+        f"{names[0] if len(names) == 1 else f'{names[0]} and {len(names) - 1} more'}: the version of profdeck is "
+        f"{version} there and {__version__} here. If the capture fails, install the same version on both sides."
         for version, names in servers_by_version.items()
     ]
 
 
 def _release(version: str) -> tuple[int, ...] | str:
-    """Return the part of a version that all compatible versions have in common.
-
-    This is the major version and, below 1.0, also the minor version.
-    """
+    """Return the major version and, below 1.0, the minor version. Versions with the same result are compatible."""
     try:
         major, minor, *_ = (*Version(version).release, 0)
     except InvalidVersion:

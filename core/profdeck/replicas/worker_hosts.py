@@ -1,4 +1,4 @@
-"""Tells which workers may have the token: those that a router alone names do not."""
+"""Decides which workers may receive the token. Workers that only a router lists must have a trusted host."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ from profdeck.engine.transport.token import TOKEN_VARIABLE
 
 @attrs.frozen
 class WorkerHosts:
-    """The hosts that a user trusts with the token."""
+    """Hosts that may receive the token."""
 
     patterns: tuple[str, ...]
-    """Names and addresses, in which ``*`` stands for anything, and networks."""
-    named: frozenset[str]
-    """Hosts of URLs that the user gave."""
+    """Names and addresses, in which ``*`` matches any text, and networks."""
+    configured_hosts: frozenset[str]
+    """Hosts of the URLs in the config."""
 
     @classmethod
-    def of(cls, patterns: Iterable[str], urls: Iterable[str]) -> WorkerHosts:
-        """Trust what fits a pattern, and the hosts of some URLs."""
+    def from_config(cls, patterns: Iterable[str], urls: Iterable[str]) -> WorkerHosts:
+        """Trust hosts that match a pattern, and the hosts of ``urls``."""
         return cls(tuple(pattern.lower() for pattern in patterns), frozenset(map(_host, urls)))
 
-    def refusal(self, url: str) -> TargetError | None:
-        """Return why a worker may not have the token; None if it may."""
+    def check(self, url: str) -> TargetError | None:
+        """Return an error if a worker may not receive the token, otherwise None."""
         host = _host(url)
-        if host in self.named:
+        if host in self.configured_hosts:
             return None
         if host.startswith(SOCKET):
-            fix = "If it is one, give it in urls of its role's targets."
-            return TargetError(
-                f"{url}: only its router names it, and this socket may be anything. {fix}", Outcome.REFUSED, fix
-            )
-        if any(_fits(host, pattern) for pattern in self.patterns):
+            fix = "If you trust this socket, add it to urls under targets."
+            text = f"{url}: only the router lists this socket, so profdeck does not connect to it. {fix}"
+            return TargetError(text, Outcome.REFUSED, fix)
+        if any(_matches(host, pattern) for pattern in self.patterns):
             return None
-        fix = f"If it may have it, say so in its role's targets: worker_hosts: [{host or 'HOST'}], or [10.0.0.0/8]."
-        text = f"{url}: only its router names it, and {TOKEN_VARIABLE} goes to no host that you have not named. {fix}"
+        fix = f"If you trust this host, set worker_hosts: [{host or 'HOST'}] or a network such as [10.0.0.0/8]."
+        text = f"{url}: only the router lists this worker, so {TOKEN_VARIABLE} is not sent to its host. {fix}"
         return TargetError(text, Outcome.REFUSED, fix)
 
 
 def _host(url: str) -> str:
-    """Return a URL's host, with one name for this host, or all of it for a Unix socket; empty if it is no URL."""
+    """Return the host of a URL, the complete URL of a Unix socket, or an empty string for an invalid URL.
+
+    All loopback addresses are returned as ``localhost``.
+    """
     host = ""
     if url.startswith(SOCKET):
         return url
@@ -58,10 +60,10 @@ def _host(url: str) -> str:
     return host
 
 
-def _fits(host: str, pattern: str) -> bool:
+def _matches(host: str, pattern: str) -> bool:
     if "/" not in pattern:
         return fnmatch.fnmatchcase(host, pattern)
     try:
         return ipaddress.ip_address(host) in ipaddress.ip_network(pattern, strict=False)
-    except ValueError:  # a name: it says nothing of the address that it will have
+    except ValueError:  # a host name, whose address is not resolved
         return False

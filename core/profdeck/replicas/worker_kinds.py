@@ -1,6 +1,6 @@
-"""Select the batch kinds that each worker of a disaggregated fleet records.
+"""Selects the batch kinds that each worker of a disaggregated fleet records.
 
-A request for a kind that a worker never runs would wait forever.
+A worker would wait forever for a kind of batch that it never runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from profdeck.config.targets import WorkerType
 from profdeck.records.request import BatchKind
 from profdeck.replicas.discovery import Target
 
-_OF_WORKERS = {WorkerType.PREFILL: BatchKind.PREFILL, WorkerType.DECODE: BatchKind.DECODE}
+_KIND_BY_WORKER_TYPE = {WorkerType.PREFILL: BatchKind.PREFILL, WorkerType.DECODE: BatchKind.DECODE}
 
 
 def select_kinds(targets: Sequence[Target], kinds: Sequence[BatchKind]) -> tuple[list[Target], list[str]]:
@@ -33,20 +33,20 @@ def select_kinds(targets: Sequence[Target], kinds: Sequence[BatchKind]) -> tuple
     """
     if not kinds:
         return list(targets), []
-    kept = [_select(target, kinds) for target in targets]
-    chosen = [target for target in kept if target is not None]
-    others = Counter(one.worker_type for one, kept_one in zip(targets, kept, strict=True) if kept_one is None)
+    results = [_select(target, kinds) for target in targets]
+    selected = [target for target in results if target is not None]
+    excluded = Counter(target.worker_type for target, result in zip(targets, results, strict=True) if result is None)
     notes = [
-        f"Excluded {count} of {len(targets)} targets: {worker} workers have no {' or '.join(kinds)} batches."
-        for worker, count in others.items()
+        f"Excluded {count} of {len(targets)} targets: {worker_type} workers have no {' or '.join(kinds)} batches."
+        for worker_type, count in excluded.items()
     ]
-    if not chosen:
+    if not selected:
         raise CaptureError(" ".join(["No target has batches of these kinds.", *notes]))
-    return chosen, notes
+    return selected, notes
 
 
 def _select(target: Target, kinds: Sequence[BatchKind]) -> Target | None:
-    own = _OF_WORKERS.get(target.worker_type or WorkerType.REGULAR)
-    if own is None:
+    kind = _KIND_BY_WORKER_TYPE.get(target.worker_type or WorkerType.REGULAR)
+    if kind is None:
         return target
-    return attrs.evolve(target, batch_kinds=(own,)) if own in kinds else None
+    return attrs.evolve(target, batch_kinds=(kind,)) if kind in kinds else None

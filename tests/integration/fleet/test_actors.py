@@ -187,9 +187,9 @@ def test_actors_by_name(ours: Driven) -> None:
 
 
 def test_what_is_no_target(ours: Driven) -> None:
-    assert "no actor with a name and an engine" in ours.results["empty_group"]["error"]
-    assert "give one of both" in ours.results["both"]["config_error"]
-    assert "is in the list twice" in ours.results["group_twice"]["config_error"]
+    assert "no named actor with an engine" in ours.results["empty_group"]["error"]
+    assert "both the host and the config specify targets" in ours.results["both"]["config_error"]
+    assert "target: the list contains " in ours.results["group_twice"]["config_error"]
 
 
 def test_a_driver_is_killed_and_the_next_one_ends_what_it_left(ours: Driven) -> None:

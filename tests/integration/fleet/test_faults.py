@@ -80,13 +80,13 @@ def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
 ) -> None:
     healthy, hung = workers
     profiler = rollouts(settings(root, "hangs-at-start", workers, start_timeout_s=6.0))
-    fired = FleetBackend._fired
+    fired = FleetBackend._start_members
 
     async def hang_and_fire(self: FleetBackend, *arguments: Any) -> Any:
         hung.process.send_signal(signal.SIGSTOP)  # it has been reached
         return await fired(self, *arguments)
 
-    monkeypatch.setattr(FleetBackend, "_fired", hang_and_fire)
+    monkeypatch.setattr(FleetBackend, "_start_members", hang_and_fire)
     try:
         began = time.monotonic()
         profiler.start(0)
@@ -94,12 +94,12 @@ def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
         healthy.complete()
     finally:
         hung.process.send_signal(signal.SIGCONT)
-    with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 timed_out"):
+    with pytest.raises(CaptureError, match=r"1 of 2 targets did not participate: 1 timed_out"):
         profiler.stop()
     assert took_s < 6 + control_backend._ROLL_BACK_S + 1
     found = records(root, "hangs-at-start")
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
-    assert found[hung.url].reason == "It did not start within start_timeout_s=6 seconds."
+    assert found[hung.url].reason == "The start did not finish within start_timeout_s=6 seconds."
     hung.complete()
     assert at_rest(*workers)
 
@@ -122,7 +122,7 @@ def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
     assert time.monotonic() - began < 5 + control_backend._ROLL_BACK_S + 1
     found = records(root, "hangs-at-stop")
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
-    assert found[hung.url].reason == "It was not stopped within stop_timeout_s=5 seconds."
+    assert found[hung.url].reason == "The stop did not finish within stop_timeout_s=5 seconds."
     hung.complete()
     assert at_rest(*workers)
     left = ranks(root, "hangs-at-stop")
@@ -221,7 +221,7 @@ def test_a_host_that_cannot_write_refuses_and_the_others_go_on(
     remount("ro")
     profiler.start(0)
     healthy.complete()
-    with pytest.raises(CaptureError, match=r"1 of 2 targets did not take part: 1 refused"):
+    with pytest.raises(CaptureError, match=r"1 of 2 targets did not participate: 1 refused"):
         profiler.stop()
     found = records(root, "read-only")
     assert (found[healthy.url].outcome, found[elsewhere.url].outcome) == (Outcome.FLUSHED, Outcome.REFUSED)
@@ -325,7 +325,7 @@ def test_a_replica_that_is_killed_between_start_and_stop_and_before_the_next_sta
     assert sorted(rank.status for rank in left.values()) == [Status.COMPLETE, Status.COMPLETE, Status.MISSING]
     # Its router does not know yet: it is asked.
     assert listed(router)[victim.url]["is_healthy"]
-    absent = r"1 of 3 targets did not take part: 1 unreachable"
+    absent = r"1 of 3 targets did not participate: 1 unreachable"
     with pytest.raises(CaptureError, match=absent), profiler.capture(2):
         for worker in workers:
             worker.complete()
@@ -337,7 +337,7 @@ def test_a_replica_that_is_killed_between_start_and_stop_and_before_the_next_sta
             router.complete()
     whole = fleet_of(root, "killed", 4)
     assert {record.name: record.reason for record in whole.targets if not record.took_part} == {
-        victim.url: "Its router says that it is not healthy, so it was not asked."
+        victim.url: "The router reports that this worker is unhealthy, so it was not contacted."
     }
     assert at_rest(*workers)
     # Who needs all of them does not even start.

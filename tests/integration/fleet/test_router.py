@@ -22,7 +22,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
-from profdeck.replicas.discovery import workers_of
+from profdeck.replicas.discovery import query_workers
 from profdeck.verification.run_report import read_run
 
 WINDOW_S = 120
@@ -92,11 +92,11 @@ def test_a_sample_has_the_worker_that_the_router_keeps_busy(
     targets = {"router": router.url, "sample": 1, "sample_by": "load"}
     profiler = rollouts(settings(root, "busiest", rollout__targets=targets))
     with busy(router, clients=4):
-        until(lambda: any(worker.load for worker in asyncio.run(workers_of(router.url, None))), timeout_s=30)
+        until(lambda: any(worker.load for worker in asyncio.run(query_workers(router.url, None))), timeout_s=30)
         (record,) = captured(profiler)
     assert record.name in urls
     (whole,) = (target for target in read_run(root / "busiest").targets if target.policy)
-    assert whole.notes == ("1 of 2 targets were chosen to record, as sample: 1 says.",)
+    assert whole.notes == ("Selected 1 of 2 targets, because sample is 1.",)
 
 
 def test_a_router_with_a_key(
@@ -104,7 +104,9 @@ def test_a_router_with_a_key(
 ) -> None:
     router = start_router("sglang-router", "--api-key", "key of the router", "--worker-urls", reward.url)
     profiler = rollouts(settings(root, "key", rollout__targets={"router": router.url}, rollout__backend="sglang"))
-    with pytest.raises(CaptureError, match=r"answered 401 to /workers. Set the variable that router_key_variable"):
+    with pytest.raises(
+        CaptureError, match=r"replied to /workers with 401. Set the environment variable in router_key_variable"
+    ):
         profiler.start(0)
     monkeypatch.setenv("PROFDECK_ROUTER_KEY", "key of the router")
     with busy(reward):

@@ -19,11 +19,10 @@ import attrs
 import pytest
 from typer.testing import Result
 
-from profdeck import ServerRequest, capture_servers
+from profdeck import ServerObserver, ServerRequest, acapture_servers, capture_servers
 from profdeck.backends.api import TargetState
 from profdeck.cli import capture_progress
 from profdeck.records.manifest import Manifest, read_manifest
-from profdeck.server_capture import ServerObserver
 from profdeck_traces.base.errors import ConfigError
 from simulated_servers import (
     Act,
@@ -211,7 +210,7 @@ def test_worker_is_unhealthy_according_to_its_router(cli: Cli, fleet: Fleet) -> 
         assert servers[1].commands() == []
     states = {one["url"]: one["state"] for one in json.loads(result.stdout)["servers"]}
     assert states == {servers[0].url: "ready", servers[1].url: "unhealthy"}
-    assert "Its router says that it is not healthy, so it is left out." in words(result.stderr)
+    assert "The router reports that this worker is unhealthy, so it is not captured." in words(result.stderr)
 
 
 def test_targets_file(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
@@ -264,7 +263,7 @@ def test_servers_with_different_backends_are_rejected(cli: Cli, fleet: Fleet) ->
     simulated = ", ".join(sorted([servers[0].url, servers[2].url]))
     assert f"simulated: {simulated}" in said
     assert f"other: {servers[1].url}" in said
-    assert "Give each kind a role of its own in a config" in said
+    assert "Define a role for each backend in a config" in said
 
 
 def test_servers_with_different_output_directories(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
@@ -290,8 +289,8 @@ def test_version_mismatch_is_reported(cli: Cli, fleet: Fleet) -> None:
         result = cli("capture", "servers", *url_options(servers), *QUIET)
     assert result.exit_code == 0, result.output
     said = words(result.stderr)
-    assert "and 1 more: profdeck is 0.0.9 there and 0.1.0 here." in said
-    assert f"{servers[3].url}: profdeck is strange there and 0.1.0 here." in said
+    assert "and 1 more: the version of profdeck is 0.0.9 there and 0.1.0 here." in said
+    assert f"{servers[3].url}: the version of profdeck is strange there and 0.1.0 here." in said
     assert "profdeck is 0.1.7" not in said
 
 
@@ -304,7 +303,7 @@ def test_server_is_unhealthy(cli: Cli, fleet: Fleet, *, many: bool) -> None:
     assert result.exit_code == 1
     said = words(result.stderr)
     assert ("warning" in said) is not many
-    assert f"{servers[0].url}: Its /health does not answer that it is well." in said
+    assert f"{servers[0].url}: The health check at /health failed." in said
 
 
 def test_health_route_depends_on_the_backend(cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +315,7 @@ def test_health_route_depends_on_the_backend(cli: Cli, fleet: Fleet, monkeypatch
         result = cli("capture", "servers", *url_options(servers), *QUIET)
         assert [server.commands().count("cheap") for server in servers] == [1, 0]
         assert "health" not in servers[0].commands() + servers[1].commands()
-    assert f"{servers[0].url}: Its /cheap does not answer that it is well." in words(result.stderr)
+    assert f"{servers[0].url}: The health check at /cheap failed." in words(result.stderr)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -331,14 +330,14 @@ def test_server_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host: str, 
         assert "start" in servers[0].commands()  # the check of permissions is not conclusive
     assert result.exit_code == 1
     said = words(result.stderr)
-    sentence = f"{servers[0].url}: It cannot write below {tmp_path}/profiles on {here['host']}."
+    sentence = f"{servers[0].url}: The server cannot write to {tmp_path}/profiles on {here['host']}."
     assert sentence.replace(" ", "") in said.replace(" ", "")  # a long path is wrapped
     assert ("warning" in said) is not many
     assert ("simulated 0.1.0 not writable" in said) is many
     if many:
         (told,) = (one for one in json.loads(result.stdout)["servers"] if one["url"] == servers[0].url)
         assert told["state"] == "not_writable"
-        assert "start it with another output in its config" in told["reason"]
+        assert "restart it with another output in its config" in told["reason"]
 
 
 def test_server_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
@@ -370,7 +369,7 @@ def test_server_without_a_matching_backend(cli: Cli, fleet: Fleet) -> None:
     assert (one.exit_code, two.exit_code) == (3, 3)
     assert f"No backend recognises the server at {servers[0].url}. Check its address." in words(one.stderr)
     assert "and 1 more. Check its address." in words(two.stderr)
-    assert f"{servers[0].url}: No backend knows such a server." in words(some.stderr)
+    assert f"{servers[0].url}: No installed backend recognises this server." in words(some.stderr)
     assert some.exit_code == 0, some.output  # the server is captured with the backend of the others
 
 
@@ -382,7 +381,7 @@ def test_backend_setting(cli: Cli, fleet: Fleet) -> None:
             assert result.exit_code == 0, result.output
         result = cli("capture", "servers", *url_options(servers), *QUIET, "--set", "server.backend=paper")
     assert result.exit_code == 2
-    assert "The backend 'paper' records its own process and controls no server." in words(result.stderr)
+    assert "The backend 'paper' records its own process and cannot control servers." in words(result.stderr)
 
 
 @pytest.mark.parametrize("given", [[], ["--set", "server.backend=simulated"]])
@@ -411,10 +410,10 @@ def test_long_table_omits_servers_that_are_ready(cli: Cli, fleet: Fleet) -> None
 def test_router_errors(cli: Cli, fleet: Fleet) -> None:
     with fleet(1) as (router,):
         for act, text in (
-            (Act(status=503), f"The router {router.url} answered 503 to /workers. See its log."),
-            (Act(status=401), "Set the variable that router_key_variable names to its API key."),
-            (Act(content=b'{"workers": []}'), f"There is no target (none found); looked in: {router.url}."),
-            (Act(content=b"<html>"), "does not answer /workers as routers do"),
+            (Act(status=503), f"The router {router.url} replied to /workers with 503. Check its log."),
+            (Act(status=401), "Set the environment variable in router_key_variable to its API key."),
+            (Act(content=b'{"workers": []}'), f"There is no target (none found). Searched: {router.url}."),
+            (Act(content=b"<html>"), "replied to /workers with an unknown format"),
         ):
             router.acts["workers"] = [act]
             result = cli("capture", "servers", "--router", router.url, *FIVE)
@@ -446,7 +445,7 @@ URL = "http://127.0.0.1:1"
         (["--url", "ftp://host"], "'ftp://host' is not the URL of a server"),
         (["--url", "http://host:99999"], "'http://host:99999' is not the URL of a server"),
         (["--url", URL, "--url", f"{URL}/"], f"{URL}: this server is specified twice."),
-        (["--router", "host"], "'host' is no URL of a server"),
+        (["--router", "host"], "'host' is not the URL of a server"),
         (["--targets", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (
             ["--router", URL, "--set", "server.targets.worker_types=[encode]"],
@@ -454,7 +453,14 @@ URL = "http://127.0.0.1:1"
         ),
         (["--router", URL, "--set", "server.targets.policy=most"], "expected one of any, quorum, all"),
         (["--url", URL, "--skip", "2"], "skip is set, but iterations is not."),
-        (["--url", URL, "--ranks", "first"], "ranks 'first': expected all, or numbers"),
+        (["--url", URL, "--ranks", "first"], "ranks: expected all, or numbers such as 0,8 or 0..7, got 'first'"),
+        (["--url", URL, "--ranks", "7..0"], "ranks: the range '7..0' is empty"),
+        (["--url", URL, "--ranks", "0,7.."], "ranks[1]: expected an integer, got '7..'"),
+        (["--url", URL, "--ranks", "-1"], "ranks: -1 is not a rank"),
+        (["--url", URL, "--set", "server.ranks=7..0"], "roles.server.ranks: the range '7..0' is empty"),
+        (["--router", URL, "--set", "server.ranks=[-1]"], "roles.server: ranks: -1 is not a rank"),
+        (["--url", URL, "--batch-kind", "encode"], "batch_kinds[0]: expected one of prefill, decode, mixed"),
+        (["--url", URL, "--role", "a b"], "'a b' is not a role"),
         (["--url", URL, "--set", "run=profiles/run"], "run: 'profiles/run' is not a directory name"),
         (["--config", "job.yaml"], "no role of the config specifies servers under targets"),
         (["--config", "job.yaml", "--role", "trainer"], "The role 'trainer' has no servers under targets"),
@@ -502,6 +508,8 @@ def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0."),
         ({"sample": 0}, "sample must be at least 1, got 0."),
+        ({"iterations": 1, "skip": -1}, "skip must be at least 0, got -1."),
+        ({"ranks": "7..0"}, "ranks: the range '7..0' is empty"),
         ({"timeout_s": -1.0}, "timeout_s must be a positive number of seconds, got -1.0."),
         ({"timeout_s": float("nan")}, "timeout_s must be a positive number"),
         ({"urls": URL}, "urls: expected a tuple of strings, got"),
@@ -511,6 +519,24 @@ def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments
 def test_invalid_requests_are_rejected(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         capture_servers(ServerRequest(**({"urls": (URL,)} | changes)))
+
+
+def test_stop_event_ends_the_recording_early(fleet: Fleet) -> None:
+    class Stopping(ServerObserver):
+        def recording_started(self, *_: object) -> None:
+            stop.set()
+
+    with fleet(1) as servers:
+        stop, request = asyncio.Event(), ServerRequest(urls=(servers[0].url,), settings={"run": "run"})
+        captured = asyncio.run(acapture_servers(request, Stopping(), stop))
+        assert captured.error is None
+        assert "stop" in servers[0].commands()
+
+
+def test_error_names_the_source_of_settings() -> None:
+    request = ServerRequest(urls=(URL,), settings={"mode": "discrete"})
+    with pytest.raises(ConfigError, match="^file x mode: it has no effect on a capture of servers"):
+        capture_servers(request, settings_source="file x")
 
 
 def test_the_sync_function_rejects_a_running_event_loop() -> None:

@@ -121,4 +121,4 @@ def test_selected_actors_become_targets(
     result = cli("capture", "servers", "--yard", "--crane", "c7")
     assert result.stdout.startswith("joined")
     assert "The south is closed." in result.stderr
-    assert "There is no target (none found); looked in: c7. asked for c7" in " ".join(result.stderr.split())
+    assert "There is no target (none found). Searched: c7. asked for c7" in " ".join(result.stderr.split())

@@ -68,7 +68,7 @@ def test_a_target_is_named_once(build: Build, caplog: pytest.LogCaptureFixture) 
         servers[1].acts["start"] = [Act(status=409, error="no")]
         servers[2].acts["start"] = [Act(content=b"{}")]
         await capture(build(urls(servers)))
-        (said,) = (record.getMessage() for record in caplog.records if "goes on without" in record.getMessage())
+        (said,) = (record.getMessage() for record in caplog.records if "continues without" in record.getMessage())
         where = [f"Replica {replica} ({server.url})" for replica, server in enumerate(servers)]
         assert said.partition("targets. ")[2] == (
             f"{where[0]} cannot be reached: it closed the connection without a response. Is the server running? "
@@ -159,7 +159,7 @@ def test_a_sample_records_and_the_others_are_left_alone(build: Build, manifest: 
     assert [record.replica for record in fleet.targets] == [0, 4]
     assert (fleet.status, fleet.notes[0]) == (
         Status.COMPLETE,
-        "2 of 8 targets were chosen to record, as sample: 2 says.",
+        "Selected 2 of 8 targets, because sample is 2.",
     )
 
 
@@ -366,7 +366,7 @@ def test_one_refused_start_among_eight(
         profiler = build(urls(servers), **policy)
         if goes_on:
             await profiler.astart(1)
-            with pytest.raises(CaptureError, match="step1 is partial: 1 of 8 targets did not take part: 1 refused"):
+            with pytest.raises(CaptureError, match="step1 is partial: 1 of 8 targets did not participate: 1 refused"):
                 await profiler.astop()
         else:
             with pytest.raises(
@@ -378,7 +378,9 @@ def test_one_refused_start_among_eight(
         others = [server for server in servers if server is not servers[5]]
         assert all(server.engine.state is not RequestState.RECORDING for server in servers)  # type: ignore[attr-defined]
         told = {server.arrivals[2].body["reason"] for server in others}
-        assert told == ({None} if goes_on else {"The start of the fleet was given up: too few targets took part."})
+        assert told == (
+            {None} if goes_on else {"The start of the fleet was cancelled because too few targets participated."}
+        )
 
     with_servers(check, 8)
     fleet = manifest()
@@ -398,7 +400,7 @@ def test_one_refused_start_among_eight(
     assert len(lines) == 1
     assert lines[0].startswith(f"Step 1, rollout/5, {refused.name}: refused: {refused.reason}")
     assert lines[0].endswith("Fix the problem described in the reason. The target was not changed.")
-    assert ("goes on without 1 of 8 targets. Replica 5 (http" in caplog.text) is goes_on
+    assert ("continues without 1 of 8 targets. Replica 5 (http" in caplog.text) is goes_on
 
 
 @pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
@@ -421,7 +423,7 @@ def test_a_replica_that_is_gone_before_the_start(build: Build, manifest: Read, p
     assert "cannot be reached" in str(fleet.targets[2].reason)
     if not goes_on:
         assert "Only 7 of 8 targets are ready" in fleet.problems[0]
-        assert fleet.targets[0].reason == "The start of the fleet was given up: too few targets took part."
+        assert fleet.targets[0].reason == "The start of the fleet was cancelled because too few targets participated."
         assert manifest(replica=0).status is Status.FAILED
 
 
@@ -496,9 +498,9 @@ def test_a_hung_server(build: Build, manifest: Read, command: str, policy: Any, 
     reached = goes_on or command == "start"
     assert outcomes(fleet) == [Outcome.TIMED_OUT, *[Outcome.FLUSHED if reached else None] * 3]
     assert fleet.targets[0].reason == (
-        "It could not be reached within 0.8 seconds, half of start_timeout_s."
+        "The connection was not established within 0.8 seconds, half of start_timeout_s."
         if command == "status"
-        else "It did not start within start_timeout_s=1.6 seconds."
+        else "The start did not finish within start_timeout_s=1.6 seconds."
     )
     assert manifest(replica=0).status is Status.FAILED
 
@@ -566,7 +568,7 @@ def test_what_a_target_can_come_to(build: Build, manifest: Read, tmp_path: Path)
         Outcome.ALREADY_ACTIVE,
     ]
     assert fleet.problems == (
-        "2 of 5 targets did not take part: 1 not_enabled, 1 already_active.",
+        "2 of 5 targets did not participate: 1 not_enabled, 1 already_active.",
         "1 of 5 targets are not complete: 1 files_missing.",
     )
     data = ls.plain(read_run(tmp_path / "run"))
@@ -704,17 +706,17 @@ def test_ctrl_c_during_a_start_stops_every_target(build: Build) -> None:
 def test_what_a_config_cannot_mean(build: Build, settings: dict[str, Any], tmp_path: Path) -> None:
     url = "http://127.0.0.1:1"
     for handles, own, targets, message in (
-        (None, {}, {"policy": "all"}, "targets: they say nowhere where targets are: give urls, router or file"),
-        ([url], {}, {"urls": [url]}, "targets: the host names the targets, and so do urls, router or file"),
+        (None, {}, {"policy": "all"}, "targets: no target is specified. Set urls, router, file or actors"),
+        ([url], {}, {"urls": [url]}, "targets: both the host and the config specify targets."),
         ([], {}, {}, "target: the list is empty"),
         (["ftp://x"], {}, {}, "target: 'ftp://x' is not a valid server URL"),
-        ([url, url], {}, {}, f"target: {url} is in the list twice"),
-        (None, {}, {"urls": ["127.0.0.1:1"]}, "urls: '127.0.0.1:1' is no URL of a server"),
-        (None, {}, {"router": "nowhere"}, "router: 'nowhere' is no URL of a server"),
+        ([url, url], {}, {}, f"target: the list contains {url} twice"),
+        (None, {}, {"urls": ["127.0.0.1:1"]}, "urls: '127.0.0.1:1' is not the URL of a server"),
+        (None, {}, {"router": "nowhere"}, "router: 'nowhere' is not the URL of a server"),
         (None, {}, {"file": str(tmp_path / "targets.yaml")}, "targets.yaml: cannot be read"),
-        (None, {}, {"urls": [url], "policy": "quorum"}, "quorum: it goes with policy: quorum"),
-        (None, {}, {"urls": [url], "quorum": 2}, "quorum: it goes with policy: quorum"),
-        (None, {}, {"urls": [url], "replicas": []}, "replicas: expected numbers from 0"),
+        (None, {}, {"urls": [url], "policy": "quorum"}, "quorum: policy: quorum requires quorum"),
+        (None, {}, {"urls": [url], "quorum": 2}, "quorum: policy: quorum requires quorum"),
+        (None, {}, {"urls": [url], "replicas": []}, "replicas: expected numbers that are at least 0"),
         (None, {}, {"urls": [url], "worker_types": ["decoder"]}, "Did you mean 'decode'?"),
         ([url], {"rollout.iterations": {"count": 1, "first": 0}}, {}, "iterations.first: with this option, the"),
     ):

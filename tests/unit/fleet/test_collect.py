@@ -973,7 +973,7 @@ def test_what_a_killed_host_did_not_fetch_comes_and_is_called_partial(left: Call
         first, second = await run.collect()
         assert (run.names(0), second.problems) == (ALL_NAMES, ())
         assert first.problems == (
-            f"Process {2**22 + 1} on {socket.gethostname()}, which asked for it, ended before it was over.",
+            f"Process {2**22 + 1} on {socket.gethostname()} requested this capture and exited before its end.",
         )
         assert read_manifest(file).status is Status.PARTIAL
         assert await run.collect() == []

@@ -1,4 +1,4 @@
-"""Where targets are, what a router says of them, and their numbers."""
+"""Tests of target discovery, replica numbers and samples."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from profdeck.config.targets import Policy, SampleBy, TargetsConfig, WorkerType
 from profdeck.engine.clusters import Actor
 from profdeck.records.manifest import Manifest
 from profdeck.records.request import BatchKind
-from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, sampled
+from profdeck.replicas.discovery import ReplicaNumbers, Target, discover, select_sample
 from profdeck.replicas.worker_kinds import select_kinds
 from profdeck_traces.base.errors import ConfigError
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
 A, B, C = (f"http://10.0.0.{number}:8000" for number in (2, 9, 10))
 VLLM_WORKER = {"model_id": "m", "load": 0, "connection_mode": "Http", "priority": 50, "cost": 1.0}
-"""What vllm-router 0.1.17 and sglang-router 0.3.2 say besides."""
+"""Further fields in the responses of vllm-router 0.1.17 and sglang-router 0.3.2."""
 
 
 TOML = f"""
@@ -85,7 +85,7 @@ def from_router(act: Act, numbers: ReplicaNumbers | None = None, **config: Any) 
 # By URL and file.
 
 
-def test_servers_are_numbered_in_the_order_of_their_urls() -> None:
+def test_servers_are_numbered_in_natural_sort_order() -> None:
     assert numbered(found(urls=[C, A, f"{B}/"])) == {0: A, 1: B, 2: C}
     assert numbered(found(urls=[A, f"{A}/", A])) == {0: A}
 
@@ -98,7 +98,7 @@ def test_servers_are_numbered_in_the_order_of_their_urls() -> None:
         ("targets.toml", TOML),
     ],
 )
-def test_a_file_lists_servers(tmp_path: Path, name: str, text: str) -> None:
+def test_targets_file(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     targets = found(file=str(tmp_path / name))
     assert numbered(targets) == {0: B, 1: A, 2: C}
@@ -113,50 +113,56 @@ def test_a_file_lists_servers(tmp_path: Path, name: str, text: str) -> None:
         ("[3]", r"targets\[0\]: expected a mapping of keys to values, got 3"),
         ("[{replica: 1}]", r"targets\[0\].url: this key is required"),
         ("[{url: 'http://a', replicas: 1}]", "unknown key 'replicas'. Did you mean 'replica'?"),
-        ("[{url: 'http://a', replica: -1}]", "replica: -1 is no number of a replica; they count from 0"),
+        ("[{url: 'http://a', replica: -1}]", "replica: expected 0 or greater, got -1"),
         ("[{url: 'http://a', worker_type: x}]", "expected one of regular, prefill, decode"),
-        ("[{url: 'http://a', replica: 1}, {url: 'http://a', replica: 2}]", "http://a is listed as replica 1 and as 2"),
-        ("[{url: 'http://a', replica: 1}, {url: 'http://b', replica: 1}]", "http://a and http://b are both replica 1"),
+        (
+            "[{url: 'http://a', replica: 1}, {url: 'http://a', replica: 2}]",
+            "http://a is listed with two replica numbers, 1 and 2",
+        ),
+        (
+            "[{url: 'http://a', replica: 1}, {url: 'http://b', replica: 1}]",
+            "http://a and http://b both have the replica number 1",
+        ),
         ("[", "not valid YAML"),
     ],
 )
-def test_a_file_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_targets_file(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "targets.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         found(file=str(tmp_path / "targets.yaml"))
 
 
-def test_what_is_selected() -> None:
+def test_selection_by_type_and_replica() -> None:
     assert numbered(found(urls=[A, B, C], replicas=[2, 0, 7])) == {0: A, 2: C}
-    with pytest.raises(CaptureError, match=r"no target \(1 found, none of them selected by .*\); looked in: http"):
+    with pytest.raises(CaptureError, match=r"no target \(1 found, but not selected by .*\)\. Searched: http"):
         found(urls=[A], replicas=[1])
-    with pytest.raises(CaptureError, match="none of them selected"):
+    with pytest.raises(CaptureError, match="but not selected"):
         found(urls=[A], worker_types=["decode"])
     assert numbered(found(urls=[A], worker_types=["regular"])) == {0: A}
 
 
-def test_numbers_stay_while_servers_come_and_go() -> None:
+def test_numbers_are_stable() -> None:
     numbers = ReplicaNumbers()
     assert numbered(found(numbers, urls=[B, C])) == {0: B, 1: C}
     assert numbered(found(numbers, urls=[A, C])) == {1: C, 2: A}
     assert numbered(found(numbers, urls=[A, B, C])) == {0: B, 1: C, 2: A}
 
 
-def test_the_number_of_a_file_is_not_given_to_another_server(tmp_path: Path) -> None:
+def test_number_in_the_file_is_reserved(tmp_path: Path) -> None:
     numbers, file = ReplicaNumbers(), tmp_path / "targets.yaml"
     file.write_text(f"[{{url: '{C}', replica: 0}}, '{A}']")
     assert numbered(found(numbers, file=str(file))) == {0: C, 1: A}
     file.write_text(f"['{C}', '{A}', '{B}']")
     assert numbered(found(numbers, file=str(file))) == {0: C, 1: A, 2: B}
     file.write_text(f"[{{url: '{A}', replica: 2}}, '{B}']")
-    with pytest.raises(ConfigError, match="are both replica 2; numbers are unique"):
+    with pytest.raises(ConfigError, match="both have the replica number 2. Replica numbers must be unique"):
         found(numbers, file=str(file))
 
 
 # Behind a router.
 
 
-def test_a_router_lists_its_workers() -> None:
+def test_workers_of_a_router() -> None:
     act = answer(worker(C, "prefill"), worker(f"{A}/", "decode", is_healthy=False), worker(B, "encode"))
     targets = from_router(act)
     assert numbered(targets) == {0: A, 1: B, 2: C}
@@ -166,31 +172,32 @@ def test_a_router_lists_its_workers() -> None:
     assert numbered(from_router(act, worker_types=["regular"])) == {1: B}  # whose kind is unknown
 
 
-def test_a_sample_has_some_of_each_model() -> None:
+def test_sample_contains_each_model() -> None:
     models = {A: "small", B: "large", C: "large"}
     act = answer(*(worker(url) | {"model_id": model} for url, model in models.items()))
-    chosen, notes = sampled(from_router(act), 1)
+    chosen, notes = select_sample(from_router(act), 1)
     assert [(target.handle, target.model) for target in chosen] == [(A, "small"), (B, "large")]
-    assert notes == ["2 of 3 targets were chosen to record, as sample: 1 says."]
+    assert notes == ["Selected 2 of 3 targets, because sample is 1."]
 
 
-def test_a_sample_has_the_busiest() -> None:
+def test_sample_by_load() -> None:
     busy = {f"{A}@0": 3, f"{A}@1": 4, B: 5, C: -1}
     targets = from_router(answer(*(worker(url) | {"load": load} for url, load in busy.items())))
     assert [target.load for target in targets] == [7, 5, None]
     for most, expected in ((1, [A]), (2, [A, B])):
-        chosen, notes = sampled(targets, most, SampleBy.LOAD)
+        chosen, notes = select_sample(targets, most, SampleBy.LOAD)
         assert [target.handle for target in chosen] == expected
-        assert notes == [f"{most} of 3 targets were chosen to record, as sample: {most} says."]
+        assert notes == [f"Selected {most} of 3 targets, because sample is {most}."]
 
 
 @pytest.mark.parametrize("load", [{}, {"load": None}, {"load": -1}, {"load": 0}])
-def test_a_sample_by_load_of_a_router_that_tells_none_is_spread(load: dict[str, Any]) -> None:
+def test_sample_by_load_without_loads_is_evenly_spaced(load: dict[str, Any]) -> None:
     bare = {key: value for key, value in VLLM_WORKER.items() if key != "load"}
     act = answer(*(bare | {"url": f"http://10.0.0.1:{port}", "is_healthy": True} | load for port in range(8000, 8004)))
-    chosen, notes = sampled(from_router(act), 2, SampleBy.LOAD)
+    chosen, notes = select_sample(from_router(act), 2, SampleBy.LOAD)
     assert [target.replica for target in chosen] == [0, 2]
-    assert notes[1:] == ["They are spread, as the router calls all idle: with --policy round_robin it always does."]
+    (note,) = notes[1:]
+    assert note.startswith("The targets were selected by replica number, because the router reports no requests")
 
 
 # Prefill and decode apart.
@@ -224,7 +231,7 @@ def test_excluded_workers_are_reported() -> None:
         select_kinds(targets[::2], [DECODE, MIXED])
 
 
-def test_the_data_parallel_ranks_of_a_server_are_one_target() -> None:
+def test_data_parallel_ranks_are_one_target() -> None:
     act = answer(
         *(worker(f"{A}@{rank}", is_healthy=rank == 1) for rank in range(4)), worker(f"{B}@0", is_healthy=False)
     )
@@ -233,7 +240,7 @@ def test_the_data_parallel_ranks_of_a_server_are_one_target() -> None:
     assert [target.healthy for target in targets] == [True, False]
 
 
-def test_what_the_config_says_of_a_worker_and_what_its_router_says(tmp_path: Path) -> None:
+def test_config_and_router_are_merged(tmp_path: Path) -> None:
     (tmp_path / "targets.yaml").write_text(f"[{{url: '{A}', replica: 7}}, {{url: '{B}', worker_type: decode}}]")
     act = answer(worker(A, "prefill", is_healthy=False), worker(B, "prefill"))
     targets = from_router(act, file=str(tmp_path / "targets.yaml"), urls=[C])
@@ -244,7 +251,7 @@ def test_what_the_config_says_of_a_worker_and_what_its_router_says(tmp_path: Pat
     ]
 
 
-def test_the_token_goes_to_no_host_that_only_the_router_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_sent_only_to_trusted_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     here, named = "http://localhost:8000", "http://Trainer-3.Cluster.local:8000"
     act = answer(*map(worker, (A, B, here, named, "http://[fd00::7]:8000", "no URL")))
 
@@ -259,29 +266,31 @@ def test_the_token_goes_to_no_host_that_only_the_router_names(monkeypatch: pytes
     assert set(refused(worker_hosts=["10.0.0.0/28", "*:*"])) == {named, "no URL"}
     at_socket = answer(worker("unix:/run/docker.sock"))
     (target,) = from_router(at_socket, worker_hosts=["*"])
-    assert "this socket may be anything. If it is one, give it in urls" in str(target.problem)
+    assert "only the router lists this socket, so profdeck does not connect to it. If you trust this socket" in str(
+        target.problem
+    )
     (target,) = from_router(at_socket, urls=["unix:/run/docker.sock"])
     assert target.problem is None
     (target,) = from_router(answer(worker(A)))
     assert isinstance(target.problem, TargetError)
-    assert "only its router names it" in str(target.problem)
+    assert "only the router lists this" in str(target.problem)
     assert "worker_hosts: [10.0.0.2]" in str(target.problem)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"worker_hosts": ["http://gpu7"], "router": A}, "'http://gpu7' is no host or network, such as gpu7"),
-        ({"worker_hosts": ["10.0.0.0/99"], "router": A}, "'10.0.0.0/99' is no host or network"),
-        ({"worker_hosts": ["gpu7"], "urls": [A]}, "there is no router"),
+        ({"worker_hosts": ["http://gpu7"], "router": A}, "'http://gpu7' is not a host or network, such as gpu7"),
+        ({"worker_hosts": ["10.0.0.0/99"], "router": A}, "'10.0.0.0/99' is not a host or network"),
+        ({"worker_hosts": ["gpu7"], "urls": [A]}, "set router as well"),
     ],
 )
-def test_hosts_of_workers_that_are_wrong(config: dict[str, Any], message: str) -> None:
+def test_invalid_worker_hosts(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         structure(config, TargetsConfig, where="targets")
 
 
-def test_the_router_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_router_receives_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFDECK_TOKEN", "of-the-servers")
 
     async def check(router: SimulatedServer) -> None:
@@ -304,29 +313,33 @@ def test_the_router_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("act", "message", "outcome"),
     [
-        (Act(status=503), "answered 503 to /workers. See its log.", Outcome.REFUSED),
-        (Act(status=401), "answered 401 to /workers. Set the variable that router_key_variable", Outcome.REFUSED),
-        (Act(content=b"<html>"), "does not answer /workers as routers do", Outcome.NOT_ENABLED),
-        (Act(content=b'{"workers": [{}]}'), "does not answer /workers as routers do: .*`url`", Outcome.NOT_ENABLED),
-        (Act(content=b"[]"), "does not answer /workers as routers do", Outcome.NOT_ENABLED),
+        (Act(status=503), "replied to /workers with 503. Check its log.", Outcome.REFUSED),
+        (
+            Act(status=401),
+            "replied to /workers with 401. Set the environment variable in router_key_variable",
+            Outcome.REFUSED,
+        ),
+        (Act(content=b"<html>"), "replied to /workers with an unknown format", Outcome.NOT_ENABLED),
+        (Act(content=b'{"workers": [{}]}'), "replied to /workers with an unknown format: .*`url`", Outcome.NOT_ENABLED),
+        (Act(content=b"[]"), "replied to /workers with an unknown format", Outcome.NOT_ENABLED),
         (Act(raw=b"", close=True), "cannot be reached", Outcome.UNREACHABLE),
     ],
 )
-def test_a_router_that_does_not_tell(act: Act, message: str, outcome: Outcome) -> None:
+def test_invalid_router_responses(act: Act, message: str, outcome: Outcome) -> None:
     with pytest.raises(CaptureError, match=message) as caught:
         from_router(act)
     assert target_error(caught.value).outcome is outcome
 
 
-def test_a_router_without_workers() -> None:
-    with pytest.raises(CaptureError, match=r"no target \(none found\); looked in: http://127"):
+def test_router_without_workers() -> None:
+    with pytest.raises(CaptureError, match=r"no target \(none found\)\. Searched: http://127"):
         from_router(answer())
 
 
 # In captures.
 
 
-def test_an_elastic_fleet(
+def test_elastic_fleet(
     build: Callable[..., Profiler], manifest: Callable[..., Manifest], settings: dict[str, Any]
 ) -> None:
     async def main() -> None:
@@ -357,7 +370,7 @@ def test_an_elastic_fleet(
         assert (gone.outcome, gone.capture, gone.reason) == (
             Outcome.UNREACHABLE,
             None,
-            "Its router says that it is not healthy, so it was not asked.",
+            "The router reports that this worker is unhealthy, so it was not contacted.",
         )
         assert by_name[1][urls[2]].outcome is Outcome.FLUSHED
 
@@ -365,7 +378,7 @@ def test_an_elastic_fleet(
 
 
 @pytest.mark.parametrize("policy", [Policy.ANY, Policy.ALL])
-def test_a_router_that_is_down_starts_nothing(
+def test_no_target_starts_if_the_router_is_down(
     build: Callable[..., Profiler], manifest: Callable[..., Manifest], policy: Policy
 ) -> None:
     async def check(router: SimulatedServer) -> None:
@@ -378,7 +391,7 @@ def test_a_router_that_is_down_starts_nothing(
 
     with_router(check, Act(status=503))
     assert manifest().status is Status.FAILED
-    assert "answered 503 to /workers" in manifest().problems[0]
+    assert "replied to /workers with 503" in manifest().problems[0]
     assert (manifest().policy, manifest().targets) == (policy, ())
     assert manifest(3).status is Status.COMPLETE
 
@@ -392,8 +405,8 @@ targets = st.lists(st.tuples(st.none() | st.sampled_from(WorkerType), st.boolean
 
 
 @given(found=targets, most=st.integers(1, 50))
-def test_a_sample_has_of_each_kind_what_there_is(found: list[Target], most: int) -> None:
-    chosen, notes = sampled(found, most)
+def test_sample_contains_each_worker_type(found: list[Target], most: int) -> None:
+    chosen, notes = select_sample(found, most)
     assert bool(notes) == (len(chosen) < len(found))
     assert [target.replica for target in chosen] == sorted({target.replica for target in chosen})
     for kind in WorkerType:
@@ -404,10 +417,10 @@ def test_a_sample_has_of_each_kind_what_there_is(found: list[Target], most: int)
         assert sum(target.healthy for target in taken) == min(len(taken), healthy)
 
 
-def test_a_sample_is_spread_and_always_the_same() -> None:
+def test_sample_is_evenly_spaced_and_stable() -> None:
     found = [Target(handle=f"http://{number}", replica=number) for number in range(64)]
-    chosen, notes = sampled(found, 4)
+    chosen, notes = select_sample(found, 4)
     assert [target.replica for target in chosen] == [0, 16, 32, 48]
-    assert notes == ["4 of 64 targets were chosen to record, as sample: 4 says."]
-    assert sampled(found, 4) == (chosen, notes)
-    assert sampled(found, None) == (found, [])
+    assert notes == ["Selected 4 of 64 targets, because sample is 4."]
+    assert select_sample(found, 4) == (chosen, notes)
+    assert select_sample(found, None) == (found, [])

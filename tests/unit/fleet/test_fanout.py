@@ -19,15 +19,15 @@ def test_no_targets() -> None:
     assert asyncio.run(fan_out(never, [], timeout_s=1, each_timeout_s=1)) == []
 
 
-def test_all_are_under_way_at_once_and_the_results_are_in_order() -> None:
+def test_operations_run_concurrently_and_results_are_in_order() -> None:
     async def main() -> None:
-        here, all_here = set[int](), asyncio.Event()
+        arrived, all_arrived = set[int](), asyncio.Event()
 
         async def meet(target: int) -> int:
-            here.add(target)
-            if len(here) == 100:
-                all_here.set()
-            await all_here.wait()
+            arrived.add(target)
+            if len(arrived) == 100:
+                all_arrived.set()
+            await all_arrived.wait()
             return target * 2
 
         assert await fan_out(meet, range(100), timeout_s=30, each_timeout_s=30) == [2 * n for n in range(100)]
@@ -35,27 +35,27 @@ def test_all_are_under_way_at_once_and_the_results_are_in_order() -> None:
     asyncio.run(main())
 
 
-def test_a_target_that_fails_is_a_result() -> None:
+def test_errors_are_returned_as_results() -> None:
     async def divide(target: int) -> float:
         await asyncio.sleep(0)
         if target == 2:
             raise asyncio.CancelledError
         return 1 / target
 
-    def at_once(target: int) -> asyncio.Future[float]:
+    def fail(target: int) -> asyncio.Future[float]:
         raise KeyError(target)
 
     one, zero, cancelled = asyncio.run(fan_out(divide, [1, 0, 2], timeout_s=30, each_timeout_s=30))
     assert one == 1
     assert isinstance(zero, ZeroDivisionError)
     assert isinstance(cancelled, asyncio.CancelledError)
-    (error,) = asyncio.run(fan_out(at_once, [1], timeout_s=30, each_timeout_s=30))
+    (error,) = asyncio.run(fan_out(fail, [1], timeout_s=30, each_timeout_s=30))
     assert isinstance(error, KeyError)
 
 
 @pytest.mark.parametrize(("timeout_s", "each_timeout_s"), [(0.02, 30), (30, 0.02)])
-def test_what_is_late_is_cancelled_and_waited_for(timeout_s: float, each_timeout_s: float) -> None:
-    taken_back = []
+def test_late_operations_are_cancelled_and_awaited(timeout_s: float, each_timeout_s: float) -> None:
+    cleaned_up = []
 
     async def wait(target: int) -> int:
         if target:
@@ -63,17 +63,17 @@ def test_what_is_late_is_cancelled_and_waited_for(timeout_s: float, each_timeout
                 await asyncio.Event().wait()
             finally:
                 await asyncio.sleep(0)
-                taken_back.append(target)
+                cleaned_up.append(target)
         return target
 
     results = asyncio.run(fan_out(wait, [0, 1, 2], timeout_s=timeout_s, each_timeout_s=each_timeout_s))
     assert results[0] == 0
-    assert [str(result) for result in results[1:]] == ["It was not done within 0.02 seconds."] * 2
+    assert [str(result) for result in results[1:]] == ["The operation did not finish within 0.02 seconds."] * 2
     assert target_error(results[1]).outcome is Outcome.TIMED_OUT
-    assert taken_back == [1, 2]
+    assert cleaned_up == [1, 2]
 
 
-def test_a_timeout_of_the_operation_keeps_its_words() -> None:
+def test_timeout_error_of_an_operation_keeps_its_message() -> None:
     async def wait(_: int) -> None:
         raise TimeoutError("mine")
 
@@ -81,7 +81,7 @@ def test_a_timeout_of_the_operation_keeps_its_words() -> None:
     assert str(error) == "mine"
 
 
-def test_one_timer_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_operations_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         loop, timers = asyncio.get_running_loop(), list[float]()
         call_at = loop.call_at
@@ -101,9 +101,9 @@ def test_one_timer_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(main())
 
 
-def test_cancelling_cancels_all_and_waits_for_them() -> None:
+def test_cancellation_cancels_and_awaits_all_operations() -> None:
     async def main() -> None:
-        running, taken_back, all_run = set[int](), set[int](), asyncio.Event()
+        running, cleaned_up, all_run = set[int](), set[int](), asyncio.Event()
 
         async def wait(target: int) -> None:
             running.add(target)
@@ -113,13 +113,13 @@ def test_cancelling_cancels_all_and_waits_for_them() -> None:
                 await asyncio.Event().wait()
             finally:
                 await asyncio.sleep(0)
-                taken_back.add(target)
+                cleaned_up.add(target)
 
-        whole = asyncio.create_task(fan_out(wait, range(10), timeout_s=30, each_timeout_s=30))
+        task = asyncio.create_task(fan_out(wait, range(10), timeout_s=30, each_timeout_s=30))
         await all_run.wait()
-        whole.cancel()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await whole
-        assert taken_back == running
+            await task
+        assert cleaned_up == running
 
     asyncio.run(main())

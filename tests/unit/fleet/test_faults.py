@@ -108,7 +108,7 @@ def test_a_server_that_accepts_no_connection(
     fleet = manifest()
     assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
     assert outcomes(fleet) == [Outcome.TIMED_OUT, *[Outcome.FLUSHED if goes_on else None] * 3]
-    assert fleet.targets[0].reason == "It could not be reached within 0.8 seconds, half of start_timeout_s."
+    assert fleet.targets[0].reason == "The connection was not established within 0.8 seconds, half of start_timeout_s."
 
 
 def test_a_server_that_hangs_at_its_stop_is_told_again(build: Build, manifest: Read) -> None:
@@ -240,8 +240,8 @@ def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
     quickly(main())
     fleet = manifest()
     assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]
-    assert fleet.targets[1].reason == "It was not stopped within stop_timeout_s=120 seconds."
-    assert "raise stop_timeout_s of the targets" in str(fleet.targets[1].fix)
+    assert fleet.targets[1].reason == "The stop did not finish within stop_timeout_s=120 seconds."
+    assert "increase stop_timeout_s under targets" in str(fleet.targets[1].fix)
     replica = manifest(replica=1)
     assert (replica.status, replica.problems[-1]) == (Status.PARTIAL, fleet.targets[1].reason)
 

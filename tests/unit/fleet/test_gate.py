@@ -1,4 +1,4 @@
-"""Parties that pass a gate together."""
+"""Tests of `StartGate`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import time
 from profdeck.replicas.start_gate import GatePass, StartGate
 
 
-def test_nobody_passes_before_all_have_arrived() -> None:
+def test_gate_opens_after_all_holders_have_arrived() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        parties = [gate.issue() for _ in range(3)]
-        early = [asyncio.create_task(party()) for party in parties[:2]]
+        passes = [gate.issue() for _ in range(3)]
+        early = [asyncio.create_task(gate_pass()) for gate_pass in passes[:2]]
         await asyncio.sleep(0)
         assert not any(task.done() for task in early)
         assert (gate.opened_ns, gate.skew_s) == (None, None)
         before_ns = time.monotonic_ns()
-        await parties[2]()
+        await passes[2]()
         await asyncio.gather(*early)
-        passed = [party.passed_ns for party in parties]
+        passed = [gate_pass.passed_ns for gate_pass in passes]
         assert gate.opened_ns is not None
         assert None not in passed
         assert before_ns <= gate.opened_ns <= min(passed)
@@ -28,7 +28,7 @@ def test_nobody_passes_before_all_have_arrived() -> None:
     asyncio.run(main())
 
 
-def test_one_party_alone_passes_at_once() -> None:
+def test_single_holder_passes_immediately() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
         await gate.issue()()
@@ -38,11 +38,11 @@ def test_one_party_alone_passes_at_once() -> None:
     asyncio.run(main())
 
 
-def test_who_leaves_is_not_waited_for() -> None:
+def test_abandoned_pass_is_not_awaited() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
         first, failed, second = (gate.issue() for _ in range(3))
-        tasks = [asyncio.create_task(party()) for party in (first, second)]
+        tasks = [asyncio.create_task(gate_pass()) for gate_pass in (first, second)]
         await asyncio.sleep(0)
         failed.abandon()
         failed.abandon()
@@ -52,13 +52,13 @@ def test_who_leaves_is_not_waited_for() -> None:
     asyncio.run(main())
 
 
-def test_leaving_after_having_arrived_lets_nobody_else_in() -> None:
-    """As a party does that is cancelled while it waits."""
+def test_abandoning_after_arrival_does_not_open_the_gate() -> None:
+    """A holder that is cancelled while it waits abandons its pass."""
 
     async def main() -> None:
         gate = StartGate(timeout_s=30)
         cancelled, waiting, last = (gate.issue() for _ in range(3))
-        tasks = [asyncio.create_task(party()) for party in (cancelled, waiting)]
+        tasks = [asyncio.create_task(gate_pass()) for gate_pass in (cancelled, waiting)]
         await asyncio.sleep(0)
         tasks[0].cancel()
         await asyncio.wait(tasks[:1])
@@ -71,17 +71,17 @@ def test_leaving_after_having_arrived_lets_nobody_else_in() -> None:
     asyncio.run(main())
 
 
-def test_all_may_leave() -> None:
+def test_gate_opens_if_all_passes_are_abandoned() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        for party in [gate.issue() for _ in range(2)]:
-            party.abandon()
+        for gate_pass in [gate.issue() for _ in range(2)]:
+            gate_pass.abandon()
         assert gate.opened_ns is not None
 
     asyncio.run(main())
 
 
-def test_the_first_to_arrive_waits_so_long_and_no_longer() -> None:
+def test_gate_opens_after_the_timeout() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=0.02)
         early, late = gate.issue(), gate.issue()
@@ -92,15 +92,15 @@ def test_the_first_to_arrive_waits_so_long_and_no_longer() -> None:
         assert late.passed_ns is not None
         assert late.passed_ns >= opened_ns
         assert gate.opened_ns == opened_ns
-        await late()  # as in a later start that has no gate of its own
+        await late()  # a later start without a gate of its own
 
     asyncio.run(main())
 
 
-def test_a_thousand_pass_within_one_turn_of_the_loop() -> None:
+def test_thousand_holders_pass_within_one_loop_iteration() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
-        parties = [gate.issue() for _ in range(1000)]
+        passes = [gate.issue() for _ in range(1000)]
         turns = 0
 
         async def count() -> None:
@@ -109,12 +109,12 @@ def test_a_thousand_pass_within_one_turn_of_the_loop() -> None:
                 await asyncio.sleep(0)
                 turns += gate.opened_ns is not None
 
-        async def arrive(party: GatePass) -> int:
-            await party()
+        async def arrive(gate_pass: GatePass) -> int:
+            await gate_pass()
             return turns
 
         counter = asyncio.create_task(count())
-        assert set(await asyncio.gather(*map(arrive, parties))) <= {0, 1}
+        assert set(await asyncio.gather(*map(arrive, passes))) <= {0, 1}
         counter.cancel()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""The manifests of many targets: how often, by whom and when they are written."""
+"""Tests of manifests of many targets: number of writes, threads and order."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Build = Callable[..., Profiler]
 
 
 class Disk:
-    """Counts what is written below a directory, by thread."""
+    """Counts the files written below a directory."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.written: Counter[str] = Counter()
-        """By the name of the directory."""
+        """Number of writes by directory name."""
         self.synced: Counter[str] = Counter()
         self.threads: set[int] = set()
-        """Those that have written manifests of single targets."""
+        """IDs of the threads that wrote manifests of targets."""
         write = files._write
 
         def counted(path: Path, content: bytes, *, durable: bool) -> None:
-            if path.is_relative_to(directory):  # not what is collected of earlier tests, and says that it has ended
+            if path.is_relative_to(directory):  # garbage-collected profilers of earlier tests write, too
                 self.written[path.parent.name] += 1
                 self.synced[path.parent.name] += durable
             if path.parent.name.startswith("replica"):
@@ -43,12 +43,11 @@ class Disk:
 
 @pytest.fixture
 def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
-    """What is written from now on."""
     return Disk(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("refused", [0, 5])
-def test_a_target_costs_two_manifests_and_no_wait_for_the_disk(build: Build, disk: Disk, refused: int) -> None:
+def test_each_target_has_two_unsynced_writes_on_other_threads(build: Build, disk: Disk, refused: int) -> None:
     async def main() -> None:
         async with simulated_servers(40) as servers:
             for server in servers[:refused]:
@@ -64,8 +63,8 @@ def test_a_target_costs_two_manifests_and_no_wait_for_the_disk(build: Build, dis
 
 
 @pytest.mark.slow  # on a busy machine, some targets reply before all requests are sent
-def test_nothing_is_claimed_while_targets_are_being_asked(build: Build, disk: Disk) -> None:
-    """Which would delay what the last ones are asked."""
+def test_names_are_reserved_after_all_requests_are_sent(build: Build, disk: Disk) -> None:
+    """Reserving names earlier would delay the last requests."""
 
     async def main() -> None:
         async with simulated_servers(40) as servers:
@@ -78,41 +77,39 @@ def test_nothing_is_claimed_while_targets_are_being_asked(build: Build, disk: Di
             looking = [asyncio.create_task(look(server)) for server in servers]
             async with build([server.url for server in servers]).capture(1):
                 await asyncio.gather(*looking)
-            assert max(seen) == 2  # the run's, and the fleet's
+            assert max(seen) == 2  # the manifests of the run and of the fleet
 
     asyncio.run(main())
 
 
-def test_of_several_manifests_for_a_path_the_last_one_stays(tmp_path: Path) -> None:
+def test_last_manifest_of_a_path_is_kept(tmp_path: Path) -> None:
     async def main() -> None:
         manifests = ManifestBatch()
-        assert await manifests.written() == {}
+        assert await manifests.flush() == {}
         for number in range(3):
             for name in "abc":
-                manifests.put(tmp_path / name, f"{name}{number}".encode())
+                manifests.add(tmp_path / name, f"{name}{number}".encode())
             if number:
-                assert await manifests.written() == {}
+                assert await manifests.flush() == {}
 
     asyncio.run(main())
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "a2", "b": "b2", "c": "c2"}
 
 
-def test_each_capture_may_have_a_loop_of_its_own(tmp_path: Path) -> None:
+def test_each_capture_can_use_a_different_event_loop(tmp_path: Path) -> None:
     manifests = ManifestBatch()
 
     async def write(content: bytes) -> None:
-        manifests.put(tmp_path / "a", content)
-        await asyncio.sleep(0)  # it waits for others that may follow
-        assert await manifests.written() == {}
+        manifests.add(tmp_path / "a", content)
+        await asyncio.sleep(0)  # the batch waits for more manifests
+        assert await manifests.flush() == {}
 
     for content in (b"old", b"new"):
         asyncio.run(write(content))
         assert (tmp_path / "a").read_bytes() == content
 
 
-def test_what_comes_while_others_are_written_is_written_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_manifests_added_during_a_write_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         manifests, loop, begun, go_on = ManifestBatch(), asyncio.get_running_loop(), asyncio.Event(), threading.Event()
         write = files._write
@@ -123,11 +120,11 @@ def test_what_comes_while_others_are_written_is_written_as_well(
             write(path, content, durable=durable)
 
         monkeypatch.setattr(files, "_write", slow)
-        manifests.put(tmp_path / "a", b"old")
-        waiting = asyncio.create_task(manifests.written())
+        manifests.add(tmp_path / "a", b"old")
+        waiting = asyncio.create_task(manifests.flush())
         await begun.wait()
-        manifests.put(tmp_path / "a", b"new")
-        manifests.put(tmp_path / "b", b"new")
+        manifests.add(tmp_path / "a", b"new")
+        manifests.add(tmp_path / "b", b"new")
         go_on.set()
         assert await waiting == {}
 
@@ -135,31 +132,31 @@ def test_what_comes_while_others_are_written_is_written_as_well(
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a": "new", "b": "new"}
 
 
-def test_what_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+def test_write_error_is_reported_once(tmp_path: Path) -> None:
     async def main() -> None:
         manifests, path = ManifestBatch(), tmp_path / "missing" / "a"
-        manifests.put(path, b"")
-        manifests.put(tmp_path / "b", b"")
-        problems = await manifests.written()
-        assert [*problems] == [path]
-        assert isinstance(problems[path], FileNotFoundError)
-        assert await manifests.written() == {}
+        manifests.add(path, b"")
+        manifests.add(tmp_path / "b", b"")
+        errors = await manifests.flush()
+        assert [*errors] == [path]
+        assert isinstance(errors[path], FileNotFoundError)
+        assert await manifests.flush() == {}
 
     asyncio.run(main())
-    assert [path.name for path in tmp_path.iterdir()] == ["b"]  # and no temporary file
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]  # no temporary file remains
 
 
 def test_who_gives_up_waiting_does_not_end_the_writing(tmp_path: Path) -> None:
     async def main() -> None:
         manifests = ManifestBatch()
         for number in range(50):
-            manifests.put(tmp_path / str(number), b"")
-        waiting = asyncio.create_task(manifests.written())
+            manifests.add(tmp_path / str(number), b"")
+        waiting = asyncio.create_task(manifests.flush())
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert await manifests.written() == {}
+        assert await manifests.flush() == {}
 
     asyncio.run(main())
     assert len([*tmp_path.iterdir()]) == 50

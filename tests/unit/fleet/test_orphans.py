@@ -187,7 +187,7 @@ def test_of_two_drivers_at_once_one_gets_each_target(
             one.go_on()
         for number in started:
             lost = 4 - held.count(f"run{number}")
-            missed = f"{lost} of 4 targets did not take part: {lost} already_active."
+            missed = f"{lost} of 4 targets did not participate: {lost} already_active."
             assert drivers[number].said() == (f"stopped: Capture step1 is partial: {missed}" if lost else "stopped")
         assert all(
             engine.state is not RequestState.RECORDING for engine in engines if isinstance(engine, SimulatedEngine)

@@ -1,4 +1,4 @@
-"""Ranks of a job that are GPUs: each engine records with those of its own ranks that run on them."""
+"""Tests of engines that are selected by GPU ranks of the job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simulated_servers import simulated_servers
         ("all", {0: [0, 1], 1: [0, 1]}),
     ],
 )
-def test_the_ranks_on_those_gpus_record(
+def test_engine_ranks_on_the_selected_gpus_record(
     simulated: None,
     settings: dict[str, Any],
     recording: Callable[..., Any],
@@ -43,24 +43,23 @@ def test_the_ranks_on_those_gpus_record(
             for number, (server, engine) in enumerate(zip(servers, engines, strict=True)):
                 server.engine = engine
                 targets.append(PlacedEngine(server.url, (2 * number, 2 * number + 1)))
-            own = settings | {"rollout.ranks": ranks}
-            profiler = Profiler.from_config(role="rollout", settings=own, target=targets)
+            role_settings = settings | {"rollout.ranks": ranks}
+            profiler = Profiler.from_config(role="rollout", settings=role_settings, target=targets)
             async with profiler, profiler.capture(1):
                 for engine in engines:
                     engine.iterate()
-            asked = [server.commands() for server in servers]
-            assert [bool(commands) for commands in asked] == [number in recorded for number in range(2)]
+            assert [bool(server.commands()) for server in servers] == [number in recorded for number in range(2)]
 
     asyncio.run(main())
     report = read_run(tmp_path / "run")
     assert report.status == "complete", report.problems
-    assert {one.replica: [rank.rank for rank in one.ranks] for one in report.captures} == recorded
+    assert {capture.replica: [rank.rank for rank in capture.ranks] for capture in report.captures} == recorded
     assert [target.replica for target in manifest().targets] == [*recorded]
 
 
-def test_ranks_on_which_no_engine_runs_are_refused(simulated: None, settings: dict[str, Any]) -> None:
-    target = PlacedEngine("http://127.0.0.1:9", [4, 5])  # one alone, at which nobody is asked
+def test_gpu_ranks_without_an_engine_are_rejected(simulated: None, settings: dict[str, Any]) -> None:
+    target = PlacedEngine("http://127.0.0.1:9", [4, 5])  # never contacted
     profiler = Profiler.from_config(role="rollout", settings=settings | {"rollout.ranks": [0]}, target=target)
-    said = r"\[0\] are GPU ranks of this job, .*; targets run on 4, 5\."
-    with profiler, pytest.raises(CaptureError, match=said):
+    message = r"\[0\] are GPU ranks of this job, .* Targets run on the GPU ranks 4, 5\."
+    with profiler, pytest.raises(CaptureError, match=message):
         profiler.start(1)

@@ -398,9 +398,9 @@ def test_only_what_is_of_ray_is_an_actor() -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"actors": ["a", "a"]}, "actors: expected different names"),
-        ({"actors": [""]}, "actors: expected different names"),
-        ({"actor_namespace": "jobs"}, "actor_namespace: it is that of actors"),
+        ({"actors": ["a", "a"]}, "actors: expected distinct names"),
+        ({"actors": [""]}, "actors: expected distinct names"),
+        ({"actor_namespace": "jobs"}, "actor_namespace: this key applies to actors"),
         ({"actor_attribute": "worker..engine"}, "actor_attribute: expected a dotted path"),
         ({"actor_attribute": "engine()"}, "actor_attribute: expected a dotted path"),
     ],

@@ -1,4 +1,4 @@
-"""Routers whose URL nobody knows."""
+"""Tests of the search for a router."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 
 from profdeck.base.errors import CaptureError
 from profdeck.replicas import routers
-from profdeck.replicas.routers import AUTO, find_router, is_to_be_found
+from profdeck.replicas.routers import AUTO, find_router, is_search_location
 from profdeck_ray.cluster import RayCluster
 
 
-class _Answers(http.server.BaseHTTPRequestHandler):
+class _Handler(http.server.BaseHTTPRequestHandler):
     body = b""
 
     def do_GET(self) -> None:
@@ -34,8 +34,8 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(document: object, family: socket.AddressFamily = socket.AF_INET) -> Iterator[int]:
-    """Answer /workers with a document; yields the port."""
-    handler = type("Handler", (_Answers,), {"body": json.dumps(document).encode()})
+    """Serve a document at /workers. Yields the port."""
+    handler = type("Handler", (_Handler,), {"body": json.dumps(document).encode()})
     kind = type("Server", (http.server.ThreadingHTTPServer,), {"address_family": family})
     with kind(("::1" if family is socket.AF_INET6 else "127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -45,12 +45,12 @@ def serving(document: object, family: socket.AddressFamily = socket.AF_INET) -> 
         thread.join()
 
 
-def without_others(table: Path, ports: set[int], directory: Path) -> str:
-    """Copy a table of the kernel without what other tests serve meanwhile."""
-    head, *lines = table.read_text().splitlines()
-    own = [line for line in lines if int(line.split()[1].split(":")[1], 16) in ports]
+def filter_table(table: Path, ports: set[int], directory: Path) -> str:
+    """Copy a socket table of the kernel without the ports of other tests. Return the path of the copy."""
+    header, *lines = table.read_text().splitlines()
+    selected = [line for line in lines if int(line.split()[1].split(":")[1], 16) in ports]
     copy = directory / table.name
-    copy.write_text("\n".join([head, *own]))
+    copy.write_text("\n".join([header, *selected]))
     return str(copy)
 
 
@@ -58,37 +58,39 @@ WORKERS = {"workers": [{"url": "http://127.0.0.1:1"}]}
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_the_one_of_this_host(family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_router_on_this_host_is_found(
+    family: socket.AddressFamily, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(RayCluster, "log_directory", tmp_path)
     with serving(WORKERS, family) as port, serving({"models": []}) as other:
-        tables = [without_others(Path(table), {port, other}, tmp_path) for table in routers._TABLES]
-        monkeypatch.setattr(routers, "_TABLES", tables)
-        found = asyncio.run(find_router(AUTO))
-    assert found == (f"http://127.0.0.1:{port}" if family is socket.AF_INET else f"http://[::1]:{port}")
+        tables = [filter_table(Path(table), {port, other}, tmp_path) for table in routers._SOCKET_TABLES]
+        monkeypatch.setattr(routers, "_SOCKET_TABLES", tables)
+        url = asyncio.run(find_router(AUTO))
+    assert url == (f"http://127.0.0.1:{port}" if family is socket.AF_INET else f"http://[::1]:{port}")
 
 
 @pytest.mark.parametrize(
     "line", ["Router is up at 127.0.0.1:{}", "(pid=3) [router] http://localhost:{}/ serves", "ROUTER 0.0.0.0:{}."]
 )
-def test_the_one_that_a_log_mentions(line: str, tmp_path: Path) -> None:
+def test_router_in_a_log_is_found(line: str, tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     with serving(WORKERS) as port, serving(WORKERS) as other:
         log.write_text(f"worker 127.0.0.1:{other}\nno router at 127.0.0.1:1\n{line.format(port)}\n")
-        assert is_to_be_found(str(log))
+        assert is_search_location(str(log))
         assert asyncio.run(find_router(str(log))).endswith(f":{port}")
 
 
-def test_several_and_none_are_refused(tmp_path: Path) -> None:
+def test_several_routers_or_none_are_rejected(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     with serving(WORKERS) as one, serving(WORKERS) as other:
         log.write_text(f"router 127.0.0.1:{one}\nrouter 127.0.0.1:{other}\n")
         with pytest.raises(
-            CaptureError, match=f"Several routers answer: http://127.0.0.1:{other}, http://127.0.0.1:{one}; "
+            CaptureError, match=f"Several routers respond: http://127.0.0.1:{other}, http://127.0.0.1:{one}. "
         ):
             asyncio.run(find_router(str(log)))
-    with pytest.raises(CaptureError, match=r"No router answers at 2 places; looked at the lines of .*train.log"):
+    with pytest.raises(CaptureError, match=r"None of 2 URLs is a router\. Searched the lines of .*train.log"):
         asyncio.run(find_router(str(log)))
 
 
-def test_a_url_is_not_to_be_found() -> None:
-    assert not is_to_be_found("http://127.0.0.1:8000")
+def test_url_is_not_a_search_location() -> None:
+    assert not is_search_location("http://127.0.0.1:8000")

@@ -16,7 +16,7 @@ import attrs
 
 from profdeck.base.errors import TargetError
 from profdeck.base.outcome import Outcome
-from profdeck.config.structuring import LEFT_OUT, structure
+from profdeck.config.structuring import OMIT_IF_NONE, structure
 from profdeck.engine.engine import Engine, FileHost, RemoteFiles
 from profdeck.engine.transport.http_client import HttpClient, HttpResponse
 from profdeck.engine.transport.token import own_token
@@ -42,7 +42,7 @@ class ServerInfo:
     """Output directory. The server writes only below it."""
     profdeck: str
     """Version of profdeck."""
-    writable: bool | None = attrs.field(default=None, metadata=LEFT_OUT)
+    writable: bool | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
     """Whether the server's process has permission to write below `output`. None, and omitted, if unchecked: only
     ``/profdeck/status`` checks it, while no capture is active."""
 

@@ -149,7 +149,9 @@ class CaptureJob:
         if self.request.batch_kinds and first_capture.waits_for is None:
             first_capture.manifest_path.unlink()
         else:
-            self._unstarted = Recording(first_capture, self._backend, self._hooks, self._manifest_writer, self._lease_request)
+            self._unstarted = Recording(
+                first_capture, self._backend, self._hooks, self._manifest_writer, self._lease_request
+            )
         self._deadline_s = time.monotonic() + self._backend.options.max_capture_s
         shutdown.watch(self, self._finish_at_exit)
 
