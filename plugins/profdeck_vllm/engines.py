@@ -17,7 +17,7 @@ from profdeck_vllm.worker import METHOD
 
 _ORIGINAL = "_profdeck_original"
 _SAVE_TIMEOUT_S = 20.0
-"""How long a shutdown waits for traces. Supervisors usually kill a process 30 seconds after the termination signal."""
+"""Time that a shutdown waits for traces. Supervisors usually kill a process 30 seconds after the termination signal."""
 
 
 class VllmEngine(Engine):

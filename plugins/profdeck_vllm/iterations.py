@@ -18,8 +18,8 @@ def describe(output: SchedulerOutput, *, detailed: bool) -> tuple[BatchKind, str
 
     Args:
         output: the scheduler's output, with at least one token.
-        detailed: include the attention work. For requests with q scheduled tokens and k tokens in the resulting
-            context, ``sq`` is the sum of q, ``sk`` of k, ``sqsq`` of q * q and ``sqsk`` of q * k.
+        detailed: include the attention work. A request has q scheduled tokens and a resulting context of k tokens. The
+            sums over all requests are ``sq`` (q), ``sk`` (k), ``sqsq`` (q * q) and ``sqsk`` (q * k).
     """
     cached = output.scheduled_cached_reqs
     computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

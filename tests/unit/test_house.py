@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +66,40 @@ def test_decoders_are_created_at_import() -> None:
         or (re.fullmatch(r"msgspec\.\w+\.decode", name) and any(keyword.arg == "type" for keyword in call.keywords))
     ]
     assert created_in_functions == []
+
+
+# The modules in these directories keep their text until they are rewritten.
+NOT_YET_EDITED = {"analysis", "findings", "merge", "reading", "writing"}
+PROSE = [file for file in CODE if NOT_YET_EDITED.isdisjoint(file.parts)]
+MAX_WORDS = 30
+
+
+def docstrings(file: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and text of all docstrings in a file, including those of attributes and constants."""
+    for node in ast.walk(parse(file)):
+        for statement in getattr(node, "body", ()) if not isinstance(node, ast.Lambda | ast.IfExp) else ():
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, text
+
+
+def test_docstrings_start_with_a_noun_or_a_verb() -> None:
+    clause = re.compile(r"(What|Who|Whose|Which|Whether|How|Where|When|Says?|Tells?)\b")
+    assert [
+        f"{file.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for file in PROSE
+        for line, text in docstrings(file)
+        if clause.match(text)
+    ] == []
+
+
+def test_sentences_in_docstrings_are_short() -> None:
+    ends = re.compile(r"[.:;!?)]\s|\n\s*\n|\n\s*[-*]\s")
+    literal_block = re.compile(r"::\n\n(?: +.*\n?|\n)+")
+    assert [
+        f"{file.relative_to(ROOT)}:{line}: {' '.join(sentence.split())}"
+        for file in PROSE
+        for line, text in docstrings(file)
+        for sentence in ends.split(literal_block.sub("\n\n", inspect.cleandoc(text)))
+        if len(sentence.split()) > MAX_WORDS
+    ] == []

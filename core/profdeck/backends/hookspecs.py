@@ -6,9 +6,9 @@ A backend (see `profdeck.Backend`) records. A listener is any object with hook i
 not need.
 
 The order within one capture is ``profile_start``, any number of ``profile_step``, ``profile_stop``. Each plugin is
-called separately, with the wrappers of all participating plugins around its call, so a failing plugin does not prevent
-the calls of the other plugins. ``plugin_name`` is the name of the plugin that is called. The order of plugins is
-pluggy's, except that the backend is called before listeners that are not ``tryfirst``.
+called separately, with the wrappers of all participating plugins around its call. Therefore, a failing plugin does not
+prevent the calls of the other plugins. ``plugin_name`` is the name of the plugin that is called. The order of plugins
+is pluggy's, except that the backend is called before listeners that are not ``tryfirst``.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class ProcessId:
 
     @property
     def alive(self) -> bool | None:
-        """Whether the process is running; None if it is on another host or in another PID namespace."""
+        """True if the process is running; ``None`` if it is on another host or in another PID namespace."""
         if self.host != socket.gethostname() or self.pid_namespace != _pid_namespace():
             return None
         return is_running(self.host, self.pid, self.process_started)

@@ -147,9 +147,9 @@ class Config:
     """Global steps to capture. `profdeck.config.schedule.GRAMMAR` describes the entries. Default: none."""
 
     on_demand: bool | str = True
-    """How `profdeck capture job RUN` requests captures while the job runs. ``true`` (default): through the run
+    """Channel of the requests of `profdeck capture job RUN`. ``true`` (default): the run
     directory, which all processes must share and check once per global step. Name of a store, as listed by
-    ``profdeck plugins``: for hosts without a shared directory. ``false``: disabled."""
+    ``profdeck plugins``: that store, for hosts without a shared directory. ``false``: disabled."""
 
     join_steps: bool = True
     """Capture adjacent steps together, in one capture. Default: true. An on-demand request is always one capture."""

@@ -1,1 +1,1 @@
-"""When captures start, go on and stop."""
+"""Lifecycle of captures: start, steps and stop."""

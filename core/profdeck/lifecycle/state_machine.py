@@ -306,8 +306,8 @@ class CaptureMachine:
     def _may_remove(self, capture: CaptureRecord, end: PendingEnd) -> bool:
         """Return whether a capture that is still warming up for a configured step can be removed.
 
-        With the default warm-up, such a capture is always removed. With a configured warm-up, the capture is removed if
-        a requested capture records the step, or if the host has finished and the schedule has no end.
+        With the default warm-up, such a capture is always removed. With a configured warm-up, it is removed in two
+        cases: a requested capture records the step, or the host has finished and the schedule has no end.
         """
         if capture.current_step >= capture.first_step or capture.demand is not None:
             return False

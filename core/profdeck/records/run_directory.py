@@ -45,8 +45,14 @@ _MAX_TAKES = 1000
 def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """Return a run name on which all processes of a job agree without communication.
 
-    The first available value is used: ``PROFDECK_RUN``, the config's ``run``, the launcher's job ID, the launcher's
-    start time if all processes are on this host, the rendezvous address, or the start time of a single process.
+    The first available value is used:
+
+    - ``PROFDECK_RUN``
+    - the config's ``run``
+    - the launcher's job ID
+    - the launcher's start time, if all processes are on this host
+    - the rendezvous address
+    - the start time of a single process
     """
     if chosen := environ.get(RUN_VARIABLE) or configured:
         return _component(chosen)

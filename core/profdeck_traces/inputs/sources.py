@@ -60,9 +60,9 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     """Find the traces in the given paths, sorted by path and name, without duplicates.
 
     A path of a file, or of a directory that a plugin reads, is always treated as a trace. Other directories are
-    searched for files whose names end in ``.trace.json`` or ``.trace.json.gz``, files that manifests list, artifacts
-    that plugins read, and ``.json`` or ``.json.gz`` files that start like a trace. Merged traces are skipped in this
-    search, because the traces of the ranks have the same events.
+    searched for files whose names end in ``.trace.json`` or ``.trace.json.gz``, and for ``.json`` or ``.json.gz`` files
+    that start like a trace. Files that manifests list and artifacts of plugins are found as well. Merged traces are
+    skipped, because the traces of the ranks have the same events.
 
     Args:
         paths: Files and directories.

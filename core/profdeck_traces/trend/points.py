@@ -58,8 +58,8 @@ def read_points(
         on_progress: Called with the number of traces read so far and the total.
 
     Returns:
-        The metrics of each rank in each capture, the number of traces that are incomplete or have no step, and the
-        errors of the traces that cannot be read.
+        A tuple of three items: the metrics of each rank in each capture, the number of traces that are incomplete or
+        have no step, and the errors of the unreadable traces.
     """
     classifier, step_names = Classifier(), StepNames.load()
     cached = KeptResults(cache, "trend", *cached_reading.question(classifier, step_names, devices_only=False))

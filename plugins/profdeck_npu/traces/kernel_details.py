@@ -151,7 +151,7 @@ class _Lines:
         self._file = file
         self._on_read = on_read
         self.is_complete = True
-        """Whether the last line that was read has a line break."""
+        """True if the last line ends with a line break."""
 
     def __iter__(self) -> Iterator[str]:
         read_length = 0

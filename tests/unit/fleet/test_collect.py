@@ -893,6 +893,10 @@ def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], mani
     [
         "After flush_timeout_s=1 seconds, the files of rank 0 on elsewhere (writing) are not complete.",
         "The engine did not reply to the stop: http://elsewhere:1 cannot be reached: no connection within 5 seconds.",
+        # Messages of earlier versions.
+        "After flush_timeout_s=1 seconds, the files of rank 0 on elsewhere (writing) are not whole.",
+        "It did not answer at its stop: http://elsewhere:1 cannot be reached: no connection within 5 seconds.",
+        "Files of rank 0 are on elsewhere, in /run, which cannot be seen from here (here). The option collect is off.",
     ],
 )
 def test_what_was_not_whole_in_time_is_complete_when_it_is(left: Callable[..., None], late: str) -> None:

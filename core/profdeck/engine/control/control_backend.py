@@ -38,6 +38,9 @@ from profdeck_traces.base.errors import ConfigError, PluginError, did_you_mean
 _LATE_FILES_MESSAGE = "After flush_timeout_s=", " are not complete."
 """Start and end of the message about late files, also used to recognise the message."""
 _NO_STOP_REPLY = "The engine did not reply to the stop: "
+# Wording in manifests of earlier versions.
+_OLD_LATE_FILES_END = " are not whole."
+_OLD_NO_STOP_REPLY = "It did not answer at its stop: "
 _MIN_POLL_S = 0.02
 _MAX_POLL_S = 1.0
 _STATUS_INTERVAL_S = 10.0
@@ -85,7 +88,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
     _request: CaptureRequest | None = attrs.field(default=None, init=False)
     """The request of the running capture, unless it uses the engine's own profiler."""
     _enabled: bool | None = attrs.field(default=None, init=False)
-    """Whether the processes have loaded profdeck. None if unknown; set by `reach`."""
+    """True if the processes have loaded profdeck, ``None`` if unknown. `reach` sets it."""
     _last_state: TargetState | None = attrs.field(default=None, init=False)
 
     def connect(self, target: object) -> Engine:
@@ -373,7 +376,9 @@ def is_settled_by_files(problem: str) -> bool:
     Such problems are late files, and a missing reply to the stop.
     """
     start, end = _LATE_FILES_MESSAGE
-    return problem.startswith(_NO_STOP_REPLY) or (problem.startswith(start) and problem.endswith(end))
+    return problem.startswith((_NO_STOP_REPLY, _OLD_NO_STOP_REPLY)) or (
+        problem.startswith(start) and problem.endswith((end, _OLD_LATE_FILES_END))
+    )
 
 
 async def _suppress_errors(command: Coroutine[Any, Any, object], limit_s: float) -> None:

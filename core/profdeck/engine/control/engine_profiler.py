@@ -80,7 +80,7 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
     glob: ClassVar[str]
     """Pattern of the traces' file names."""
     search_subdirectories: ClassVar[bool] = False
-    """Whether to search the subdirectories of the engine's trace directory, too."""
+    """True if the engine's profiler writes traces to subdirectories of its trace directory."""
 
     def __init__(self, engine: EngineT, options: OptionsT, capture: EngineCapture, request: CaptureRequest) -> None:
         """Args:

@@ -285,7 +285,8 @@ class RankFiles:
 
 def is_remote_files_problem(problem: str) -> bool:
     """Return whether a capture's problem is that files are on another host."""
-    return problem.startswith(_REMOTE_FILES_MESSAGE[0]) and _REMOTE_FILES_MESSAGE[1] in problem
+    # Manifests of earlier versions contain another wording after the directory.
+    return problem.startswith(_REMOTE_FILES_MESSAGE[0]) and " are on " in problem
 
 
 def _parse_rank(path: Path) -> int:

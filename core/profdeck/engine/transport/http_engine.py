@@ -43,7 +43,7 @@ class ServerInfo:
     profdeck: str
     """Version of profdeck."""
     writable: bool | None = attrs.field(default=None, metadata=OMIT_IF_NONE)
-    """Whether the server's process has permission to write below `output`. None, and omitted, if unchecked: only
+    """True if the server's process has permission to write below `output`. ``None``, and omitted, if unchecked. Only
     ``/profdeck/status`` checks it, while no capture is active."""
 
 
@@ -243,7 +243,7 @@ class _RemoteFiles:
 
 
 _local_hosts: dict[str, bool] = {}
-"""Whether the host of a URL is this host. Cached because many servers can have the same host."""
+"""Cache: True for each host of a URL that is this host. Many servers can have the same host."""
 
 
 async def _addresses(host: str) -> list[str]:
