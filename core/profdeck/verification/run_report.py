@@ -67,7 +67,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         problems.append(f"{str(error.filename).removeprefix(f'{path}/')} cannot be read: {error.strerror}.")
 
     steps = sorted(path.glob(within))
-    problems += [f"{step.name} is a symbolic link. Its files are not read." for step in steps if step.is_symlink()]
+    problems += [f"{step.name} cannot be read: it is a symbolic link." for step in steps if step.is_symlink()]
     files = sorted(
         file for step in steps if not step.is_symlink() for file in files_below(step, on_error=report_unreadable)
     )
