@@ -38,8 +38,8 @@ from profdeck.verification.run_report import read_run
 from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
-Read = Callable[..., Manifest]
+BuildProfiler = Callable[..., Profiler]
+LoadManifest = Callable[..., Manifest]
 PLACE = "run/step_000001/rollout"
 MANIFEST, TRACE = "rank_0000.step1.json", "rank_0000.step1.trace.json"
 
@@ -121,7 +121,7 @@ Check = Callable[[Remote], Awaitable[None]]
 
 
 @pytest.fixture
-def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
+def remote(make_engine: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
     """Run a check with a capture on another host and the server of that host."""
 
     def run(check: Check, ranks: int = 1, silent: tuple[int, ...] = (), **options: Any) -> None:
@@ -129,7 +129,7 @@ def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]
         request = CaptureRequest(
             id="step1", output=there, run="run", role="rollout", first_step=1, ranks="all", options=options
         )
-        engine = recording(ranks)
+        engine = make_engine(ranks)
 
         async def main() -> None:
             async with SimulatedServer(engine, host="elsewhere", output=str(there)) as server:
@@ -165,17 +165,17 @@ def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]
 
 
 def test_files_of_other_hosts_come_into_the_run(
-    build: Build, recording: Callable[..., Any], manifest: Read, tmp_path: Path
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], load_manifest: LoadManifest, tmp_path: Path
 ) -> None:
     async def main() -> None:
         async with simulated_servers(3) as servers:
             engines = []
             for number, server in enumerate(servers):
                 there = tmp_path / f"host{number}"
-                server.engine = engine = recording(ranks=2, output=there)
+                server.engine = engine = make_engine(ranks=2, output=there)
                 server.gives, server.host, server.output = there, f"host{number}", str(there)
                 engines.append(engine)
-            async with build([server.url for server in servers]).capture(1):
+            async with build_profiler([server.url for server in servers]).capture(1):
                 for engine in engines:
                     engine.iterate(2)
             for server in servers:
@@ -186,10 +186,10 @@ def test_files_of_other_hosts_come_into_the_run(
     asyncio.run(asyncio.wait_for(main(), 60))
     report = read_run(tmp_path / "run")
     assert (report.status, report.problems, len(report.captures)) == (Status.COMPLETE, (), 3)
-    assert [record.outcome for record in manifest().targets] == [Outcome.FLUSHED] * 3
+    assert [record.outcome for record in load_manifest().targets] == [Outcome.FLUSHED] * 3
     for number in range(3):
         place = f"run/step_000001/rollout/replica_{number:03d}"
-        note = manifest(replica=number).notes[-1]
+        note = load_manifest(replica=number).notes[-1]
         assert note.startswith("Fetched 2 artifacts (")
         assert f"from host{number} in " in note
         for rank in range(2):
@@ -207,15 +207,15 @@ def test_files_of_other_hosts_come_into_the_run(
 
 @pytest.mark.parametrize("host", ["", "elsewhere"])
 def test_nothing_is_fetched_from_a_directory_that_hosts_share(
-    build: Build, recording: Callable[..., Any], tmp_path: Path, host: str
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], tmp_path: Path, host: str
 ) -> None:
     """Whatever it is called there."""
     other = tmp_path.with_name("mounted-elsewhere")
     other.symlink_to(tmp_path)
 
     async def main() -> None:
-        async with SimulatedServer(recording(ranks=2, output=other), host=host, output=str(other)) as server:
-            async with build([server.url]).capture(1):
+        async with SimulatedServer(make_engine(ranks=2, output=other), host=host, output=str(other)) as server:
+            async with build_profiler([server.url]).capture(1):
                 server.engine.iterate(2)
             assert asked_for(server) == []
 
@@ -228,23 +228,23 @@ def test_nothing_is_fetched_from_a_directory_that_hosts_share(
 
 
 def test_they_can_stay_where_they_are(
-    build: Build, recording: Callable[..., Any], manifest: Read, tmp_path: Path
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], load_manifest: LoadManifest, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
 
     async def main() -> None:
-        async with SimulatedServer(recording(output=there), host="elsewhere", output=str(there)) as server:
+        async with SimulatedServer(make_engine(output=there), host="elsewhere", output=str(there)) as server:
             server.gives = there
-            profiler = build([server.url], {"rollout.options.collect": False})
+            profiler = build_profiler([server.url], {"rollout.options.collect": False})
             with pytest.raises(CaptureError):
                 async with profiler.capture(1):
                     server.engine.iterate(2)
             assert asked_for(server) == []
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    (record,) = manifest().targets
+    (record,) = load_manifest().targets
     assert record.outcome is Outcome.FILES_MISSING
-    (problem,) = manifest(replica=0).problems
+    (problem,) = load_manifest(replica=0).problems
     here = tmp_path / PLACE / "replica_000"
     assert problem == (
         f"Files of rank 0 are on {socket.gethostname()}, in {there / PLACE / 'replica_000'}, not accessible from this "
@@ -255,18 +255,18 @@ def test_they_can_stay_where_they_are(
 
 
 def test_merged_are_those_that_were_fetched(
-    build: Build, recording: Callable[..., Any], manifest: Read, tmp_path: Path
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], load_manifest: LoadManifest, tmp_path: Path
 ) -> None:
     there = tmp_path / "there"
 
     async def main() -> None:
-        async with SimulatedServer(recording(ranks=2, output=there), host="elsewhere", output=str(there)) as server:
+        async with SimulatedServer(make_engine(ranks=2, output=there), host="elsewhere", output=str(there)) as server:
             server.gives = there
-            async with build([server.url], {"rollout.options.merge": True}).capture(1):
+            async with build_profiler([server.url], {"rollout.options.merge": True}).capture(1):
                 server.engine.iterate(2)
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    (merged,) = manifest(replica=0).artifacts
+    (merged,) = load_manifest(replica=0).artifacts
     assert (merged.kind, merged.whole) == ("merged_trace", True)
     ranks = [read_manifest(file) for file in (tmp_path / PLACE / "replica_000").glob("rank_*.step1.json")]
     assert len(ranks) == 2
@@ -560,7 +560,7 @@ def test_a_manifest_that_leads_elsewhere(remote: Callable[..., None], name: str)
 def test_an_answer_that_leads_elsewhere(remote: Callable[..., None], path: str) -> None:
     async def check(found: Remote) -> None:
         (reply,) = found.answer.ranks
-        recorded = attrs.evolve(reply.captures[0], manifest=path)
+        recorded = attrs.evolve(reply.captures[0], load_manifest=path)
         found.answer = Answer(ranks=(attrs.evolve(reply, captures=(recorded,)),))
         await found.collect()
         assert asked_for(found.server) == []
@@ -839,7 +839,7 @@ class Left:
 
 
 @pytest.fixture
-def left(build: Build, recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
+def left(build_profiler: BuildProfiler, make_engine: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
     """Run a check with a run whose files are still on the hosts of its servers."""
 
     def run(check: Callable[[Left], Awaitable[None]]) -> None:
@@ -847,9 +847,9 @@ def left(build: Build, recording: Callable[..., Any], tmp_path: Path) -> Callabl
             async with simulated_servers(2) as servers:
                 hosts = [tmp_path / f"host{number}" for number in range(2)]
                 for server, there in zip(servers, hosts, strict=True):
-                    server.engine = recording(ranks=2, output=there)
+                    server.engine = make_engine(ranks=2, output=there)
                     server.gives, server.host, server.output = there, there.name, str(there)
-                profiler = build(
+                profiler = build_profiler(
                     [server.url for server in servers], {"rollout.options.collect": False, "on_error": "warn"}
                 )
                 async with profiler.capture(1):
@@ -865,7 +865,7 @@ def left(build: Build, recording: Callable[..., Any], tmp_path: Path) -> Callabl
 ALL_NAMES = [f"rank_000{rank}.step1.{suffix}" for rank in (0, 1) for suffix in ("json", "trace.json")]
 
 
-def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], manifest: Read) -> None:
+def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], load_manifest: LoadManifest) -> None:
     async def check(run: Left) -> None:
         assert read_run(run.run).status is Status.MISSING
         found = await run.collect()
@@ -877,7 +877,7 @@ def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], mani
             assert run.names(replica) == ALL_NAMES
         report = read_run(run.run)
         assert (report.status, report.problems, len(report.captures)) == (Status.COMPLETE, (), 2)
-        whole = manifest()
+        whole = load_manifest()
         assert (whole.status, whole.problems) == (Status.COMPLETE, ())
         assert [(one.outcome, one.reason, one.fix) for one in whole.targets] == [(Outcome.FLUSHED, None, None)] * 2
         asked = [len(asked_for(server)) for server in run.servers]
@@ -929,7 +929,7 @@ def test_a_server_that_has_recorded_something_else_since_still_sends_it(left: Ca
 
 
 def test_what_was_deleted_or_changed_there_is_named_and_the_rest_comes(
-    left: Callable[..., None], manifest: Read
+    left: Callable[..., None], load_manifest: LoadManifest
 ) -> None:
     async def check(run: Left) -> None:
         place = "run/step_000001/rollout/replica_000"
@@ -943,7 +943,7 @@ def test_what_was_deleted_or_changed_there_is_named_and_the_rest_comes(
         assert "rank 1 (rank_0001.step1.trace.json)" in " ".join(first.problems)
         assert run.names(0) == ["rank_0000.step1.json", "rank_0001.step1.json"]
         assert run.names(1) == ALL_NAMES
-        whole = manifest()
+        whole = load_manifest()
         assert (whole.status, whole.problems) == (
             Status.PARTIAL,
             ("1 of 2 targets are not complete: 1 files_missing.",),

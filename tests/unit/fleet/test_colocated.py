@@ -21,14 +21,18 @@ HELD = "gpu-1, held by this process (trainer, step1)"
 
 
 @pytest.fixture
-def engine(tally: ModuleType, recording: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+def engine(tally: ModuleType, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return an engine whose rank records the device that the trainer is on."""
     monkeypatch.setattr(tally.TallyBackend, "devices", lambda _: ("gpu-1",))
-    return recording()
+    return make_engine()
 
 
 def test_who_waits_for_the_window_is_told_for_whom_it_waits(
-    simulated: None, settings: dict[str, Any], engine: Any, manifest: Callable[..., Manifest], tmp_path: Path
+    simulated_backend: None,
+    settings: dict[str, Any],
+    engine: Any,
+    load_manifest: Callable[..., Manifest],
+    tmp_path: Path,
 ) -> None:
     told: list[TargetState] = []
 
@@ -46,7 +50,7 @@ def test_who_waits_for_the_window_is_told_for_whom_it_waits(
 
     asyncio.run(asyncio.wait_for(main(), 60))
     assert [(state.ended, state.waits_for) for state in told] == [(False, HELD), (True, None)]
-    target = manifest()
+    target = load_manifest()
     assert (target.status, target.problems) == (Status.COMPLETE, ())
     (note,) = target.notes
     assert note == f"At the start, rank 0 on {target.host} waited for {HELD}."
@@ -55,10 +59,10 @@ def test_who_waits_for_the_window_is_told_for_whom_it_waits(
 
 @pytest.mark.parametrize("first", ["fleet", "trainer"])
 def test_a_job_in_either_order(
-    simulated: None,
+    simulated_backend: None,
     settings: dict[str, Any],
     engine: Any,
-    manifest: Callable[..., Manifest],
+    load_manifest: Callable[..., Manifest],
     tmp_path: Path,
     first: str,
 ) -> None:
@@ -87,6 +91,6 @@ def test_a_job_in_either_order(
     else:
         assert (ranks["trainer"].status, ranks["rollout"].status) == (Status.COMPLETE, Status.MISSING)
         assert f"s for {HELD}." in ranks["rollout"].problems[0]
-        (note,) = manifest().notes
+        (note,) = load_manifest().notes
         assert note.endswith(f"waited for {HELD}.")
-        assert any("The device did not become available" in problem for problem in manifest(replica=0).problems)
+        assert any("The device did not become available" in problem for problem in load_manifest(replica=0).problems)

@@ -340,7 +340,7 @@ def test_router_without_workers() -> None:
 
 
 def test_elastic_fleet(
-    build: Callable[..., Profiler], manifest: Callable[..., Manifest], settings: dict[str, Any]
+    build_profiler: Callable[..., Profiler], load_manifest: Callable[..., Manifest], settings: dict[str, Any]
 ) -> None:
     async def main() -> None:
         async with simulated_servers(4) as (router, *servers):
@@ -349,7 +349,7 @@ def test_elastic_fleet(
                 answer(worker(first.url), worker(second.url), worker("grpc://10.0.0.1:30000")),
                 answer(worker(third.url), worker(second.url), worker(first.url, is_healthy=False)),
             ]
-            profiler = build(None, {"on_error": "warn"}, router=router.url)
+            profiler = build_profiler(None, {"on_error": "warn"}, router=router.url)
             for step in range(5):
                 async with profiler.capture(step):
                     pass
@@ -360,7 +360,7 @@ def test_elastic_fleet(
                 ["status", "start", "stop"],
             ]
             urls = [server.url for server in servers]
-        by_name = [{record.name: record for record in manifest(step).targets} for step in (1, 3)]
+        by_name = [{record.name: record for record in load_manifest(step).targets} for step in (1, 3)]
         assert by_name[0][urls[1]].replica == by_name[1][urls[1]].replica
         assert by_name[0][urls[0]].replica == by_name[1][urls[0]].replica
         strange = by_name[0]["grpc://10.0.0.1:30000"]
@@ -379,10 +379,10 @@ def test_elastic_fleet(
 
 @pytest.mark.parametrize("policy", [Policy.ANY, Policy.ALL])
 def test_no_target_starts_if_the_router_is_down(
-    build: Callable[..., Profiler], manifest: Callable[..., Manifest], policy: Policy
+    build_profiler: Callable[..., Profiler], load_manifest: Callable[..., Manifest], policy: Policy
 ) -> None:
     async def check(router: SimulatedServer) -> None:
-        profiler = build(None, {"on_error": "warn"}, router=router.url, policy=policy.value)
+        profiler = build_profiler(None, {"on_error": "warn"}, router=router.url, policy=policy.value)
         async with profiler.capture(1) as capture:
             assert capture is None  # and the job goes on
         router.acts["workers"] = [answer(worker(router.url))]
@@ -390,10 +390,10 @@ def test_no_target_starts_if_the_router_is_down(
             assert capture is not None
 
     with_router(check, Act(status=503))
-    assert manifest().status is Status.FAILED
-    assert "replied to /workers with 503" in manifest().problems[0]
-    assert (manifest().policy, manifest().targets) == (policy, ())
-    assert manifest(3).status is Status.COMPLETE
+    assert load_manifest().status is Status.FAILED
+    assert "replied to /workers with 503" in load_manifest().problems[0]
+    assert (load_manifest().policy, load_manifest().targets) == (policy, ())
+    assert load_manifest(3).status is Status.COMPLETE
 
 
 targets = st.lists(st.tuples(st.none() | st.sampled_from(WorkerType), st.booleans()), max_size=40).map(

@@ -18,8 +18,8 @@ from profdeck.base.outcome import Outcome
 from profdeck.records.manifest import Manifest
 from simulated_servers import SimulatedEngine, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
-Read = Callable[..., Manifest]
+BuildProfiler = Callable[..., Profiler]
+LoadManifest = Callable[..., Manifest]
 CAPTURES = 12
 RUNS = itertools.count()
 # What happens to a server while it is recorded, and what its stop comes to then.
@@ -49,14 +49,16 @@ async def captured(profiler: Profiler, step: int, events: list[tuple[SimulatedSe
 
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.randoms())
-def test_captures_are_of_the_fleet_as_it_is_then(build: Build, manifest: Read, tmp_path: Path, chance: Random) -> None:
+def test_captures_are_of_the_fleet_as_it_is_then(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, tmp_path: Path, chance: Random
+) -> None:
     file, numbers = tmp_path / "targets.yaml", dict[str, int]()
     own: dict[str, Any] = {"steps": ["every 2"], "output": str(tmp_path / str(next(RUNS)))}
 
     async def main() -> None:
         async with simulated_servers(6) as servers:
             file.write_text(f"- {servers[0].url}")
-            profiler = build(None, own, file=str(file))
+            profiler = build_profiler(None, own, file=str(file))
             for step in range(2, 2 * CAPTURES + 1, 2):
                 listed = chance.sample(servers, chance.randint(2, 6))
                 file.write_text("\n".join(f"- {server.url}" for server in listed))
@@ -70,13 +72,13 @@ def test_captures_are_of_the_fleet_as_it_is_then(build: Build, manifest: Read, t
                 check(step, {server.url: EVENTS[event] for server, event in events}, [server.url for server in away])
 
     def check(step: int, recorded: dict[str, Outcome], away: list[str]) -> None:
-        fleet = manifest(step, output=Path(own["output"]))
+        fleet = load_manifest(step, output=Path(own["output"]))
         assert {one.name: one.outcome for one in fleet.targets} == recorded | dict.fromkeys(away, Outcome.UNREACHABLE)
         assert {one.name for one in fleet.targets if one.took_part} == set(recorded)
         for one in fleet.targets:
             assert numbers.setdefault(one.name, one.replica) == one.replica
             if one.took_part:
-                assert manifest(step, one.replica, output=Path(own["output"])).target == one.name
+                assert load_manifest(step, one.replica, output=Path(own["output"])).target == one.name
         assert len(set(numbers.values())) == len(numbers)
 
     asyncio.run(asyncio.wait_for(main(), 120))

@@ -23,8 +23,8 @@ from profdeck.records.request import RequestState
 from profdeck.verification.run_report import read_run
 from simulated_servers import Act, SimulatedEngine, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
-Read = Callable[..., Manifest]
+BuildProfiler = Callable[..., Profiler]
+LoadManifest = Callable[..., Manifest]
 POLICIES = [({"policy": "any"}, True), ({"policy": "quorum", "quorum": 3}, True), ({"policy": "all"}, False)]
 """Whether a capture of four targets goes on without one of them."""
 
@@ -59,7 +59,7 @@ class Held(SimulatedEngine):
 
 @pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
 def test_a_replica_that_ends_when_it_has_been_reached(
-    build: Build, manifest: Read, policy: dict[str, Any], goes_on: bool
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, policy: dict[str, Any], goes_on: bool
 ) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         servers[0].engine = held = Held()
@@ -70,16 +70,16 @@ def test_a_replica_that_ends_when_it_has_been_reached(
             await servers[2].stop()
             held.may.set()
 
-        await asyncio.gather(capture(build(urls(servers), **policy)), end())
+        await asyncio.gather(capture(build_profiler(urls(servers), **policy)), end())
         assert [server.commands() for server in servers] == [GOOD, GOOD, ["status"], GOOD]
         await servers[2].start()
 
     with_servers(check)
-    fleet = manifest()
+    fleet = load_manifest()
     assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
     assert outcomes(fleet) == [Outcome.UNREACHABLE if replica == 2 else Outcome.FLUSHED for replica in range(4)]
     assert "cannot be reached: Connection refused" in str(fleet.targets[2].reason)
-    assert manifest(replica=2).status is Status.FAILED
+    assert load_manifest(replica=2).status is Status.FAILED
 
 
 @pytest.fixture
@@ -96,37 +96,39 @@ def deaf() -> Iterator[str]:
 
 @pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
 def test_a_server_that_accepts_no_connection(
-    build: Build, manifest: Read, deaf: str, policy: dict[str, Any], goes_on: bool
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, deaf: str, policy: dict[str, Any], goes_on: bool
 ) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         began_s = time.monotonic()
-        await capture(build([deaf, *urls(servers)], **policy, start_timeout_s=1.6))
+        await capture(build_profiler([deaf, *urls(servers)], **policy, start_timeout_s=1.6))
         assert time.monotonic() - began_s < 5
         assert [server.commands() for server in servers] == [GOOD if goes_on else ["status"]] * 3
 
     with_servers(check, 3)
-    fleet = manifest()
+    fleet = load_manifest()
     assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
     assert outcomes(fleet) == [Outcome.TIMED_OUT, *[Outcome.FLUSHED if goes_on else None] * 3]
     assert fleet.targets[0].reason == "The connection was not established within 0.8 seconds, half of start_timeout_s."
 
 
-def test_a_server_that_hangs_at_its_stop_is_told_again(build: Build, manifest: Read) -> None:
+def test_a_server_that_hangs_at_its_stop_is_told_again(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest
+) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         servers[1].acts["stop"] = [Act(raw=b"", hang=True), Act()]
-        profiler = build(urls(servers), stop_timeout_s=1)
+        profiler = build_profiler(urls(servers), stop_timeout_s=1)
         await profiler.astart(1)
         with pytest.raises(CaptureError, match="1 of 4 targets are not complete: 1 timed_out"):
             await profiler.astop()
         assert servers[1].commands() == [*GOOD, "stop"]
 
     with_servers(check)
-    assert outcomes(manifest()) == [Outcome.TIMED_OUT if replica == 1 else Outcome.FLUSHED for replica in range(4)]
+    assert outcomes(load_manifest()) == [Outcome.TIMED_OUT if replica == 1 else Outcome.FLUSHED for replica in range(4)]
 
 
-def test_all_servers_end_between_start_and_stop(build: Build, manifest: Read) -> None:
+def test_all_servers_end_between_start_and_stop(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        profiler = build(urls(servers), {"on_error": "warn"})
+        profiler = build_profiler(urls(servers), {"on_error": "warn"})
         async with profiler.capture(1):
             for server in servers:
                 await server.stop()
@@ -135,10 +137,10 @@ def test_all_servers_end_between_start_and_stop(build: Build, manifest: Read) ->
             await server.start()
 
     with_servers(check)
-    fleet = manifest()
+    fleet = load_manifest()
     assert (fleet.status, fleet.problems) == (Status.PARTIAL, ("4 of 4 targets are not complete: 4 unreachable.",))
     assert outcomes(fleet) == [Outcome.UNREACHABLE] * 4
-    assert {manifest(replica=replica).status for replica in range(4)} == {Status.PARTIAL}
+    assert {load_manifest(replica=replica).status for replica in range(4)} == {Status.PARTIAL}
 
 
 class Impatient(selectors.DefaultSelector):
@@ -171,11 +173,11 @@ def quickly(work: Coroutine[Any, Any, None]) -> None:
         runner.run(work)
 
 
-def test_a_flush_of_minutes(build: Build, manifest: Read) -> None:
+def test_a_flush_of_minutes(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
-            profiler = build(urls(servers))
+            profiler = build_profiler(urls(servers))
             await profiler.astart(1)
             engine = servers[1].engine
             assert isinstance(engine, SimulatedEngine)
@@ -188,23 +190,25 @@ def test_a_flush_of_minutes(build: Build, manifest: Read) -> None:
             assert servers[1].commands().count("status") < lasted_s + 20  # not asked more often than once a second
 
     quickly(main())
-    fleet = manifest()
+    fleet = load_manifest()
     assert fleet.status is Status.COMPLETE
     assert outcomes(fleet) == [Outcome.FLUSHED] * 3
 
 
-def test_manifests_that_are_here_tell_of_a_flush(build: Build, manifest: Read, tmp_path: Path) -> None:
+def test_manifests_that_are_here_tell_of_a_flush(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, tmp_path: Path
+) -> None:
     rank = tmp_path / "run" / "step_000001" / "rollout" / "replica_001" / "rank_0000.step1.json"
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
-            profiler = build(urls(servers))
+            profiler = build_profiler(urls(servers))
             await profiler.astart(1)
             engine = servers[1].engine
             assert isinstance(engine, SimulatedEngine)
             engine.flushed.clear()
-            of_rank = attrs.evolve(manifest(replica=1), target=None)
+            of_rank = attrs.evolve(load_manifest(replica=1), target=None)
             assert of_rank.status is Status.RECORDING
             rank.write_bytes(encode(of_rank))
 
@@ -219,14 +223,14 @@ def test_manifests_that_are_here_tell_of_a_flush(build: Build, manifest: Read, t
             assert servers[1].commands().count("status") <= 300 / 10 + 3
 
     quickly(main())
-    assert outcomes(manifest()) == [Outcome.FLUSHED] * 3
+    assert outcomes(load_manifest()) == [Outcome.FLUSHED] * 3
 
 
-def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
+def test_a_flush_that_never_ends(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
-            profiler = build(urls(servers), stop_timeout_s=120)
+            profiler = build_profiler(urls(servers), stop_timeout_s=120)
             await profiler.astart(1)
             engine = servers[1].engine
             assert isinstance(engine, SimulatedEngine)
@@ -238,23 +242,23 @@ def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
             assert engine.state is RequestState.WRITING
 
     quickly(main())
-    fleet = manifest()
+    fleet = load_manifest()
     assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]
     assert fleet.targets[1].reason == "The stop did not finish within stop_timeout_s=120 seconds."
     assert "increase stop_timeout_s under targets" in str(fleet.targets[1].fix)
-    replica = manifest(replica=1)
+    replica = load_manifest(replica=1)
     assert (replica.status, replica.problems[-1]) == (Status.PARTIAL, fleet.targets[1].reason)
 
 
 def test_a_server_that_hangs_holds_up_start_and_stop_for_little_longer_than_allowed(
-    build: Build, manifest: Read
+    build_profiler: BuildProfiler, load_manifest: LoadManifest
 ) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
             servers[0].acts["start"] = servers[0].acts["stop"] = [Act(raw=b"", hang=True)]
             servers[1].acts["stop"] = [Act(raw=b"", hang=True)]
-            profiler = build(urls(servers), start_timeout_s=20, stop_timeout_s=30)
+            profiler = build_profiler(urls(servers), start_timeout_s=20, stop_timeout_s=30)
             began_s = loop.time()
             await profiler.astart(1)
             assert 20 <= loop.time() - began_s < 20 + 3 + 1
@@ -264,18 +268,18 @@ def test_a_server_that_hangs_holds_up_start_and_stop_for_little_longer_than_allo
             assert 30 <= loop.time() - began_s < 30 + 3 + 1
 
     quickly(main())
-    assert outcomes(manifest()) == [Outcome.TIMED_OUT, Outcome.TIMED_OUT, Outcome.FLUSHED]
+    assert outcomes(load_manifest()) == [Outcome.TIMED_OUT, Outcome.TIMED_OUT, Outcome.FLUSHED]
 
 
 # This host's own directory.
 
 
-def test_a_run_that_this_host_cannot_write_starts_nothing(build: Build, tmp_path: Path) -> None:
+def test_a_run_that_this_host_cannot_write_starts_nothing(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
 
     async def check(servers: list[SimulatedServer]) -> None:
         with pytest.raises(CaptureError, match=f"Step 1: cannot write to {tmp_path}/run/step_000001/rollout"):
-            await build(urls(servers)).astart(1)
+            await build_profiler(urls(servers)).astart(1)
         assert [server.commands() for server in servers] == [[]] * 4
 
     with_servers(check)
@@ -284,7 +288,12 @@ def test_a_run_that_this_host_cannot_write_starts_nothing(build: Build, tmp_path
 @pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
 @pytest.mark.parametrize("taken", ["file", "link"])
 def test_a_replica_whose_directory_this_host_cannot_write(
-    build: Build, manifest: Read, tmp_path: Path, taken: str, policy: dict[str, Any], goes_on: bool
+    build_profiler: BuildProfiler,
+    load_manifest: LoadManifest,
+    tmp_path: Path,
+    taken: str,
+    policy: dict[str, Any],
+    goes_on: bool,
 ) -> None:
     place = tmp_path / "run/step_000001/rollout/replica_002"
     place.parent.mkdir(parents=True)
@@ -294,13 +303,13 @@ def test_a_replica_whose_directory_this_host_cannot_write(
         place.symlink_to(tmp_path.parent, target_is_directory=True)
 
     async def check(servers: list[SimulatedServer]) -> None:
-        await capture(build(urls(servers), **policy))
+        await capture(build_profiler(urls(servers), **policy))
         # The one whose manifest cannot be written is not started: nobody would know of it.
         others = GOOD if goes_on else ["status"]
         assert [server.commands() for server in servers] == [others, others, ["status"], others]
 
     with_servers(check)
-    fleet = manifest()
+    fleet = load_manifest()
     assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
     ended = Outcome.FLUSHED if goes_on else None
     assert outcomes(fleet) == [Outcome.REFUSED if replica == 2 else ended for replica in range(4)]
@@ -311,13 +320,15 @@ def test_a_replica_whose_directory_this_host_cannot_write(
     assert not [*tmp_path.parent.glob("target.*")]
 
 
-def test_a_directory_that_vanishes_between_start_and_stop(build: Build, manifest: Read, tmp_path: Path) -> None:
+def test_a_directory_that_vanishes_between_start_and_stop(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, tmp_path: Path
+) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        async with build(urls(servers)).capture(1):
+        async with build_profiler(urls(servers)).capture(1):
             shutil.rmtree(tmp_path / "run/step_000001/rollout/replica_002")
 
     with_servers(check)
-    fleet = manifest()
+    fleet = load_manifest()
     assert outcomes(fleet) == [Outcome.FLUSHED] * 4
     assert "The manifest cannot be written: " in str(fleet.targets[2].reason)
     assert "replica_002" in str(fleet.targets[2].reason)

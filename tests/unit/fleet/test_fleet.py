@@ -21,7 +21,7 @@ from simulated_servers import Act, ServersInThread, simulated_servers
 
 
 @pytest.fixture
-def config(simulated: None, tally: ModuleType, settings: dict[str, Any]) -> dict[str, Any]:
+def config(simulated_backend: None, tally: ModuleType, settings: dict[str, Any]) -> dict[str, Any]:
     """The config of a job with a trainer, rollouts and a reward model."""
     del settings["on_error"]
     return settings | {"trainer.backend": "tally", "reward.backend": "simulated"}
@@ -33,8 +33,8 @@ def manifests(path: Path) -> dict[tuple[str, str, int | None], Manifest]:
     return {(one.role, one.capture, one.replica): one for one in map(read_manifest, files)}
 
 
-def test_a_whole_step_is_in_one_run(config: dict[str, Any], recording: Callable[..., Any], tmp_path: Path) -> None:
-    engines = [recording() for _ in range(3)]
+def test_a_whole_step_is_in_one_run(config: dict[str, Any], make_engine: Callable[..., Any], tmp_path: Path) -> None:
+    engines = [make_engine() for _ in range(3)]
 
     async def main() -> None:
         async with simulated_servers(3) as servers:
@@ -120,9 +120,9 @@ def test_a_capture_of_several_steps(config: dict[str, Any], tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("asked", "last"), [({}, 2), ({"rollout.iterations": {"count": 1}}, 1)])
 def test_what_an_engine_recorded_to_the_end_is_of_all_the_steps(
-    config: dict[str, Any], recording: Callable[..., Any], tmp_path: Path, asked: dict[str, Any], last: int
+    config: dict[str, Any], make_engine: Callable[..., Any], tmp_path: Path, asked: dict[str, Any], last: int
 ) -> None:
-    engine = recording()
+    engine = make_engine()
 
     async def main() -> None:
         async with simulated_servers(1) as (server,):

@@ -22,7 +22,7 @@ from profdeck.replicas.late_collection import collect_run
 from profdeck.verification.run_report import read_run
 from simulated_servers import Act, Arrival, SimulatedServer
 
-Build = Callable[..., Profiler]
+BuildProfiler = Callable[..., Profiler]
 RUNS = itertools.count()
 OUTSIDE = "outside"
 LIES: list[Any] = [
@@ -86,7 +86,7 @@ def app_result(*arguments: object) -> Result:
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])  # each waits for a timeout
 @given(st.integers(0, 6), st.integers(0, 500), st.sampled_from(LIES))
 def test_a_lie_costs_the_liar_only(
-    build: Build, recording: Callable[..., Any], tmp_path: Path, after: int, field: int, lie: Any
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], tmp_path: Path, after: int, field: int, lie: Any
 ) -> None:
     name = f"run{next(RUNS)}"
     there, here = tmp_path / "there" / name, tmp_path / "here"
@@ -96,14 +96,14 @@ def test_a_lie_costs_the_liar_only(
         lie = f"{tmp_path}{lie}"
 
     async def main() -> None:
-        engines = [recording(2, output=there / str(replica)) for replica in range(2)]
+        engines = [make_engine(2, output=there / str(replica)) for replica in range(2)]
         honest = SimulatedServer(engines[0], host="elsewhere", output=str(there / "0"))
         liar = Liar(engines[1], host="elsewhere", output=str(there / "1"))
         liar.lie = (after, field, lie)
         honest.gives, liar.gives = there / "0", there / "1"
         async with honest, liar:
             own = {"output": str(here), "run": name, "rollout.options.flush_timeout_s": 0.5}
-            profiler = build([honest.url, liar.url], own)
+            profiler = build_profiler([honest.url, liar.url], own)
             try:
                 await profiler.astart(1)
                 for engine in engines:

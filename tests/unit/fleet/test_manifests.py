@@ -16,7 +16,7 @@ from profdeck.replicas.manifest_batch import ManifestBatch
 from profdeck_traces.base import files
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
+BuildProfiler = Callable[..., Profiler]
 
 
 class Disk:
@@ -47,12 +47,14 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.parametrize("refused", [0, 5])
-def test_each_target_has_two_unsynced_writes_on_other_threads(build: Build, disk: Disk, refused: int) -> None:
+def test_each_target_has_two_unsynced_writes_on_other_threads(
+    build_profiler: BuildProfiler, disk: Disk, refused: int
+) -> None:
     async def main() -> None:
         async with simulated_servers(40) as servers:
             for server in servers[:refused]:
                 server.acts["start"] = [Act(status=503)]
-            async with build([server.url for server in servers], {"on_error": "warn"}).capture(1):
+            async with build_profiler([server.url for server in servers], {"on_error": "warn"}).capture(1):
                 pass
         assert threading.get_ident() not in disk.threads
 
@@ -63,7 +65,7 @@ def test_each_target_has_two_unsynced_writes_on_other_threads(build: Build, disk
 
 
 @pytest.mark.slow  # on a busy machine, some targets reply before all requests are sent
-def test_names_are_reserved_after_all_requests_are_sent(build: Build, disk: Disk) -> None:
+def test_names_are_reserved_after_all_requests_are_sent(build_profiler: BuildProfiler, disk: Disk) -> None:
     """Reserving names earlier would delay the last requests."""
 
     async def main() -> None:
@@ -75,7 +77,7 @@ def test_names_are_reserved_after_all_requests_are_sent(build: Build, disk: Disk
                 seen.append(sum(disk.written.values()))
 
             looking = [asyncio.create_task(look(server)) for server in servers]
-            async with build([server.url for server in servers]).capture(1):
+            async with build_profiler([server.url for server in servers]).capture(1):
                 await asyncio.gather(*looking)
             assert max(seen) == 2  # the manifests of the run and of the fleet
 

@@ -21,8 +21,8 @@ from profdeck.records.request import CaptureRequest, RequestState
 from profdeck.verification.run_report import read_run
 from simulated_servers import Act, ServersInThread, SimulatedEngine, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
-Read = Callable[..., Manifest]
+BuildProfiler = Callable[..., Profiler]
+LoadManifest = Callable[..., Manifest]
 GONE = ProcessId(pid=2**22 + 1, process_started="1")  # above the highest pid of Linux
 
 
@@ -32,30 +32,34 @@ def asked(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_driver_is_killed_and_the_next_one_ends_what_it_left(
-    build: Build, driver: Callable[..., Any], recording: Callable[..., Any], manifest: Read, tmp_path: Path
+    build_profiler: BuildProfiler,
+    start_driver: Callable[..., Any],
+    make_engine: Callable[..., Any],
+    load_manifest: LoadManifest,
+    tmp_path: Path,
 ) -> None:
-    engines = [recording() for _ in range(3)]
+    engines = [make_engine() for _ in range(3)]
     with ServersInThread(3) as servers:
         for server, engine in zip(servers, engines, strict=True):
             server.engine = engine
-        killed = driver(urls(servers))
+        killed = start_driver(urls(servers))
         killed.go_on()
         assert killed.said() == "started"
         for engine in engines:
             engine.iterate(2)
         killed.kill()
         assert all(engine.active for engine in engines)
-        profiler = build(urls(servers), policy="all")
+        profiler = build_profiler(urls(servers), policy="all")
         profiler.start(3)
         for engine in engines:
             engine.iterate(3)
         profiler.stop()
         profiler.close()
-    fleet = manifest(3)
+    fleet = load_manifest(3)
     who = ProcessId().host
     assert fleet.status is Status.COMPLETE
     assert [record.outcome for record in fleet.targets] == [Outcome.FLUSHED] * 3
-    (note,) = manifest(3, replica=1).notes
+    (note,) = load_manifest(3, replica=1).notes
     assert note == (
         f"Stopped abandoned captures whose owner has exited: step1 of process {killed.process.pid} on {who}."
     )
@@ -72,19 +76,19 @@ def test_the_driver_is_killed_and_the_next_one_ends_what_it_left(
     assert {one.status for one in report.targets if one.first_step == 1} == {Status.MISSING}
 
 
-def test_one_target_alone_is_freed_as_well(build: Build, manifest: Read) -> None:
+def test_one_target_alone_is_freed_as_well(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def main() -> None:
         async with simulated_servers(1) as (server,):
             await server.engine.command("start", asked())
-            profiler = build(server.url)
+            profiler = build_profiler(server.url)
             async with profiler.capture(1):
                 pass
             # The refused start is taken back, and changes nothing; the orphan ends by its own token.
             assert server.commands() == ["status", "start", "stop", "status", "stop", "start", "stop"]
 
     asyncio.run(main())
-    assert manifest().status is Status.COMPLETE
-    assert manifest().notes == (f"Stopped abandoned captures whose owner has exited: old of {GONE}.",)
+    assert load_manifest().status is Status.COMPLETE
+    assert load_manifest().notes == (f"Stopped abandoned captures whose owner has exited: old of {GONE}.",)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +100,14 @@ def test_one_target_alone_is_freed_as_well(build: Build, manifest: Read) -> None
         (None, "Capture old is recording in this engine.", Outcome.ALREADY_ACTIVE.fix),
     ],
 )  # fmt: skip
-def test_what_belongs_to_others_is_left_alone(build: Build, owner: ProcessId | None, words: str, fix: str) -> None:
+def test_what_belongs_to_others_is_left_alone(
+    build_profiler: BuildProfiler, owner: ProcessId | None, words: str, fix: str
+) -> None:
     async def main() -> TargetError:
         async with simulated_servers(1) as (server,):
             await server.engine.command("start", asked(owner=owner))
             with pytest.raises(CaptureError) as caught:
-                await build(server.url).astart(1)
+                await build_profiler(server.url).astart(1)
             assert isinstance(server.engine, SimulatedEngine)
             assert server.engine.state is RequestState.RECORDING
             return target_error(caught.value)
@@ -127,25 +133,25 @@ class Ends(SimulatedEngine):
         return replies
 
 
-def test_what_has_ended_meanwhile_is_in_nobodys_way(build: Build, manifest: Read) -> None:
+def test_what_has_ended_meanwhile_is_in_nobodys_way(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def main() -> None:
         async with SimulatedServer(Ends()) as server:
             await server.engine.command("start", asked(owner=None))
-            async with build(server.url).capture(1):
+            async with build_profiler(server.url).capture(1):
                 pass
 
     asyncio.run(main())
-    assert manifest().status is Status.COMPLETE
-    assert manifest().notes == ("The first start was refused because of another capture, which has ended since.",)
+    assert load_manifest().status is Status.COMPLETE
+    assert load_manifest().notes == ("The first start was refused because of another capture, which has ended since.",)
 
 
-def test_an_engine_that_is_never_free_is_left_alone(build: Build) -> None:
+def test_an_engine_that_is_never_free_is_left_alone(build_profiler: BuildProfiler) -> None:
     async def main() -> None:
         async with SimulatedServer(engine := Ends()) as server:
             engine.again = 9
             await server.engine.command("start", asked())
             with pytest.raises(CaptureError, match="Capture old is recording in this engine"):
-                await build(server.url).astart(1)
+                await build_profiler(server.url).astart(1)
             assert server.commands().count("start") == 3
 
     asyncio.run(main())
@@ -154,13 +160,13 @@ def test_an_engine_that_is_never_free_is_left_alone(build: Build) -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("policy", ["any", "all"])
 def test_of_two_drivers_at_once_one_gets_each_target(
-    build: Build, driver: Callable[..., Any], policy: str, tmp_path: Path, *, late: bool
+    build_profiler: BuildProfiler, start_driver: Callable[..., Any], policy: str, tmp_path: Path, *, late: bool
 ) -> None:
     with ServersInThread(4) as servers:
         if late:  # so that whoever comes second to the others gets this one
             servers[0].acts["start"] = [Act(delay_s=1.0), Act()]
         own = {"rollout.targets": {"policy": policy}, "on_error": "raise"}
-        drivers = [driver(urls(servers), run=f"run{number}", **own) for number in range(2)]
+        drivers = [start_driver(urls(servers), run=f"run{number}", **own) for number in range(2)]
         for one in drivers:
             one.go_on()
         said = [one.said() for one in drivers]
