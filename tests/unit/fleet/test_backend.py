@@ -387,7 +387,7 @@ def test_refused_start_of_one_target(
                 CaptureError, match=r"Only 7 of 8 targets have started \(policy .*\)\. Replica 5 \(http"
             ):
                 await profiler.astart(1)
-        # A refused target is stopped, too, in case the start arrived. The stop has no effect.
+        # The refused target receives a stop, too, which has no effect.
         assert [server.commands() for server in servers] == [GOOD] * 8
         started = [server for server in servers if server is not servers[5]]
         assert all(server.engine.state is not RequestState.RECORDING for server in servers)  # type: ignore[attr-defined]
