@@ -410,7 +410,7 @@ def test_refused_start_of_one_target(
     assert (refused.fix, refused.started_ns) == (Outcome.REFUSED.fix, None)
     assert load_manifest(replica=5).status is Status.FAILED
     assert load_manifest(replica=4).status is (Status.COMPLETE if continues else Status.PARTIAL)
-    lines = [line for line in ls._of_targets(read_run(tmp_path / "run")) if "rollout/5" in line]
+    lines = [line for line in ls._target_problems(read_run(tmp_path / "run")) if "rollout/5" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"Step 1, rollout/5, {refused.name}: refused: {refused.reason}")
     assert lines[0].endswith("Fix the problem described in the reason. The target was not changed.")
@@ -597,7 +597,7 @@ def test_outcomes_of_targets(build_profiler: BuildProfiler, load_manifest: LoadM
     assert [target["outcome"] for target in fleet_data["targets"]] == [
         "flushed", "ended_by_itself", "files_missing", "not_enabled", "already_active",
     ]  # fmt: skip
-    listing = "\n".join(ls._of_targets(read_run(tmp_path / "run")))
+    listing = "\n".join(ls._target_problems(read_run(tmp_path / "run")))
     assert f"rollout/3, {fleet.targets[3].name}: not_enabled: " in listing
     assert "Start the engine with PROFDECK_CONFIG in its environment" in listing
 
@@ -740,8 +740,8 @@ def test_invalid_target_configs_are_rejected(
         (None, {}, {"urls": ["127.0.0.1:1"]}, "urls: '127.0.0.1:1' is not the URL of a server"),
         (None, {}, {"router": "nowhere"}, "router: 'nowhere' is not the URL of a server"),
         (None, {}, {"file": str(tmp_path / "targets.yaml")}, "targets.yaml: cannot be read"),
-        (None, {}, {"urls": [url], "policy": "quorum"}, "quorum: policy: quorum requires quorum"),
-        (None, {}, {"urls": [url], "quorum": 2}, "quorum: policy: quorum requires quorum"),
+        (None, {}, {"urls": [url], "policy": "quorum"}, "quorum: the policy 'quorum' requires this key"),
+        (None, {}, {"urls": [url], "quorum": 2}, "quorum: the policy 'quorum' requires this key"),
         (None, {}, {"urls": [url], "replicas": []}, "replicas: expected numbers that are at least 0"),
         (None, {}, {"urls": [url], "worker_types": ["decoder"]}, "Did you mean 'decode'?"),
         ([url], {"rollout.iterations": {"count": 1, "first": 0}}, {}, "iterations.first: with this option, the"),

@@ -408,10 +408,7 @@ def test_ranks_without_files_on_the_server_host_are_reported(run_remote: Callabl
         assert replied.startswith(
             f"Files of rank 1 are on elsewhere, in {remote.source}, not accessible from this host"
         )
-        assert (
-            "returned status 404: There is no file 'run/step_000001/rollout/rank_0001.step1.json' of a capture"
-            in replied
-        )
+        assert "returned status 404: No capture file 'run/step_000001/rollout/rank_0001.step1.json' found" in replied
         assert silent.startswith(f"Files of rank 2 are on another host, in {remote.remote_output}, not accessible")
         assert "They are not on elsewhere, the server's host" in silent
 
