@@ -1,4 +1,4 @@
-"""Real Ray clusters, which are reached from this machine only."""
+"""Helpers that start real Ray clusters, reachable only from this machine."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from pathlib import Path
 
 import attrs
 
-# Ray's servers listen on all interfaces, whatever --node-ip-address says, and who reaches them can run code here. With
-# the setting that Ray itself uses for laptops they listen on loopback only.
+# Ray's servers listen on all interfaces regardless of --node-ip-address, and any client can execute code through them.
+# With this setting, which Ray uses for laptops, they listen only on loopback.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @attrs.frozen
 class Cluster:
-    """A cluster that is up."""
+    """A running cluster."""
 
     address: str
     session: int
-    """The session of its processes."""
+    """Session ID of the cluster's processes."""
 
 
 def ray_environment(*paths: str | Path, nodes: int = 1) -> dict[str, str]:
-    """Return the environment of a cluster and of those who join it.
+    """Return the environment of a cluster's processes and of its drivers.
 
     Args:
-        paths: to import from.
-        nodes: of the cluster. Several need a network namespace of their own: Ray joins none that is on loopback only.
+        paths: import paths.
+        nodes: number of nodes. Several nodes need their own network namespace: Ray does not join clusters that listen
+            only on loopback.
     """
     return os.environ | {
         **(LOOPBACK if nodes == 1 else {}),
-        # Left to itself, Ray asks for a token or not by whether the user has one in the home directory.
+        # By default, Ray requires a token only if the home directory contains one.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -47,12 +48,12 @@ def ray_environment(*paths: str | Path, nodes: int = 1) -> dict[str, str]:
 
 @contextmanager
 def ray_cluster(directory: Path, environ: Mapping[str, str], *, cpus: int = 2) -> Iterator[Cluster]:
-    """Start a cluster, and end its processes.
+    """Start a cluster, and stop its processes on exit.
 
     Args:
-        directory: for its files; its sockets need a short path.
-        environ: the environment of all of its processes, from `ray_environment`.
-        cpus: how many it believes to have.
+        directory: directory of the cluster's files. The path must be short, because it contains sockets.
+        environ: environment of all processes, from `ray_environment`.
+        cpus: number of CPUs that the head node reports.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -66,13 +67,13 @@ def ray_cluster(directory: Path, environ: Mapping[str, str], *, cpus: int = 2) -
 
 @contextmanager
 def ray_node(cluster: Cluster, environ: Mapping[str, str], ip: str, enter: Sequence[str] = ()) -> Iterator[int]:
-    """Let a node with one CPU join a cluster, and end its processes; returns their session.
+    """Add a node with one CPU to a cluster, and stop its processes on exit. Yield their session ID.
 
     Args:
         cluster: the cluster.
-        environ: the environment of all processes.
-        ip: its address, in the network namespace of the cluster.
-        enter: what a command begins with that is to run there, if that is a host of its own.
+        environ: environment of all processes.
+        ip: address of the node, in the network namespace of the cluster.
+        enter: command prefix that runs a command on the node's host, if that is a simulated host.
     """
     command = [*enter, str(Path(sys.executable).parent / "ray"), "start", "--address", cluster.address, "--block"]
     command += ["--node-ip-address", ip, "--disable-usage-stats", "--object-store-memory", "80000000"]
@@ -101,12 +102,12 @@ def _up(command: list[str], environ: Mapping[str, str]) -> Iterator[subprocess.P
 
 
 def session_of(leader: int) -> list[int]:
-    """Return the processes of a session, by id."""
+    """Return the IDs of a session's processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, session, *_ = (path / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just exited
             continue
         if int(session) == leader and state != "Z":
             found.append(int(path.name))

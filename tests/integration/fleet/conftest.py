@@ -1,4 +1,4 @@
-"""Real servers of both engines on the CPU, and real routers in front of them."""
+"""Fixtures for real vLLM and SGLang servers on the CPU, and real routers."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="session")
 def engine_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of engines of vLLM; profdeck is not armed in it."""
+    """Environment of vLLM engines, in which profdeck is not enabled."""
     return vllm_environment(tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all servers may write: the directory of the runs."""
+    """Directory of the runs, which all servers can write."""
     return tmp_path_factory.mktemp("root")
 
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Servers, which are ended with the session, if not before."""
+    """Servers that are stopped at the end of the test session."""
     with Servers(tmp_path_factory.mktemp) as started:
         yield started
 
 
 @attrs.frozen
 class Begin:
-    """Starts servers that have loaded profdeck; they need time until they are up."""
+    """Starts servers that load profdeck, without waiting until they are ready."""
 
     servers: Servers
     model: Path
@@ -75,12 +75,12 @@ class Begin:
     sglang_python: str | None
 
     def vllm(self, *prefix: str | Path, arguments: Sequence[str] = ()) -> Server:
-        """Start a server of vLLM, by the command of a prefix if there is one."""
+        """Start a vLLM server. The prefix precedes its command."""
         environ = self.vllm_environment | {"VLLM_PLUGINS": "profdeck"} | self._ours
         return self.servers.begin(Server, [*prefix, *vllm_command(self.model, *arguments)], environ)
 
     def sglang(self) -> SglangServer | None:
-        """Start a server of SGLang; None where there is no SGLang."""
+        """Start an SGLang server. Return None if SGLang is not installed."""
         if self.sglang_python is None:
             return None
         environ = self.sglang_environment | {"SGLANG_PLUGINS": "profdeck,torchcpu"} | self._ours
@@ -100,7 +100,7 @@ def begin(
     engine_environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Begin:
-    """Start servers that have loaded profdeck and write below `root`."""
+    """Object that starts servers which load profdeck and write to `root`."""
     python = os.environ.get(SGLANG)
     sglang = sglang_environment(tmp_path_factory.mktemp("sglang"), python) if python else {}
     return Begin(servers, model, root, engine_environment, sglang, python)
@@ -108,7 +108,7 @@ def begin(
 
 @attrs.frozen
 class Engines:
-    """The servers that all tests share; they start side by side."""
+    """The servers that all tests share. They start concurrently."""
 
     workers: tuple[Server, Server]
     on_two_hosts: bool
@@ -119,7 +119,7 @@ class Engines:
 
 @pytest.fixture(scope="session")
 def engines(begin: Begin, root: Path) -> Engines:
-    """Start the shared servers."""
+    """Shared servers, which may still be starting."""
     other = subprocess.run([*OTHER_HOST, "hostname", "other"], check=False, capture_output=True).returncode == 0
     second = begin.vllm(*([*OTHER_HOST, *MOUNT, root] if other else ()))
     return Engines((begin.vllm(), second), other, begin.sglang())
@@ -134,7 +134,7 @@ def workers(engines: Engines) -> tuple[Server, Server]:
 
 @pytest.fixture(scope="session")
 def reward(engines: Engines) -> SglangServer:
-    """A server of SGLang; skips where there is no SGLang."""
+    """An SGLang server. Tests are skipped if SGLang is not installed."""
     if engines.reward is None:
         pytest.skip(f"there is no SGLang: {SGLANG} names the interpreter of an environment that has it")
     return up(engines.reward)
@@ -142,7 +142,7 @@ def reward(engines: Engines) -> SglangServer:
 
 @pytest.fixture
 def rollouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Any]], Profiler]]:
-    """Build profilers of the role `rollout`, which may ask the servers; they are closed with the test."""
+    """Function that creates profilers of the role `rollout` with the servers' token. They are closed after the test."""
     for name, value in TOKEN.items():
         monkeypatch.setenv(name, value)
     built: list[Profiler] = []
@@ -158,11 +158,11 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, An
 
 @pytest.fixture
 def start_router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """Start routers, which are ended with the test."""
+    """Function that starts routers. They are stopped after the test."""
     with Servers(tmp_path_factory.mktemp) as routers:
 
         def start(program: str, *arguments: str) -> Server:
-            # They say that they are healthy before they know of any worker.
+            # Routers report that they are healthy before they have any worker, so this waits for /readiness.
             return up(routers.begin(Server, router_command(program, *arguments), os.environ), "/readiness")
 
         yield start

@@ -1,7 +1,7 @@
-"""Engines of ours that actors of Ray hold, and the backend `held`: their ranks record with the backend `tally`.
+"""Simulated engines in Ray actors, and their backend `held`. Their ranks record with the backend `tally`.
 
-One is awaited in the event loop that it was made in, and breaks in any other, as those of real engines do; the other
-blocks.
+Like the async engines of vLLM and SGLang, `Awaited` must be called in the event loop in which it was created. Calls of
+`Blocking` block.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Awaited(Blocking):
 
 
 class HeldEngine(Engine):
-    """Calls one of them."""
+    """Connection to a simulated engine."""
 
     def __init__(self, held: Blocking) -> None:
         self.name = type(held).__qualname__
@@ -76,7 +76,7 @@ class HeldBackend(ControlBackend):
 
 
 class Common:
-    """What all actors have."""
+    """Methods of all actors."""
 
     engine: Blocking
 
@@ -87,12 +87,12 @@ class Common:
         self.engine.iterate(count)
 
     def about(self) -> dict[str, Any]:
-        """Tell what came of the engine."""
+        """Return the state of the engine's recorder."""
         return {"state": str(self.engine.recorder.reply().state)}
 
 
 class AsyncActor(Common):
-    """Has an event loop."""
+    """Actor with an event loop."""
 
     async def make(self) -> None:
         self.number, self.words = 3, "http://127.0.0.1:9"
@@ -100,34 +100,34 @@ class AsyncActor(Common):
 
 
 class SyncActor(Common):
-    """Has none."""
+    """Actor without an event loop."""
 
     def make(self) -> None:
         self.engine = Blocking()
 
     def wait(self, fifo: str) -> None:
-        """Block until somebody writes."""
+        """Block until another process writes to the FIFO."""
         Path(fifo).read_text()
 
 
 class Restarting(SyncActor):
-    """Makes its engine whenever its process starts."""
+    """Actor that creates its engine when its process starts."""
 
     def __init__(self) -> None:
         self.make()
 
 
 class Deep(SyncActor):
-    """Holds its engine in something that it holds."""
+    """Actor whose engine is an attribute of its attribute `worker`."""
 
     def make(self) -> None:
         self.worker = type("Worker", (), {})()
         self.worker.engine = Blocking()
 
     @property
-    def engine(self) -> Blocking:  # type: ignore[override]  # for the tests only
+    def engine(self) -> Blocking:  # type: ignore[override]  # read-only, used by `iterate`
         return self.worker.engine  # type: ignore[no-any-return]
 
 
 class Itself(Blocking):
-    """Is an engine."""
+    """Actor that is an engine itself."""

@@ -1,4 +1,4 @@
-"""Tests for capturing simulated engines in actors on a real Ray cluster, including actor failures.
+"""Tests of captures of simulated engines in actors on a real Ray cluster, including actor failures.
 
 The driver `jobs/actors.py` runs the captures, and the tests check its results. `test_agent_loop` tests vLLM engines in
 actors.
@@ -33,7 +33,7 @@ DRIVER_S = 500
 
 @attrs.frozen
 class Driven:
-    """What a driver left."""
+    """The run and the results of the driver."""
 
     run: Path
     results: dict[str, Any]
@@ -53,7 +53,7 @@ class Driven:
 
 @pytest.fixture(scope="module")
 def environ(tally_path: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of the cluster and of its drivers, with the backends `held` and `tally`."""
+    """Environment of the cluster and its drivers, with the backends `held` and `tally`."""
     site = tmp_path_factory.mktemp("site")
     about = site / "held-1.0.dist-info"
     about.mkdir()
@@ -75,7 +75,7 @@ def ours(cluster: Cluster, environ: dict[str, str], tmp_path_factory: pytest.Tem
     directory = tmp_path_factory.mktemp("ours")
     results = directory / "results.json"
     command = [sys.executable, HERE / "jobs" / "actors.py", directory / "profiles", results, cluster.address]
-    # Not in the tests' directory, whose modules have the names of others.
+    # Modules in the tests' directory would shadow other modules.
     done = subprocess.run(
         command, cwd=directory, env=environ, capture_output=True, text=True, timeout=DRIVER_S, check=False
     )
@@ -83,10 +83,10 @@ def ours(cluster: Cluster, environ: dict[str, str], tmp_path_factory: pytest.Tem
     return Driven(directory / "profiles" / "run", json.loads(results.read_text()))
 
 
-# Where they are on another host.
+# Files on another host.
 
 
-def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
+def test_files_on_a_node_without_shared_files_are_downloaded(
     environ: dict[str, str], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     (output := tmp_path / "profiles").mkdir()
@@ -123,10 +123,10 @@ def test_files_of_actors_on_a_node_that_shares_nothing_are_fetched(
     assert read_run(run.run).status is Status.COMPLETE
 
 
-# What works.
+# Successful captures.
 
 
-def test_actors_of_all_kinds_are_captured_as_one(ours: Driven) -> None:
+def test_all_kinds_of_actors_are_one_capture(ours: Driven) -> None:
     found = ours.results["all"]
     assert (found["status"], ours.outcomes("all")) == ("complete", ["flushed"] * 5)
     assert [name.partition(", ")[0] for name in ours.names("all")] == [
@@ -142,7 +142,7 @@ def test_actors_of_all_kinds_are_captured_as_one(ours: Driven) -> None:
     }
 
 
-def test_an_actor_alone_and_an_async_host(ours: Driven) -> None:
+def test_single_actor_and_async_host(ours: Driven) -> None:
     assert ours.results["single"]["status"] == "complete"
     assert ours.results["loop"] == {"rollout": "complete"}
     (single,) = ours.targets(2)
@@ -150,7 +150,7 @@ def test_an_actor_alone_and_an_async_host(ours: Driven) -> None:
     assert single.target.startswith("Actor(AsyncActor, ")
 
 
-def test_a_path_says_where_the_engine_is(ours: Driven) -> None:
+def test_actor_attribute_is_the_path_of_the_engine(ours: Driven) -> None:
     assert ours.results["deep"]["status"] == "complete"
     unsaid = ours.results["deep_unsaid"]
     assert unsaid["outcome"] == Outcome.REFUSED
@@ -158,10 +158,10 @@ def test_a_path_says_where_the_engine_is(ours: Driven) -> None:
     assert "actor_attribute" in unsaid["fix"]
 
 
-# Found in the cluster.
+# Discovery in the cluster.
 
 
-def test_a_placement_group_stands_for_its_actors_with_engines(ours: Driven) -> None:
+def test_placement_group_selects_its_actors_with_engines(ours: Driven) -> None:
     found = ours.results["group"]
     assert found["status"] == "complete"
     assert ours.names("group") == ["Actor(AsyncActor, replica_9)", "Actor(AsyncActor, replica_10)"]
@@ -171,7 +171,7 @@ def test_a_placement_group_stands_for_its_actors_with_engines(ours: Driven) -> N
     assert no_name.endswith("which cannot be looked up: 1.")
 
 
-def test_a_group_is_looked_up_anew_and_keeps_its_numbers(ours: Driven) -> None:
+def test_placement_group_is_looked_up_for_each_capture(ours: Driven) -> None:
     found = ours.results["group_changed"]
     assert found["status"] == "complete"
     assert ours.names("group_changed")[1:] == ["Actor(AsyncActor, replica_7)", "Actor(AsyncActor, replica_10)"]
@@ -186,13 +186,13 @@ def test_actors_by_name(ours: Driven) -> None:
     assert "Only 0 of 3 targets are ready" in ours.results["other_namespace"]["error"]
 
 
-def test_what_is_no_target(ours: Driven) -> None:
+def test_invalid_targets_are_rejected(ours: Driven) -> None:
     assert "no named actor with an engine" in ours.results["empty_group"]["error"]
     assert "both the host and the config specify targets" in ours.results["both"]["config_error"]
     assert "target: the list contains " in ours.results["group_twice"]["config_error"]
 
 
-def test_a_driver_is_killed_and_the_next_one_ends_what_it_left(ours: Driven) -> None:
+def test_next_driver_stops_the_capture_of_a_killed_driver(ours: Driven) -> None:
     assert ours.results["first_driver"] == "started"
     living = ours.results["living_owner"]
     assert (living["outcome"], "which is running" in living["error"]) == (Outcome.ALREADY_ACTIVE, True)
@@ -201,14 +201,14 @@ def test_a_driver_is_killed_and_the_next_one_ends_what_it_left(ours: Driven) -> 
     assert note.startswith("Stopped abandoned captures whose owner has exited: step30 of process ")
 
 
-def test_a_driver_that_ends_stops_its_capture(ours: Driven) -> None:
+def test_driver_that_exits_stops_its_capture(ours: Driven) -> None:
     assert (ours.results["last_driver"], ours.results["ended"]["state"]) == ("started", "ended")
     (capture,) = ours.captures(33)
     (rank,) = capture.ranks
     assert (rank.status, rank.events > 0) == (Status.PARTIAL, True)
 
 
-# What goes wrong.
+# Failures.
 
 
 def test_each_lost_actor_has_its_outcome(ours: Driven) -> None:
@@ -228,26 +228,26 @@ def test_each_lost_actor_has_its_outcome(ours: Driven) -> None:
     assert (states[0], states[2]) == (Status.COMPLETE, Status.MISSING)
 
 
-def test_an_actor_that_restarts_in_mid_capture(ours: Driven) -> None:
+def test_actor_that_restarts_during_a_capture(ours: Driven) -> None:
     assert ours.results["restarted"]["status"] == "partial"
     assert ours.outcomes("restarted") == ["flushed", "files_missing"]
     assert "Its process may have been restarted." in ours.results["restarted"]["targets"]["1"][2]
     assert ours.results["restarted_after"]["status"] == "complete"
 
 
-def test_a_start_that_comes_too_late_leaves_nothing_recording(ours: Driven) -> None:
+def test_late_start_is_stopped(ours: Driven) -> None:
     late = ours.results["late"]
     assert "did not answer within rpc_timeout_s=0.5 seconds" in late["error"]
     assert late["about"]["state"] in {"idle", "ended"}
     assert ours.results["after"]["status"] == "complete"
 
 
-# Jobs that run, captured from outside: last, as they work until the end of these tests.
+# Captures of running jobs by `profdeck capture`. These tests are last, because the jobs run until the end.
 
 
 @attrs.frozen
 class RayJob:
-    """A job of the cluster, with engines at work."""
+    """A job of the cluster with busy engines."""
 
     namespace: str
     names: tuple[str, ...]
@@ -255,13 +255,13 @@ class RayJob:
 
 @pytest.fixture(scope="module")
 def ray_jobs(cluster: Cluster, environ: dict[str, str]) -> Iterator[tuple[RayJob, RayJob]]:
-    """Two jobs at once, in namespaces of their own: one with two engines, one with one of a name that the other has."""
+    """Two concurrent jobs in separate namespaces. Both have an actor `rollout_0`, and the first has a second engine."""
     with ExitStack() as until_done:
         found = []
         for names in (("rollout_0", "rollout_1"), ("rollout_0",)):
             command = [sys.executable, HERE / "jobs" / "ray_job.py", cluster.address, *names]
             job = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            until_done.enter_context(job)  # which closes its input, and waits
+            until_done.enter_context(job)  # closes its stdin and waits for the exit
             assert job.stdout is not None
             found.append(RayJob(job.stdout.readline().strip(), names))
         yield found[0], found[1]
@@ -285,7 +285,7 @@ def captured_from_outside(
     return done.returncode, json.loads(done.stdout or "{}"), done.stderr
 
 
-def test_of_several_jobs_one_has_to_be_chosen(
+def test_one_of_several_jobs_must_be_selected(
     cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
 ) -> None:
     code, _, said = captured_from_outside(cluster, environ, tmp_path)
@@ -295,7 +295,7 @@ def test_of_several_jobs_one_has_to_be_chosen(
     assert not (tmp_path / "profiles").exists()
 
 
-def test_a_selected_job_is_captured_by_itself(
+def test_only_the_selected_job_is_captured(
     cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
 ) -> None:
     job = ray_jobs[0]
@@ -312,7 +312,7 @@ def test_a_selected_job_is_captured_by_itself(
     }
 
 
-def test_a_name_that_one_job_has_chooses_it(
+def test_actor_name_that_is_unique_to_a_job_selects_it(
     cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
 ) -> None:
     code, found, said = captured_from_outside(cluster, environ, tmp_path, names="rollout_1*")
@@ -320,7 +320,7 @@ def test_a_name_that_one_job_has_chooses_it(
     assert [one["url"] for one in found["servers"]] == ["Actor(AsyncActor, rollout_1)"]
 
 
-def test_a_cluster_without_such_actors(
+def test_cluster_without_matching_actors(
     cluster: Cluster, environ: dict[str, str], ray_jobs: tuple[RayJob, RayJob], tmp_path: Path
 ) -> None:
     code, _, said = captured_from_outside(cluster, environ, tmp_path, names="reward_*")
@@ -328,7 +328,7 @@ def test_a_cluster_without_such_actors(
     assert "No engine found in the actors named reward_*" in said
 
 
-def test_no_cluster_to_join(environ: dict[str, str], tmp_path: Path) -> None:
+def test_unreachable_cluster(environ: dict[str, str], tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

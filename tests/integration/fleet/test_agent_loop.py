@@ -1,4 +1,4 @@
-"""The example `examples/agent_loop`, run as its README says: on a cluster of Ray that it starts on this machine."""
+"""Tests of `examples/agent_loop` with the commands of its README. It starts a Ray cluster on this machine."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ pytestmark = pytest.mark.fleet
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "agent_loop" / "agent_loop.py"
 LIMIT_S = 400
-"""How long a job may take. Two engines start in it, which takes a minute where nothing else runs."""
+"""Time limit of a job. Its two engines take a minute to start on an idle machine."""
 ENDING_S = 30
 
 
 def end_session(leader: int) -> None:
-    """End a job: Ray's processes, actors and engines are in its session."""
+    """Kill a job. Its session includes Ray's processes, actors and engines."""
     for pid in session_of(leader):
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # the process has just exited
             os.kill(pid, signal.SIGKILL)
 
 
 @attrs.define
 class Job:
-    """The example in a directory of its own."""
+    """A process that runs the example in its own directory."""
 
     process: subprocess.Popen[str]
     run: Path
@@ -49,7 +49,7 @@ class Job:
     log: list[str] = attrs.field(factory=list)
 
     def read_until(self, pattern: str) -> re.Match[str]:
-        """Read what it prints until a line matches."""
+        """Read the output until a line matches."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.log.append(line)
@@ -58,7 +58,7 @@ class Job:
         raise AssertionError("".join(self.log))
 
     def finish(self) -> str:
-        """Wait for its end; returns all that it has printed."""
+        """Wait for the exit. Return the complete output."""
         assert self.process.stdout is not None
         self.log += self.process.stdout
         assert self.process.wait(ENDING_S) == 0, "".join(self.log)
@@ -68,23 +68,23 @@ class Job:
         return read_run(self.run)
 
     def assert_nothing_is_left(self) -> None:
-        """Wait until its processes have ended, which Ray does not wait for."""
+        """Assert that all processes exit, for which Ray does not wait, and that no temporary file remains."""
         deadline = time.monotonic() + ENDING_S
         while session_of(self.process.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)  # they are no children of this process, so there is nothing to wait on
+            time.sleep(0.05)  # the processes are not children of this process, so it cannot wait for them
         assert session_of(self.process.pid) == []
         assert list(self.scratch.iterdir()) == []
 
 
 @contextmanager
 def started(cwd: Path, *arguments: str) -> Iterator[Job]:
-    """Start the example and end it, whatever it does."""
+    """Start the example, and kill it on exit."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PROFDECK", "VLLM_", "RAY_"))}
-    with tempfile.TemporaryDirectory(prefix="al") as scratch:  # sockets below it, so its path must be short
+    with tempfile.TemporaryDirectory(prefix="al") as scratch:  # contains sockets, so the path must be short
         process = subprocess.Popen(
             [sys.executable, EXAMPLE, *arguments],
             cwd=cwd,
-            # Nothing may be left in the home directory: with a token of the environment Ray writes none into it.
+            # If the environment has a token, Ray does not write one to the home directory.
             env=kept
             | {
                 "HOME": scratch,
@@ -113,7 +113,7 @@ def profdeck(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def recorded(report: RunReport, first_step: int) -> dict[tuple[str, int | None, int], Status]:
-    """Return what there is of a capture, by role, replica and rank."""
+    """Return the status of each rank of a capture, by role, replica and rank."""
     return {
         (capture.role, capture.replica, rank.rank): rank.status
         for capture in report.captures
@@ -127,7 +127,7 @@ EVERYTHING = dict.fromkeys(
 )
 
 
-def test_trainer_and_rollouts_of_steps_2_and_3_are_in_one_run_that_reads_back_complete(tmp_path) -> None:
+def test_run_of_trainer_and_rollouts_is_complete(tmp_path) -> None:
     with started(tmp_path, "--steps", "80") as job:
         job.read_until("rollout 1: process")
         asked = profdeck("capture", "job", job.run, "--in", "3", "--steps", "2", "--json")
@@ -139,7 +139,7 @@ def test_trainer_and_rollouts_of_steps_2_and_3_are_in_one_run_that_reads_back_co
     assert report.problems == ()
     assert recorded(report, 2) == EVERYTHING
     assert re.findall(r"^step (\d+): .* in capture step2$", log, re.MULTILINE) == ["2", "3"]
-    # The other capture is the one that was asked for while the job ran.
+    # The other capture is the on-demand capture.
     (later,) = {capture.first_step for capture in report.captures} - {2}
     assert recorded(report, later) == EVERYTHING
     fleets = [target for target in report.targets if target.targets]
@@ -155,7 +155,7 @@ def test_trainer_and_rollouts_of_steps_2_and_3_are_in_one_run_that_reads_back_co
         assert trace["events"] > 1000
         marks = [step["stage"] or step["step"] for step in trace["steps"]]
         if trace["role"] == "rollout":
-            # Two answers in each of two steps, and what follows the first of their 12 tokens is decoded.
+            # Two responses of 12 tokens in each of two steps. All tokens after the first one are decoded.
             assert marks.count("decode") + marks.count("mixed") >= 2 * 2 * 11
             assert {"prefill", "mixed"} & {*marks}
         else:
@@ -166,7 +166,7 @@ def test_trainer_and_rollouts_of_steps_2_and_3_are_in_one_run_that_reads_back_co
 
 
 @pytest.mark.long
-def test_a_rollout_that_is_killed_in_mid_capture_is_named_and_costs_nothing_else(tmp_path) -> None:
+def test_rollout_killed_during_a_capture_affects_only_its_own_files(tmp_path) -> None:
     with started(tmp_path) as job:
         pid = int(job.read_until(r"rollout 1: process (\d+)")[1])
         job.read_until("step 2: .* in capture step2")
@@ -176,7 +176,7 @@ def test_a_rollout_that_is_killed_in_mid_capture_is_named_and_costs_nothing_else
     assert "a rollout has died, 1 left" in log
     assert "step 5: " in log
     found = recorded(job.report(), 2)
-    # Ray kills the processes of the engine with the actor, whatever they are writing.
+    # Ray kills the engine's processes with the actor, even while they write files.
     assert found.pop(("rollout", 1, 0)) in {Status.MISSING, Status.PARTIAL}
     assert found == {place: status for place, status in EVERYTHING.items() if place != ("rollout", 1, 0)}
     (fleet,) = (target for target in job.report().targets if target.targets)

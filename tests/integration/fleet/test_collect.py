@@ -1,4 +1,4 @@
-"""Files on another host, which is another host for all that a process can see, and the real routes that send them."""
+"""Tests of file collection from a simulated second host through the real routes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEADERS = {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
 
 @pytest.fixture(scope="module")
 def other_host() -> Callable[[Path], list[str | Path]]:
-    """Make what runs a command on another host, given the directory that it does not share with this one."""
+    """Function that returns a command prefix for another host. The given directory is not shared with that host."""
     tried = subprocess.run([*OTHER_HOST, "/mnt", "true"], check=False, capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"no other host can be made here: {tried.stderr.strip()}")
@@ -47,7 +47,7 @@ def other_host() -> Callable[[Path], list[str | Path]]:
 
 @pytest.fixture(scope="module")
 def python_path(tally_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH that offers the backend of the server, and that of its ranks."""
+    """A PYTHONPATH with the backends of the server and of its ranks."""
     return processes.python_path(tally_path, simulated_servers.offer(tmp_path_factory.mktemp("site")))
 
 
@@ -55,7 +55,7 @@ def python_path(tally_path: str, tmp_path_factory: pytest.TempPathFactory) -> st
 def start(
     tmp_path_factory: pytest.TempPathFactory, python_path: str
 ) -> Iterator[Callable[[Path, list[str | Path]], Server]]:
-    """Start servers without an engine, by the command of a prefix."""
+    """Function that starts servers without an engine. The prefix precedes the command."""
     with Servers(tmp_path_factory.mktemp) as servers:
 
         def run(output: Path, prefix: list[str | Path], *arguments: str | Path) -> Server:
@@ -67,7 +67,7 @@ def start(
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output directory of the server that runs on this host."""
+    """Output directory of the server on this host."""
     return tmp_path_factory.mktemp("output")
 
 
@@ -78,7 +78,7 @@ def server(start: Callable[[Path, list[str | Path]], Server], output: Path) -> S
 
 
 def captured(server: Server, output: Path) -> Path:
-    """Let the ranks of a server record; returns the trace of the first one."""
+    """Capture the ranks of a server. Return the trace path of rank 0."""
     body = {"id": "probe", "run": "run", "ranks": "all", "options": {"thread_bound": False}}
     for command, content in (("start", body), ("stop", {"request": "probe"})):
         assert call(server, "POST", command, content).is_success
@@ -88,17 +88,17 @@ def captured(server: Server, output: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trace(server: Server, output: Path) -> Path:
-    """The trace of a capture by the server's first rank."""
+    """Trace of the server's rank 0."""
     return captured(server, output)
 
 
 def get(server: Server, place: str, **headers: str) -> httpx.Response:
-    """Ask for a file, with the path as it is."""
+    """Request a file."""
     return plain_http.get(f"{server.url}/profdeck/files/{place}", headers=HEADERS | headers, timeout=30)
 
 
 def open_files(server: Server) -> list[str]:
-    """Return the files that a server has open below directories of runs."""
+    """Return the names of files in run directories that a server has open."""
     found = []
     for link in Path(f"/proc/{server.process.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -108,7 +108,7 @@ def open_files(server: Server) -> list[str]:
 
 @contextlib.contextmanager
 def iterating(server: Server) -> Iterator[None]:
-    """Let the ranks of a server run iterations all the while."""
+    """Run iterations on the ranks of a server until the context exits."""
     code = "import sys, httpx\nclient = httpx.Client(trust_env=False)\nwhile True: client.post(sys.argv[1])"
     command = [sys.executable, "-c", code, f"{server.url}/iterate"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
@@ -120,7 +120,7 @@ def iterating(server: Server) -> Iterator[None]:
 
 
 def collect(run: Path) -> None:
-    """Fetch by the command what servers still have of a run."""
+    """Download the missing files of a run with `profdeck collect`."""
     command = [sys.executable, "-m", "profdeck", "collect", str(run)]
     done = subprocess.run(command, env=os.environ | TOKEN, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -130,7 +130,7 @@ def collect(run: Path) -> None:
 # Two hosts.
 
 
-def test_the_command_line_brings_the_files_of_another_host(
+def test_capture_command_downloads_files_from_another_host(
     start: Callable[[Path, list[str | Path]], Server],
     other_host: Callable[[Path], list[str | Path]],
     python_path: str,
@@ -160,7 +160,7 @@ def test_the_command_line_brings_the_files_of_another_host(
     assert [artifact.kind for artifact in target.artifacts] == ["merged_trace"]
 
 
-def test_files_of_another_container_come_over_a_unix_socket(
+def test_files_in_another_container_are_downloaded_over_a_unix_socket(
     start: Callable[..., Server], other_host: Callable[[Path], list[str | Path]], python_path: str, tmp_path: Path
 ) -> None:
     (directory := tmp_path / "profiles").mkdir()
@@ -178,7 +178,7 @@ def test_files_of_another_container_come_over_a_unix_socket(
     assert any(note.startswith("Fetched 2 artifacts (") for note in target.notes)
 
 
-def test_what_cannot_be_fetched_is_listed_with_its_host(
+def test_files_that_are_not_downloaded_are_listed_with_their_host(
     start: Callable[[Path, list[str | Path]], Server],
     other_host: Callable[[Path], list[str | Path]],
     python_path: str,
@@ -203,7 +203,7 @@ def test_what_cannot_be_fetched_is_listed_with_its_host(
 # The real routes.
 
 
-def test_files_and_parts_of_them(server: Server, trace: Path, output: Path) -> None:
+def test_route_serves_files_and_ranges(server: Server, trace: Path, output: Path) -> None:
     place = str(trace.relative_to(output))
     whole = get(server, place)
     assert (whole.status_code, whole.content) == (200, trace.read_bytes())
@@ -231,8 +231,8 @@ def test_files_and_parts_of_them(server: Server, trace: Path, output: Path) -> N
     "place",
     ["", "..", "%2e%2e/%2e%2e/etc/hostname", "run/..%2f..%2fsecret", "run/run.json"],
 )
-def test_nothing_else_is_sent(server: Server, trace: Path, place: str) -> None:
-    """With the path as it stands here, which clients tidy up."""
+def test_route_serves_only_files_of_captures(server: Server, trace: Path, place: str) -> None:
+    """Use a raw socket, because HTTP clients normalize the path."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as connection:
         head = f"GET /profdeck/files/{place} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
@@ -242,7 +242,7 @@ def test_nothing_else_is_sent(server: Server, trace: Path, place: str) -> None:
     assert b"of a capture below" in answer
 
 
-def test_without_the_token_no_file_is_sent(server: Server, trace: Path, output: Path) -> None:
+def test_route_requires_the_token(server: Server, trace: Path, output: Path) -> None:
     url = f"{server.url}/profdeck/files/{trace.relative_to(output)}"
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": TOKEN["PROFDECK_TOKEN"]}):
         answer = plain_http.get(url, headers=headers)
@@ -251,7 +251,7 @@ def test_without_the_token_no_file_is_sent(server: Server, trace: Path, output: 
 
 @pytest.fixture
 def sparse(trace: Path) -> Iterator[Path]:
-    """A large file that takes no room, in the place of the trace."""
+    """Trace replaced by a large sparse file, which uses no disk space."""
     before = trace.read_bytes()
     with trace.open("r+b") as file:
         file.truncate(SPARSE_BYTES)
@@ -259,8 +259,8 @@ def sparse(trace: Path) -> Iterator[Path]:
     trace.write_bytes(before)
 
 
-def test_a_server_answers_others_while_it_sends(server: Server, sparse: Path, output: Path) -> None:
-    """To clients that read, that do not read on, and that go away."""
+def test_server_replies_to_other_requests_during_downloads(server: Server, sparse: Path, output: Path) -> None:
+    """The clients read everything, stop reading, or disconnect."""
     url = f"{server.url}/profdeck/files/{sparse.relative_to(output)}"
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(plain_http.stream("GET", url, headers=HEADERS)).iter_raw() for _ in range(4)]
@@ -271,12 +271,12 @@ def test_a_server_answers_others_while_it_sends(server: Server, sparse: Path, ou
         assert sum(map(len, streams[0])) > SPARSE_BYTES - (1 << 20)
     deadline = time.monotonic() + 30
     while open_files(server) and time.monotonic() < deadline:
-        time.sleep(0.05)  # there is no event to await outside of the server
+        time.sleep(0.05)  # no event outside of the server signals this
     assert open_files(server) == []
 
 
 class Watched(io.FileIO):
-    """A new file that tells when something is written to it."""
+    """New file that sets an event at its first write."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "xb")
@@ -288,7 +288,7 @@ class Watched(io.FileIO):
         return super().write(data)
 
 
-def test_a_file_that_is_cut_off_while_it_is_sent(
+def test_file_truncated_during_a_download(
     server: Server, sparse: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in TOKEN.items():
@@ -301,7 +301,7 @@ def test_a_file_that_is_cut_off_while_it_is_sent(
             transfer = asyncio.create_task(engine.files(Path()).fetch(place, file, SPARSE_BYTES))
             await file.begun.wait()
             os.truncate(sparse, 1000)
-            with contextlib.suppress(TargetError):  # or it begins anew, and gets what there is now
+            with contextlib.suppress(TargetError):  # unless the download restarts and fetches the truncated file
                 await transfer
         await engine.close()
 
@@ -327,9 +327,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_a_large_file_takes_no_memory_on_either_side(
-    server: Server, sparse: Path, output: Path, tmp_path: Path
-) -> None:
+def test_download_uses_little_memory_on_both_sides(server: Server, sparse: Path, output: Path, tmp_path: Path) -> None:
     def peak_kb() -> int:
         status = Path(f"/proc/{server.process.pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
@@ -349,7 +347,7 @@ def test_a_large_file_takes_no_memory_on_either_side(
     assert peak_kb() - before < 32 << 10
 
 
-def test_a_server_that_is_killed_while_it_sends(
+def test_server_killed_during_a_download(
     start: Callable[[Path, list[str | Path]], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in TOKEN.items():

@@ -1,4 +1,4 @@
-"""Prefill and decode workers of vLLM behind a real router, which share the keys and values of prompts by files."""
+"""Tests of vLLM prefill and decode workers with a real router. The workers transfer KV caches through files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from profdeck.verification.run_report import read_run
 pytestmark = pytest.mark.long
 
 PROMPT = "hello world " * 12
-"""Of more than 128 tokens, which are four blocks of keys and values."""
+"""Prompt of more than 128 tokens, which fill four blocks of the KV cache."""
 StartRouter = Callable[..., Server]
 
 
 @pytest.fixture(scope="module")
 def pair(begin: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """A prefill and a decode worker, which end with the module."""
+    """A prefill worker and a decode worker. They are stopped after the module."""
     shared = {"shared_storage_path": str(tmp_path_factory.mktemp("keys"))}
     with Servers(tmp_path_factory.mktemp) as servers:
         begin = attrs.evolve(begin, servers=servers)
@@ -51,8 +51,8 @@ def settings(root: Path, run: str) -> dict[str, Any]:
     return {"output": str(root), "run": run, "steps": [0], "on_error": "raise", "rollout.backend": "vllm"}
 
 
-def test_each_worker_records_the_batches_that_it_has(pair: tuple[Server, Server], router: Server, root: Path) -> None:
-    """A prefill worker would wait for decode batches for ever."""
+def test_workers_record_only_their_own_batch_kind(pair: tuple[Server, Server], router: Server, root: Path) -> None:
+    """Otherwise, a prefill worker would wait forever for decode batches."""
     asked = ("--iterations", "3", "--batch-kind", "prefill", "--batch-kind", "decode")
     with busy(router):
         process = command_line_of_many("--router", router.url, *asked, "--set", "run=disaggregated", "--json")
@@ -69,14 +69,14 @@ def test_each_worker_records_the_batches_that_it_has(pair: tuple[Server, Server]
     assert at_rest(*pair)
 
 
-def test_a_request_is_on_one_timeline(
+def test_merged_trace_shows_a_request_on_both_workers(
     pair: tuple[Server, Server],
     router: Server,
     root: Path,
     tmp_path: Path,
     rollouts: Callable[[dict[str, Any]], Profiler],
 ) -> None:
-    """First all of the prompt in the one worker, then a rest of it and its tokens in the other."""
+    """The prefill worker processes the entire prompt, then the decode worker the remainder after four blocks."""
     router.complete(PROMPT, tokens=2)
     profiler = rollouts(settings(root, "timeline") | {"rollout.targets": {"router": router.url}})
     with profiler.capture(0):
@@ -99,7 +99,7 @@ def test_a_request_is_on_one_timeline(
 
 
 def batch(event: dict[str, Any]) -> tuple[int, int]:
-    """Return how many tokens of prompts and how many new ones an iteration has."""
+    """Return the numbers of prompt tokens and generated tokens of an iteration."""
     found = re.fullmatch(r"execute_context_\d+\((\d+)\)_generation_\d+\((\d+)\)", event["name"])
     assert found is not None
     return int(found[1]), int(found[2])

@@ -1,6 +1,6 @@
-"""Faults of real servers in a fleet: each ends with everything stopped and nothing lost.
+"""Tests of faults of real servers in a fleet: all targets stop, and no recorded data is lost.
 
-The last tests of the file end servers that are there for that; those before leave the servers as they were.
+The shared servers keep running. Only the last tests kill servers, which they start themselves.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ def doomed(begin: Any, reward: SglangServer) -> SglangServer:
 
 
 def settings(root: Path, run: str, servers: Sequence[Server], backend: str = "vllm", **own: Any) -> dict[str, Any]:
-    """Return the config of a job that captures steps 0 and 2 of some servers; keywords are keys of its targets."""
+    """Return the config of a job that captures steps 0 and 2. Keyword arguments are keys of its targets."""
     common = {"output": str(root), "run": run, "steps": [0, 2], "on_error": "raise", "on_demand": False}
     targets = {"urls": [server.url for server in servers], **own}
     return common | {"rollout.backend": backend, "rollout.targets": targets}
 
 
 def fleet_of(root: Path, run: str, step: int = 0) -> TargetReport:
-    """Return what a run says of a fleet."""
+    """Return the report of a fleet."""
     (found,) = (one for one in read_run(root / run).targets if one.policy and one.first_step == step)
     return found
 
 
 def records(root: Path, run: str, step: int = 0) -> dict[str, TargetRecord]:
-    """Return what came of the targets of a fleet, by URL."""
+    """Return the target records of a fleet by URL."""
     return {record.name: record for record in fleet_of(root, run, step).targets}
 
 
 def ranks(root: Path, run: str) -> dict[int | None, RankReport]:
-    """Return what the only rank of each replica left in a run of one capture."""
+    """Return the report of each replica's only rank in a run with one capture."""
     return {capture.replica: rank for capture in read_run(root / run).captures for rank in capture.ranks}
 
 
 # Servers that hang.
 
 
-def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
+def test_server_that_hangs_at_its_start_does_not_record_when_it_resumes(
     workers: tuple[Server, Server], root: Path, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     healthy, hung = workers
@@ -83,7 +83,7 @@ def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
     fired = FleetBackend._start_members
 
     async def hang_and_fire(self: FleetBackend, *arguments: Any) -> Any:
-        hung.process.send_signal(signal.SIGSTOP)  # it has been reached
+        hung.process.send_signal(signal.SIGSTOP)  # the server has replied to the status request
         return await fired(self, *arguments)
 
     monkeypatch.setattr(FleetBackend, "_start_members", hang_and_fire)
@@ -104,7 +104,7 @@ def test_a_server_that_hangs_at_its_start_does_not_record_when_it_goes_on(
     assert at_rest(*workers)
 
 
-def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
+def test_server_that_hangs_at_its_stop_stops_when_it_resumes(
     workers: tuple[Server, Server], root: Path, rollouts: Rollouts
 ) -> None:
     healthy, hung = workers
@@ -127,7 +127,7 @@ def test_a_server_that_hangs_at_its_stop_is_left_and_stops_when_it_goes_on(
     assert at_rest(*workers)
     left = ranks(root, "hangs-at-stop")
     assert all(rank.events and all(file.whole for file in rank.artifacts) for rank in left.values())
-    # Two stops wait for it, of which the second one says that it was given up.
+    # The server receives two stops. The second one reports the timeout.
     assert {rank.status for rank in left.values()} <= {Status.COMPLETE, Status.PARTIAL}
 
 
@@ -148,7 +148,7 @@ print("stopped", flush=True)
 
 @pytest.fixture
 def start_driver() -> Iterator[StartDriver]:
-    """Start a process that has started a capture, and stops it when it is told."""
+    """Function that starts a driver with a running capture. The driver stops it when a line is written to its stdin."""
     started: list[subprocess.Popen[str]] = []
 
     def start(config: dict[str, Any]) -> subprocess.Popen[str]:
@@ -167,7 +167,7 @@ def start_driver() -> Iterator[StartDriver]:
         process.communicate()
 
 
-def test_captures_of_a_killed_driver_are_ended_by_the_next_one(
+def test_next_driver_stops_the_captures_of_a_killed_driver(
     workers: tuple[Server, Server], root: Path, rollouts: Rollouts, start_driver: StartDriver
 ) -> None:
     first, second = workers
@@ -213,7 +213,7 @@ def remount(engines: Any, workers: tuple[Server, Server], root: Path) -> Iterato
     mount("rw")
 
 
-def test_a_host_that_cannot_write_refuses_and_the_others_go_on(
+def test_start_on_a_read_only_host_is_refused(
     workers: tuple[Server, Server], remount: Remount, root: Path, rollouts: Rollouts
 ) -> None:
     healthy, elsewhere = workers
@@ -235,7 +235,7 @@ def test_a_host_that_cannot_write_refuses_and_the_others_go_on(
     assert fleet_of(root, "read-only", 2).status is Status.COMPLETE
 
 
-def test_a_host_that_cannot_write_any_more_loses_its_own_files_only(
+def test_host_that_becomes_read_only_loses_only_its_own_files(
     workers: tuple[Server, Server], remount: Remount, root: Path, rollouts: Rollouts
 ) -> None:
     healthy, elsewhere = workers
@@ -257,11 +257,11 @@ def test_a_host_that_cannot_write_any_more_loses_its_own_files_only(
 # Servers that are killed.
 
 SLOW = {"with_stack": True, "record_shapes": True, "profile_memory": True}
-"""Makes much to write of little."""
+"""Options that make traces large and slow to write."""
 
 
 @pytest.mark.long
-def test_a_replica_that_is_killed_while_it_writes(
+def test_replica_killed_during_its_flush(
     reward: SglangServer, doomed: SglangServer, root: Path, rollouts: Rollouts
 ) -> None:
     config = settings(root, "flush", [reward, doomed], "sglang") | {"rollout.options": SLOW}
@@ -273,7 +273,7 @@ def test_a_replica_that_is_killed_while_it_writes(
             await asyncio.to_thread(reward.complete)
             await asyncio.to_thread(wait_for_iterations, doomed, 150)
         stopping = asyncio.create_task(profiler.astop())
-        # Its own trace, before that is packed: by the time that a route has answered, all may be written.
+        # Wait for the temporary trace file: when a route replies, the trace may be complete.
         written = replica_directory(root / "flush/step_000000/rollout", 1)
         await asyncio.to_thread(until, lambda: list(written.glob(".rank_*.tmp")), every_s=0.001)
         end_group(doomed.process)
@@ -283,7 +283,7 @@ def test_a_replica_that_is_killed_while_it_writes(
         asyncio.run(capture())
     found = records(root, "flush")
     assert (found[reward.url].outcome, found[doomed.url].outcome) == (Outcome.FLUSHED, Outcome.UNREACHABLE)
-    # A process that is killed while it writes takes a moment to end.
+    # A killed process may exit late if it is writing.
     until(lambda: ranks(root, "flush")[found[doomed.url].replica].status is not Status.RECORDING, every_s=0.05)
     left = ranks(root, "flush")
     assert left[found[reward.url].replica].status is Status.COMPLETE
@@ -292,20 +292,20 @@ def test_a_replica_that_is_killed_while_it_writes(
 
 
 def wait_for_iterations(server: Server, count: int) -> None:
-    """Wait until a server has recorded as many iterations."""
+    """Wait until a server has recorded `count` iterations."""
     until(lambda: call(server, "GET", "status").json()["answer"]["ranks"][0]["iterations"] >= count, every_s=0.05)
 
 
 @pytest.fixture
 def router(workers: tuple[Server, Server], victim: Server, start_router: Callable[..., Server]) -> Server:
-    """A router that knows after ten seconds or more that a worker is gone."""
+    """A router that detects the exit of a worker after at least ten seconds."""
     urls = [worker.url for worker in (*workers, victim)]
     checks = ["--health-check-interval-secs", "5", "--health-failure-threshold", "3"]
     return start_router("vllm-router", "--policy", "round_robin", *checks, "--worker-urls", *urls)
 
 
 @pytest.mark.long
-def test_a_replica_that_is_killed_between_start_and_stop_and_before_the_next_starts(
+def test_replica_killed_during_a_capture_is_absent_from_later_captures(
     workers: tuple[Server, Server], victim: Server, router: Server, root: Path, rollouts: Rollouts
 ) -> None:
     behind = {"rollout.targets": {"router": router.url}, "steps": [0, 2, 4]}
@@ -323,14 +323,14 @@ def test_a_replica_that_is_killed_between_start_and_stop_and_before_the_next_sta
         capture.replica: capture.ranks[0] for capture in read_run(root / "killed").captures if capture.first_step == 0
     }
     assert sorted(rank.status for rank in left.values()) == [Status.COMPLETE, Status.COMPLETE, Status.MISSING]
-    # Its router does not know yet: it is asked.
+    # The router has not detected the exit, so the worker is contacted.
     assert listed(router)[victim.url]["is_healthy"]
     absent = r"1 of 3 targets did not participate: 1 unreachable"
     with pytest.raises(CaptureError, match=absent), profiler.capture(2):
         for worker in workers:
             worker.complete()
     assert "cannot be reached: Connection refused" in str(records(root, "killed", 2)[victim.url].reason)
-    # Its router knows, and goes on with the others.
+    # The router has detected the exit, so the worker is not contacted.
     until(lambda: not listed(router)[victim.url]["is_healthy"], every_s=0.05)
     with pytest.raises(CaptureError, match=absent), profiler.capture(4):
         for _ in workers:
@@ -340,7 +340,7 @@ def test_a_replica_that_is_killed_between_start_and_stop_and_before_the_next_sta
         victim.url: "The router reports that this worker is unhealthy, so it was not contacted."
     }
     assert at_rest(*workers)
-    # Who needs all of them does not even start.
+    # With the policy `all`, no target starts.
     strict = rollouts(settings(root, "strict", [*workers, victim], policy="all"))
     with pytest.raises(CaptureError, match=r"Only 2 of 3 targets are ready \(policy all\)"):
         strict.start(0)

@@ -1,7 +1,7 @@
-"""A job on hosts that share a network and nothing else: trainer ranks, a router, servers, and clocks that are apart.
+"""Tests of a job on hosts that share only a network. The clock of one host is ahead of the others.
 
-Hosts are namespaces of this machine. The head, ``host-0``, has trainer rank 0 and the router; ``host-1`` rank 1; and
-``host-2`` a server of vLLM.
+Hosts are namespaces on this machine. The head, ``host-0``, runs trainer rank 0 and the router, ``host-1`` runs trainer
+rank 1, and ``host-2`` runs a vLLM server.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from profdeck.records.manifest import Manifest, decode_manifest
 
 JOB = Path(__file__).parent / "jobs" / "job_on_hosts.py"
 AHEAD_NS = 2_345_678_901
-"""How far the clock of the server's host is ahead."""
+"""Offset of the clock on the server's host."""
 MOST_ERROR_NS = 20_000_000
-"""Of clocks, on a machine that is busy; see docs/benchmarks.md for a quiet one."""
+"""Limit of the clock error on a busy machine. See docs/benchmarks.md for an idle machine."""
 READY = """
 import sys, urllib.request
 url, token = sys.argv[1:]
@@ -43,18 +43,18 @@ while True:
     with urllib.request.urlopen(request, timeout=60) as response:
         if json.load(response)["answer"]["ranks"][0]["state"] in {"armed", "recording"}:
             break
-    time.sleep(0.05)  # there is no event to await outside of the server
+    time.sleep(0.05)  # no event outside of the server signals this
 """
 GENERATE = "import sys; from engine_servers import Server; Server(sys.argv[1], None, None).complete(tokens=32)"
 
 
 @attrs.frozen
 class Cluster:
-    """The hosts, and what runs on them."""
+    """The hosts, and the URLs of the router and the server."""
 
     hosts: list[Host]
     output: Path
-    """The same path on every host, and another directory."""
+    """Output path. On each host, it is a different directory."""
     router: str
     server: str
     environment: dict[str, str]
@@ -62,7 +62,7 @@ class Cluster:
     """The directory of the servers' logs."""
 
     def profdeck(self, *arguments: object, host: int = 0) -> subprocess.Popen[str]:
-        """Start a command line on a host."""
+        """Start a profdeck command on a host."""
         command = [*self.hosts[host].enter, sys.executable, "-m", "profdeck", *map(str, arguments)]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=self.environment | {"COLUMNS": "400"})
@@ -78,7 +78,7 @@ class Cluster:
         subprocess.run([*host.enter, sys.executable, "-c", GENERATE, url], check=True, env=environment)
 
     def done(self, *arguments: object) -> str:
-        """Run a command line on the head; returns its output."""
+        """Run a profdeck command on the head. Return its output."""
         process = self.profdeck(*arguments)
         out, error = process.communicate(timeout=240)
         assert TOKEN["PROFDECK_TOKEN"] not in out + error
@@ -86,7 +86,7 @@ class Cluster:
         return out
 
     def manifests(self, run: str) -> Iterator[Manifest]:
-        """Read the manifests of a run on the head."""
+        """Yield the manifests of a run on the head."""
         listed = [*self.hosts[0].enter, "find", self.output / run, "-name", "*.json", "-path", "*/step_*"]
         for path in subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split():
             if ".trace." not in path:
@@ -98,7 +98,7 @@ class Cluster:
 def cluster(
     model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """Start servers and a router on hosts of their own."""
+    """Hosts with a running router and server."""
     output, shared = tmp_path_factory.mktemp("own"), tmp_path_factory.mktemp("shared")
     ours = TOKEN | {"PROFDECK__OUTPUT": str(output)}
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
@@ -141,7 +141,7 @@ def cluster(
 
 @pytest.fixture
 def job(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[str]]]:
-    """Train on the first two hosts; yields the launchers. The run is called ``live``."""
+    """Launchers of a training job on the first two hosts. Its run is named ``live``."""
     directory = tmp_path_factory.mktemp("job")
     targets = {"router": cluster.router, "worker_hosts": ["10.77.0.0/24"], "policy": "all"}
     roles = {
@@ -172,7 +172,7 @@ def recorded(document: dict[str, Any]) -> set[tuple[str, str, str]]:
     }
     return here | {
         (process["role"], process["host"], "elsewhere")
-        for process in document.get("processes", ())  # a capture of servers has none
+        for process in document.get("processes", ())  # captures of servers have no processes
         if process["files_here"] is False
     }
 
@@ -186,7 +186,7 @@ def test_one_capture_of_all_hosts(cluster: Cluster, job: list[subprocess.Popen[s
         assert all(process.poll() is None for process in job)
         process = cluster.profdeck("capture", "job", run, "--steps", "2", "--json")
         out, error = process.communicate(timeout=240)
-        print(out, error)  # noqa: T201  # of a failure
+        print(out, error)  # noqa: T201  # shown if the test fails
         return json.loads(out) if out and process.returncode == 0 else None
 
     found = dict[str, Any]()
@@ -195,7 +195,7 @@ def test_one_capture_of_all_hosts(cluster: Cluster, job: list[subprocess.Popen[s
         found.update(captured() or {})
         return bool(found) and recorded(found) == everybody
 
-    until(all_took_part, every_s=1)  # ranks that are not there yet are named, and the next capture has them
+    until(all_took_part, every_s=1)  # a capture without all ranks is repeated
     assert found["complete"]
 
     # The manifests record the server's clock offset, measured during the capture requests.
@@ -224,14 +224,14 @@ Fault = Callable[[Host], object]
 
 
 def away_for_a_while(host: Host) -> None:
-    """Cut the link while files are on their way, and let it come back."""
+    """Interrupt the link during a download."""
     host.limit("200kbit")
     host.link("down")
     host.link("up")
 
 
 @pytest.mark.parametrize("fault", [lambda host: host.limit("800kbit"), away_for_a_while], ids=["slow", "cut"])
-def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fault: Fault) -> None:
+def test_slow_or_interrupted_link_only_delays_a_capture(cluster: Cluster, fault: Fault) -> None:
     host, url = cluster.hosts[2], cluster.server
     process = cluster.profdeck("capture", "servers", "--url", url, "--iterations", "5", "--json")
     fault(host)
@@ -245,7 +245,7 @@ def test_a_link_that_is_slow_or_away_for_a_while_costs_time(cluster: Cluster, fa
     assert recorded(json.loads(out)) == {("server", "host-2", "complete")}
 
 
-def test_a_host_that_is_gone_at_the_stop_and_comes_back(cluster: Cluster) -> None:
+def test_host_that_is_unreachable_at_the_stop(cluster: Cluster) -> None:
     host, url = cluster.hosts[2], cluster.server
     own = ("--url", url, "--iterations", "5", "--set", "run=cut", "--output", cluster.output)
     process = cluster.profdeck("capture", "servers", *own, "--set", "server.options.rpc_timeout_s=10")
@@ -278,8 +278,8 @@ for path in output.rglob("*"):
 """
 
 
-def test_the_token_is_nowhere(cluster: Cluster) -> None:
-    """After all of the above: in no trace, manifest or log, and in no list of processes."""
+def test_token_is_not_in_files_or_command_lines(cluster: Cluster) -> None:
+    """Search the traces, manifests and logs of the tests above, and all command lines."""
     token = TOKEN["PROFDECK_TOKEN"]
     for host in cluster.hosts:
         command = [*host.enter, sys.executable, "-c", SEARCH, token, cluster.output]

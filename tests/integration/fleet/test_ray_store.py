@@ -1,4 +1,4 @@
-"""On-demand captures on a real Ray cluster without a shared directory, with an actor as the request store."""
+"""Test of on-demand captures on a real Ray cluster without a shared directory. An actor stores the requests."""
 
 from __future__ import annotations
 

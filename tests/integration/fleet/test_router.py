@@ -1,4 +1,4 @@
-"""Real routers: the workers behind them are captured as one, while requests go through the router."""
+"""Tests of real routers: their workers are one capture while requests go through the router."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ Rollouts = Callable[[dict[str, Any]], Profiler]
 
 @pytest.fixture
 def router(workers: tuple[Server, Server], start_router: StartRouter) -> Server:
-    """A vllm-router that gives each worker every other request."""
+    """A vllm-router that alternates between the workers."""
     return start_router("vllm-router", "--policy", "round_robin", "--worker-urls", *(worker.url for worker in workers))
 
 
 def settings(root: Path, run: str, **own: Any) -> dict[str, Any]:
-    """Return the config of a job that captures steps 0 and 2; in names of keys ``__`` stands for a dot."""
+    """Return the config of a job that captures steps 0 and 2. In keyword arguments, ``__`` replaces a dot."""
     common = {"output": str(root), "run": run, "steps": [0, 2], "on_error": "raise", "on_demand": False}
     rollout = {"rollout.backend": "vllm", "rollout.iterations": {"count": 5}, "rollout.batch_kinds": ["decode"]}
     return common | rollout | {key.replace("__", "."): value for key, value in own.items()}
 
 
 def captured(profiler: Profiler, step: int = 0) -> tuple[TargetRecord, ...]:
-    """Capture one step until all windows are full; returns what came of each target."""
+    """Capture one step until all windows end. Return the record of each target."""
 
     async def capture() -> CaptureRecord:
         running = await profiler.astart(step)
@@ -74,7 +74,7 @@ def test_both_workers_record_while_requests_go_through_the_router(
     report = read_run(root / "router")
     assert report.status is Status.COMPLETE, report
     assert {(capture.replica, capture.stage) for capture in report.captures} == {(0, "decode"), (1, "decode")}
-    for replica in (0, 1):  # a series of decode iterations ends where a prompt comes
+    for replica in (0, 1):  # each prefill iteration starts a new artifact
         ranks = [capture.ranks[0] for capture in report.captures if capture.replica == replica]
         recorded = [artifact.iterations for rank in ranks for artifact in rank.artifacts]
         assert sum(last - first + 1 for first, last in filter(None, recorded)) == 5
@@ -83,10 +83,10 @@ def test_both_workers_record_while_requests_go_through_the_router(
     assert 0 <= whole.start_skew_ms < 100
 
 
-def test_a_sample_has_the_worker_that_the_router_keeps_busy(
+def test_sample_by_load_selects_a_busy_worker(
     workers: tuple[Server, Server], start_router: StartRouter, root: Path, rollouts: Rollouts
 ) -> None:
-    """With round_robin it says that all are idle."""
+    """With the policy round_robin, the router reports no load."""
     urls = [worker.url for worker in workers]
     router = start_router("vllm-router", "--policy", "cache_aware", "--worker-urls", *urls)
     targets = {"router": router.url, "sample": 1, "sample_by": "load"}
@@ -99,7 +99,7 @@ def test_a_sample_has_the_worker_that_the_router_keeps_busy(
     assert whole.notes == ("Selected 1 of 2 targets, because sample is 1.",)
 
 
-def test_a_router_with_a_key(
+def test_router_with_an_api_key(
     reward: SglangServer, start_router: StartRouter, root: Path, rollouts: Rollouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router = start_router("sglang-router", "--api-key", "key of the router", "--worker-urls", reward.url)
@@ -142,7 +142,7 @@ with profiler:
 """
 
 
-def test_two_steps_of_trainer_rollouts_and_reward_read_back_complete(
+def test_run_of_trainer_rollouts_and_reward_is_complete(
     router: Server, reward: SglangServer, root: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "profdeck.yaml"
@@ -170,7 +170,7 @@ def test_two_steps_of_trainer_rollouts_and_reward_read_back_complete(
     assert done.returncode == 0, done.stderr
     report = read_run(root / "mixed")
     assert (report.status, report.problems) == (Status.COMPLETE, ()), report
-    # Steps in a row are one capture.
+    # Consecutive steps are one capture.
     assert {capture.id.partition("-")[0] for capture in report.captures} == {"step2"}
     recorded = {(capture.role, capture.replica) for capture in report.captures}
     assert recorded == {("trainer", None), ("rollout", 0), ("rollout", 1), ("reward", 0)}
@@ -185,7 +185,7 @@ def test_two_steps_of_trainer_rollouts_and_reward_read_back_complete(
 # The command line.
 
 
-def test_from_the_command_line_by_the_router(workers: tuple[Server, Server], router: Server, root: Path) -> None:
+def test_capture_command_with_a_router(workers: tuple[Server, Server], router: Server, root: Path) -> None:
     with busy(router, clients=4):
         process = command_line_of_many(
             *(

@@ -1,4 +1,4 @@
-"""Test of slime's rollout function: engines of the manager's router are captured during generation."""
+"""Test of the rollout function for slime: engines of the manager's router are captured during generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from processes import python_path
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
 
-# Rollout function of the host: it sends requests through the router.
+# Rollout function of the host. It sends requests through the router.
 HOST = """
 import httpx
 
@@ -51,7 +51,7 @@ def test_rollouts_through_the_router_of_the_manager(
     config = tmp_path / "profdeck.yaml"
     config.write_text(f"output: {root}\nrun: vime\nsteps: [1]\nroles: {{rollout: {{backend: vllm}}}}\n")
     environ = os.environ | TOKEN | {"PROFDECK_CONFIG": str(config), "PYTHONPATH": python_path(tmp_path)}
-    environ |= {"PYTHONFAULTHANDLER": "1"}  # it ended by SIGSEGV once in some hundred times, and said nothing
+    environ |= {"PYTHONFAULTHANDLER": "1"}  # the process rarely exits with SIGSEGV and no message
     command = [sys.executable, "-c", MANAGER, router.hostname, str(router.port)]
     done = subprocess.run(command, env=environ, check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

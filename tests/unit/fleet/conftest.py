@@ -1,4 +1,4 @@
-"""A backend for simulated servers, and servers whose ranks record."""
+"""Fixtures for captures of simulated servers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.records.manifest import Manifest, read_manifest
 from simulated_servers import RecordingEngine, offer
 
-Build = Callable[..., Profiler]
+BuildProfiler = Callable[..., Profiler]
 
 
 @pytest.fixture(scope="session")
 def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH that offers the backend `simulated` as an installed distribution would."""
+    """A PYTHONPATH with the entry point of the backend `simulated`."""
     return offer(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
-def simulated(simulated_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the backend `simulated` available in this process."""
+def simulated_backend(simulated_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the backend `simulated` in this process."""
     for path in simulated_path.split(os.pathsep):
         monkeypatch.syspath_prepend(path)
-    plugin_manager.cache_clear()  # tests add hooks to the class
+    plugin_manager.cache_clear()  # tests add hooks to the backend class
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, Any]:
-    """The config of a job that captures steps 1 and 3 of its rollouts into tmp_path/run."""
+    """Config of a job that captures the rollouts of steps 1 and 3 in `tmp_path/run`."""
     return {
         "output": str(tmp_path),
         "run": "run",
@@ -51,27 +51,30 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def build(simulated: None, settings: dict[str, Any]) -> Build:
-    """Build a profiler of many targets; keywords are keys of `targets`."""
+def build_profiler(simulated_backend: None, settings: dict[str, Any]) -> BuildProfiler:
+    """Function that creates a profiler of several targets. Keyword arguments are keys of `targets`."""
 
-    def make(handles: Sequence[object] | None = None, own: Mapping[str, Any] | None = None, **targets: Any) -> Profiler:
-        given = {"rollout.targets": targets} if targets else {}
-        return Profiler.from_config(role="rollout", settings=settings | given | dict(own or {}), target=handles)
+    def build(
+        handles: Sequence[object] | None = None, overrides: Mapping[str, Any] | None = None, **targets: Any
+    ) -> Profiler:
+        target_settings = {"rollout.targets": targets} if targets else {}
+        merged = settings | target_settings | dict(overrides or {})
+        return Profiler.from_config(role="rollout", settings=merged, target=handles)
 
-    return make
+    return build
 
 
 @pytest.fixture
-def recording(tally: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecordingEngine]:
-    """Make an engine that records."""
-    # Its iterations are run by the test, and its commands by the thread of the servers.
+def make_engine(tally: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RecordingEngine]:
+    """Function that creates engines which record traces."""
+    # The test runs the iterations, but the servers' thread runs the commands.
     monkeypatch.setattr(tally.TallyBackend, "thread_bound", False)
     return functools.partial(RecordingEngine, "tally-device")
 
 
 @pytest.fixture
-def manifest(tmp_path: Path) -> Callable[..., Manifest]:
-    """Read the manifest of the fleet, or of one replica as a target."""
+def load_manifest(tmp_path: Path) -> Callable[..., Manifest]:
+    """Function that reads the manifest of the fleet, or of a replica's target."""
 
     def read(step: int = 1, replica: int | None = None, name: str | None = None, output: Path = tmp_path) -> Manifest:
         directory = output / "run" / f"step_{step:06d}" / "rollout"
@@ -107,7 +110,7 @@ if json.loads(sys.argv[2]):
 
 
 class Driver:
-    """A process of its own that drives a fleet: it starts and stops when it is told."""
+    """A driver of a fleet in a separate process. It starts and stops a capture on request."""
 
     def __init__(self, path: str, *arguments: str) -> None:
         environ = os.environ | {"PYTHONPATH": os.pathsep.join([path, *sys.path])}
@@ -119,30 +122,30 @@ class Driver:
             text=True,
         )
 
-    def go_on(self) -> None:
-        """Let it do the next thing."""
+    def resume(self) -> None:
+        """Let the driver run its next command."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def said(self) -> str:
-        """Return the next line that it says."""
+    def read_line(self) -> str:
+        """Return the next line of output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """End it as kill -9 does."""
+        """Send SIGKILL and wait for the exit."""
         self.process.kill()
         self.process.communicate()
 
 
 @pytest.fixture
-def driver(simulated_path: str, settings: dict[str, Any]) -> Iterator[Callable[..., Driver]]:
-    """Start drivers; what is left of them is killed."""
+def start_driver(simulated_path: str, settings: dict[str, Any]) -> Iterator[Callable[..., Driver]]:
+    """Function that starts drivers. They are killed after the test."""
     drivers: list[Driver] = []
 
-    def start(urls: Sequence[str], *, stops: bool = True, **own: Any) -> Driver:
-        arguments = (json.dumps([settings | own, list(urls)]), json.dumps(stops))
+    def start(urls: Sequence[str], *, stops: bool = True, **overrides: Any) -> Driver:
+        arguments = (json.dumps([settings | overrides, list(urls)]), json.dumps(stops))
         drivers.append(Driver(simulated_path, *arguments))
         return drivers[-1]
 

@@ -1,4 +1,4 @@
-"""Files that ranks have written on other hosts: what is here, what is fetched, and what is said of the rest."""
+"""Tests of file collection: files on other hosts are downloaded, or reported as missing."""
 
 from __future__ import annotations
 
@@ -38,110 +38,115 @@ from profdeck.verification.run_report import read_run
 from profdeck_npu.traces.analysis_state import AnalysisState, write_state
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
-Read = Callable[..., Manifest]
-PLACE = "run/step_000001/rollout"
+BuildProfiler = Callable[..., Profiler]
+LoadManifest = Callable[..., Manifest]
+DIRECTORY = "run/step_000001/rollout"
 MANIFEST, TRACE = "rank_0000.step1.json", "rank_0000.step1.trace.json"
 
 
-def asked_for(server: SimulatedServer) -> list[str]:
-    """Return what has been fetched from a server, in the order of the requests."""
+def requested_files(server: SimulatedServer) -> list[str]:
+    """Return the names of the files requested from a server, in request order."""
     return [arrival.command for arrival in server.arrivals if "/files/" in arrival.path]
 
 
-def temporary(path: Path) -> list[Path]:
+def temporary_files(path: Path) -> list[Path]:
     return [file for file in path.rglob("*") if file.name.startswith(".")]
 
 
-async def ended(engine: Any) -> list[dict[str, Any]]:
-    """Wait until the files of the ranks of an engine are whole, and return what they say."""
+async def await_end(engine: Any) -> list[dict[str, Any]]:
+    """Wait until all ranks of an engine have written their files. Return their replies."""
     while True:
         replies: list[dict[str, Any]] = await engine.command("status", {})
         if {reply["state"] for reply in replies} == {"ended"}:
             return replies
-        await asyncio.sleep(0.01)  # another thread writes them
+        await asyncio.sleep(0.01)  # another thread writes the files
 
 
 @attrs.define
-class Remote:
-    """A capture that the ranks of an engine have written below a directory of another host."""
+class RemoteCapture:
+    """A capture whose files are in the output directory of another host."""
 
-    there: Path
-    """The output directory of that host."""
-    here: Path
-    """That of this one."""
-    asked: CaptureRequest
+    remote_output: Path
+    local_output: Path
+    request: CaptureRequest
     answer: Answer
     server: SimulatedServer
     capture: CaptureRecord
 
     @property
     def source(self) -> Path:
-        return self.there / PLACE
+        return self.remote_output / DIRECTORY
 
     @property
     def copies(self) -> Path:
-        return self.here / PLACE
+        return self.local_output / DIRECTORY
 
     def names(self) -> list[str]:
-        """Return what is here, but for the manifest about the target."""
+        """Return the names of the local files, except the target's manifest."""
         return sorted(path.name for path in self.copies.iterdir() if not path.name.startswith("target."))
 
-    def grow(self, size_bytes: int) -> None:
-        """Make the trace larger."""
+    def grow_trace(self, size_bytes: int) -> None:
+        """Add about `size_bytes` of events to the trace."""
         path = self.source / TRACE
         document = json.loads(path.read_text())
         event = document["traceEvents"][0] | {"args": {"text": "x" * 1000}}
         document["traceEvents"] += [event] * (size_bytes // len(json.dumps(event)))
         path.write_text(json.dumps(document))
-        self.tell(size_bytes=path.stat().st_size, events=len(document["traceEvents"]))
+        self.update_manifest(size_bytes=path.stat().st_size, events=len(document["traceEvents"]))
 
-    def tell(self, rank: int = 0, **changed: Any) -> None:
-        """Change what the manifest says of the trace."""
-        path = self.source / f"rank_{rank:04d}.step1.json"
+    def update_manifest(self, **changes: Any) -> None:
+        """Change the trace's fields in the manifest of rank 0."""
+        path = self.source / MANIFEST
         document = json.loads(path.read_text())
-        document["artifacts"][0] |= changed
+        document["artifacts"][0] |= changes
         path.write_text(json.dumps(document))
 
     async def collect(self, *, fetch: bool = True, limit_s: float = 30, engine: Engine | None = None) -> RankFiles:
-        """Collect, as the stop of a capture does."""
-        remote = engine or HttpEngine(self.server.url, timeout_s=limit_s)
-        found = RankFiles(self.capture, self.asked)
+        """Collect the files as the stop of a capture does."""
+        engine = engine or HttpEngine(self.server.url, timeout_s=limit_s)
+        collection = RankFiles(self.capture, self.request)
         try:
-            until = time.monotonic() + limit_s
-            await found.collect(
-                remote, self.answer, fetch=fetch, deadline_s=until, timeout_message="The time limit has expired."
+            await collection.collect(
+                engine,
+                self.answer,
+                fetch=fetch,
+                deadline_s=time.monotonic() + limit_s,
+                timeout_message="The time limit has expired.",
             )
         finally:
-            await remote.close()
-        return found
+            await engine.close()
+        return collection
 
 
-Check = Callable[[Remote], Awaitable[None]]
+RemoteCheck = Callable[[RemoteCapture], Awaitable[None]]
 
 
 @pytest.fixture
-def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
-    """Run a check with a capture on another host and the server of that host."""
+def run_remote(make_engine: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
+    """Function that runs a check with a capture on another host and that host's server.
 
-    def run(check: Check, ranks: int = 1, silent: tuple[int, ...] = (), **options: Any) -> None:
-        there, here = tmp_path / "there", tmp_path / "here"
+    The replies of the ranks in `silent` are omitted.
+    """
+
+    def run(check: RemoteCheck, ranks: int = 1, silent: tuple[int, ...] = (), **options: Any) -> None:
+        remote_output, local_output = tmp_path / "there", tmp_path / "here"
         request = CaptureRequest(
-            id="step1", output=there, run="run", role="rollout", first_step=1, ranks="all", options=options
+            id="step1", output=remote_output, run="run", role="rollout", first_step=1, ranks="all", options=options
         )
-        engine = recording(ranks)
+        engine = make_engine(ranks)
 
         async def main() -> None:
-            async with SimulatedServer(engine, host="elsewhere", output=str(there)) as server:
-                server.gives = there
+            async with SimulatedServer(engine, host="elsewhere", output=str(remote_output)) as server:
+                server.gives = remote_output
                 await engine.command("start", unstructure(request))
                 engine.iterate(3)
                 await engine.command("stop", {"request": "step1"})
-                replies = await ended(engine)
-                told = [attrs.evolve(structure(data, Reply, where=""), host="elsewhere") for data in replies]
+                replies = [
+                    attrs.evolve(structure(data, Reply, where=""), host="elsewhere") for data in await await_end(engine)
+                ]
                 capture = CaptureRecord(
                     id="step1",
-                    directory=here / PLACE,
+                    directory=local_output / DIRECTORY,
                     identity=Identity(role="rollout"),
                     first_step=1,
                     current_step=1,
@@ -150,288 +155,303 @@ def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]
                     expected_ranks=tuple(range(ranks)),
                 )
                 capture.directory.mkdir(parents=True)
-                (here / "run" / "run.json").write_text('{"roles": []}')
-                answer = Answer(ranks=tuple(reply for reply in told if reply.rank not in silent))
-                asked = attrs.evolve(request, output=here)
-                await check(Remote(there=there, here=here, asked=asked, answer=answer, server=server, capture=capture))
-                assert temporary(here) == []
+                (local_output / "run" / "run.json").write_text('{"roles": []}')
+                answer = Answer(ranks=tuple(reply for reply in replies if reply.rank not in silent))
+                local_request = attrs.evolve(request, output=local_output)
+                await check(
+                    RemoteCapture(
+                        remote_output=remote_output,
+                        local_output=local_output,
+                        request=local_request,
+                        answer=answer,
+                        server=server,
+                        capture=capture,
+                    )
+                )
+                assert temporary_files(local_output) == []
 
         asyncio.run(asyncio.wait_for(main(), 60))
 
     return run
 
 
-# What a host sees.
+# Captures.
 
 
-def test_files_of_other_hosts_come_into_the_run(
-    build: Build, recording: Callable[..., Any], manifest: Read, tmp_path: Path
+def test_files_on_other_hosts_are_downloaded_into_the_run(
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], load_manifest: LoadManifest, tmp_path: Path
 ) -> None:
     async def main() -> None:
         async with simulated_servers(3) as servers:
             engines = []
             for number, server in enumerate(servers):
-                there = tmp_path / f"host{number}"
-                server.engine = engine = recording(ranks=2, output=there)
-                server.gives, server.host, server.output = there, f"host{number}", str(there)
+                host_output = tmp_path / f"host{number}"
+                server.engine = engine = make_engine(ranks=2, output=host_output)
+                server.gives, server.host, server.output = host_output, f"host{number}", str(host_output)
                 engines.append(engine)
-            async with build([server.url for server in servers]).capture(1):
+            async with build_profiler([server.url for server in servers]).capture(1):
                 for engine in engines:
                     engine.iterate(2)
             for server in servers:
-                assert sorted(asked_for(server)) == sorted(
+                assert sorted(requested_files(server)) == sorted(
                     f"rank_000{rank}.step1.{suffix}" for rank in (0, 1) for suffix in ("json", "trace.json")
                 )
 
     asyncio.run(asyncio.wait_for(main(), 60))
     report = read_run(tmp_path / "run")
     assert (report.status, report.problems, len(report.captures)) == (Status.COMPLETE, (), 3)
-    assert [record.outcome for record in manifest().targets] == [Outcome.FLUSHED] * 3
+    assert [record.outcome for record in load_manifest().targets] == [Outcome.FLUSHED] * 3
     for number in range(3):
-        place = f"run/step_000001/rollout/replica_{number:03d}"
-        note = manifest(replica=number).notes[-1]
+        directory = f"run/step_000001/rollout/replica_{number:03d}"
+        note = load_manifest(replica=number).notes[-1]
         assert note.startswith("Fetched 2 artifacts (")
         assert f"from host{number} in " in note
         for rank in range(2):
             name = f"rank_000{rank}.step1.json"
-            there, here = tmp_path / f"host{number}" / place / name, tmp_path / place / name
-            copy = json.loads(here.read_text())
-            assert copy.pop("collected_from") == f"host{number}:{there}"
-            assert copy == {
-                key: value for key, value in json.loads(there.read_text()).items() if key != "collected_from"
-            }
+            original, copy = tmp_path / f"host{number}" / directory / name, tmp_path / directory / name
+            document = json.loads(copy.read_text())
+            assert document.pop("collected_from") == f"host{number}:{original}"
+            original_document = json.loads(original.read_text())
+            original_document.pop("collected_from", None)
+            assert document == original_document
             trace = name.replace(".json", ".trace.json")
-            assert here.with_name(trace).read_bytes() == there.with_name(trace).read_bytes()
-    assert temporary(tmp_path / "run") == []
+            assert copy.with_name(trace).read_bytes() == original.with_name(trace).read_bytes()
+    assert temporary_files(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize("host", ["", "elsewhere"])
-def test_nothing_is_fetched_from_a_directory_that_hosts_share(
-    build: Build, recording: Callable[..., Any], tmp_path: Path, host: str
+def test_files_in_a_shared_directory_are_not_downloaded(
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], tmp_path: Path, host: str
 ) -> None:
-    """Whatever it is called there."""
-    other = tmp_path.with_name("mounted-elsewhere")
-    other.symlink_to(tmp_path)
+    """The path of the directory may differ between the hosts."""
+    mounted = tmp_path.with_name("mounted-elsewhere")
+    mounted.symlink_to(tmp_path)
 
     async def main() -> None:
-        async with SimulatedServer(recording(ranks=2, output=other), host=host, output=str(other)) as server:
-            async with build([server.url]).capture(1):
+        async with SimulatedServer(make_engine(ranks=2, output=mounted), host=host, output=str(mounted)) as server:
+            async with build_profiler([server.url]).capture(1):
                 server.engine.iterate(2)
-            assert asked_for(server) == []
+            assert requested_files(server) == []
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    other.unlink()
+    mounted.unlink()
     report = read_run(tmp_path / "run")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    for file in (tmp_path / PLACE / "replica_000").glob("rank_*.step1.json"):
+    for file in (tmp_path / DIRECTORY / "replica_000").glob("rank_*.step1.json"):
         assert read_manifest(file).collected_from is None
 
 
-def test_they_can_stay_where_they_are(
-    build: Build, recording: Callable[..., Any], manifest: Read, tmp_path: Path
+def test_files_are_not_downloaded_if_collect_is_off(
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], load_manifest: LoadManifest, tmp_path: Path
 ) -> None:
-    there = tmp_path / "there"
+    host_output = tmp_path / "there"
 
     async def main() -> None:
-        async with SimulatedServer(recording(output=there), host="elsewhere", output=str(there)) as server:
-            server.gives = there
-            profiler = build([server.url], {"rollout.options.collect": False})
+        async with SimulatedServer(
+            make_engine(output=host_output), host="elsewhere", output=str(host_output)
+        ) as server:
+            server.gives = host_output
+            profiler = build_profiler([server.url], {"rollout.options.collect": False})
             with pytest.raises(CaptureError):
                 async with profiler.capture(1):
                     server.engine.iterate(2)
-            assert asked_for(server) == []
+            assert requested_files(server) == []
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    (record,) = manifest().targets
+    (record,) = load_manifest().targets
     assert record.outcome is Outcome.FILES_MISSING
-    (problem,) = manifest(replica=0).problems
-    here = tmp_path / PLACE / "replica_000"
+    (problem,) = load_manifest(replica=0).problems
+    source, directory = host_output / DIRECTORY / "replica_000", tmp_path / DIRECTORY / "replica_000"
     assert problem == (
-        f"Files of rank 0 are on {socket.gethostname()}, in {there / PLACE / 'replica_000'}, not accessible from this "
+        f"Files of rank 0 are on {socket.gethostname()}, in {source}, not accessible from this "
         f"host ({socket.gethostname()}). The option collect is off. Fetch them with "
         f"'profdeck collect {tmp_path / 'run'}', or set output to a directory that all hosts share."
     )
-    assert [path.name for path in here.iterdir()] == ["target.step1.json"]
+    assert [path.name for path in directory.iterdir()] == ["target.step1.json"]
 
 
-def test_merged_are_those_that_were_fetched(
-    build: Build, recording: Callable[..., Any], manifest: Read, tmp_path: Path
+def test_downloaded_traces_are_merged(
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], load_manifest: LoadManifest, tmp_path: Path
 ) -> None:
-    there = tmp_path / "there"
+    host_output = tmp_path / "there"
 
     async def main() -> None:
-        async with SimulatedServer(recording(ranks=2, output=there), host="elsewhere", output=str(there)) as server:
-            server.gives = there
-            async with build([server.url], {"rollout.options.merge": True}).capture(1):
+        async with SimulatedServer(
+            make_engine(ranks=2, output=host_output), host="elsewhere", output=str(host_output)
+        ) as server:
+            server.gives = host_output
+            async with build_profiler([server.url], {"rollout.options.merge": True}).capture(1):
                 server.engine.iterate(2)
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    (merged,) = manifest(replica=0).artifacts
+    (merged,) = load_manifest(replica=0).artifacts
     assert (merged.kind, merged.whole) == ("merged_trace", True)
-    ranks = [read_manifest(file) for file in (tmp_path / PLACE / "replica_000").glob("rank_*.step1.json")]
+    ranks = [read_manifest(file) for file in (tmp_path / DIRECTORY / "replica_000").glob("rank_*.step1.json")]
     assert len(ranks) == 2
     assert (merged.events or 0) > sum(rank.artifacts[0].events or 0 for rank in ranks)
 
 
-# What is taken for a rank's files.
+# Validation of files and manifests.
 
 
-def test_what_stands_at_the_same_place_by_chance_is_left_alone(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
+def test_manifest_of_another_capture_is_not_overwritten(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
         for name in (MANIFEST, TRACE):
-            shutil.copy(found.source / name, found.copies / name)
-        path = found.copies / MANIFEST
-        path.write_text(path.read_text().replace(found.asked.token, "0" * 16))
-        before = path.read_bytes()
-        collection = await found.collect()
+            shutil.copy(remote.source / name, remote.copies / name)
+        path = remote.copies / MANIFEST
+        path.write_text(path.read_text().replace(remote.request.token, "0" * 16))
+        content = path.read_bytes()
+        collection = await remote.collect()
         assert (collection.complete, collection.manifests) == (False, [])
-        (problem,) = found.capture.problems
+        (problem,) = remote.capture.problems
         assert "Files of rank 0 are on elsewhere" in problem
         assert f"Another capture already has a file of this name: {path}." in problem
-        assert path.read_bytes() == before
-        assert asked_for(found.server) == [MANIFEST]
+        assert path.read_bytes() == content
+        assert requested_files(remote.server) == [MANIFEST]
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_trace_of_the_same_name_is_left_alone(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        (found.copies / TRACE).write_bytes(b"x" * (found.source / TRACE).stat().st_size)
-        assert not (await found.collect()).complete
-        (problem,) = found.capture.problems
-        assert f"Files of rank 0 ({TRACE}) are on elsewhere, in {found.source}" in problem
+def test_different_trace_of_the_same_name_is_not_overwritten(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        (remote.copies / TRACE).write_bytes(b"x" * (remote.source / TRACE).stat().st_size)
+        assert not (await remote.collect()).complete
+        (problem,) = remote.capture.problems
+        assert f"Files of rank 0 ({TRACE}) are on elsewhere, in {remote.source}" in problem
         assert "Another file already has this name: " in problem
-        assert (found.copies / TRACE).read_bytes()[:1] == b"x"
-        assert read_run(found.here / "run").status is Status.PARTIAL
+        assert (remote.copies / TRACE).read_bytes()[:1] == b"x"
+        assert read_run(remote.local_output / "run").status is Status.PARTIAL
 
-    remote(check)
+    run_remote(check)
 
 
-def test_manifests_of_a_profdeck_that_tells_no_token(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        path = found.source / MANIFEST
+def test_manifests_without_a_request_token(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        path = remote.source / MANIFEST
         document = json.loads(path.read_text()) | {"host": "elsewhere"}
         del document["request_token"]
         path.write_text(json.dumps(document))
-        (found.copies / MANIFEST).write_text(json.dumps(document | {"pid": 1}))
-        assert not (await found.collect()).complete
-        shutil.copy(path, found.copies / MANIFEST)
-        before = len(found.server.arrivals)
-        assert (await found.collect()).manifests == [found.copies / MANIFEST]
-        assert len(found.server.arrivals) == before
+        (remote.copies / MANIFEST).write_text(json.dumps(document | {"pid": 1}))
+        assert not (await remote.collect()).complete
+        shutil.copy(path, remote.copies / MANIFEST)
+        request_count = len(remote.server.arrivals)
+        assert (await remote.collect()).manifests == [remote.copies / MANIFEST]
+        assert len(remote.server.arrivals) == request_count
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_shared_directory_of_which_this_host_learns_late(
-    remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_shared_manifest_that_becomes_visible_late_is_accepted(
+    run_remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def check(found: Remote) -> None:
+    async def check(remote: RemoteCapture) -> None:
         for name in (MANIFEST, TRACE):
-            shutil.copy(found.source / name, found.copies / name)
+            shutil.copy(remote.source / name, remote.copies / name)
         monkeypatch.setattr(RankFiles, "_read_local_manifests", lambda *_: {})
-        collection = await found.collect()
-        assert (collection.complete, collection.manifests) == (True, [found.copies / MANIFEST])
-        assert read_manifest(found.copies / MANIFEST).collected_from is None
+        collection = await remote.collect()
+        assert (collection.complete, collection.manifests) == (True, [remote.copies / MANIFEST])
+        assert read_manifest(remote.copies / MANIFEST).collected_from is None
 
-    remote(check)
+    run_remote(check)
 
 
-def test_keys_that_this_version_does_not_know_are_kept(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        path = found.source / MANIFEST
+def test_unknown_manifest_keys_are_kept_and_newer_formats_are_rejected(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        path = remote.source / MANIFEST
         path.write_text(json.dumps(json.loads(path.read_text()) | {"later": [1]}))
-        await found.collect()
-        assert json.loads((found.copies / MANIFEST).read_text())["later"] == [1]
+        await remote.collect()
+        assert json.loads((remote.copies / MANIFEST).read_text())["later"] == [1]
         path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
-        (found.copies / MANIFEST).unlink()
-        assert not (await found.collect()).complete
-        assert "has a newer format" in found.capture.problems[-1]
+        (remote.copies / MANIFEST).unlink()
+        assert not (await remote.collect()).complete
+        assert "has a newer format" in remote.capture.problems[-1]
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_rank_that_left_no_file_is_known_here(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        path = found.source / MANIFEST
+def test_manifest_of_a_rank_without_files_is_downloaded(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        path = remote.source / MANIFEST
         path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "failed", "artifacts": []}))
-        assert (await found.collect()).complete
-        (capture,) = read_run(found.here / "run").captures
+        assert (await remote.collect()).complete
+        (capture,) = read_run(remote.local_output / "run").captures
         assert capture.status is Status.FAILED
 
-    remote(check)
+    run_remote(check)
 
 
-# Ranks whose answers do not come.
+# Ranks without a reply.
 
 
-def test_ranks_that_do_not_answer_are_found_by_their_manifests(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        for wrong in ("rank_0002.step10.json", "rank_0002.step1-take2.json", "rank_0007.step1.json"):
-            text = (found.source / "rank_0002.step1.json").read_text()
-            (found.source / wrong).write_text(text.replace(found.asked.token, "0" * 16))
-        collection = await found.collect()
-        assert collection.complete, found.capture.problems
+def test_ranks_without_a_reply_are_found_by_their_manifests(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        for other_name in ("rank_0002.step10.json", "rank_0002.step1-take2.json", "rank_0007.step1.json"):
+            text = (remote.source / "rank_0002.step1.json").read_text()
+            (remote.source / other_name).write_text(text.replace(remote.request.token, "0" * 16))
+        collection = await remote.collect()
+        assert collection.complete, remote.capture.problems
         assert [path.name for path in collection.manifests] == [f"rank_000{rank}.step1.json" for rank in range(3)]
-        assert "rank_0007.step1.json" not in asked_for(found.server)
-        assert found.names() == sorted(
+        assert "rank_0007.step1.json" not in requested_files(remote.server)
+        assert remote.names() == sorted(
             f"rank_000{rank}.step1.{suffix}" for rank in range(3) for suffix in ("json", "trace.json")
         )
 
-    remote(check, ranks=3, silent=(1, 2))
+    run_remote(check, ranks=3, silent=(1, 2))
 
 
-def test_ranks_on_hosts_that_the_server_cannot_see_are_named(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        (found.source / "rank_0001.step1.json").unlink()
-        (found.source / "rank_0002.step1.json").unlink()
-        assert not (await found.collect()).complete
-        known, unknown = found.capture.problems
-        assert known.startswith(f"Files of rank 1 are on elsewhere, in {found.source}, not accessible from this host")
-        assert "returned status 404: No capture file 'run/step_000001/rollout/rank_0001.step1.json' found" in known
-        assert unknown.startswith(f"Files of rank 2 are on another host, in {found.there}, not accessible")
-        assert "They are not on elsewhere, the server's host" in unknown
+def test_ranks_without_files_on_the_server_host_are_reported(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        (remote.source / "rank_0001.step1.json").unlink()
+        (remote.source / "rank_0002.step1.json").unlink()
+        assert not (await remote.collect()).complete
+        replied, silent = remote.capture.problems
+        assert replied.startswith(
+            f"Files of rank 1 are on elsewhere, in {remote.source}, not accessible from this host"
+        )
+        assert "returned status 404: No capture file 'run/step_000001/rollout/rank_0001.step1.json' found" in replied
+        assert silent.startswith(f"Files of rank 2 are on another host, in {remote.remote_output}, not accessible")
+        assert "They are not on elsewhere, the server's host" in silent
 
-    remote(check, ranks=3, silent=(2,))
+    run_remote(check, ranks=3, silent=(2,))
 
 
-def test_a_rank_that_does_not_answer_is_waited_for(
-    remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_collection_waits_for_a_rank_without_a_reply(
+    run_remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloads, "_POLL_S", 0.01)
 
-    async def check(found: Remote) -> None:
-        path = found.source / "rank_0001.step1.json"
-        ended = path.read_text()
-        path.write_text(json.dumps(json.loads(ended) | {"status": "recording", "artifacts": []}))
-        collecting = asyncio.create_task(found.collect())
-        await found.server.heard(path.name, 3)
-        path.write_text(ended)
+    async def check(remote: RemoteCapture) -> None:
+        path = remote.source / "rank_0001.step1.json"
+        complete_text = path.read_text()
+        path.write_text(json.dumps(json.loads(complete_text) | {"status": "recording", "artifacts": []}))
+        collecting = asyncio.create_task(remote.collect())
+        await remote.server.heard(path.name, 3)
+        path.write_text(complete_text)
         assert (await collecting).complete
-        path.write_text(ended.replace('"complete"', '"recording"'))
-        (found.copies / path.name).unlink()
+        path.write_text(complete_text.replace('"complete"', '"recording"'))
+        (remote.copies / path.name).unlink()
         monkeypatch.setattr(downloads, "_MAX_WAIT_S", 0.05)
-        assert not (await found.collect()).complete
-        assert "Its process was still recording." in found.capture.problems[-1]
+        assert not (await remote.collect()).complete
+        assert "Its process was still recording." in remote.capture.problems[-1]
 
-    remote(check, ranks=2, silent=(1,))
-
-
-def test_answers_that_were_made_up_say_nothing(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        (first, second) = found.answer.ranks
-        found.answer = Answer(ranks=(first, attrs.evolve(second, host="", captures=(), state=RequestState.ENDED)))
-        assert (await found.collect()).complete
-        assert len(found.names()) == 4
-
-    remote(check, ranks=2)
+    run_remote(check, ranks=2, silent=(1,))
 
 
-# Where there is no route.
+def test_reply_without_a_host_counts_as_missing(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        (first, second) = remote.answer.ranks
+        remote.answer = Answer(ranks=(first, attrs.evolve(second, host="", captures=(), state=RequestState.ENDED)))
+        assert (await remote.collect()).complete
+        assert len(remote.names()) == 4
+
+    run_remote(check, ranks=2)
+
+
+# Engines without a file route.
 
 
 class EngineObject(Engine):
-    """An engine in this process, whose ranks may be on other hosts."""
+    """An engine object in this process. Its ranks may be on other hosts."""
 
     name = "object"
     blocking = True
@@ -439,73 +459,73 @@ class EngineObject(Engine):
     async def has_profdeck(self) -> bool:
         return True
 
-    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:  # noqa: ARG002  # as the base
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:  # noqa: ARG002  # base class signature
         raise AssertionError(command)
 
 
-def test_an_engine_object_has_nothing_that_could_send_them(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
+def test_files_of_an_engine_object_on_another_host_are_reported(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
         for name in (MANIFEST, TRACE):
-            shutil.copy(found.source / name, found.copies / name)
-        collection = await found.collect(engine=EngineObject())
+            shutil.copy(remote.source / name, remote.copies / name)
+        collection = await remote.collect(engine=EngineObject())
         assert [path.name for path in collection.manifests] == [MANIFEST]
-        (problem,) = found.capture.problems
+        (problem,) = remote.capture.problems
         assert problem.startswith(
-            f"Files of rank 1, rank 2, rank 3, rank 4, 1 more are on elsewhere, in {found.source}"
+            f"Files of rank 1, rank 2, rank 3, rank 4, 1 more are on elsewhere, in {remote.source}"
         )
         assert "The engine has no server that can send them." in problem
 
-    remote(check, ranks=6)
+    run_remote(check, ranks=6)
 
 
-def test_a_server_of_an_older_version(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.server.gives = None
-        found.server.acts[MANIFEST] = [Act(status=404, content=b'{"detail":"Not Found"}')]
-        found.server.version = "0.0.9"
-        assert not (await found.collect()).complete
-        (problem,) = found.capture.problems
-        assert f"Profdeck 0.0.9 of {found.server.url} has no route for files." in problem
+def test_server_without_the_file_route_is_reported(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.server.gives = None
+        remote.server.acts[MANIFEST] = [Act(status=404, content=b'{"detail":"Not Found"}')]
+        remote.server.version = "0.0.9"
+        assert not (await remote.collect()).complete
+        (problem,) = remote.capture.problems
+        assert f"Profdeck 0.0.9 of {remote.server.url} has no route for files." in problem
 
-    remote(check)
-
-
-# What breaks.
+    run_remote(check)
 
 
-def message(found: Remote, name: str = TRACE) -> bytes:
-    """Return the answer that the server sends for a file."""
-    content = (found.source / name).read_bytes()
-    about = (found.source / name).stat()
-    tag = f'"{about.st_ino:x}-{about.st_size:x}-{about.st_mtime_ns:x}"'
+# Failures.
+
+
+def file_response(remote: RemoteCapture, name: str = TRACE) -> bytes:
+    """Return the server's HTTP response for a file, as bytes."""
+    content = (remote.source / name).read_bytes()
+    status = (remote.source / name).stat()
+    tag = f'"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"'
     head = f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: {len(content)}\r\n"
     return f"{head}ETag: {tag}\r\n\r\n".encode() + content
 
 
-def test_a_server_that_dies_in_mid_transfer(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.grow(3_000_000)
-        whole = message(found)
-        found.server.acts[TRACE] = [Act(raw=whole[:1_500_000], hang=True)]
-        collecting = asyncio.create_task(found.collect())
-        await found.server.heard(TRACE)
-        await found.server.stop()
+def test_server_that_exits_during_a_download(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.grow_trace(3_000_000)
+        response = file_response(remote)
+        remote.server.acts[TRACE] = [Act(raw=response[:1_500_000], hang=True)]
+        collecting = asyncio.create_task(remote.collect())
+        await remote.server.heard(TRACE)
+        await remote.server.stop()
         assert not (await collecting).complete
-        (problem,) = found.capture.problems
+        (problem,) = remote.capture.problems
         assert "cannot be reached: Connection refused" in problem
-        assert found.names() == [MANIFEST]
-        (rank,) = read_run(found.here / "run").captures[0].ranks
+        assert remote.names() == [MANIFEST]
+        (rank,) = read_run(remote.local_output / "run").captures[0].ranks
         assert rank.status is Status.MISSING
         assert rank.problems[0].startswith(
-            f"{TRACE}: not on this host but at elsewhere:{found.source / TRACE}: {found.server.url}"
+            f"{TRACE}: not on this host but at elsewhere:{remote.source / TRACE}: {remote.server.url}"
         )
-        await found.server.start()  # for its end
+        await remote.server.start()  # the fixture stops it again
 
-    remote(check)
+    run_remote(check)
 
 
 @pytest.mark.parametrize(
-    ("harm", "why"),
+    ("corrupt", "reason"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-10]), "expected"),
         (lambda path: path.write_bytes(b"{" * path.stat().st_size), "The download is corrupt"),
@@ -514,346 +534,352 @@ def test_a_server_that_dies_in_mid_transfer(remote: Callable[..., None]) -> None
         (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
     ],
 )
-def test_what_is_not_what_the_manifest_says_does_not_come(
-    remote: Callable[..., None], harm: Callable[[Path], None], why: str
+def test_file_that_does_not_match_its_manifest_is_rejected(
+    run_remote: Callable[..., None], corrupt: Callable[[Path], None], reason: str
 ) -> None:
-    async def check(found: Remote) -> None:
-        harm(found.source / TRACE)
-        assert not (await found.collect()).complete
-        (problem,) = found.capture.problems
-        assert why in problem
-        assert found.names() == [MANIFEST]
+    async def check(remote: RemoteCapture) -> None:
+        corrupt(remote.source / TRACE)
+        assert not (await remote.collect()).complete
+        (problem,) = remote.capture.problems
+        assert reason in problem
+        assert remote.names() == [MANIFEST]
 
-    remote(check)
+    run_remote(check)
 
 
-def test_what_was_never_whole_comes_as_it_is(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        path = found.source / TRACE
+def test_truncated_trace_that_its_manifest_declares_is_downloaded(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        path = remote.source / TRACE
         path.write_bytes(path.read_bytes()[:-10])
-        found.tell(size_bytes=path.stat().st_size, whole=False, problem="cut off")
-        assert (await found.collect()).complete
-        (rank,) = read_run(found.here / "run").captures[0].ranks
+        remote.update_manifest(size_bytes=path.stat().st_size, whole=False, problem="cut off")
+        assert (await remote.collect()).complete
+        (rank,) = read_run(remote.local_output / "run").captures[0].ranks
         assert rank.status is Status.PARTIAL
         assert rank.problems[0].startswith(f"{TRACE}: ")
 
-    remote(check)
+    run_remote(check)
 
 
 @pytest.mark.parametrize(
     "name", ["../../../../x", "/etc/passwd", "other.trace.json", "rank_0000.step1.a/../../../x", ""]
 )
-def test_a_manifest_that_leads_elsewhere(remote: Callable[..., None], name: str) -> None:
-    async def check(found: Remote) -> None:
-        found.tell(name=name)
-        assert not (await found.collect()).complete
-        (problem,) = found.capture.problems
+def test_artifact_names_outside_of_the_capture_are_rejected(run_remote: Callable[..., None], name: str) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.update_manifest(name=name)
+        assert not (await remote.collect()).complete
+        (problem,) = remote.capture.problems
         assert f"{name!r}" in problem
-        assert found.names() == []
+        assert remote.names() == []
 
-    remote(check)
+    run_remote(check)
 
 
 @pytest.mark.parametrize("path", ["/x/../../up.json", "", "/", "/x/.hidden.json", "/x/rank_0\0.json"])
-def test_an_answer_that_leads_elsewhere(remote: Callable[..., None], path: str) -> None:
-    async def check(found: Remote) -> None:
-        (reply,) = found.answer.ranks
+def test_manifest_paths_outside_of_the_run_are_not_requested(run_remote: Callable[..., None], path: str) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        (reply,) = remote.answer.ranks
         recorded = attrs.evolve(reply.captures[0], manifest=path)
-        found.answer = Answer(ranks=(attrs.evolve(reply, captures=(recorded,)),))
-        await found.collect()
-        assert asked_for(found.server) == []
-        assert found.names() == []
+        remote.answer = Answer(ranks=(attrs.evolve(reply, captures=(recorded,)),))
+        await remote.collect()
+        assert requested_files(remote.server) == []
+        assert remote.names() == []
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_token_that_is_wrong_for_files(remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(found: Remote) -> None:
-        found.server.acts[TRACE] = [Act(status=401, error="The token is missing or wrong.")]
-        assert not (await found.collect()).complete
-        assert "returned status 401: The token is missing or wrong." in found.capture.problems[0]
-        found.server.acts = {}
-        found.server.token = "a secret"  # noqa: S105  # of this test
-        assert not (await found.collect()).complete
+def test_file_requests_need_the_token(run_remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.server.acts[TRACE] = [Act(status=401, error="The token is missing or wrong.")]
+        assert not (await remote.collect()).complete
+        assert "returned status 401: The token is missing or wrong." in remote.capture.problems[0]
+        remote.server.acts = {}
+        remote.server.token = "a secret"  # noqa: S105  # used only in this test
+        assert not (await remote.collect()).complete
         monkeypatch.setenv("PROFDECK_TOKEN", "a secret")
-        assert (await found.collect()).complete
+        assert (await remote.collect()).complete
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_disk_that_is_full_while_it_is_written(remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+def test_collection_after_a_full_disk_downloads_only_missing_files(
+    run_remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raise_disk_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async def check(found: Remote) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(file_transfer, "write_all", full)
-            assert not (await found.collect()).complete
-        (problem,) = found.capture.problems
+    async def check(remote: RemoteCapture) -> None:
+        with monkeypatch.context() as context:
+            context.setattr(file_transfer, "write_all", raise_disk_full)
+            assert not (await remote.collect()).complete
+        (problem,) = remote.capture.problems
         assert "No space left on device" in problem
-        assert found.names() == [MANIFEST]
-        assert (await found.collect()).complete  # what has come is not fetched again
-        assert asked_for(found.server) == [MANIFEST, TRACE] * 2
-        assert read_run(found.here / "run").captures[0].status is Status.COMPLETE
+        assert remote.names() == [MANIFEST]
+        assert (await remote.collect()).complete
+        assert requested_files(remote.server) == [MANIFEST, TRACE] * 2
+        assert read_run(remote.local_output / "run").captures[0].status is Status.COMPLETE
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_disk_without_room_is_not_filled(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.tell(size_bytes=1 << 60)
-        assert not (await found.collect()).complete
-        (problem,) = found.capture.problems
+def test_file_larger_than_the_free_space_is_not_requested(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.update_manifest(size_bytes=1 << 60)
+        assert not (await remote.collect()).complete
+        (problem,) = remote.capture.problems
         assert f"{1 << 60:,} bytes are required, " in problem
-        assert asked_for(found.server) == [MANIFEST]
+        assert requested_files(remote.server) == [MANIFEST]
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_directory_that_cannot_be_written(remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(found: Remote) -> None:
-        found.copies.rmdir()
-        found.copies.write_text("in the way")
+def test_unwritable_directory_is_reported(run_remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.copies.rmdir()
+        remote.copies.write_text("not a directory")
         monkeypatch.setattr(RankFiles, "_read_local_manifests", lambda *_: {})
-        await found.collect()
-        (problem,) = found.capture.problems
+        await remote.collect()
+        (problem,) = remote.capture.problems
         assert "FileExistsError" in problem
 
-    remote(check)
+    run_remote(check)
 
 
-def test_the_time_is_limited(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.server.acts[TRACE] = [Act(raw=message(found)[:-5], hang=True)]
-        engine = HttpEngine(found.server.url, timeout_s=30)
-        collection = RankFiles(found.capture, found.asked)
-        until = time.monotonic() + 0.5
+def test_download_is_cancelled_at_the_deadline(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.server.acts[TRACE] = [Act(raw=file_response(remote)[:-5], hang=True)]
+        engine = HttpEngine(remote.server.url, timeout_s=30)
+        collection = RankFiles(remote.capture, remote.request)
+        deadline_s = time.monotonic() + 0.5
         await collection.collect(
-            engine, found.answer, fetch=True, deadline_s=until, timeout_message="Time limit: 0.5 s"
+            engine, remote.answer, fetch=True, deadline_s=deadline_s, timeout_message="Time limit: 0.5 s"
         )
         await engine.close()
-        (problem,) = found.capture.problems
+        (problem,) = remote.capture.problems
         assert "Time limit: 0.5 s." in problem
-        assert found.names() == [MANIFEST]
+        assert remote.names() == [MANIFEST]
 
-    remote(check)
-
-
-def test_no_time_at_all(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        assert not (await found.collect(limit_s=0.0)).complete
-        assert (found.names(), found.server.opened) == ([], 0)
-
-    remote(check)
+    run_remote(check)
 
 
-def test_a_collection_that_is_cancelled_tells_what_it_has_not_fetched(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.grow(3_000_000)
-        found.server.acts[TRACE] = [Act(raw=message(found)[:2_000_000], hang=True)]
-        collecting = asyncio.create_task(found.collect())
-        await found.server.heard(TRACE)
+def test_no_request_is_sent_after_the_deadline(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        assert not (await remote.collect(limit_s=0.0)).complete
+        assert (remote.names(), remote.server.opened) == ([], 0)
+
+    run_remote(check)
+
+
+def test_cancelled_collection_records_missing_files(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.grow_trace(3_000_000)
+        remote.server.acts[TRACE] = [Act(raw=file_response(remote)[:2_000_000], hang=True)]
+        collecting = asyncio.create_task(remote.collect())
+        await remote.server.heard(TRACE)
         collecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await collecting
-        assert found.names() == [MANIFEST]
-        (record,) = read_manifest(found.copies / MANIFEST).artifacts
-        location = f"elsewhere:{found.source / TRACE}"
+        assert remote.names() == [MANIFEST]
+        (record,) = read_manifest(remote.copies / MANIFEST).artifacts
+        location = f"elsewhere:{remote.source / TRACE}"
         assert record.problem == f"not on this host but at {location}: it has not been downloaded yet"
-        found.server.acts = {}
-        assert (await found.collect()).complete
+        remote.server.acts = {}
+        assert (await remote.collect()).complete
 
-    remote(check)
+    run_remote(check)
 
 
-def test_two_who_collect_at_once(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.grow(3_000_000)
-        found.server.acts[TRACE] = [Act(delay_s=0.05)]
-        for collection in await asyncio.gather(*(found.collect() for _ in range(4))):
+def test_concurrent_collections_are_all_complete(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.grow_trace(3_000_000)
+        remote.server.acts[TRACE] = [Act(delay_s=0.05)]
+        for collection in await asyncio.gather(*(remote.collect() for _ in range(4))):
             assert (collection.complete, len(collection.manifests)) == (True, 2)
-        assert read_run(found.here / "run").captures[0].status is Status.COMPLETE
-        assert len(found.names()) == 4
+        assert read_run(remote.local_output / "run").captures[0].status is Status.COMPLETE
+        assert len(remote.names()) == 4
 
-    remote(check, ranks=2)
+    run_remote(check, ranks=2)
 
 
-def test_a_few_files_come_at_once(remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(found: Remote) -> None:
-        most = 0
-        answer = found.server.answer
+def test_number_of_concurrent_downloads_is_limited(
+    run_remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        max_connections = 0
+        answer = remote.server.answer
 
-        async def watched(*arguments: Any) -> tuple[int, bytes]:
-            nonlocal most
-            most = max(most, len(found.server.connections))
+        async def counted_answer(*arguments: Any) -> tuple[int, bytes]:
+            nonlocal max_connections
+            max_connections = max(max_connections, len(remote.server.connections))
             await asyncio.sleep(0)
             return await answer(*arguments)
 
-        monkeypatch.setattr(found.server, "answer", watched)
-        assert (await found.collect()).complete
-        assert most == downloads._MAX_DOWNLOADS
+        monkeypatch.setattr(remote.server, "answer", counted_answer)
+        assert (await remote.collect()).complete
+        assert max_connections == downloads._MAX_DOWNLOADS
 
-    remote(check, ranks=40)
+    run_remote(check, ranks=40)
 
 
 # Directories of torch_npu.
 
 
-def ascend(found: Remote) -> Path:
-    """Let the artifact be a directory of raw data."""
-    directory = found.source / "rank_0000.step1_4711_20260101_ascend_pt"
+def write_ascend_directory(remote: RemoteCapture) -> Path:
+    """Replace the trace by a directory with raw data of an Ascend profiler."""
+    directory = remote.source / "rank_0000.step1_4711_20260101_ascend_pt"
     for name, size in (("profiler_info_0.json", 20), ("FRAMEWORK/torch.op_range", 0), ("PROF_1/device_0/data", 90_000)):
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
     (directory / "leads-away").symlink_to("/etc/hostname")
-    (found.source / TRACE).unlink()
-    found.tell(name=directory.name, kind="ascend_pt", size_bytes=90_020, events=None)
+    (remote.source / TRACE).unlink()
+    remote.update_manifest(name=directory.name, kind="ascend_pt", size_bytes=90_020, events=None)
     return directory
 
 
-def contents(directory: Path) -> dict[str, bytes]:
+def read_files(directory: Path) -> dict[str, bytes]:
     files = (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def test_directories_come_whole(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        directory = ascend(found)
-        assert (await found.collect()).complete, found.capture.problems
-        copy = found.copies / directory.name
-        assert contents(copy) == contents(directory)
+def test_directory_is_downloaded_without_its_links(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        directory = write_ascend_directory(remote)
+        assert (await remote.collect()).complete, remote.capture.problems
+        copy = remote.copies / directory.name
+        assert read_files(copy) == read_files(directory)
         assert not (copy / "leads-away").exists()
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_directory_of_which_a_file_does_not_come(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        directory = ascend(found)
-        found.server.acts["data"] = [Act(status=403, error="not that one")]
-        assert not (await found.collect()).complete
-        assert "not that one" in found.capture.problems[0]
-        assert found.names() == [MANIFEST]
-        found.server.acts = {"data": [Act(raw=message(found, f"{directory.name}/profiler_info_0.json"))]}
-        assert not (await found.collect()).complete
-        assert "has 20 bytes, expected 90,000" in found.capture.problems[1]
-        assert found.names() == [MANIFEST]
-        found.server.acts = {}
-        assert (await found.collect()).complete
+def test_incomplete_directory_is_not_kept(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        directory = write_ascend_directory(remote)
+        remote.server.acts["data"] = [Act(status=403, error="not available")]
+        assert not (await remote.collect()).complete
+        assert "not available" in remote.capture.problems[0]
+        assert remote.names() == [MANIFEST]
+        remote.server.acts = {"data": [Act(raw=file_response(remote, f"{directory.name}/profiler_info_0.json"))]}
+        assert not (await remote.collect()).complete
+        assert "has 20 bytes, expected 90,000" in remote.capture.problems[1]
+        assert remote.names() == [MANIFEST]
+        remote.server.acts = {}
+        assert (await remote.collect()).complete
 
-    remote(check)
+    run_remote(check)
 
 
-def test_a_directory_is_waited_for_while_it_is_analysed(
-    remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_collection_waits_for_the_analysis_of_a_directory(
+    run_remote: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloads, "_POLL_S", 0.01)
 
-    async def check(found: Remote) -> None:
+    async def check(remote: RemoteCapture) -> None:
         from profdeck.base.processes import ProcessId
 
-        directory, me = ascend(found), ProcessId()
+        directory, process = write_ascend_directory(remote), ProcessId()
         state = AnalysisState(
-            state="running", host=me.host, pid=me.pid, process_started=me.process_started, started_ns=1
+            state="running", host=process.host, pid=process.pid, process_started=process.process_started, started_ns=1
         )
         write_state(directory, state)
-        collecting = asyncio.create_task(found.collect())
-        await found.server.heard(directory.name, 3)
+        collecting = asyncio.create_task(remote.collect())
+        await remote.server.heard(directory.name, 3)
         (directory / "ASCEND_PROFILER_OUTPUT").mkdir()
         (directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text("[]")
         write_state(directory, AnalysisState(**attrs.asdict(state) | {"state": "done"}))
         assert (await collecting).complete
-        assert contents(found.copies / directory.name) == contents(directory)
+        assert read_files(remote.copies / directory.name) == read_files(directory)
 
-    remote(check)
+    run_remote(check)
 
 
-def test_names_in_a_directory_that_lead_out_of_it(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        directory = ascend(found)
+def test_file_names_outside_of_a_directory_are_rejected(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        directory = write_ascend_directory(remote)
         files = json.dumps({"files": [{"name": "../../x", "size_bytes": 1}]}).encode()
-        found.server.acts[directory.name] = [Act(content=files)]
-        assert not (await found.collect()).complete
-        assert "contains '../../x', which points outside the directory" in found.capture.problems[0]
-        assert found.names() == [MANIFEST]
+        remote.server.acts[directory.name] = [Act(content=files)]
+        assert not (await remote.collect()).complete
+        assert "contains '../../x', which points outside the directory" in remote.capture.problems[0]
+        assert remote.names() == [MANIFEST]
 
-    remote(check)
+    run_remote(check)
 
 
-def test_merging_leaves_out_what_is_not_here(remote: Callable[..., None], tally: ModuleType) -> None:
+def test_merge_skips_missing_traces(run_remote: Callable[..., None], tally: ModuleType) -> None:
     from profdeck.engine.control.merging import merge_ranks
 
-    async def check(found: Remote) -> None:
-        (found.source / TRACE).unlink()
-        collection = await found.collect()
-        (merged,) = merge_ranks(found.capture, collection.manifests)
+    async def check(remote: RemoteCapture) -> None:
+        (remote.source / TRACE).unlink()
+        collection = await remote.collect()
+        (merged,) = merge_ranks(remote.capture, collection.manifests)
         assert isinstance(merged, Artifact)
         assert (merged.whole, merged.problem) == (True, None)
 
-    remote(check, ranks=2)
+    run_remote(check, ranks=2)
 
 
-def test_an_artifact_that_was_never_written_is_not_asked_for(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        (found.source / TRACE).unlink()
-        found.tell(size_bytes=0, whole=False, problem="the disk was full", events=None)
+def test_unwritten_artifact_is_not_requested(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        (remote.source / TRACE).unlink()
+        remote.update_manifest(size_bytes=0, whole=False, problem="the disk was full", events=None)
         for _ in range(2):
-            assert (await found.collect()).complete
-        assert asked_for(found.server) == [MANIFEST]
-        (rank,) = read_run(found.here / "run").captures[0].ranks
+            assert (await remote.collect()).complete
+        assert requested_files(remote.server) == [MANIFEST]
+        (rank,) = read_run(remote.local_output / "run").captures[0].ranks
         assert rank.problems == (f"{TRACE}: the disk was full",)
 
-    remote(check)
+    run_remote(check)
 
 
-def test_more_than_there_should_be_is_not_taken(remote: Callable[..., None]) -> None:
-    async def check(found: Remote) -> None:
-        found.grow(3_000_000)
-        found.tell(size_bytes=2_000_000)
-        assert not (await found.collect()).complete
-        assert "the file has more than 2,000,000 bytes" in found.capture.problems[0]
+def test_file_larger_than_declared_is_rejected(run_remote: Callable[..., None]) -> None:
+    async def check(remote: RemoteCapture) -> None:
+        remote.grow_trace(3_000_000)
+        remote.update_manifest(size_bytes=2_000_000)
+        assert not (await remote.collect()).complete
+        assert "the file has more than 2,000,000 bytes" in remote.capture.problems[0]
 
-    remote(check)
+    run_remote(check)
 
 
-# What is fetched later.
+# Later collection.
 
 
 @attrs.define
-class Left:
-    """A run of two servers that still have its files."""
+class UncollectedRun:
+    """A run of two servers. Its files are on their hosts."""
 
-    run: Path
-    hosts: list[Path]
+    directory: Path
+    host_outputs: list[Path]
     servers: list[SimulatedServer]
 
     def names(self, replica: int) -> list[str]:
-        directory = self.run / "step_000001/rollout" / f"replica_{replica:03d}"
+        directory = self.directory / "step_000001/rollout" / f"replica_{replica:03d}"
         return sorted(path.name for path in directory.iterdir() if not path.name.startswith("target."))
 
     async def collect(self) -> list[Collected]:
-        return await collect_run(self.run, limit_s=30)
+        return await collect_run(self.directory, limit_s=30)
 
 
 @pytest.fixture
-def left(build: Build, recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]:
-    """Run a check with a run whose files are still on the hosts of its servers."""
+def run_uncollected(
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], tmp_path: Path
+) -> Callable[..., None]:
+    """Function that runs a check with a run whose files are still on the servers' hosts."""
 
-    def run(check: Callable[[Left], Awaitable[None]]) -> None:
+    def run(check: Callable[[UncollectedRun], Awaitable[None]]) -> None:
         async def main() -> None:
             async with simulated_servers(2) as servers:
-                hosts = [tmp_path / f"host{number}" for number in range(2)]
-                for server, there in zip(servers, hosts, strict=True):
-                    server.engine = recording(ranks=2, output=there)
-                    server.gives, server.host, server.output = there, there.name, str(there)
-                profiler = build(
+                host_outputs = [tmp_path / f"host{number}" for number in range(2)]
+                for server, host_output in zip(servers, host_outputs, strict=True):
+                    server.engine = make_engine(ranks=2, output=host_output)
+                    server.gives, server.host, server.output = host_output, host_output.name, str(host_output)
+                profiler = build_profiler(
                     [server.url for server in servers], {"rollout.options.collect": False, "on_error": "warn"}
                 )
                 async with profiler.capture(1):
                     for server in servers:
                         server.engine.iterate(2)
-                await check(Left(tmp_path / "run", hosts, servers))
+                await check(UncollectedRun(tmp_path / "run", host_outputs, servers))
 
         asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -863,31 +889,35 @@ def left(build: Build, recording: Callable[..., Any], tmp_path: Path) -> Callabl
 ALL_NAMES = [f"rank_000{rank}.step1.{suffix}" for rank in (0, 1) for suffix in ("json", "trace.json")]
 
 
-def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], manifest: Read) -> None:
-    async def check(run: Left) -> None:
-        assert read_run(run.run).status is Status.MISSING
-        found = await run.collect()
-        assert [(one.role_and_replica, one.capture, one.problems) for one in found] == [
+def test_later_collection_completes_the_run_and_is_idempotent(
+    run_uncollected: Callable[..., None], load_manifest: LoadManifest
+) -> None:
+    async def check(run: UncollectedRun) -> None:
+        assert read_run(run.directory).status is Status.MISSING
+        results = await run.collect()
+        assert [(result.role_and_replica, result.capture, result.problems) for result in results] == [
             (f"rollout/{replica}", "step1", ()) for replica in (0, 1)
         ]
-        for replica, one in enumerate(found):
-            assert one.notes[0].startswith("Fetched 2 artifacts (")
+        for replica, result in enumerate(results):
+            assert result.notes[0].startswith("Fetched 2 artifacts (")
             assert run.names(replica) == ALL_NAMES
-        report = read_run(run.run)
+        report = read_run(run.directory)
         assert (report.status, report.problems, len(report.captures)) == (Status.COMPLETE, (), 2)
-        whole = manifest()
-        assert (whole.status, whole.problems) == (Status.COMPLETE, ())
-        assert [(one.outcome, one.reason, one.fix) for one in whole.targets] == [(Outcome.FLUSHED, None, None)] * 2
-        asked = [len(asked_for(server)) for server in run.servers]
+        fleet = load_manifest()
+        assert (fleet.status, fleet.problems) == (Status.COMPLETE, ())
+        assert [(record.outcome, record.reason, record.fix) for record in fleet.targets] == [
+            (Outcome.FLUSHED, None, None)
+        ] * 2
+        request_counts = [len(requested_files(server)) for server in run.servers]
         assert await run.collect() == []
-        assert [len(asked_for(server)) for server in run.servers] == asked
-        assert temporary(run.run) == []
+        assert [len(requested_files(server)) for server in run.servers] == request_counts
+        assert temporary_files(run.directory) == []
 
-    left(check)
+    run_uncollected(check)
 
 
 @pytest.mark.parametrize(
-    "late",
+    "problem",
     [
         "After flush_timeout_s=1 seconds, the files of rank 0 on elsewhere (writing) are not complete.",
         "The engine did not reply to the stop: http://elsewhere:1 cannot be reached: no connection within 5 seconds.",
@@ -897,42 +927,42 @@ def test_what_was_left_is_fetched_later_and_once(left: Callable[..., None], mani
         "Files of rank 0 are on elsewhere, in /run, which cannot be seen from here (here). The option collect is off.",
     ],
 )
-def test_what_was_not_whole_in_time_is_complete_when_it_is(left: Callable[..., None], late: str) -> None:
-    async def check(run: Left) -> None:
-        file = run.run / "step_000001" / "rollout" / "replica_000" / "target.step1.json"
-        for _ in range(2):  # with files elsewhere, and with all of them here
+def test_later_collection_removes_problems_of_late_files(run_uncollected: Callable[..., None], problem: str) -> None:
+    async def check(run: UncollectedRun) -> None:
+        file = run.directory / "step_000001" / "rollout" / "replica_000" / "target.step1.json"
+        for _ in range(2):  # first with files on the servers' hosts, then with local copies
             document = json.loads(file.read_text())
-            file.write_text(json.dumps(document | {"status": "partial", "problems": [*document["problems"], late]}))
-            assert read_run(run.run).status is not Status.COMPLETE
-            found = await run.collect()
-            assert [one.problems for one in found if one.manifest == file] == [()]
-            assert read_run(run.run).status is Status.COMPLETE
+            file.write_text(json.dumps(document | {"status": "partial", "problems": [*document["problems"], problem]}))
+            assert read_run(run.directory).status is not Status.COMPLETE
+            results = await run.collect()
+            assert [result.problems for result in results if result.manifest == file] == [()]
+            assert read_run(run.directory).status is Status.COMPLETE
 
-    left(check)
+    run_uncollected(check)
 
 
-def test_a_server_that_has_recorded_something_else_since_still_sends_it(left: Callable[..., None]) -> None:
-    async def check(run: Left) -> None:
+def test_files_are_served_after_a_later_capture(run_uncollected: Callable[..., None]) -> None:
+    async def check(run: UncollectedRun) -> None:
         for server in run.servers:
             other = CaptureRequest(id="step7", output=Path(server.output), run="other", role="rollout", ranks="all")
             await server.engine.command("start", unstructure(other))
             server.engine.iterate(1)
             await server.engine.command("stop", {"request": "step7"})
-            await ended(server.engine)
-        assert [one.problems for one in await run.collect()] == [(), ()]
+            await await_end(server.engine)
+        assert [result.problems for result in await run.collect()] == [(), ()]
         assert [run.names(replica) for replica in (0, 1)] == [ALL_NAMES] * 2
-        assert read_run(run.run).status is Status.COMPLETE
+        assert read_run(run.directory).status is Status.COMPLETE
 
-    left(check)
+    run_uncollected(check)
 
 
-def test_what_was_deleted_or_changed_there_is_named_and_the_rest_comes(
-    left: Callable[..., None], manifest: Read
+def test_deleted_and_changed_files_are_reported_and_others_downloaded(
+    run_uncollected: Callable[..., None], load_manifest: LoadManifest
 ) -> None:
-    async def check(run: Left) -> None:
-        place = "run/step_000001/rollout/replica_000"
-        (run.hosts[0] / place / "rank_0000.step1.trace.json").unlink()
-        changed = run.hosts[0] / place / "rank_0001.step1.trace.json"
+    async def check(run: UncollectedRun) -> None:
+        directory = "run/step_000001/rollout/replica_000"
+        (run.host_outputs[0] / directory / "rank_0000.step1.trace.json").unlink()
+        changed = run.host_outputs[0] / directory / "rank_0001.step1.trace.json"
         text = changed.read_text()
         changed.write_text(text[:-9])
         first, second = await run.collect()
@@ -941,37 +971,37 @@ def test_what_was_deleted_or_changed_there_is_named_and_the_rest_comes(
         assert "rank 1 (rank_0001.step1.trace.json)" in " ".join(first.problems)
         assert run.names(0) == ["rank_0000.step1.json", "rank_0001.step1.json"]
         assert run.names(1) == ALL_NAMES
-        whole = manifest()
-        assert (whole.status, whole.problems) == (
+        fleet = load_manifest()
+        assert (fleet.status, fleet.problems) == (
             Status.PARTIAL,
             ("1 of 2 targets are not complete: 1 files_missing.",),
         )
-        assert [one.outcome for one in whole.targets] == [Outcome.FILES_MISSING, Outcome.FLUSHED]
+        assert [record.outcome for record in fleet.targets] == [Outcome.FILES_MISSING, Outcome.FLUSHED]
         changed.write_text(text)
-        (again,) = await run.collect()
+        (remaining,) = await run.collect()
         assert run.names(0) == ALL_NAMES[:1] + ALL_NAMES[2:]
-        assert "rank 1" not in " ".join(again.problems)
-        assert read_run(run.run).status is not Status.COMPLETE
+        assert "rank 1" not in " ".join(remaining.problems)
+        assert read_run(run.directory).status is not Status.COMPLETE
 
-    left(check)
+    run_uncollected(check)
 
 
-def test_a_server_that_is_gone_costs_its_own_files(left: Callable[..., None]) -> None:
-    async def check(run: Left) -> None:
+def test_stopped_server_affects_only_its_own_files(run_uncollected: Callable[..., None]) -> None:
+    async def check(run: UncollectedRun) -> None:
         await run.servers[0].stop()
         first, second = await run.collect()
         assert run.servers[0].url.removeprefix("http://") in first.problems[0]
         assert (second.problems, run.names(1)) == ((), ALL_NAMES)
-        assert (run.run / "step_000001/rollout/replica_000/target.step1.json").exists()
+        assert (run.directory / "step_000001/rollout/replica_000/target.step1.json").exists()
 
-    left(check)
+    run_uncollected(check)
 
 
-def test_what_a_killed_host_did_not_fetch_comes_and_is_called_partial(left: Callable[..., None]) -> None:
-    async def check(run: Left) -> None:
-        file = run.run / "step_000001/rollout/replica_000/target.step1.json"
-        killed = {"status": "recording", "pid": 2**22 + 1, "process_started": "1", "problems": [], "ended_ns": None}
-        file.write_text(json.dumps(json.loads(file.read_text()) | killed))
+def test_capture_of_a_killed_driver_is_collected_as_partial(run_uncollected: Callable[..., None]) -> None:
+    async def check(run: UncollectedRun) -> None:
+        file = run.directory / "step_000001/rollout/replica_000/target.step1.json"
+        changes = {"status": "recording", "pid": 2**22 + 1, "process_started": "1", "problems": [], "ended_ns": None}
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
         first, second = await run.collect()
         assert (run.names(0), second.problems) == (ALL_NAMES, ())
         assert first.problems == (
@@ -980,32 +1010,34 @@ def test_what_a_killed_host_did_not_fetch_comes_and_is_called_partial(left: Call
         assert read_manifest(file).status is Status.PARTIAL
         assert await run.collect() == []
 
-    left(check)
+    run_uncollected(check)
 
 
-def test_a_lost_copy_comes_again(left: Callable[..., None]) -> None:
-    async def check(run: Left) -> None:
+def test_deleted_copy_is_downloaded_again(run_uncollected: Callable[..., None]) -> None:
+    async def check(run: UncollectedRun) -> None:
         await run.collect()
-        (run.run / "step_000001/rollout/replica_001" / TRACE).unlink()
-        assert read_run(run.run).status is not Status.COMPLETE
-        (one,) = await run.collect()
-        assert one.problems == ()
-        assert read_run(run.run).status is Status.COMPLETE
+        (run.directory / "step_000001/rollout/replica_001" / TRACE).unlink()
+        assert read_run(run.directory).status is not Status.COMPLETE
+        (result,) = await run.collect()
+        assert result.problems == ()
+        assert read_run(run.directory).status is Status.COMPLETE
 
-    left(check)
+    run_uncollected(check)
 
 
-def test_the_command_says_what_came_and_what_is_left(left: Callable[..., None], tmp_path: Path) -> None:
-    async def check(run: Left) -> None:
-        (run.hosts[0] / "run/step_000001/rollout/replica_000" / TRACE).unlink()
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["collect", str(run.run)])
-        assert done.exit_code == 1
-        first, *_, last = done.stdout.splitlines()
+def test_collect_command_reports_downloaded_and_missing_files(
+    run_uncollected: Callable[..., None], tmp_path: Path
+) -> None:
+    async def check(run: UncollectedRun) -> None:
+        (run.host_outputs[0] / "run/step_000001/rollout/replica_000" / TRACE).unlink()
+        result = await asyncio.to_thread(CliRunner().invoke, app, ["collect", str(run.directory)])
+        assert result.exit_code == 1
+        first, *_, last = result.stdout.splitlines()
         assert first.startswith("rollout/0 step1: Fetched 1 artifact (")
         assert last.startswith("1 of 2 engine captures are complete. Next: profdeck ls ")
-        assert "error: Files of rank 0 (rank_0000.step1.trace.json) are on host0" in done.stderr
+        assert "error: Files of rank 0 (rank_0000.step1.trace.json) are on host0" in result.stderr
         shutil.copytree(tmp_path / "host1/run/step_000001/rollout/replica_001", tmp_path / "other")
-        again = await asyncio.to_thread(CliRunner().invoke, app, ["collect", str(tmp_path / "other")])
-        assert (again.exit_code, again.stdout) == (4, "")
+        other_result = await asyncio.to_thread(CliRunner().invoke, app, ["collect", str(tmp_path / "other")])
+        assert (other_result.exit_code, other_result.stdout) == (4, "")
 
-    left(check)
+    run_uncollected(check)

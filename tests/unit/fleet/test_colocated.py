@@ -1,4 +1,4 @@
-"""Engines on the trainer's devices: whoever asks them learns that they wait for their turn."""
+"""Tests of engines that share devices with the trainer and wait for the device lease."""
 
 from __future__ import annotations
 
@@ -17,52 +17,56 @@ from profdeck.records.manifest import Manifest
 from profdeck.verification.run_report import read_run
 from simulated_servers import simulated_servers
 
-HELD = "gpu-1, held by this process (trainer, step1)"
+HOLDER = "gpu-1, held by this process (trainer, step1)"
 
 
 @pytest.fixture
-def engine(tally: ModuleType, recording: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return an engine whose rank records the device that the trainer is on."""
+def engine(tally: ModuleType, make_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine whose rank records the trainer's device."""
     monkeypatch.setattr(tally.TallyBackend, "devices", lambda _: ("gpu-1",))
-    return recording()
+    return make_engine()
 
 
-def test_who_waits_for_the_window_is_told_for_whom_it_waits(
-    simulated: None, settings: dict[str, Any], engine: Any, manifest: Callable[..., Manifest], tmp_path: Path
+def test_window_states_name_the_lease_holder(
+    simulated_backend: None,
+    settings: dict[str, Any],
+    engine: Any,
+    load_manifest: Callable[..., Manifest],
+    tmp_path: Path,
 ) -> None:
-    told: list[TargetState] = []
+    states: list[TargetState] = []
 
     async def main() -> None:
         async with simulated_servers(1) as (server,):
             server.engine = engine
-            own = settings | {"rollout.iterations": {"count": 2}}
-            profiler = Profiler.from_config(role="rollout", settings=own, target=server.url)
-            held = leases.acquire_lease(["gpu-1"], holder="trainer, step1")
+            role_settings = settings | {"rollout.iterations": {"count": 2}}
+            profiler = Profiler.from_config(role="rollout", settings=role_settings, target=server.url)
+            lease = leases.acquire_lease(["gpu-1"], holder="trainer, step1")
             async with profiler.capture(1):
-                assert not await profiler.await_window(0, told.append)
-                held.release()
+                assert not await profiler.await_window(0, states.append)
+                lease.release()
                 engine.iterate(2)
-                assert await profiler.await_window(10, told.append)
+                assert await profiler.await_window(10, states.append)
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    assert [(state.ended, state.waits_for) for state in told] == [(False, HELD), (True, None)]
-    target = manifest()
+    assert [(state.ended, state.waits_for) for state in states] == [(False, HOLDER), (True, None)]
+    target = load_manifest()
     assert (target.status, target.problems) == (Status.COMPLETE, ())
     (note,) = target.notes
-    assert note == f"At the start, rank 0 on {target.host} waited for {HELD}."
+    assert note == f"At the start, rank 0 on {target.host} waited for {HOLDER}."
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
 @pytest.mark.parametrize("first", ["fleet", "trainer"])
-def test_a_job_in_either_order(
-    simulated: None,
+def test_trainer_and_fleet_on_one_device_in_either_order(
+    simulated_backend: None,
     settings: dict[str, Any],
     engine: Any,
-    manifest: Callable[..., Manifest],
+    load_manifest: Callable[..., Manifest],
     tmp_path: Path,
     first: str,
 ) -> None:
-    """Who starts first in a step has the device first, and who comes second has the rest of it, if there is one."""
+    """The second capture starts when the first one releases the device, if the step has not ended by then."""
     del settings["on_error"]
     settings |= {"rollout.iterations": {"count": 2}, "trainer.backend": "tally", "steps": [1]}
 
@@ -71,8 +75,8 @@ def test_a_job_in_either_order(
             server.engine = engine
             trainer = Profiler.from_config(settings=settings)
             fleet = Profiler.from_config(role=None, settings=settings, targets={"rollout": [server.url]})
-            one, two = (fleet, trainer) if first == "fleet" else (trainer, fleet)
-            async with fleet, one.capture(1), two.capture(1):
+            earlier, later = (fleet, trainer) if first == "fleet" else (trainer, fleet)
+            async with fleet, earlier.capture(1), later.capture(1):
                 async with trainer.stage("generate"):
                     engine.iterate(3)
                 async with trainer.stage("update"):
@@ -86,7 +90,7 @@ def test_a_job_in_either_order(
         assert "s for gpu-1, held by this process (rollout, step1), and started in step 1." in ranks["trainer"].notes[0]
     else:
         assert (ranks["trainer"].status, ranks["rollout"].status) == (Status.COMPLETE, Status.MISSING)
-        assert f"s for {HELD}." in ranks["rollout"].problems[0]
-        (note,) = manifest().notes
-        assert note.endswith(f"waited for {HELD}.")
-        assert any("The device did not become available" in problem for problem in manifest(replica=0).problems)
+        assert f"s for {HOLDER}." in ranks["rollout"].problems[0]
+        (note,) = load_manifest().notes
+        assert note.endswith(f"waited for {HOLDER}.")
+        assert any("The device did not become available" in problem for problem in load_manifest(replica=0).problems)

@@ -13,10 +13,10 @@ from profdeck.replicas.fan_out import fan_out
 
 
 def test_no_targets() -> None:
-    async def never(_: object) -> None:
+    async def raise_if_called(_: object) -> None:
         raise AssertionError
 
-    assert asyncio.run(fan_out(never, [], timeout_s=1, each_timeout_s=1)) == []
+    assert asyncio.run(fan_out(raise_if_called, [], timeout_s=1, each_timeout_s=1)) == []
 
 
 def test_operations_run_concurrently_and_results_are_in_order() -> None:
@@ -45,9 +45,9 @@ def test_errors_are_returned_as_results() -> None:
     def fail(target: int) -> asyncio.Future[float]:
         raise KeyError(target)
 
-    one, zero, cancelled = asyncio.run(fan_out(divide, [1, 0, 2], timeout_s=30, each_timeout_s=30))
-    assert one == 1
-    assert isinstance(zero, ZeroDivisionError)
+    quotient, zero_division, cancelled = asyncio.run(fan_out(divide, [1, 0, 2], timeout_s=30, each_timeout_s=30))
+    assert quotient == 1
+    assert isinstance(zero_division, ZeroDivisionError)
     assert isinstance(cancelled, asyncio.CancelledError)
     (error,) = asyncio.run(fan_out(fail, [1], timeout_s=30, each_timeout_s=30))
     assert isinstance(error, KeyError)
@@ -86,16 +86,16 @@ def test_all_operations_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None
         loop, timers = asyncio.get_running_loop(), list[float]()
         call_at = loop.call_at
 
-        def counted(when_s: float, *arguments: Any, **keywords: Any) -> asyncio.TimerHandle:
+        def counted_call_at(when_s: float, *arguments: Any, **keywords: Any) -> asyncio.TimerHandle:
             timers.append(when_s)
             return call_at(when_s, *arguments, **keywords)
 
-        monkeypatch.setattr(loop, "call_at", counted)
+        monkeypatch.setattr(loop, "call_at", counted_call_at)
 
-        async def rest(_: int) -> None:
+        async def yield_once(_: int) -> None:
             await asyncio.sleep(0)
 
-        assert await fan_out(rest, range(1000), timeout_s=30, each_timeout_s=30) == [None] * 1000
+        assert await fan_out(yield_once, range(1000), timeout_s=30, each_timeout_s=30) == [None] * 1000
         assert len(timers) == 1
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What breaks while many targets are captured: each ends with nothing lost and everything stopped."""
+"""Tests of failures during captures of several targets: all targets stop, and no recorded data is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import pytest
 
-from fleet_captures import GOOD, capture, outcomes, urls, with_servers as run_with_servers
+from fleet_captures import GOOD, capture, outcomes, urls, with_servers
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.outcome import Outcome
@@ -23,68 +23,68 @@ from profdeck.records.request import RequestState
 from profdeck.verification.run_report import read_run
 from simulated_servers import Act, SimulatedEngine, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
-Read = Callable[..., Manifest]
+BuildProfiler = Callable[..., Profiler]
+LoadManifest = Callable[..., Manifest]
 POLICIES = [({"policy": "any"}, True), ({"policy": "quorum", "quorum": 3}, True), ({"policy": "all"}, False)]
-"""Whether a capture of four targets goes on without one of them."""
+"""Target policies, and whether a capture of four targets continues without one of them."""
 
 
-def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], count: int = 4) -> None:
-    """Run a check, after which no server records any more."""
+def run_check(check: Callable[[list[SimulatedServer]], Awaitable[None]], count: int = 4) -> None:
+    """Run a check, then assert that no server is recording."""
 
-    async def check_ends(servers: list[SimulatedServer]) -> None:
+    async def check_and_assert_stopped(servers: list[SimulatedServer]) -> None:
         await check(servers)
         for server in servers:
             assert isinstance(server.engine, SimulatedEngine)
             assert server.engine.state is not RequestState.RECORDING
 
-    run_with_servers(check_ends, count)
+    with_servers(check_and_assert_stopped, count)
 
 
-# Servers that end or hang.
+# Servers that exit or hang.
 
 
-class Held(SimulatedEngine):
-    """Does not answer whether it is there before it may."""
+class SlowStatusEngine(SimulatedEngine):
+    """Engine that replies to status requests after `may_reply` is set."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.may = asyncio.Event()
+        self.may_reply = asyncio.Event()
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         if command == "status":
-            await self.may.wait()
+            await self.may_reply.wait()
         return await super().command(command, payload)
 
 
-@pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
-def test_a_replica_that_ends_when_it_has_been_reached(
-    build: Build, manifest: Read, policy: dict[str, Any], goes_on: bool
+@pytest.mark.parametrize(("policy", "continues"), POLICIES)
+def test_replica_that_exits_after_its_status_reply(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, policy: dict[str, Any], continues: bool
 ) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        servers[0].engine = held = Held()
+        servers[0].engine = slow = SlowStatusEngine()
 
-        async def end() -> None:
+        async def stop_after_status() -> None:
             await servers[2].arrived.wait()
-            await asyncio.gather(*servers[2].tasks)  # until it has answered
+            await asyncio.gather(*servers[2].tasks)  # until the reply is sent
             await servers[2].stop()
-            held.may.set()
+            slow.may_reply.set()
 
-        await asyncio.gather(capture(build(urls(servers), **policy)), end())
+        await asyncio.gather(capture(build_profiler(urls(servers), **policy)), stop_after_status())
         assert [server.commands() for server in servers] == [GOOD, GOOD, ["status"], GOOD]
         await servers[2].start()
 
-    with_servers(check)
-    fleet = manifest()
-    assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
+    run_check(check)
+    fleet = load_manifest()
+    assert fleet.status is (Status.PARTIAL if continues else Status.FAILED)
     assert outcomes(fleet) == [Outcome.UNREACHABLE if replica == 2 else Outcome.FLUSHED for replica in range(4)]
     assert "cannot be reached: Connection refused" in str(fleet.targets[2].reason)
-    assert manifest(replica=2).status is Status.FAILED
+    assert load_manifest(replica=2).status is Status.FAILED
 
 
 @pytest.fixture
-def deaf() -> Iterator[str]:
-    """The URL of a server that accepts no connection, as its queue is full."""
+def full_queue_url() -> Iterator[str]:
+    """URL of a server that accepts no connections because its queue is full."""
     with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -94,88 +94,92 @@ def deaf() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
-def test_a_server_that_accepts_no_connection(
-    build: Build, manifest: Read, deaf: str, policy: dict[str, Any], goes_on: bool
+@pytest.mark.parametrize(("policy", "continues"), POLICIES)
+def test_server_that_accepts_no_connection(
+    build_profiler: BuildProfiler,
+    load_manifest: LoadManifest,
+    full_queue_url: str,
+    policy: dict[str, Any],
+    continues: bool,
 ) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         began_s = time.monotonic()
-        await capture(build([deaf, *urls(servers)], **policy, start_timeout_s=1.6))
+        await capture(build_profiler([full_queue_url, *urls(servers)], **policy, start_timeout_s=1.6))
         assert time.monotonic() - began_s < 5
-        assert [server.commands() for server in servers] == [GOOD if goes_on else ["status"]] * 3
+        assert [server.commands() for server in servers] == [GOOD if continues else ["status"]] * 3
 
-    with_servers(check, 3)
-    fleet = manifest()
-    assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
-    assert outcomes(fleet) == [Outcome.TIMED_OUT, *[Outcome.FLUSHED if goes_on else None] * 3]
+    run_check(check, 3)
+    fleet = load_manifest()
+    assert fleet.status is (Status.PARTIAL if continues else Status.FAILED)
+    assert outcomes(fleet) == [Outcome.TIMED_OUT, *[Outcome.FLUSHED if continues else None] * 3]
     assert fleet.targets[0].reason == "The connection was not established within 0.8 seconds, half of start_timeout_s."
 
 
-def test_a_server_that_hangs_at_its_stop_is_told_again(build: Build, manifest: Read) -> None:
+def test_stop_of_a_hung_server_is_sent_again(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
         servers[1].acts["stop"] = [Act(raw=b"", hang=True), Act()]
-        profiler = build(urls(servers), stop_timeout_s=1)
+        profiler = build_profiler(urls(servers), stop_timeout_s=1)
         await profiler.astart(1)
         with pytest.raises(CaptureError, match="1 of 4 targets are not complete: 1 timed_out"):
             await profiler.astop()
         assert servers[1].commands() == [*GOOD, "stop"]
 
-    with_servers(check)
-    assert outcomes(manifest()) == [Outcome.TIMED_OUT if replica == 1 else Outcome.FLUSHED for replica in range(4)]
+    run_check(check)
+    assert outcomes(load_manifest()) == [Outcome.TIMED_OUT if replica == 1 else Outcome.FLUSHED for replica in range(4)]
 
 
-def test_all_servers_end_between_start_and_stop(build: Build, manifest: Read) -> None:
+def test_all_servers_exit_between_start_and_stop(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        profiler = build(urls(servers), {"on_error": "warn"})
+        profiler = build_profiler(urls(servers), {"on_error": "warn"})
         async with profiler.capture(1):
             for server in servers:
                 await server.stop()
-                server.engine = SimulatedEngine()  # what was recorded there has ended with it
+                server.engine = SimulatedEngine()  # discard the recording of the process
         for server in servers:
             await server.start()
 
-    with_servers(check)
-    fleet = manifest()
+    run_check(check)
+    fleet = load_manifest()
     assert (fleet.status, fleet.problems) == (Status.PARTIAL, ("4 of 4 targets are not complete: 4 unreachable.",))
     assert outcomes(fleet) == [Outcome.UNREACHABLE] * 4
-    assert {manifest(replica=replica).status for replica in range(4)} == {Status.PARTIAL}
+    assert {load_manifest(replica=replica).status for replica in range(4)} == {Status.PARTIAL}
 
 
-class Impatient(selectors.DefaultSelector):
-    """Passes over the time in which there is nothing to do."""
+class SkippingSelector(selectors.DefaultSelector):
+    """Selector that skips most of the time in which no file is ready."""
 
     skipped_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None or timeout <= 0:
             return super().select(timeout)
-        found = super().select(min(timeout, 0.003))  # on loopback hardly anything takes longer
-        if not found:
+        events = super().select(min(timeout, 0.003))  # most requests on loopback take less
+        if not events:
             self.skipped_s += min(timeout, 1.0)
-        return found
+        return events
 
 
-class QuickLoop(asyncio.SelectorEventLoop):
-    """An event loop whose minutes pass in no time."""
+class FastForwardLoop(asyncio.SelectorEventLoop):
+    """Event loop with a clock that skips idle time."""
 
     def __init__(self) -> None:
-        self._impatient = Impatient()
-        super().__init__(self._impatient)
+        self._skipping_selector = SkippingSelector()
+        super().__init__(self._skipping_selector)
 
     def time(self) -> float:
-        return super().time() + self._impatient.skipped_s
+        return super().time() + self._skipping_selector.skipped_s
 
 
-def quickly(work: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=QuickLoop) as runner:
+def run_fast_forward(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=FastForwardLoop) as runner:
         runner.run(work)
 
 
-def test_a_flush_of_minutes(build: Build, manifest: Read) -> None:
+def test_stop_waits_minutes_for_a_flush(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
-            profiler = build(urls(servers))
+            profiler = build_profiler(urls(servers))
             await profiler.astart(1)
             engine = servers[1].engine
             assert isinstance(engine, SimulatedEngine)
@@ -183,33 +187,35 @@ def test_a_flush_of_minutes(build: Build, manifest: Read) -> None:
             began_s = loop.time()
             loop.call_later(300, engine.flushed.set)
             await profiler.astop()
-            lasted_s = loop.time() - began_s
-            assert lasted_s >= 300
-            assert servers[1].commands().count("status") < lasted_s + 20  # not asked more often than once a second
+            duration_s = loop.time() - began_s
+            assert duration_s >= 300
+            assert servers[1].commands().count("status") < duration_s + 20  # at most one poll per second
 
-    quickly(main())
-    fleet = manifest()
+    run_fast_forward(main())
+    fleet = load_manifest()
     assert fleet.status is Status.COMPLETE
     assert outcomes(fleet) == [Outcome.FLUSHED] * 3
 
 
-def test_manifests_that_are_here_tell_of_a_flush(build: Build, manifest: Read, tmp_path: Path) -> None:
-    rank = tmp_path / "run" / "step_000001" / "rollout" / "replica_001" / "rank_0000.step1.json"
+def test_local_manifests_reduce_status_polls_during_a_flush(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, tmp_path: Path
+) -> None:
+    path = tmp_path / "run" / "step_000001" / "rollout" / "replica_001" / "rank_0000.step1.json"
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
-            profiler = build(urls(servers))
+            profiler = build_profiler(urls(servers))
             await profiler.astart(1)
             engine = servers[1].engine
             assert isinstance(engine, SimulatedEngine)
             engine.flushed.clear()
-            of_rank = attrs.evolve(manifest(replica=1), target=None)
-            assert of_rank.status is Status.RECORDING
-            rank.write_bytes(encode(of_rank))
+            rank_manifest = attrs.evolve(load_manifest(replica=1), target=None)
+            assert rank_manifest.status is Status.RECORDING
+            path.write_bytes(encode(rank_manifest))
 
             def flush() -> None:
-                rank.write_bytes(encode(attrs.evolve(of_rank, status=Status.COMPLETE)))
+                path.write_bytes(encode(attrs.evolve(rank_manifest, status=Status.COMPLETE)))
                 engine.flushed.set()
 
             began_s = loop.time()
@@ -218,15 +224,15 @@ def test_manifests_that_are_here_tell_of_a_flush(build: Build, manifest: Read, t
             assert 300 <= loop.time() - began_s < 315
             assert servers[1].commands().count("status") <= 300 / 10 + 3
 
-    quickly(main())
-    assert outcomes(manifest()) == [Outcome.FLUSHED] * 3
+    run_fast_forward(main())
+    assert outcomes(load_manifest()) == [Outcome.FLUSHED] * 3
 
 
-def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
+def test_stop_times_out_during_an_endless_flush(build_profiler: BuildProfiler, load_manifest: LoadManifest) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
-            profiler = build(urls(servers), stop_timeout_s=120)
+            profiler = build_profiler(urls(servers), stop_timeout_s=120)
             await profiler.astart(1)
             engine = servers[1].engine
             assert isinstance(engine, SimulatedEngine)
@@ -237,24 +243,24 @@ def test_a_flush_that_never_ends(build: Build, manifest: Read) -> None:
             assert loop.time() - began_s >= 120
             assert engine.state is RequestState.WRITING
 
-    quickly(main())
-    fleet = manifest()
+    run_fast_forward(main())
+    fleet = load_manifest()
     assert outcomes(fleet) == [Outcome.FLUSHED, Outcome.TIMED_OUT, Outcome.FLUSHED]
     assert fleet.targets[1].reason == "The stop did not finish within stop_timeout_s=120 seconds."
     assert "increase stop_timeout_s under targets" in str(fleet.targets[1].fix)
-    replica = manifest(replica=1)
+    replica = load_manifest(replica=1)
     assert (replica.status, replica.problems[-1]) == (Status.PARTIAL, fleet.targets[1].reason)
 
 
-def test_a_server_that_hangs_holds_up_start_and_stop_for_little_longer_than_allowed(
-    build: Build, manifest: Read
+def test_hung_servers_delay_start_and_stop_only_until_the_timeouts(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest
 ) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with simulated_servers(3) as servers:
             servers[0].acts["start"] = servers[0].acts["stop"] = [Act(raw=b"", hang=True)]
             servers[1].acts["stop"] = [Act(raw=b"", hang=True)]
-            profiler = build(urls(servers), start_timeout_s=20, stop_timeout_s=30)
+            profiler = build_profiler(urls(servers), start_timeout_s=20, stop_timeout_s=30)
             began_s = loop.time()
             await profiler.astart(1)
             assert 20 <= loop.time() - began_s < 20 + 3 + 1
@@ -263,61 +269,68 @@ def test_a_server_that_hangs_holds_up_start_and_stop_for_little_longer_than_allo
                 await profiler.astop()
             assert 30 <= loop.time() - began_s < 30 + 3 + 1
 
-    quickly(main())
-    assert outcomes(manifest()) == [Outcome.TIMED_OUT, Outcome.TIMED_OUT, Outcome.FLUSHED]
+    run_fast_forward(main())
+    assert outcomes(load_manifest()) == [Outcome.TIMED_OUT, Outcome.TIMED_OUT, Outcome.FLUSHED]
 
 
-# This host's own directory.
+# Local directories.
 
 
-def test_a_run_that_this_host_cannot_write_starts_nothing(build: Build, tmp_path: Path) -> None:
+def test_no_target_starts_if_the_run_directory_is_not_writable(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
 
     async def check(servers: list[SimulatedServer]) -> None:
         with pytest.raises(CaptureError, match=f"Step 1: cannot write to {tmp_path}/run/step_000001/rollout"):
-            await build(urls(servers)).astart(1)
+            await build_profiler(urls(servers)).astart(1)
         assert [server.commands() for server in servers] == [[]] * 4
 
-    with_servers(check)
+    run_check(check)
 
 
-@pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
-@pytest.mark.parametrize("taken", ["file", "link"])
-def test_a_replica_whose_directory_this_host_cannot_write(
-    build: Build, manifest: Read, tmp_path: Path, taken: str, policy: dict[str, Any], goes_on: bool
+@pytest.mark.parametrize(("policy", "continues"), POLICIES)
+@pytest.mark.parametrize("existing", ["file", "link"])
+def test_replica_whose_local_directory_is_not_writable(
+    build_profiler: BuildProfiler,
+    load_manifest: LoadManifest,
+    tmp_path: Path,
+    existing: str,
+    policy: dict[str, Any],
+    continues: bool,
 ) -> None:
-    place = tmp_path / "run/step_000001/rollout/replica_002"
-    place.parent.mkdir(parents=True)
-    if taken == "file":
-        place.write_text("")
+    directory = tmp_path / "run/step_000001/rollout/replica_002"
+    directory.parent.mkdir(parents=True)
+    if existing == "file":
+        directory.write_text("")
     else:
-        place.symlink_to(tmp_path.parent, target_is_directory=True)
+        directory.symlink_to(tmp_path.parent, target_is_directory=True)
 
     async def check(servers: list[SimulatedServer]) -> None:
-        await capture(build(urls(servers), **policy))
-        # The one whose manifest cannot be written is not started: nobody would know of it.
-        others = GOOD if goes_on else ["status"]
-        assert [server.commands() for server in servers] == [others, others, ["status"], others]
+        await capture(build_profiler(urls(servers), **policy))
+        # A target without a manifest would be invisible in the run, so it is not started.
+        commands = GOOD if continues else ["status"]
+        assert [server.commands() for server in servers] == [commands, commands, ["status"], commands]
 
-    with_servers(check)
-    fleet = manifest()
-    assert fleet.status is (Status.PARTIAL if goes_on else Status.FAILED)
-    ended = Outcome.FLUSHED if goes_on else None
-    assert outcomes(fleet) == [Outcome.REFUSED if replica == 2 else ended for replica in range(4)]
+    run_check(check)
+    fleet = load_manifest()
+    assert fleet.status is (Status.PARTIAL if continues else Status.FAILED)
+    expected = Outcome.FLUSHED if continues else None
+    assert outcomes(fleet) == [Outcome.REFUSED if replica == 2 else expected for replica in range(4)]
     record = fleet.targets[2]
     assert record.capture is None
-    assert str(record.reason).startswith(f"Cannot write to {place}: ")
-    assert ("outside of the output directory" in str(record.reason)) is (taken == "link")
+    assert str(record.reason).startswith(f"Cannot write to {directory}: ")
+    assert ("outside of the output directory" in str(record.reason)) is (existing == "link")
     assert not [*tmp_path.parent.glob("target.*")]
 
 
-def test_a_directory_that_vanishes_between_start_and_stop(build: Build, manifest: Read, tmp_path: Path) -> None:
+def test_replica_directory_deleted_between_start_and_stop(
+    build_profiler: BuildProfiler, load_manifest: LoadManifest, tmp_path: Path
+) -> None:
     async def check(servers: list[SimulatedServer]) -> None:
-        async with build(urls(servers)).capture(1):
+        async with build_profiler(urls(servers)).capture(1):
             shutil.rmtree(tmp_path / "run/step_000001/rollout/replica_002")
 
-    with_servers(check)
-    fleet = manifest()
+    run_check(check)
+    fleet = load_manifest()
     assert outcomes(fleet) == [Outcome.FLUSHED] * 4
     assert "The manifest cannot be written: " in str(fleet.targets[2].reason)
     assert "replica_002" in str(fleet.targets[2].reason)

@@ -1,4 +1,4 @@
-"""Several roles with targets of their own, beside the trainer."""
+"""Tests of captures of several roles, each with its own targets, in addition to the trainer."""
 
 from __future__ import annotations
 
@@ -21,28 +21,32 @@ from simulated_servers import Act, ServersInThread, simulated_servers
 
 
 @pytest.fixture
-def config(simulated: None, tally: ModuleType, settings: dict[str, Any]) -> dict[str, Any]:
-    """The config of a job with a trainer, rollouts and a reward model."""
+def config(simulated_backend: None, tally: ModuleType, settings: dict[str, Any]) -> dict[str, Any]:
+    """Config of a job with a trainer, rollouts and a reward model."""
     del settings["on_error"]
     return settings | {"trainer.backend": "tally", "reward.backend": "simulated"}
 
 
-def manifests(path: Path) -> dict[tuple[str, str, int | None], Manifest]:
-    """Return the manifests of a run: by role, capture and replica."""
+def read_manifests(path: Path) -> dict[tuple[str, str, int | None], Manifest]:
+    """Return the manifests of a run by role, capture and replica."""
     files = filter(is_manifest, sorted(path.glob("run/step_*/**/*.json")))
-    return {(one.role, one.capture, one.replica): one for one in map(read_manifest, files)}
+    return {(manifest.role, manifest.capture, manifest.replica): manifest for manifest in map(read_manifest, files)}
 
 
-def test_a_whole_step_is_in_one_run(config: dict[str, Any], recording: Callable[..., Any], tmp_path: Path) -> None:
-    engines = [recording() for _ in range(3)]
+def test_one_run_contains_trainer_and_all_roles(
+    config: dict[str, Any], make_engine: Callable[..., Any], tmp_path: Path
+) -> None:
+    engines = [make_engine() for _ in range(3)]
 
     async def main() -> None:
         async with simulated_servers(3) as servers:
             for server, engine in zip(servers, engines, strict=True):
                 server.engine = engine
-            own = config | {"rollout.targets": {"urls": [server.url for server in servers[:2]], "policy": "all"}}
-            trainer = Profiler.from_config(settings=own)
-            fleet = Profiler.from_config(role=None, targets={"reward": [servers[2].url]}, settings=own)
+            job_settings = config | {
+                "rollout.targets": {"urls": [server.url for server in servers[:2]], "policy": "all"}
+            }
+            trainer = Profiler.from_config(settings=job_settings)
+            fleet = Profiler.from_config(role=None, targets={"reward": [servers[2].url]}, settings=job_settings)
             assert fleet.enabled
             async with fleet:
                 for step in range(5):
@@ -56,10 +60,10 @@ def test_a_whole_step_is_in_one_run(config: dict[str, Any], recording: Callable[
     asyncio.run(main())
     report = read_run(tmp_path / "run")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert {(one.role, one.replica) for one in report.captures} == {
+    assert {(capture.role, capture.replica) for capture in report.captures} == {
         ("trainer", None), ("rollout", 0), ("rollout", 1), ("reward", 0),
     }  # fmt: skip
-    assert {capture for _, capture, _ in manifests(tmp_path)} == {"step1", "step3"}
+    assert {capture for _, capture, _ in read_manifests(tmp_path)} == {"step1", "step3"}
 
 
 def test_one_profiler_captures_trainer_and_engines(config: dict[str, Any], tmp_path: Path) -> None:
@@ -71,8 +75,8 @@ def test_one_profiler_captures_trainer_and_engines(config: dict[str, Any], tmp_p
                 with profiler.capture(step):
                     assert [*profiler.captures] == (["trainer", "rollout", "reward"] if step == 1 else [])
         assert [server.commands() for server in servers] == [GOOD] * 2
-    assert {one.status for one in manifests(tmp_path).values()} == {Status.COMPLETE}
-    started = {(one.role, one.replica): one.started_ns for one in manifests(tmp_path).values()}
+    assert {manifest.status for manifest in read_manifests(tmp_path).values()} == {Status.COMPLETE}
+    started = {(manifest.role, manifest.replica): manifest.started_ns for manifest in read_manifests(tmp_path).values()}
     assert started["trainer", None] > max(started["rollout", 0], started["reward", 0])
 
 
@@ -86,7 +90,7 @@ def test_failed_trainer_start_stops_the_engines(config: dict[str, Any]) -> None:
         assert server.commands() == GOOD
 
 
-def test_a_sync_host(config: dict[str, Any], tmp_path: Path) -> None:
+def test_sync_captures_of_two_roles(config: dict[str, Any], tmp_path: Path) -> None:
     with ServersInThread(3) as servers:
         urls = [server.url for server in servers]
         with Profiler.from_config(
@@ -97,10 +101,10 @@ def test_a_sync_host(config: dict[str, Any], tmp_path: Path) -> None:
                     assert (set(fleet.captures) == {"rollout", "reward"}) is (step in {1, 3})
                     fleet.step(step)
         assert [server.commands() for server in servers] == [GOOD * 2] * 3
-    assert {one.status for one in manifests(tmp_path).values()} == {Status.COMPLETE}
+    assert {manifest.status for manifest in read_manifests(tmp_path).values()} == {Status.COMPLETE}
 
 
-def test_a_capture_of_several_steps(config: dict[str, Any], tmp_path: Path) -> None:
+def test_capture_of_several_steps(config: dict[str, Any], tmp_path: Path) -> None:
     async def main() -> None:
         async with simulated_servers(2) as servers:
             fleet = Profiler.from_config(
@@ -115,80 +119,80 @@ def test_a_capture_of_several_steps(config: dict[str, Any], tmp_path: Path) -> N
             assert [server.commands() for server in servers] == [GOOD] * 2
 
     asyncio.run(main())
-    assert {(one.capture, one.last_step) for one in manifests(tmp_path).values()} == {("step1", 2)}
+    assert {(manifest.capture, manifest.last_step) for manifest in read_manifests(tmp_path).values()} == {("step1", 2)}
 
 
-@pytest.mark.parametrize(("asked", "last"), [({}, 2), ({"rollout.iterations": {"count": 1}}, 1)])
-def test_what_an_engine_recorded_to_the_end_is_of_all_the_steps(
-    config: dict[str, Any], recording: Callable[..., Any], tmp_path: Path, asked: dict[str, Any], last: int
+@pytest.mark.parametrize(("role_settings", "last"), [({}, 2), ({"rollout.iterations": {"count": 1}}, 1)])
+def test_last_step_of_an_engine_capture(
+    config: dict[str, Any], make_engine: Callable[..., Any], tmp_path: Path, role_settings: dict[str, Any], last: int
 ) -> None:
-    engine = recording()
+    engine = make_engine()
 
     async def main() -> None:
         async with simulated_servers(1) as (server,):
             server.engine = engine
-            own = config | asked | {"steps": ["1..2"]}
-            trainer = Profiler.from_config(settings=own)
-            async with Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=own) as fleet:
+            job_settings = config | role_settings | {"steps": ["1..2"]}
+            trainer = Profiler.from_config(settings=job_settings)
+            async with Profiler.from_config(
+                role=None, targets={"rollout": [server.url]}, settings=job_settings
+            ) as fleet:
                 for step in range(4):
                     async with trainer.capture(step), fleet.capture(step):
                         engine.iterate()
 
     asyncio.run(main())
     report = read_run(tmp_path / "run")
-    assert {(one.role, one.id): (one.first_step, one.last_step) for one in report.captures} == {
+    assert {(capture.role, capture.id): (capture.first_step, capture.last_step) for capture in report.captures} == {
         ("trainer", "step1"): (1, 2),
         ("rollout", "step1"): (1, last),
     }
 
 
-def a_stage_of(fleet: Profiler, name: str, *, as_what: str) -> None:
-    """Pass a stage in one of the ways in which a host can."""
+def run_stage(fleet: Profiler, name: str, *, form: str) -> None:
+    """Run an empty stage as a context manager or decorator, sync or async."""
 
-    async def passes() -> None:
+    async def enter_async() -> None:
         async with fleet.stage(name):
             pass
 
     @fleet.stage(name)
-    def passed() -> None:
+    def decorated() -> None:
         pass
 
     @fleet.stage(name)
-    async def passed_async() -> None:
+    async def decorated_async() -> None:
         pass
 
-    if as_what == "with":
+    if form == "with":
         with fleet.stage(name):
             pass
-    elif as_what == "decorated":
-        passed()
+    elif form == "decorated":
+        decorated()
     else:
-        asyncio.run(passes() if as_what == "async with" else passed_async())
+        asyncio.run(enter_async() if form == "async with" else decorated_async())
 
 
-@pytest.mark.parametrize("as_what", ["with", "decorated", "async with", "decorated async"])
-def test_in_discrete_mode_stages_are_captures_of_all_roles(
-    config: dict[str, Any], tmp_path: Path, as_what: str
-) -> None:
+@pytest.mark.parametrize("form", ["with", "decorated", "async with", "decorated async"])
+def test_stages_in_discrete_mode_are_captures_of_all_roles(config: dict[str, Any], tmp_path: Path, form: str) -> None:
     with ServersInThread(2) as servers:
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
         fleet = Profiler.from_config(role=None, targets=targets, settings=config | {"mode": "discrete"})
         for step in (0, 1):
             with fleet.capture(step):
                 assert fleet.active is None
-                a_stage_of(fleet, "generate", as_what=as_what)
-                a_stage_of(fleet, "generate", as_what=as_what)
+                run_stage(fleet, "generate", form=form)
+                run_stage(fleet, "generate", form=form)
                 assert fleet.active is None
-            a_stage_of(fleet, "generate", as_what=as_what)  # outside of the step
+            run_stage(fleet, "generate", form=form)  # outside of the step
         fleet.close()
         assert [server.commands() for server in servers] == [GOOD * 2] * 2
-    assert {(role, capture): one.status for (role, capture, replica), one in manifests(tmp_path).items()
+    assert {(role, capture): manifest.status for (role, capture, replica), manifest in read_manifests(tmp_path).items()
             if replica is None} == {
         (role, f"step1-generate{number}"): Status.COMPLETE for role in targets for number in ("", "-2")
     }  # fmt: skip
 
 
-def test_the_stages_of_roles_start_at_the_same_time(config: dict[str, Any]) -> None:
+def test_stage_starts_all_roles_concurrently(config: dict[str, Any]) -> None:
     with ServersInThread(2) as servers:
         for server in servers:
             server.acts["status"] = [Act(delay_s=0.2)]
@@ -204,7 +208,7 @@ def test_the_stages_of_roles_start_at_the_same_time(config: dict[str, Any]) -> N
     assert second.at_ns < first.answered_ns
 
 
-def test_a_stage_that_does_not_start_takes_the_others_back_if_that_is_an_error(config: dict[str, Any]) -> None:
+def test_failed_stage_start_stops_the_other_roles_if_errors_are_raised(config: dict[str, Any]) -> None:
     with ServersInThread(2) as servers:
         servers[1].acts["start"] = [Act(status=503)]
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
@@ -216,7 +220,7 @@ def test_a_stage_that_does_not_start_takes_the_others_back_if_that_is_an_error(c
         assert [server.commands()[-1] for server in servers] == ["stop", "stop"]
 
 
-def test_an_exception_in_a_stage_ends_it_for_all_roles(config: dict[str, Any], tmp_path: Path) -> None:
+def test_exception_in_a_stage_is_recorded(config: dict[str, Any], tmp_path: Path) -> None:
     with ServersInThread(1) as (server,):
         fleet = Profiler.from_config(
             role=None, targets={"rollout": [server.url]}, settings=config | {"mode": "discrete"}
@@ -224,12 +228,12 @@ def test_an_exception_in_a_stage_ends_it_for_all_roles(config: dict[str, Any], t
         with pytest.raises(ZeroDivisionError), fleet.capture(1), fleet.stage("generate"):
             _ = 1 / 0
         fleet.close()
-    assert {one.problems[0] for one in manifests(tmp_path).values()} == {
+    assert {manifest.problems[0] for manifest in read_manifests(tmp_path).values()} == {
         "An exception ended it: ZeroDivisionError: division by zero."
     }
 
 
-def test_a_stage_in_continuous_mode_is_part_of_the_capture(config: dict[str, Any]) -> None:
+def test_stage_in_continuous_mode_is_part_of_the_capture(config: dict[str, Any]) -> None:
     with ServersInThread(1) as (server,):
         with Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=config) as fleet:
             for step in (0, 1):
@@ -238,19 +242,19 @@ def test_a_stage_in_continuous_mode_is_part_of_the_capture(config: dict[str, Any
         assert server.commands() == GOOD
 
 
-def test_what_cannot_be_a_stage(config: dict[str, Any]) -> None:
+def test_invalid_stages_are_rejected(config: dict[str, Any]) -> None:
     fleet = Profiler.from_config(role=None, targets={"rollout": ["http://127.0.0.1:1"]}, settings=config)
-    for one in (fleet, Profiler()):
+    for profiler in (fleet, Profiler()):
         with pytest.raises(ConfigError, match="stage 'a/b': expected a letter"):
-            one.stage("a/b")
+            profiler.stage("a/b")
         with pytest.raises(ConfigError, match="stage 'generate' cannot decorate the generator"):
 
-            @one.stage("generate")
+            @profiler.stage("generate")
             def batches() -> Iterator[int]:
                 yield 1
 
 
-def test_roles_start_at_the_same_time(config: dict[str, Any]) -> None:
+def test_roles_start_concurrently(config: dict[str, Any]) -> None:
     async def main() -> None:
         async with simulated_servers(2) as servers:
             for server in servers:
@@ -267,7 +271,7 @@ def test_roles_start_at_the_same_time(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("sync", [False, True])
-def test_a_role_that_fails_takes_the_others_back_if_that_is_an_error(
+def test_failed_role_start_stops_the_other_roles_if_errors_are_raised(
     config: dict[str, Any], tmp_path: Path, sync: bool
 ) -> None:
     with ServersInThread(2) as servers:
@@ -282,14 +286,15 @@ def test_a_role_that_fails_takes_the_others_back_if_that_is_an_error(
         assert fleet.active is None
         assert [server.commands()[-1] for server in servers] == ["stop", "stop"]
         fleet.close()
-    found = manifests(tmp_path)
-    assert found["reward", "step1", None].status is Status.FAILED
+    manifests = read_manifests(tmp_path)
+    assert manifests["reward", "step1", None].status is Status.FAILED
     assert (
-        "The start of another role failed: Capture step1 did not start" in found["rollout", "step1", None].problems[0]
+        "The start of another role failed: Capture step1 did not start"
+        in manifests["rollout", "step1", None].problems[0]
     )
 
 
-def test_a_role_that_fails_leaves_the_others_alone_by_default(config: dict[str, Any], tmp_path: Path) -> None:
+def test_failed_role_start_does_not_affect_the_other_roles_by_default(config: dict[str, Any], tmp_path: Path) -> None:
     async def main() -> None:
         async with simulated_servers(2) as servers:
             servers[1].acts["start"] = [Act(status=503)]
@@ -299,12 +304,12 @@ def test_a_role_that_fails_leaves_the_others_alone_by_default(config: dict[str, 
                 assert [*fleet.captures] == ["rollout"]
 
     asyncio.run(main())
-    found = manifests(tmp_path)
-    assert found["reward", "step1", None].status is Status.FAILED
-    assert found["rollout", "step1", None].status is Status.COMPLETE
+    manifests = read_manifests(tmp_path)
+    assert manifests["reward", "step1", None].status is Status.FAILED
+    assert manifests["rollout", "step1", None].status is Status.COMPLETE
 
 
-def test_an_exception_ends_all_roles(config: dict[str, Any], tmp_path: Path) -> None:
+def test_exception_stops_all_roles(config: dict[str, Any], tmp_path: Path) -> None:
     with ServersInThread(2) as servers:
         targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
         with Profiler.from_config(role=None, targets=targets, settings=config) as fleet:
@@ -312,11 +317,11 @@ def test_an_exception_ends_all_roles(config: dict[str, Any], tmp_path: Path) -> 
                 _ = 1 / 0
             assert fleet.active is None
         assert [server.commands() for server in servers] == [GOOD] * 2
-    reasons = {one.problems[0] for one in manifests(tmp_path).values()}
+    reasons = {manifest.problems[0] for manifest in read_manifests(tmp_path).values()}
     assert reasons == {"An exception ended it: ZeroDivisionError: division by zero."}
 
 
-def test_a_cancelled_step_ends_all_roles(config: dict[str, Any], tmp_path: Path) -> None:
+def test_cancelled_start_stops_all_roles(config: dict[str, Any], tmp_path: Path) -> None:
     async def main() -> None:
         async with simulated_servers(2) as servers:
             servers[1].acts["start"] = [Act(raw=b"", hang=True)]
@@ -325,7 +330,7 @@ def test_a_cancelled_step_ends_all_roles(config: dict[str, Any], tmp_path: Path)
             starting = asyncio.create_task(fleet.astart(1))
             for server in servers:
                 await server.heard("start")
-            while "rollout" not in fleet.captures:  # noqa: ASYNC110  # there is no event to wait for
+            while "rollout" not in fleet.captures:  # noqa: ASYNC110  # no event signals the start
                 await asyncio.sleep(0)
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -334,17 +339,17 @@ def test_a_cancelled_step_ends_all_roles(config: dict[str, Any], tmp_path: Path)
             assert [server.commands()[-1] for server in servers] == ["stop", "stop"]
 
     asyncio.run(main())
-    found = manifests(tmp_path)
-    assert found["rollout", "step1", None].problems[0] == "Interrupted."
-    assert found["rollout", "step1", 0].problems[0] == "Interrupted."
+    manifests = read_manifests(tmp_path)
+    assert manifests["rollout", "step1", None].problems[0] == "Interrupted."
+    assert manifests["rollout", "step1", 0].problems[0] == "Interrupted."
 
 
-def test_the_windows_of_all_roles(config: dict[str, Any]) -> None:
+def test_window_ends_when_the_windows_of_all_roles_end(config: dict[str, Any]) -> None:
     async def main() -> None:
         async with simulated_servers(2) as servers:
             targets = {role: [server.url] for role, server in zip(("rollout", "reward"), servers, strict=True)}
             fleet = Profiler.from_config(role=None, targets=targets, settings=config)
-            assert not await fleet.await_window(5)  # nothing runs
+            assert not await fleet.await_window(5)  # no capture is running
             states: list[TargetState] = []
             async with fleet.capture(1):
                 servers[0].engine.end_by_itself(2)  # type: ignore[attr-defined]
@@ -356,11 +361,11 @@ def test_the_windows_of_all_roles(config: dict[str, Any]) -> None:
     asyncio.run(main())
 
 
-def test_inside_of_a_loop_the_sync_calls_name_the_async_ones(config: dict[str, Any]) -> None:
+def test_sync_start_in_an_event_loop_suggests_the_async_method(config: dict[str, Any]) -> None:
     async def main() -> None:
         async with simulated_servers(1) as (server,):
-            own = config | {"on_error": "raise"}
-            fleet = Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=own)
+            job_settings = config | {"on_error": "raise"}
+            fleet = Profiler.from_config(role=None, targets={"rollout": [server.url]}, settings=job_settings)
             with pytest.raises(CaptureError, match="Use 'await profiler.astart"):
                 fleet.start(1)
             fleet.stop()
@@ -369,29 +374,29 @@ def test_inside_of_a_loop_the_sync_calls_name_the_async_ones(config: dict[str, A
     asyncio.run(main())
 
 
-def test_a_job_that_is_not_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_profiler_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for settings in (None, {"steps": [1], "trainer.backend": "tally"}):
         fleet = Profiler.from_config(role=None, settings=settings)
         assert not fleet.enabled
         with fleet, fleet.capture(1) as running, fleet.stage("generate"):
             assert running is None
-        assert fleet.stage("generate")(manifests) is manifests
+        assert fleet.stage("generate")(read_manifests) is read_manifests
         fleet.stop()
 
 
-def test_an_idle_step_of_a_fleet_needs_no_event_loop(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_without_a_capture_needs_no_event_loop(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = Profiler.from_config(role=None, targets={"rollout": ["http://127.0.0.1:1"]}, settings=config)
 
-    def never() -> None:
+    def raise_if_created() -> None:
         raise AssertionError
 
-    monkeypatch.setattr(asyncio, "Runner", never)
+    monkeypatch.setattr(asyncio, "Runner", raise_if_created)
     for step in (0, 2, 4):
         with fleet.capture(step) as running, fleet.stage("generate"):
             assert running is None
 
 
-def test_what_is_wrong_is_found_before_the_job(config: dict[str, Any]) -> None:
+def test_invalid_targets_are_rejected_at_construction(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="target: the list is empty"):
         Profiler.from_config(role=None, targets={"rollout": []}, settings=config)
     with pytest.raises(ConfigError, match="target: a target needs a role. Pass role='rollout'"):

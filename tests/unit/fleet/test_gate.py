@@ -92,7 +92,7 @@ def test_gate_opens_after_the_timeout() -> None:
         assert late.passed_ns is not None
         assert late.passed_ns >= opened_ns
         assert gate.opened_ns == opened_ns
-        await late()  # a later start without a gate of its own
+        await late()  # an open gate does not block later starts
 
     asyncio.run(main())
 
@@ -101,19 +101,19 @@ def test_thousand_holders_pass_within_one_loop_iteration() -> None:
     async def main() -> None:
         gate = StartGate(timeout_s=30)
         passes = [gate.issue() for _ in range(1000)]
-        turns = 0
+        iterations = 0
 
-        async def count() -> None:
-            nonlocal turns
+        async def count_iterations() -> None:
+            nonlocal iterations
             while True:
                 await asyncio.sleep(0)
-                turns += gate.opened_ns is not None
+                iterations += gate.opened_ns is not None
 
         async def arrive(gate_pass: GatePass) -> int:
             await gate_pass()
-            return turns
+            return iterations
 
-        counter = asyncio.create_task(count())
+        counter = asyncio.create_task(count_iterations())
         assert set(await asyncio.gather(*map(arrive, passes))) <= {0, 1}
         counter.cancel()
 

@@ -16,7 +16,7 @@ from profdeck.replicas.manifest_batch import ManifestBatch
 from profdeck_traces.base import files
 from simulated_servers import Act, SimulatedServer, simulated_servers
 
-Build = Callable[..., Profiler]
+BuildProfiler = Callable[..., Profiler]
 
 
 class Disk:
@@ -30,7 +30,7 @@ class Disk:
         """IDs of the threads that wrote manifests of targets."""
         write = files._write
 
-        def counted(path: Path, content: bytes, *, durable: bool) -> None:
+        def counted_write(path: Path, content: bytes, *, durable: bool) -> None:
             if path.is_relative_to(directory):  # garbage-collected profilers of earlier tests write, too
                 self.written[path.parent.name] += 1
                 self.synced[path.parent.name] += durable
@@ -38,7 +38,7 @@ class Disk:
                 self.threads.add(threading.get_ident())
             write(path, content, durable=durable)
 
-        monkeypatch.setattr(files, "_write", counted)
+        monkeypatch.setattr(files, "_write", counted_write)
 
 
 @pytest.fixture
@@ -47,12 +47,14 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.parametrize("refused", [0, 5])
-def test_each_target_has_two_unsynced_writes_on_other_threads(build: Build, disk: Disk, refused: int) -> None:
+def test_each_target_has_two_unsynced_writes_on_other_threads(
+    build_profiler: BuildProfiler, disk: Disk, refused: int
+) -> None:
     async def main() -> None:
         async with simulated_servers(40) as servers:
             for server in servers[:refused]:
                 server.acts["start"] = [Act(status=503)]
-            async with build([server.url for server in servers], {"on_error": "warn"}).capture(1):
+            async with build_profiler([server.url for server in servers], {"on_error": "warn"}).capture(1):
                 pass
         assert threading.get_ident() not in disk.threads
 
@@ -63,21 +65,21 @@ def test_each_target_has_two_unsynced_writes_on_other_threads(build: Build, disk
 
 
 @pytest.mark.slow  # on a busy machine, some targets reply before all requests are sent
-def test_names_are_reserved_after_all_requests_are_sent(build: Build, disk: Disk) -> None:
+def test_names_are_reserved_after_all_requests_are_sent(build_profiler: BuildProfiler, disk: Disk) -> None:
     """Reserving names earlier would delay the last requests."""
 
     async def main() -> None:
         async with simulated_servers(40) as servers:
-            seen = []
+            write_counts = []
 
-            async def look(server: SimulatedServer) -> None:
+            async def count_writes_at_arrival(server: SimulatedServer) -> None:
                 await server.arrived.wait()
-                seen.append(sum(disk.written.values()))
+                write_counts.append(sum(disk.written.values()))
 
-            looking = [asyncio.create_task(look(server)) for server in servers]
-            async with build([server.url for server in servers]).capture(1):
-                await asyncio.gather(*looking)
-            assert max(seen) == 2  # the manifests of the run and of the fleet
+            counting = [asyncio.create_task(count_writes_at_arrival(server)) for server in servers]
+            async with build_profiler([server.url for server in servers]).capture(1):
+                await asyncio.gather(*counting)
+            assert max(write_counts) == 2  # the manifests of the run and of the fleet
 
     asyncio.run(main())
 
@@ -111,21 +113,22 @@ def test_each_capture_can_use_a_different_event_loop(tmp_path: Path) -> None:
 
 def test_manifests_added_during_a_write_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        manifests, loop, begun, go_on = ManifestBatch(), asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+        manifests, loop = ManifestBatch(), asyncio.get_running_loop()
+        write_started, may_continue = asyncio.Event(), threading.Event()
         write = files._write
 
-        def slow(path: Path, content: bytes, *, durable: bool) -> None:
-            loop.call_soon_threadsafe(begun.set)
-            go_on.wait()
+        def blocking_write(path: Path, content: bytes, *, durable: bool) -> None:
+            loop.call_soon_threadsafe(write_started.set)
+            may_continue.wait()
             write(path, content, durable=durable)
 
-        monkeypatch.setattr(files, "_write", slow)
+        monkeypatch.setattr(files, "_write", blocking_write)
         manifests.add(tmp_path / "a", b"old")
         waiting = asyncio.create_task(manifests.flush())
-        await begun.wait()
+        await write_started.wait()
         manifests.add(tmp_path / "a", b"new")
         manifests.add(tmp_path / "b", b"new")
-        go_on.set()
+        may_continue.set()
         assert await waiting == {}
 
     asyncio.run(main())
@@ -146,7 +149,7 @@ def test_write_error_is_reported_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["b"]  # no temporary file remains
 
 
-def test_who_gives_up_waiting_does_not_end_the_writing(tmp_path: Path) -> None:
+def test_cancelled_flush_does_not_cancel_the_writes(tmp_path: Path) -> None:
     async def main() -> None:
         manifests = ManifestBatch()
         for number in range(50):
@@ -162,15 +165,15 @@ def test_who_gives_up_waiting_does_not_end_the_writing(tmp_path: Path) -> None:
     assert len([*tmp_path.iterdir()]) == 50
 
 
-def test_a_temporary_file_is_removed_where_the_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
+def test_temporary_file_is_removed_after_a_failed_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full(_: int) -> None:
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raise_disk_full)
     path = tmp_path / "a"
     path.write_text("old")
     with pytest.raises(OSError, match="No space left"):
         files.replace_file(path, b"new", durable=True)
     with pytest.raises(FileExistsError):
         files.write_new(path, b"new")
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("a", "old")]
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a", "old")]

@@ -27,15 +27,15 @@ from simulated_servers import simulated_servers
     ],
 )
 def test_engine_ranks_on_the_selected_gpus_record(
-    simulated: None,
+    simulated_backend: None,
     settings: dict[str, Any],
-    recording: Callable[..., Any],
-    manifest: Callable[..., Manifest],
+    make_engine: Callable[..., Any],
+    load_manifest: Callable[..., Manifest],
     tmp_path: Path,
     ranks: Any,
     recorded: dict[int, list[int]],
 ) -> None:
-    engines = [recording(2), recording(2)]
+    engines = [make_engine(2), make_engine(2)]
 
     async def main() -> None:
         async with simulated_servers(2) as servers:
@@ -54,10 +54,10 @@ def test_engine_ranks_on_the_selected_gpus_record(
     report = read_run(tmp_path / "run")
     assert report.status == "complete", report.problems
     assert {capture.replica: [rank.rank for rank in capture.ranks] for capture in report.captures} == recorded
-    assert [target.replica for target in manifest().targets] == [*recorded]
+    assert [target.replica for target in load_manifest().targets] == [*recorded]
 
 
-def test_gpu_ranks_without_an_engine_are_rejected(simulated: None, settings: dict[str, Any]) -> None:
+def test_gpu_ranks_without_an_engine_are_rejected(simulated_backend: None, settings: dict[str, Any]) -> None:
     target = PlacedEngine("http://127.0.0.1:9", [4, 5])  # never contacted
     profiler = Profiler.from_config(role="rollout", settings=settings | {"rollout.ranks": [0]}, target=target)
     message = r"\[0\] are GPU ranks of this job, .* Targets run on the GPU ranks 4, 5\."

@@ -1,4 +1,4 @@
-"""Tests for engines in actors, without Ray: discovery in an actor, calls, and the results for callers."""
+"""Tests of engines in actors, without Ray: discovery in an actor, calls, and results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from profdeck_traces.base.errors import ConfigError, MissingLibraryError
 
 
 class Motor:
-    """An engine object. If `awaited` is true, it is called in an event loop."""
+    """An engine object. If `awaited` is true, calls run in the actor's event loop."""
 
     def __init__(self, *, awaited: bool = False) -> None:
         self.awaited = awaited
@@ -56,7 +56,7 @@ class MotorEngine(Engine):
         if self.motor.awaited:
             await run_in_thread(self.motor.may_answer.wait)
         if command == "break":
-            raise ValueError("it does not work")
+            raise ValueError("engine failure")
         return Answer(ranks=(Reply(rank=0, world_size=1, host="there", pid=1, state=RequestState.IDLE),))
 
     async def start_profile(self, *, delay: int) -> None:
@@ -71,9 +71,9 @@ class MotorBackend(ControlBackend):
     name: ClassVar[str] = "motor"
 
     def connect(self, target: object) -> Engine:
-        assert not isinstance(target, str)  # text would be a URL
+        assert not isinstance(target, str)  # a string would be a URL
         if not isinstance(target, Motor):
-            raise ConfigError(f"target: {type(target).__name__} is no motor.")
+            raise ConfigError(f"target: {type(target).__name__} is not a motor.")
         return MotorEngine(target)
 
 
@@ -112,69 +112,69 @@ def actor_loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[asyncio.AbstractEven
     loop.close()
 
 
-def call(method: str = "has_profdeck", *arguments: Any, **changes: Any) -> dict[str, Any]:
-    whole = {"version": __version__, "backend": "motor", "options": {}, "attribute": None, "method": method}
-    return {**whole, "arguments": list(arguments), "keywords": {}, **changes}
+def make_call(method: str = "has_profdeck", *arguments: Any, **changes: Any) -> dict[str, Any]:
+    defaults = {"version": __version__, "backend": "motor", "options": {}, "attribute": None, "method": method}
+    return {**defaults, "arguments": list(arguments), "keywords": {}, **changes}
 
 
-def asked(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
+def call_engine(instance: object, *arguments: Any, **changes: Any) -> dict[str, Any]:
     """Call the engine and poll for the result, as callers do."""
-    answer = in_actor.ask(instance, "ticket", call(*arguments, **changes))
-    while "waiting" in answer:
-        answer = in_actor.fetch_result(instance, "ticket")
-    return answer
+    reply = in_actor.ask(instance, "ticket", make_call(*arguments, **changes))
+    while "waiting" in reply:
+        reply = in_actor.fetch_result(instance, "ticket")
+    return reply
 
 
-# Discovery of the engine.
+# Engine discovery.
 
 
-def test_the_only_attribute_that_is_an_engine_is_it() -> None:
+def test_single_engine_attribute_is_found() -> None:
     motor = Motor()
     holder = Holder(config={"a": 1}, number=3, url="http://127.0.0.1:1", motor=motor, same=motor, nothing=None)
     assert in_actor.find_engine(holder, BACKEND, None).target is motor
 
 
-def test_the_actor_itself_counts_when_no_attribute_does() -> None:
+def test_actor_is_the_engine_if_no_attribute_is() -> None:
     itself = MotorItself()
     assert in_actor.find_engine(itself, BACKEND, None).target is itself
-    inner = vars(itself)["inner"] = Motor()  # an actor can have the same methods as its engine
+    inner = vars(itself)["inner"] = Motor()  # the actor may have the same methods as its engine
     assert in_actor.find_engine(itself, BACKEND, None).target is inner
 
 
-def test_a_path_says_which_of_several_it_is() -> None:
+def test_several_engine_attributes_need_a_path() -> None:
     first, second = Motor(), Motor()
     holder = Holder(first=first, second=second, worker=Holder(motor=second))
-    with pytest.raises(TargetError) as several:
+    with pytest.raises(TargetError) as caught:
         in_actor.find_engine(holder, BACKEND, None)
-    assert str(several.value) == (
+    assert str(caught.value) == (
         "2 attributes of Holder are engines of the backend 'motor': first (Motor), second (Motor)."
     )
-    assert several.value.outcome is Outcome.REFUSED
-    assert several.value.fix == "Select one in the role's targets, such as actor_attribute: first."
+    assert caught.value.outcome is Outcome.REFUSED
+    assert caught.value.fix == "Select one in the role's targets, such as actor_attribute: first."
     assert in_actor.find_engine(holder, BACKEND, "worker.motor").target is second
-    for path, error, text in (
+    for path, error, message in (
         ("worker.engine", NoEngineError, "Holder.worker has no attribute 'engine'."),
-        ("worker", ConfigError, "target: Holder is no motor."),
+        ("worker", ConfigError, "target: Holder is not a motor."),
         ("worker.motor.__module__", ConfigError, "Holder.worker.motor.__module__ is a string: "),
     ):
-        with pytest.raises(error) as caught:
+        with pytest.raises(error) as path_error:
             in_actor.find_engine(holder, BACKEND, path)
-        assert str(caught.value).startswith(text)
+        assert str(path_error.value).startswith(message)
 
 
-def test_an_actor_without_an_engine_says_what_it_has() -> None:
+def test_actor_without_an_engine_reports_its_attributes() -> None:
     with pytest.raises(NoEngineError) as caught:
         in_actor.find_engine(Holder(engine=None, count=1), BACKEND, None)
     assert str(caught.value) == (
         "Holder does not hold an engine for the backend 'motor'. Its attributes: engine (NoneType), count (int)."
     )
     assert (caught.value.outcome, "actor_attribute" in caught.value.fix) == (Outcome.REFUSED, True)
-    answer = asked(Holder())
-    assert (answer["no_engine"], answer["outcome"]) == (True, "refused")
-    assert "Its attributes: none." in answer["error"]
+    reply = call_engine(Holder())
+    assert (reply["no_engine"], reply["outcome"]) == (True, "refused")
+    assert "Its attributes: none." in reply["error"]
 
 
-def test_handles_of_other_actors_are_no_engines() -> None:
+def test_actor_handles_are_not_engines() -> None:
     handle = type("ActorHandle", (Motor,), {"__module__": "ray.actor"})()
     with pytest.raises(NoEngineError):
         in_actor.find_engine(Holder(other=handle), BACKEND, None)
@@ -183,75 +183,75 @@ def test_handles_of_other_actors_are_no_engines() -> None:
 # Calls in the actor.
 
 
-def test_a_blocking_engine_is_called_at_once() -> None:
+def test_blocking_engine_is_called_in_the_calling_thread() -> None:
     holder = Holder(motor=Motor())
-    assert asked(holder)["value"] is True
-    answer = asked(holder, "command", "start", {"id": "step1"})
-    assert answer["value"]["ranks"][0]["host"] == "there"
+    assert call_engine(holder)["value"] is True
+    reply = call_engine(holder, "command", "start", {"id": "step1"})
+    assert reply["value"]["ranks"][0]["host"] == "there"
     assert holder.motor.calls == [("start", {"id": "step1"}, "MainThread")]
-    assert asked(holder, "launched_with")["value"] == {"directory": "/traces"}  # plain data
+    assert call_engine(holder, "launched_with")["value"] == {"directory": "/traces"}  # plain data
 
 
-def test_an_awaited_engine_is_called_in_the_event_loop(actor_loop: asyncio.AbstractEventLoop) -> None:
+def test_async_engine_is_called_in_the_event_loop(actor_loop: asyncio.AbstractEventLoop) -> None:
     motor = Motor(awaited=True)
     holder = Holder(motor=motor)
     motor.may_answer.clear()
-    assert "waiting" in in_actor.ask(holder, "one", call("command", "start", {}))
+    assert "waiting" in in_actor.ask(holder, "one", make_call("command", "start", {}))
     assert "waiting" in in_actor.fetch_result(holder, "one")
     motor.may_answer.set()
-    answer: dict[str, Any] = {"waiting": True}
-    while "waiting" in answer:
-        answer = in_actor.fetch_result(holder, "one")
-    assert answer["value"]["frontends"] == {}
-    assert [where for _, _, where in motor.calls] == ["loop"]
-    gone = in_actor.fetch_result(holder, "one")  # a result can be fetched only once
-    assert (gone["outcome"], gone["error"]) == ("unreachable", "The actor restarted during the call.")
+    reply: dict[str, Any] = {"waiting": True}
+    while "waiting" in reply:
+        reply = in_actor.fetch_result(holder, "one")
+    assert reply["value"]["frontends"] == {}
+    assert [thread for _, _, thread in motor.calls] == ["loop"]
+    second_fetch = in_actor.fetch_result(holder, "one")  # a result can be fetched only once
+    assert (second_fetch["outcome"], second_fetch["error"]) == ("unreachable", "The actor restarted during the call.")
 
 
-def test_a_call_that_nobody_waits_for_goes_on(actor_loop: asyncio.AbstractEventLoop) -> None:
+def test_forgotten_call_is_not_cancelled(actor_loop: asyncio.AbstractEventLoop) -> None:
     motor = Motor(awaited=True)
     holder = Holder(motor=motor)
     motor.may_answer.clear()
-    in_actor.ask(holder, "one", call("command", "start", {}))
+    in_actor.ask(holder, "one", make_call("command", "start", {}))
     in_actor.forget(holder, "one")
     in_actor.forget(holder, "one")
     motor.may_answer.set()
-    assert "value" in asked(holder, "command", "stop", {})
+    assert "value" in call_engine(holder, "command", "stop", {})
     assert [command for command, _, _ in motor.calls] == ["start", "stop"]
 
 
-def test_an_awaited_engine_in_an_actor_without_a_loop_is_refused() -> None:
-    answer = asked(Holder(motor=Motor(awaited=True)))
-    assert answer["outcome"] == "refused"
-    assert answer["error"] == "Motor must be called on its own event loop, but the actor has no event loop."
-    assert "async methods" in answer["fix"]
+def test_async_engine_in_an_actor_without_an_event_loop_is_refused() -> None:
+    reply = call_engine(Holder(motor=Motor(awaited=True)))
+    assert reply["outcome"] == "refused"
+    assert reply["error"] == "Motor must be called on its own event loop, but the actor has no event loop."
+    assert "async methods" in reply["fix"]
 
 
-def test_what_fails_is_an_answer() -> None:
+def test_errors_are_returned_as_replies() -> None:
     holder = Holder(motor=Motor())
-    assert asked(holder, "command", "break", {})["error"] == "ValueError: it does not work"
+    assert call_engine(holder, "command", "break", {})["error"] == "ValueError: engine failure"
     for method in ("_private", "name", "no_such"):
-        assert f"has no method '{method}'" in asked(holder, method)["error"]
-    assert "options.no_such" not in asked(holder, options={})
-    assert "unknown key 'no_such'" in asked(holder, options={"no_such": 1})["error"]
-    other = asked(holder, version="0.0")
-    assert (other["outcome"], other["fix"]) == (
+        assert f"has no method '{method}'" in call_engine(holder, method)["error"]
+    assert "options.no_such" not in call_engine(holder, options={})
+    assert "unknown key 'no_such'" in call_engine(holder, options={"no_such": 1})["error"]
+    reply = call_engine(holder, version="0.0")
+    assert (reply["outcome"], reply["fix"]) == (
         "refused",
         "Install the same version of profdeck on both sides.",
     )
 
 
-def test_an_engine_keeps_what_it_was_asked_for_until_the_actor_makes_another() -> None:
+def test_connection_is_kept_until_the_engine_is_replaced() -> None:
     holder = Holder(motor=Motor())
-    asked(holder)
+    call_engine(holder)
     (first,) = in_actor._connected.values()
-    asked(holder)
+    call_engine(holder)
     assert [*in_actor._connected.values()] == [first]
     second = vars(holder)["motor"] = Motor()
-    asked(holder, "command", "status", {})  # that of the capture that runs
+    call_engine(holder, "command", "status", {})  # commands of a capture use the connected engine
     assert [*in_actor._connected.values()] == [first]
-    asked(holder)
-    assert [one.target for one in in_actor._connected.values()] == [second]
+    call_engine(holder)
+    assert [engine.target for engine in in_actor._connected.values()] == [second]
 
 
 # Results for callers.
@@ -289,21 +289,21 @@ class SimulatedHandle:
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> SimulatedRay:
-    simulated = SimulatedRay()
-    monkeypatch.setitem(sys.modules, "ray", simulated)
-    return simulated
+    simulated_ray = SimulatedRay()
+    monkeypatch.setitem(sys.modules, "ray", simulated_ray)
+    return simulated_ray
 
 
-def engine_of(handle: SimulatedHandle, timeout_s: float = 10.0) -> RayEngine:
+def connect_engine(handle: SimulatedHandle, timeout_s: float = 10.0) -> RayEngine:
     actor = RayActor(handle, "a1", None, "Actor(Holder, a1)")
     return RayEngine(actor, backend="motor", options=EngineOptions(rpc_timeout_s=timeout_s))
 
 
-def test_commands_and_the_calls_of_own_profilers_are_forwarded(
+def test_commands_and_native_profiler_calls_are_forwarded(
     ray: SimulatedRay, actor_loop: asyncio.AbstractEventLoop
 ) -> None:
     motor = Motor(awaited=True)
-    engine = engine_of(SimulatedHandle(Holder(motor=motor)))
+    engine = connect_engine(SimulatedHandle(Holder(motor=motor)))
 
     async def main() -> None:
         assert engine.name == "Actor(Holder, a1)"
@@ -315,35 +315,35 @@ def test_commands_and_the_calls_of_own_profilers_are_forwarded(
         assert await engine.is_here()
 
     asyncio.run(main())
-    assert [one[0] for one in motor.calls] == ["start", "start_profile"]
+    assert [call[0] for call in motor.calls] == ["start", "start_profile"]
     assert motor.calls[1] == ("start_profile", 3)
 
 
-def test_a_start_waits_for_the_gate_and_nothing_else_does(ray: SimulatedRay) -> None:
+def test_only_starts_wait_for_the_gate(ray: SimulatedRay) -> None:
     handle = SimulatedHandle(Holder(motor=Motor()))
-    engine = engine_of(handle)
+    engine = connect_engine(handle)
 
     async def main() -> None:
         gate = StartGate(timeout_s=10)
-        mine, other = gate.issue(), gate.issue()
-        engine.gate = mine
+        gate_pass, other = gate.issue(), gate.issue()
+        engine.gate = gate_pass
         await engine.wait_for_gate()
         await engine.has_profdeck()
         await engine.command("status", {})
-        assert mine.passed_ns is None
+        assert gate_pass.passed_ns is None
         starting = asyncio.create_task(engine.command("start", {}))
         await asyncio.sleep(0)
-        sent = len(handle.sent)
+        sent_count = len(handle.sent)
         other.abandon()
         await starting
-        assert mine.passed_ns is not None
-        assert len(handle.sent) == sent + 1
+        assert gate_pass.passed_ns is not None
+        assert len(handle.sent) == sent_count + 1
 
     asyncio.run(main())
 
 
-def test_a_busy_actor_is_given_up_in_time(ray: SimulatedRay) -> None:
-    engine = engine_of(SimulatedHandle(Holder(motor=Motor()), busy=True), timeout_s=0.01)
+def test_call_of_a_busy_actor_times_out(ray: SimulatedRay) -> None:
+    engine = connect_engine(SimulatedHandle(Holder(motor=Motor()), busy=True), timeout_s=0.01)
     with pytest.raises(TargetError) as caught:
         asyncio.run(engine.command("start", {}))
     assert str(caught.value) == "Actor(Holder, a1) did not answer within rpc_timeout_s=0.01 seconds."
@@ -351,29 +351,27 @@ def test_a_busy_actor_is_given_up_in_time(ray: SimulatedRay) -> None:
     assert "max_concurrency" in caught.value.fix
 
 
-def test_a_slow_engine_is_given_up_and_its_result_forgotten(
-    ray: SimulatedRay, actor_loop: asyncio.AbstractEventLoop
-) -> None:
+def test_result_of_a_timed_out_call_is_discarded(ray: SimulatedRay, actor_loop: asyncio.AbstractEventLoop) -> None:
     motor = Motor(awaited=True)
     motor.may_answer.clear()
     handle = SimulatedHandle(Holder(motor=motor))
     with pytest.raises(TargetError, match="did not answer"):
-        asyncio.run(engine_of(handle, timeout_s=0.02).command("start", {}))
+        asyncio.run(connect_engine(handle, timeout_s=0.02).command("start", {}))
     motor.may_answer.set()
     assert (handle.sent[0], handle.sent[-1]) == ("ask", "forget")
     assert not in_actor._pending
 
 
-def test_a_host_that_has_left_the_cluster_does_not_start_another(ray: SimulatedRay) -> None:
+def test_call_after_leaving_the_cluster_does_not_start_a_new_one(ray: SimulatedRay) -> None:
     ray.joined = False
     handle = SimulatedHandle(Holder(motor=Motor()))
     with pytest.raises(TargetError, match="has left the Ray cluster") as caught:
-        asyncio.run(engine_of(handle).has_profdeck())
+        asyncio.run(connect_engine(handle).has_profdeck())
     assert (caught.value.outcome, handle.sent) == (Outcome.UNREACHABLE, [])
 
 
-def test_errors_come_through_with_their_codes(ray: SimulatedRay) -> None:
-    engine = engine_of(SimulatedHandle(Holder()))
+def test_errors_are_raised_with_their_types(ray: SimulatedRay) -> None:
+    engine = connect_engine(SimulatedHandle(Holder()))
     with pytest.raises(NoEngineError, match="^Holder does not hold an engine"):
         asyncio.run(engine.has_profdeck())
     with pytest.raises(AttributeError):
@@ -383,20 +381,20 @@ def test_errors_come_through_with_their_codes(ray: SimulatedRay) -> None:
 # Targets.
 
 
-def test_only_what_is_of_ray_is_an_actor() -> None:
+def test_only_ray_handles_are_converted_to_actors() -> None:
     assert [RayActor.of(target) for target in ("http://127.0.0.1:1", Motor(), None, 3)] == [None] * 4
     assert [PlacementGroup.of(target) for target in ("http://127.0.0.1:1", Motor(), None, 3)] == [None] * 4
-    one = RayActor(Motor(), "a1", None, "one")
-    assert RayActor.of(one, "worker") is one
-    assert one == RayActor(Motor(), "a1", None, "other")
-    assert one != RayActor(Motor(), "a1", "worker", "one")
+    actor = RayActor(Motor(), "a1", None, "one")
+    assert RayActor.of(actor, "worker") is actor
+    assert actor == RayActor(Motor(), "a1", None, "other")
+    assert actor != RayActor(Motor(), "a1", "worker", "one")
     client = type("ClientActorHandle", (), {"__module__": "ray.util.client.common"})()
     with pytest.raises(ConfigError, match="Ray Client handle, which is not supported"):
         RayActor.of(client)
 
 
 @pytest.mark.parametrize(
-    ("config", "text"),
+    ("config", "message"),
     [
         ({"actors": ["a", "a"]}, "actors: expected distinct names"),
         ({"actors": [""]}, "actors: expected distinct names"),
@@ -405,13 +403,13 @@ def test_only_what_is_of_ray_is_an_actor() -> None:
         ({"actor_attribute": "engine()"}, "actor_attribute: expected a dotted path"),
     ],
 )
-def test_what_a_config_cannot_mean(config: Mapping[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text.replace("(", r"\(")):
+def test_invalid_actor_configs_are_rejected(config: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         structure(config, TargetsConfig, where="targets")
 
 
 @pytest.mark.parametrize(
-    ("patterns", "names"),
+    ("patterns", "expected"),
     [
         (["*"], ["rollout_0", "rollout_10", "Rollout_0", "r[0]"]),
         (["rollout_*"], ["rollout_0", "rollout_10"]),
@@ -419,25 +417,27 @@ def test_what_a_config_cannot_mean(config: Mapping[str, Any], text: str) -> None
         (["rollout"], []),
     ],
 )
-def test_which_names_match(patterns: list[str], names: list[str]) -> None:
-    every = ["rollout_0", "rollout_10", "Rollout_0", "r[0]", ""]
-    assert [name for name in every if matches(name, patterns)] == names
+def test_actor_name_patterns(patterns: list[str], expected: list[str]) -> None:
+    names = ["rollout_0", "rollout_10", "Rollout_0", "r[0]", ""]
+    assert [name for name in names if matches(name, patterns)] == expected
 
 
-def test_actors_by_name_need_a_cluster(ray: SimulatedRay) -> None:
+def test_actor_lookup_needs_a_cluster(ray: SimulatedRay) -> None:
     ray.joined = False
     with pytest.raises(TargetError, match="Looking up actors by name requires a Ray cluster, but this process has not"):
-        asyncio.run(discover(TargetsConfig(actors=("replica_0",)), ReplicaNumbers(), _never))
+        asyncio.run(discover(TargetsConfig(actors=("replica_0",)), ReplicaNumbers(), reject_actor))
     with pytest.raises(TargetError, match="Looking up a placement group requires a Ray cluster") as caught:
-        asyncio.run(expand([PlacementGroup("b2")], ReplicaNumbers(), _never))
+        asyncio.run(expand([PlacementGroup("b2")], ReplicaNumbers(), reject_actor))
     assert (caught.value.outcome, "ray.init" in caught.value.fix) == (Outcome.UNREACHABLE, True)
 
 
-async def _never(_: Actor) -> bool:
-    raise AssertionError("there is nobody to ask")
+async def reject_actor(_: Actor) -> bool:
+    raise AssertionError("no actor may be queried")
 
 
-def test_actors_by_name_need_ray(monkeypatch: pytest.MonkeyPatch, simulated: None, settings: dict[str, Any]) -> None:
+def test_actor_lookup_needs_ray(
+    monkeypatch: pytest.MonkeyPatch, simulated_backend: None, settings: dict[str, Any]
+) -> None:
     from profdeck import Profiler
 
     monkeypatch.setitem(sys.modules, "ray", None)

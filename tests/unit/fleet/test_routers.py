@@ -82,10 +82,10 @@ def test_router_in_a_log_is_found(line: str, tmp_path: Path) -> None:
 
 def test_several_routers_or_none_are_rejected(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
-    with serving(WORKERS) as one, serving(WORKERS) as other:
-        log.write_text(f"router 127.0.0.1:{one}\nrouter 127.0.0.1:{other}\n")
+    with serving(WORKERS) as first, serving(WORKERS) as second:
+        log.write_text(f"router 127.0.0.1:{first}\nrouter 127.0.0.1:{second}\n")
         with pytest.raises(
-            CaptureError, match=f"Several routers respond: http://127.0.0.1:{other}, http://127.0.0.1:{one}. "
+            CaptureError, match=f"Several routers respond: http://127.0.0.1:{second}, http://127.0.0.1:{first}. "
         ):
             asyncio.run(find_router(str(log)))
     with pytest.raises(CaptureError, match=r"None of 2 URLs is a router\. Searched the lines of .*train.log"):

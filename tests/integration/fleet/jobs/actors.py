@@ -1,4 +1,4 @@
-"""A driver that captures engines which actors hold: what works, and what goes wrong. Its results are JSON."""
+"""Driver that captures engines in actors, including failures. It writes its results as JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ results: dict[str, Any] = {}
 
 
 class Without:
-    """Is in a process that cannot import profdeck; pickled by value, as modules that import profdeck are not."""
+    """Actor whose process cannot import profdeck.
+
+    Its class is in the main module, so Ray pickles it by value and the actor does not import `held_engines`.
+    """
 
     def make(self) -> None:
         class Hiding:
@@ -40,11 +43,11 @@ class Without:
                     raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
         assert "profdeck" not in sys.modules
-        sys.meta_path.insert(0, Hiding())  # type: ignore[arg-type]  # it is as much of a finder as is needed
+        sys.meta_path.insert(0, Hiding())  # type: ignore[arg-type]  # implements only `find_spec`
 
 
 def make(kind: type, group: Any = None, **options: Any) -> Any:
-    """Create an actor, and its engine."""
+    """Create an actor and its engine."""
     if group is not None:
         options |= {"scheduling_strategy": PlacementGroupSchedulingStrategy(group)}
     actor = ray.remote(num_cpus=0 if group is None else 1)(kind).options(**options).remote()
@@ -54,7 +57,7 @@ def make(kind: type, group: Any = None, **options: Any) -> Any:
 
 
 def settings(step: int, **own: Any) -> dict[str, Any]:
-    """Config values; dots in keys are written ``__``."""
+    """Return the config of a capture. In the names of keyword arguments, ``__`` replaces a dot."""
     return {
         "output": str(OUTPUT),
         "run": "run",
@@ -68,7 +71,7 @@ def settings(step: int, **own: Any) -> dict[str, Any]:
 
 
 def captured(name: str, step: int, target: object, iterate: tuple[Any, ...] = (), then: Any = None, **own: Any) -> Any:
-    """Capture a step, and keep what came of it."""
+    """Capture a step and add the outcome to `results`."""
     found: dict[str, Any] = {}
     results[name] = found
     try:
@@ -99,7 +102,7 @@ def captured(name: str, step: int, target: object, iterate: tuple[Any, ...] = ()
 
 
 def what_works() -> None:
-    """Actors of all kinds, given in all ways."""
+    """Capture all kinds of actors."""
     first, second = make(held_engines.AsyncActor), make(held_engines.AsyncActor)
     sync, threaded = make(held_engines.SyncActor), make(held_engines.SyncActor, max_concurrency=3)
     itself = ray.remote(num_cpus=0)(held_engines.Itself).remote()
@@ -123,14 +126,14 @@ async def in_a_loop(step: int, actors: list[Any]) -> None:
 
 
 def groups() -> None:
-    """Placement groups, and actors by name."""
+    """Capture placement groups, and actors by name."""
     group = placement_group([{"CPU": 1}] * 5)
     ray.get(group.ready())
     kept = [make(held_engines.AsyncActor, group=group, name=f"replica_{number}") for number in (10, 9)]
-    kept.append(make(held_engines.SyncActor, group=group))  # it has no name
+    kept.append(make(held_engines.SyncActor, group=group))  # without a name
     bare = ray.remote(num_cpus=1)(held_engines.SyncActor)
     strategy = PlacementGroupSchedulingStrategy(group)
-    kept.append(bare.options(name="trainer", scheduling_strategy=strategy).remote())  # it has no engine
+    kept.append(bare.options(name="trainer", scheduling_strategy=strategy).remote())  # without an engine
     outside = make(held_engines.AsyncActor, name="replica_8")
     captured("group", 20, group, (kept[0], kept[1]))
     ray.kill(kept[1])
@@ -160,7 +163,7 @@ sys.stdin.read()
 
 
 def orphan(actor: Any) -> None:
-    """A driver that is killed in mid-capture, and the next one; and one that ends without stopping."""
+    """Test the next driver after one that is killed during a capture, and a driver that exits without a stop."""
 
     def start(step: int) -> subprocess.Popen[str]:
         told = json.dumps([ADDRESS, NAMESPACE, settings(step)])
@@ -181,7 +184,7 @@ def orphan(actor: Any) -> None:
 
 
 def what_goes_wrong() -> None:
-    """Actors that are gone, hang, or hold nothing."""
+    """Capture actors that exited, restart, block or have no engine."""
     fine = make(held_engines.AsyncActor)
     dead, dying = make(held_engines.AsyncActor), make(held_engines.SyncActor)
     pid = ray.get(dying.pid.remote())
@@ -203,12 +206,12 @@ def what_goes_wrong() -> None:
 
 
 def restart(actor: Any) -> None:
-    """Kill the process of an actor, and wait until Ray has made another one."""
+    """Kill the process of an actor, and wait until Ray has restarted it."""
     pid = ray.get(actor.pid.remote())
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        with contextlib.suppress(ray.exceptions.RayActorError):  # as long as it is on its way
+        with contextlib.suppress(ray.exceptions.RayActorError):  # raised during the restart
             if ray.get(actor.pid.remote()) != pid:
                 return
         time.sleep(0.1)
@@ -216,7 +219,7 @@ def restart(actor: Any) -> None:
 
 
 class Broken:
-    """Fails to be made."""
+    """Actor whose constructor fails."""
 
     def __init__(self) -> None:
         raise ValueError("it does not work")

@@ -1,8 +1,9 @@
-"""Captures engines of actors whose node shares no files with this one; to be run in a network namespace of its own.
+"""Driver that captures engines in actors on a node without shared files. Run it in its own network namespace.
 
 python actors_elsewhere.py OUTPUT RAY_DIRECTORY
 
-It prints the captures' status, problems and notes, as JSON, the last line of its output.
+The last line of its output has the status, notes and targets of the captures, and the results of `profdeck collect`, as
+JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from profdeck.base.errors import CaptureError
 
 
 def captured(actors: list[Any], step: int, output: Path, **own: Any) -> dict[str, Any]:
-    """Capture a step of all actors."""
+    """Capture a step of all actors. Return the status, notes and targets."""
     settings: dict[str, Any] = {"output": str(output), "run": "run", "steps": [step], "on_error": "raise"}
     settings |= {"on_demand": False, "rollout.backend": "held", "rollout.iterations": {"count": 2}}
     options = {"device_options": {"thread_bound": False}, **own}
@@ -42,7 +43,7 @@ def captured(actors: list[Any], step: int, output: Path, **own: Any) -> dict[str
 
 
 def main(output: Path, directory: Path) -> None:
-    """Start a cluster of two nodes, of which the second one has a directory of its own in the place of the output."""
+    """Capture actors on a cluster of two nodes. On the second node, another directory is mounted at the output path."""
     for name in LOOPBACK:
         os.environ.pop(name, None)
     environ = ray_environment(nodes=2)

@@ -1,6 +1,6 @@
-"""One rank of a job whose hosts share no directory: it trains, and rank 0 has servers on other hosts generate.
+"""One rank of a job whose hosts share no directory. It trains, and rank 0 sends generation requests to a router.
 
-Arguments: the config, the URL of a router, and the file that ends the job.
+Arguments: the config, the URL of the router, and a file. The job ends when the file exists.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ client = httpx.Client(timeout=1, trust_env=False, limits=httpx.Limits(max_keepal
 
 
 def post(url: str, **body: Any) -> None:
-    """Ask for a completion; a host that is away costs the step a second."""
+    """Request a completion. If the host is unreachable, the request times out after one second."""
     with contextlib.suppress(httpx.HTTPError):
         client.post(url, json=body)
 
@@ -36,5 +36,5 @@ with Profiler.from_config(config, role="trainer", targets={}) as profiler:
             dist.all_reduce(told)
         if told.item():
             break
-dist.barrier()  # ranks that leave at different times abort at times, with or without a profiler
+dist.barrier()  # without it, ranks that exit at different times sometimes abort, even without a profiler
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A server with our routes in FastAPI, and behind them ranks that record with a backend of the tests; no engine."""
+"""FastAPI server with the routes of profdeck. Its ranks record with the backend `tally` instead of an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulated_servers import ABOUT, RecordingEngine
 
 
 class Ranks(Engine):
-    """Two ranks."""
+    """Engine with two ranks that record."""
 
     name = "ranks"
 

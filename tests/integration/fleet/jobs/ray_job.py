@@ -1,4 +1,4 @@
-"""A Ray job in a namespace of its own: engines at work, a trainer without one; until its input ends."""
+"""Ray job in its own namespace, with busy engines and a trainer without an engine. It runs until stdin is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that lies in any field of its answers and manifests costs its own outcome, and nothing else."""
+"""Test of servers with invalid replies and manifests. They must affect only their own captures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from profdeck.replicas.late_collection import collect_run
 from profdeck.verification.run_report import read_run
 from simulated_servers import Act, Arrival, SimulatedServer
 
-Build = Callable[..., Profiler]
+BuildProfiler = Callable[..., Profiler]
 RUNS = itertools.count()
 OUTSIDE = "outside"
-LIES: list[Any] = [
+VALUES: list[Any] = [
     *(
         None,
         True,
@@ -47,31 +47,34 @@ LIES: list[Any] = [
 ]
 
 
-def fields(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each place in a JSON document: what holds it, and its key there."""
+def iterate_fields(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the container and key of each value in a JSON document."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
     for key in keys:
         yield value, key
-        yield from fields(value[key])
+        yield from iterate_fields(value[key])
 
 
-class Liar(SimulatedServer):
-    """Changes one field of one of its answers, and of all that follow."""
+class InvalidServer(SimulatedServer):
+    """Server that replaces the value of one field in its responses."""
 
-    lie: tuple[int, int, Any] = (0, 0, None)
-    """From which answer on, which of its fields, and what is there instead."""
-    answers = 0
+    valid_responses = 0
+    """Number of responses before the first invalid one."""
+    field = 0
+    """Index of the field."""
+    value: Any = None
+    responses = 0
 
     async def answer(self, method: str, path: str, arrival: Arrival, act: Act) -> tuple[int, bytes]:
         status, content = await super().answer(method, path, arrival, act)
-        self.answers += 1
+        self.responses += 1
         head, end, body = (b"", b"", content) if status else content.partition(b"\r\n\r\n")
-        if self.answers <= self.lie[0] or not body.startswith(b"{"):
+        if self.responses <= self.valid_responses or not body.startswith(b"{"):
             return status, content
         document = json.loads(body)
-        places = list(fields(document))
-        holder, key = places[self.lie[1] % len(places)]
-        holder[key] = self.lie[2]
+        locations = list(iterate_fields(document))
+        container, key = locations[self.field % len(locations)]
+        container[key] = self.value
         changed = json.dumps(document).encode()
         if status:
             return status, changed
@@ -79,31 +82,36 @@ class Liar(SimulatedServer):
         return 0, b"\r\n".join([*lines, b"Content-Length: %d" % len(changed)]) + end + changed
 
 
-def app_result(*arguments: object) -> Result:
+def run_command(*arguments: object) -> Result:
     return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])  # each waits for a timeout
-@given(st.integers(0, 6), st.integers(0, 500), st.sampled_from(LIES))
-def test_a_lie_costs_the_liar_only(
-    build: Build, recording: Callable[..., Any], tmp_path: Path, after: int, field: int, lie: Any
+@given(st.integers(0, 6), st.integers(0, 500), st.sampled_from(VALUES))
+def test_invalid_reply_affects_only_its_server(
+    build_profiler: BuildProfiler,
+    make_engine: Callable[..., Any],
+    tmp_path: Path,
+    valid_responses: int,
+    field: int,
+    value: Any,
 ) -> None:
     name = f"run{next(RUNS)}"
-    there, here = tmp_path / "there" / name, tmp_path / "here"
+    remote_output, local_output = tmp_path / "there" / name, tmp_path / "here"
     (outside := tmp_path / OUTSIDE).mkdir(exist_ok=True)
     (tmp_path / "merged").mkdir(exist_ok=True)
-    if isinstance(lie, str) and lie.startswith(f"/{OUTSIDE}"):
-        lie = f"{tmp_path}{lie}"
+    if isinstance(value, str) and value.startswith(f"/{OUTSIDE}"):
+        value = f"{tmp_path}{value}"
 
     async def main() -> None:
-        engines = [recording(2, output=there / str(replica)) for replica in range(2)]
-        honest = SimulatedServer(engines[0], host="elsewhere", output=str(there / "0"))
-        liar = Liar(engines[1], host="elsewhere", output=str(there / "1"))
-        liar.lie = (after, field, lie)
-        honest.gives, liar.gives = there / "0", there / "1"
-        async with honest, liar:
-            own = {"output": str(here), "run": name, "rollout.options.flush_timeout_s": 0.5}
-            profiler = build([honest.url, liar.url], own)
+        engines = [make_engine(2, output=remote_output / str(replica)) for replica in range(2)]
+        valid = SimulatedServer(engines[0], host="elsewhere", output=str(remote_output / "0"))
+        invalid = InvalidServer(engines[1], host="elsewhere", output=str(remote_output / "1"))
+        invalid.valid_responses, invalid.field, invalid.value = valid_responses, field, value
+        valid.gives, invalid.gives = remote_output / "0", remote_output / "1"
+        async with valid, invalid:
+            overrides = {"output": str(local_output), "run": name, "rollout.options.flush_timeout_s": 0.5}
+            profiler = build_profiler([valid.url, invalid.url], overrides)
             try:
                 await profiler.astart(1)
                 for engine in engines:
@@ -112,17 +120,17 @@ def test_a_lie_costs_the_liar_only(
                 try:
                     await profiler.astop()
                 finally:
-                    await collect_run(here / name, limit_s=1)
+                    await collect_run(local_output / name, limit_s=1)
 
     began_s = time.monotonic()
     with contextlib.suppress(CaptureError):
         asyncio.run(main())
     assert time.monotonic() - began_s < 20
-    merge = app_result("merge", here / name, "-o", tmp_path / "merged" / f"{name}.json")
+    merge = run_command("merge", local_output / name, "-o", tmp_path / "merged" / f"{name}.json")
     assert merge.exception is None or isinstance(merge.exception, SystemExit), merge.exception
-    report = read_run(here / name)
-    of_honest = [one for one in report.captures if one.replica == 0]
-    assert [rank.status for one in of_honest for rank in one.ranks] == [Status.COMPLETE] * 2
+    report = read_run(local_output / name)
+    valid_captures = [capture for capture in report.captures if capture.replica == 0]
+    assert [rank.status for capture in valid_captures for rank in capture.ranks] == [Status.COMPLETE] * 2
     assert list(outside.iterdir()) == []
-    inside = {tmp_path / "there", here, outside, tmp_path / "merged"}
-    assert set(tmp_path.iterdir()) <= inside
+    expected_paths = {tmp_path / "there", local_output, outside, tmp_path / "merged"}
+    assert set(tmp_path.iterdir()) <= expected_paths
