@@ -239,7 +239,7 @@ def test_route_serves_only_files_of_captures(server: Server, trace: Path, place:
         connection.sendall(f"{head}Authorization: {HEADERS['Authorization']}\r\n\r\n".encode())
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     assert answer.startswith(b"HTTP/1.1 404 "), answer
-    assert b"of a capture below" in answer
+    assert b"No capture file" in answer
 
 
 def test_route_requires_the_token(server: Server, trace: Path, output: Path) -> None:

@@ -192,7 +192,7 @@ def test_next_driver_stops_the_captures_of_a_killed_driver(
     assert sorted(orphans) == [0, 1]
     for rank in orphans.values():
         assert (rank.status, bool(rank.events)) == (Status.PARTIAL, True)
-        assert "is gone" in " ".join(rank.problems)
+        assert "has exited" in " ".join(rank.problems)
         assert all(artifact.whole for artifact in rank.artifacts)
 
 
