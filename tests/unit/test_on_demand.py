@@ -38,8 +38,8 @@ from profdeck_traces.base.files import write_new
 
 pytestmark = pytest.mark.usefixtures("tally")
 
-GONE = ProcessId(pid=2**22 + 1, process_started="1")  # greater than the maximum process ID of Linux
-ELSEWHERE = ProcessId(host="another-host")
+EXITED_PROCESS = ProcessId(pid=2**22 + 1, process_started="1")  # greater than the maximum process ID of Linux
+REMOTE_PROCESS = ProcessId(host="another-host")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ class Job:
                     pass
 
     def answers(self, request: OnDemandRequest) -> list[tuple[bool, tuple[str, ...], str | None]]:
-        """Results of the processes that have read a request."""
+        """Return the results of the processes that have read a request."""
         processes = [process for process in requests.read_processes(self.store) if process.token == request.token]
         return [(process.done, process.captures, process.problem) for process in processes]
 
@@ -81,7 +81,7 @@ class Job:
         }
 
     def steps(self, rank: int = 0) -> dict[str, tuple[int, int]]:
-        """First and last step of each capture of a rank, by capture ID."""
+        """Return the first and last step of each capture of a rank, by capture ID."""
         manifests = self.manifests(rank=rank)
         return {capture: (manifest.first_step, manifest.last_step) for capture, manifest in manifests.items()}
 
@@ -101,7 +101,7 @@ def job(tally: ModuleType, tmp_path: Path) -> Iterator[Callable[..., Job]]:
             profiler.close()
 
 
-def watch(profiler: Profiler) -> watches.RequestWatch:
+def get_request_watch(profiler: Profiler) -> watches.RequestWatch:
     (role,) = profiler._roles
     assert role.watch is not None
     return role.watch
@@ -119,13 +119,13 @@ class _StaleStore(FileStore):
 
 def change_view(profiler: Profiler, path: str | Path) -> None:
     """Simulate a stale directory view: the profiler checks for a request at another path."""
-    request_watch, path = watch(profiler), Path(path)
+    request_watch, path = get_request_watch(profiler), Path(path)
     is_current = path.name == requests.REQUEST
     request_watch._store = FileStore(Path(request_watch._store.address)) if is_current else _StaleStore(request_watch)
     request_watch._has_request = lambda: os.access(path, os.F_OK)
 
 
-# The agreement.
+# Agreement on the steps.
 
 
 def test_all_ranks_begin_at_the_step_that_the_first_rank_plans(job: Callable[..., Job]) -> None:
@@ -168,11 +168,11 @@ def test_default_in_steps_suffices_for_ranks_one_step_apart(job: Callable[..., J
 @given(
     lengths_us=st.lists(st.sampled_from([1, 3, 30, 45, 70, 95, 105, 400, 5000]), min_size=1, max_size=4),
     lag=st.floats(0, 0.99),
-    asked=st.floats(0, 1),
+    request_position=st.floats(0, 1),
     warmup_steps=st.integers(0, 2),
 )
-def test_short_steps_that_skip_checks_lose_no_rank(
-    lengths_us: list[int], lag: float, asked: float, warmup_steps: int
+def test_skipped_checks_in_short_steps_lose_no_rank(
+    lengths_us: list[int], lag: float, request_position: float, warmup_steps: int
 ) -> None:
     """Two ranks that synchronize in every step. The second rank begins each step a little later."""
     now_s = 1000.0
@@ -181,9 +181,9 @@ def test_short_steps_that_skip_checks_lose_no_rank(
         patch.setattr(watches, "monotonic", lambda: now_s)
         running = Job(Path(output), **{"trainer.warmup_steps": warmup_steps})
         lengths_s = [1e-6 * length for length in lengths_us for _ in range(200 // len(lengths_us))]
-        asked_at = int(asked * len(lengths_s))
-        for number, (step, rank) in enumerate((step, rank) for step in range(len(lengths_s)) for rank in (0, 1)):
-            if number == asked_at:
+        request_index = int(request_position * len(lengths_s))
+        for index, (step, rank) in enumerate((step, rank) for step in range(len(lengths_s)) for rank in (0, 1)):
+            if index == request_index:
                 request = requests.create_request(running.store, requests.DEFAULT_IN_STEPS + warmup_steps, 2)
             running.step(step, ranks=[rank])
             now_s += lengths_s[step] * (1 - lag if rank else lag)
@@ -234,7 +234,7 @@ def test_process_that_joins_late_records_or_reports_a_missed_capture(job: Callab
     assert "seen here at step 4, after step 3" in (third[2] or "")
 
 
-def test_rank_with_a_stale_directory_view_records_or_reports_a_missed_capture(
+def test_stale_directory_view_records_or_reports_a_missed_capture(
     job: Callable[..., Job], tmp_path: Path
 ) -> None:
     """On NFS, another host can see the request several seconds later."""
@@ -277,11 +277,11 @@ def test_rank_that_never_steps_does_not_block_other_ranks(job: Callable[..., Job
 def test_concurrent_decisions_return_the_same_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    def refuse(*_: object) -> None:
+    def reject_link(*_: object) -> None:
         raise OSError(errno.EPERM, "links are not supported")
 
     if not links:
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", reject_link)
     start = threading.Barrier(8)
 
     def decide(number: int) -> list[StepPlan | None]:
@@ -301,7 +301,7 @@ def test_concurrent_decisions_return_the_same_plan(
     for plans in zip(*plans_by_thread, strict=True):
         first_steps = {plan.first_step for plan in plans if plan is not None}
         assert len(first_steps) == 1
-        assert links is False or None not in plans  # without links, a note can be incomplete for a moment
+        assert links is False or None not in plans  # without links, a file can be incomplete for a moment
     assert not list(tmp_path.glob(".*.tmp"))
 
 
@@ -313,39 +313,39 @@ class Simulation:
         self.config = Schedule.from_list(config["steps"])
         self.warmup_steps = config["trainer.warmup_steps"]
         self.explicit = explicit
-        self.at = [0, 0, 0]
-        """The next step of each rank."""
-        self.last = [-1, -1, -1]
-        """The last step that each rank has begun since its last restart."""
-        self.passed: list[set[int]] = [set(), set(), set()]
-        """The steps that each rank has completed, including those before a restart."""
-        self.steady = [True, True, True]
+        self.next_steps = [0, 0, 0]
+        """Next step of each rank."""
+        self.last_steps = [-1, -1, -1]
+        """Last step that each rank has begun since its last restart."""
+        self.completed_steps: list[set[int]] = [set(), set(), set()]
+        """Steps that each rank has completed, including steps before a restart."""
+        self.is_regular = [True, True, True]
         """True for each rank that never repeated or skipped a step."""
-        self.pending: OnDemandRequest | None = None
+        self.pending_request: OnDemandRequest | None = None
         self.requests: list[OnDemandRequest] = []
-        self.withdrawn: set[str] = set()
+        self.withdrawn_tokens: set[str] = set()
 
     def step(self, rank: int, count: int) -> None:
         profiler = self.job.ranks[rank]
         for _ in range(count):
-            with profiler.capture(self.at[rank]), profiler.stage("work"):
+            with profiler.capture(self.next_steps[rank]), profiler.stage("work"):
                 pass
-            self.last[rank] = self.at[rank]
-            self.passed[rank].add(self.at[rank])
-            self.at[rank] += 1
+            self.last_steps[rank] = self.next_steps[rank]
+            self.completed_steps[rank].add(self.next_steps[rank])
+            self.next_steps[rank] += 1
             if self.explicit:  # some hosts begin the next step immediately
-                profiler.start(self.at[rank])
+                profiler.start(self.next_steps[rank])
 
     def jump(self, rank: int, distance: int) -> None:
-        self.at[rank] += distance
-        self.steady[rank] = False
+        self.next_steps[rank] += distance
+        self.is_regular[rank] = False
 
     def restart(self, rank: int, distance: int) -> None:
         self.job.ranks[rank].close()
         self.job.ranks[rank] = self.job.join(rank)
-        self.last[rank] = -1
-        self.at[rank] = max(0, self.at[rank] - distance)
-        self.steady[rank] = False
+        self.last_steps[rank] = -1
+        self.next_steps[rank] = max(0, self.next_steps[rank] - distance)
+        self.is_regular[rank] = False
 
     def hide_request(self, rank: int, _: int) -> None:
         change_view(self.job.ranks[rank], self.job.output / "nowhere")
@@ -354,27 +354,27 @@ class Simulation:
         change_view(self.job.ranks[rank], self.job.run / "demand.json")
 
     def request(self, in_steps: int, steps: int) -> None:
-        if self.pending is None:
-            self.pending = requests.create_request(self.job.store, in_steps + self.warmup_steps, steps)
-            self.requests.append(self.pending)
+        if self.pending_request is None:
+            self.pending_request = requests.create_request(self.job.store, in_steps + self.warmup_steps, steps)
+            self.requests.append(self.pending_request)
 
     def withdraw(self, *_: int) -> None:
-        if self.pending is not None and requests.withdraw(self.job.store, self.pending):
-            self.withdrawn.add(self.pending.token)
-            self.pending = None
+        if self.pending_request is not None and requests.withdraw(self.job.store, self.pending_request):
+            self.withdrawn_tokens.add(self.pending_request.token)
+            self.pending_request = None
 
     def remove(self, *_: int) -> None:
         """Remove the request, as the requester does after all processes have completed it."""
-        if self.pending is not None:
-            requests.remove_request(self.job.store, self.pending)
-            self.pending = None
+        if self.pending_request is not None:
+            requests.remove_request(self.job.store, self.pending_request)
+            self.pending_request = None
 
     def check(self, request: OnDemandRequest) -> None:
         """Check that each rank recorded the planned steps of a request or reported a problem."""
         plan = requests.read_plan(self.job.store, request)
         manifests = [manifest for manifest in self.job.manifests().values() if manifest.demand == request.token]
         recorded = [manifest for manifest in manifests if manifest.artifacts]
-        if plan is None or plan.first_step is None or plan.last_step is None or request.token in self.withdrawn:
+        if plan is None or plan.first_step is None or plan.last_step is None or request.token in self.withdrawn_tokens:
             assert recorded == []
             return
         for manifest in manifests:
@@ -388,10 +388,10 @@ class Simulation:
             if process.token != request.token:
                 continue
             if not process.done:  # a rank that has passed the capture must have completed the request
-                assert self.last[rank] <= plan.last_step
+                assert self.last_steps[rank] <= plan.last_step
             elif process.problem is None:  # all steps are recorded, or a manifest contains the problem
                 own_manifests = list(self.job.manifests(rank=rank).values())
-                for step in steps & self.passed[rank]:
+                for step in steps & self.completed_steps[rank]:
                     assert any(
                         manifest.first_step <= step <= manifest.last_step or manifest.problems
                         for manifest in own_manifests
@@ -401,7 +401,7 @@ class Simulation:
 
     def check_coverage(self, rank: int) -> None:
         """Check that each scheduled step is in exactly one capture, regardless of requests."""
-        counts = dict.fromkeys(self.passed[rank], 0)
+        counts = dict.fromkeys(self.completed_steps[rank], 0)
         for manifest in self.job.manifests(rank=rank).values():
             for step in range(manifest.first_step, manifest.last_step + 1) if manifest.artifacts else ():
                 if step in counts:
@@ -430,7 +430,7 @@ operations = st.lists(
     discrete=st.sampled_from([False, False, True]),
     explicit=st.booleans(),
 )
-def test_ranks_record_the_same_steps_or_report_it_in_any_order_of_events(
+def test_ranks_record_the_same_steps_or_report_a_problem(
     tmp_path_factory: Any,
     operations: list[tuple[str, int, int]],
     steps: list[Any],
@@ -447,8 +447,8 @@ def test_ranks_record_the_same_steps_or_report_it_in_any_order_of_events(
         profiler.close()
     for request in simulation.requests:
         simulation.check(request)
-    for rank, steady in enumerate(simulation.steady):
-        if steady and not discrete:
+    for rank, is_regular in enumerate(simulation.is_regular):
+        if is_regular and not discrete:
             simulation.check_coverage(rank)
 
 
@@ -486,9 +486,9 @@ def test_requested_capture_is_separate_from_scheduled_captures(
     assert running.steps() == captures
     assert running.answers(request) == [(True, ("step4",), None)]
     assert read_run(running.run).status is Status.COMPLETE
-    before = running.manifests(rank=0).get("step2")
-    if before is not None and 4 in Schedule.from_list(steps):
-        assert before.notes == ("It ended after step 3: a capture of steps 4 to 5 was requested.",)
+    previous = running.manifests(rank=0).get("step2")
+    if previous is not None and 4 in Schedule.from_list(steps):
+        assert previous.notes == ("It ended after step 3: a capture of steps 4 to 5 was requested.",)
 
 
 @pytest.mark.parametrize(("late_at", "in_time"), [(5, True), (7, True)])
@@ -509,7 +509,7 @@ def test_late_rank_uses_its_scheduled_capture(job: Callable[..., Job], late_at: 
     )
 
 
-def test_process_that_started_after_the_scheduled_capture_reports_a_missed_capture(job: Callable[..., Job]) -> None:
+def test_process_started_after_the_scheduled_capture_reports_a_miss(job: Callable[..., Job]) -> None:
     running = job(1, steps=["4..5"])
     running.step(0)
     request = requests.create_request(running.store, 3, 2)
@@ -540,7 +540,7 @@ def test_second_request_is_rejected_until_the_first_is_removed(job: Callable[...
 @pytest.mark.parametrize("agreed", [False, True])
 def test_abandoned_request_is_replaced(job: Callable[..., Job], agreed: bool) -> None:
     running = job(1)
-    abandoned = OnDemandRequest(in_steps=3, steps=1, by=GONE)
+    abandoned = OnDemandRequest(in_steps=3, steps=1, by=EXITED_PROCESS)
     write_new(running.run / "demand.json", requests.encode(abandoned))
     if agreed:
         running.step(0)
@@ -553,22 +553,22 @@ def test_abandoned_request_is_replaced(job: Callable[..., Job], agreed: bool) ->
 
 def test_request_of_another_host_is_not_replaced(job: Callable[..., Job]) -> None:
     running = job(1)
-    write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
+    write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=REMOTE_PROCESS)))
     with pytest.raises(CaptureError, match="requested by process .* on another-host"):
         requests.create_request(running.store, 2, 1)
 
 
 def test_abandoned_capture_continues_until_the_next_capture(job: Callable[..., Job]) -> None:
     running = job(1)
-    abandoned = OnDemandRequest(in_steps=1, steps=9, by=GONE)
+    abandoned = OnDemandRequest(in_steps=1, steps=9, by=EXITED_PROCESS)
     write_new(running.run / "demand.json", requests.encode(abandoned))
     running.step(0, 1, 2)
     request = requests.create_request(running.store, 2, 2)
     running.step(3, 4, 5, 6, 7)
     assert running.steps() == {"step1": (1, 4), "step5": (5, 6)}
     assert running.answers(request) == [(True, ("step5",), None)]
-    cut = running.manifests(rank=0)["step1"]
-    assert (cut.status, cut.problems) == (Status.PARTIAL, ("A capture of steps 5 to 6 was requested.",))
+    abandoned_manifest = running.manifests(rank=0)["step1"]
+    assert (abandoned_manifest.status, abandoned_manifest.problems) == (Status.PARTIAL, ("A capture of steps 5 to 6 was requested.",))
 
 
 def test_remove_request_keeps_other_requests(job: Callable[..., Job]) -> None:
@@ -649,7 +649,7 @@ def test_capture_cannot_be_withdrawn_during_warm_up(job: Callable[..., Job]) -> 
     assert not requests.withdraw(running.store, request)
 
 
-# Modes, windows, warm-up, the end of the job.
+# Modes, windows, warm-up and the end of the job.
 
 
 def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
@@ -709,9 +709,9 @@ def test_default_warm_up_does_not_delay_requested_captures(
         running.step(1, 2, ranks=[1])
     running.step(3, 4)
     assert running.answers(request) == [(True, ("step3",), None)] * 2
-    found = running.manifests()
-    assert [found[f"step3/{rank}"].cold_first_step for rank in (0, 1)] == [False, is_cold]
-    assert [found[f"step3/{rank}"].notes for rank in (0, 1)] == [(), ()]
+    manifests = running.manifests()
+    assert [manifests[f"step3/{rank}"].cold_first_step for rank in (0, 1)] == [False, is_cold]
+    assert [manifests[f"step3/{rank}"].notes for rank in (0, 1)] == [(), ()]
 
 
 def test_rank_that_reads_the_request_late_warms_up_for_fewer_steps(job: Callable[..., Job]) -> None:
@@ -796,8 +796,8 @@ def test_engines_are_captured_at_the_same_step(job: Callable[..., Job], tally: M
     running = job(1, **{"rollout.backend": "tally-engine", "rollout.ranks": "all", "rollout.iterations": {"count": 1}})
     engines = [tally.ToyEngine(blocking=True) for _ in range(2)]
     replicas = [
-        Profiler.from_config(identity=Identity(role="rollout", replica=number), settings=running.config, target=engine)
-        for number, engine in enumerate(engines)
+        Profiler.from_config(identity=Identity(role="rollout", replica=index), settings=running.config, target=engine)
+        for index, engine in enumerate(engines)
     ]
     request = requests.create_request(running.store, 1, 1)
     for step in range(3):
@@ -937,10 +937,10 @@ def test_failed_answers_are_logged_once(
     running = job(1)
     requests.create_request(running.store, 2, 1)
 
-    def full(*_: object) -> None:
+    def raise_no_space(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(stores, "write_new", full)
+    monkeypatch.setattr(stores, "write_new", raise_no_space)
     running.step(0, 1, 2, 3)
     assert caplog.text.count("Cannot answer a capture request: OSError: [Errno 28]") == 1
     monkeypatch.undo()
@@ -1012,7 +1012,7 @@ def test_capture_is_missed_if_its_decision_stays_incomplete(job: Callable[..., J
 # Process status.
 
 
-def test_processes_announce_themselves_and_their_end(job: Callable[..., Job]) -> None:
+def test_process_files_are_written_at_start_and_end(job: Callable[..., Job]) -> None:
     running = job()
     processes = requests.read_processes(running.store)
     assert [(process.name, process.is_gone, process.at) for process in processes] == [
@@ -1043,7 +1043,7 @@ def test_forked_child_does_not_change_the_status_of_its_parent(job: Callable[...
     running = job(1)
     pid = os.fork()
     if pid == 0:
-        watch(running.ranks[0]).pause()
+        get_request_watch(running.ranks[0]).pause()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert not requests.read_processes(running.store)[0].is_gone
@@ -1071,16 +1071,16 @@ def test_restarted_process_makes_the_pending_capture(job: Callable[..., Job]) ->
 def test_ranks_beyond_the_latest_world_size_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "run" / "processes").mkdir(parents=True)
 
-    def enter(rank: int, world_size: int, at_ns: int, role: str = "trainer") -> None:
+    def write_process(rank: int, world_size: int, joined_ns: int, role: str = "trainer") -> None:
         process = JobProcess.from_identity(Identity(role=role, rank=rank, world_size=world_size), None, 0)
         path = tmp_path / "run" / "processes" / f"{role}.rank_{rank:04d}.json"
-        path.write_bytes(requests.encode(attrs.evolve(process, joined_ns=at_ns)))
+        path.write_bytes(requests.encode(attrs.evolve(process, joined_ns=joined_ns)))
 
     for rank in range(4):
-        enter(rank, 4, 10 + rank)
+        write_process(rank, 4, 10 + rank)
     for rank in range(2):
-        enter(rank, 2, 20 + rank)
-    enter(3, 4, 5, role="critic")
+        write_process(rank, 2, 20 + rank)
+    write_process(3, 4, 5, role="critic")
     assert [process.name for process in requests.read_processes(FileStore(tmp_path / "run"))] == [
         "critic rank 3", "trainer rank 0", "trainer rank 1",
     ]  # fmt: skip
@@ -1091,7 +1091,7 @@ def test_ranks_beyond_the_latest_world_size_are_skipped(tmp_path: Path) -> None:
     [
         ({}, True),
         ({"process_started": "1"}, False),
-        ({"pid": GONE.pid}, False),
+        ({"pid": EXITED_PROCESS.pid}, False),
         ({"host": "another-host"}, None),
         ({"pid_namespace": "pid:[1]"}, None),
     ],
@@ -1121,21 +1121,21 @@ spans = st.lists(
 )
 
 
-@given(specs=spans, final_step=st.none() | st.integers(0, 30), warmup_steps=st.integers(0, 3), order=st.randoms())
+@given(specs=spans, final_step=st.none() | st.integers(0, 30), warmup_steps=st.integers(0, 3), random=st.randoms())
 def test_begins_does_not_depend_on_the_order_of_calls(
-    specs: list[Any], final_step: int | None, warmup_steps: int, order: Any
+    specs: list[Any], final_step: int | None, warmup_steps: int, random: Any
 ) -> None:
     """`PlannedSteps` caches a range of steps in which nothing begins."""
     schedule = Schedule.from_list(specs)
     steps = PlannedSteps(schedule, final_step, warmup_steps)
     queries = list(range(40))
-    order.shuffle(queries)
+    random.shuffle(queries)
     for step in queries:
         selected = [later for later in range(step, step + warmup_steps + 1) if steps.configures(later)]
         assert steps.begins(step) == ((selected[0], None) if selected else None)
 
 
-def test_demand_takes_precedence_over_the_schedule() -> None:
+def test_requested_capture_takes_precedence_over_the_schedule() -> None:
     steps = PlannedSteps(Schedule.from_list([5]), warmup_steps=2)
     assert steps.begins(2) is None
     demand = OnDemandSteps("0" * 16, 4, 6)
@@ -1163,27 +1163,27 @@ def step_until(job: Job, done: Callable[[], bool]) -> None:
 def test_timed_captures_record_the_same_steps_in_all_ranks(job: Callable[..., Job]) -> None:
     running = job(3, steps=["every 1 s for 2", 0])
 
-    def complete() -> dict[str, list[tuple[int, int]]]:
-        """First and last step of each rank's complete captures, by capture ID."""
+    def read_complete_captures() -> dict[str, list[tuple[int, int]]]:
+        """Return the first and last step of each rank's complete captures, by capture ID."""
         captures: dict[str, list[tuple[int, int]]] = {}
         for manifest in running.manifests().values():
             if manifest.status is Status.COMPLETE:
                 captures.setdefault(manifest.capture, []).append((manifest.first_step, manifest.last_step))
         return captures
 
-    step_until(running, lambda: sum(len(ranks) == 3 for ranks in complete().values()) >= 3)
-    first, second, *_ = [ranks for name, ranks in complete().items() if name != "step0" and len(ranks) == 3]
+    step_until(running, lambda: sum(len(ranks) == 3 for ranks in read_complete_captures().values()) >= 3)
+    first, second, *_ = [ranks for name, ranks in read_complete_captures().items() if name != "step0" and len(ranks) == 3]
     assert all(ranks == [(ranks[0][0], ranks[0][0] + 1)] * 3 for ranks in (first, second))
-    assert complete()["step0"] == [(0, 0)] * 3
+    assert read_complete_captures()["step0"] == [(0, 0)] * 3
     assert read_run(running.run).problems == ()
 
 
 def test_request_during_a_timed_capture_is_rejected(job: Callable[..., Job]) -> None:
     running = job(1, steps=["every 1 s"])
-    awaited, deadline_s = threading.Event(), time.monotonic() + 60
+    pause, deadline_s = threading.Event(), time.monotonic() + 60
     while running.store.read(requests.REQUEST) is None:  # without steps, the request stays pending
         assert time.monotonic() < deadline_s
-        awaited.wait(0.01)
+        pause.wait(0.01)
     with pytest.raises(CaptureError, match="A scheduled capture of this run is in progress"):
         requests.create_request(running.store, 2, 1)
 
@@ -1192,8 +1192,8 @@ def test_lost_process_does_not_end_timed_captures(job: Callable[..., Job], monke
     """The process is on another host, so its end cannot be detected."""
     monkeypatch.setattr(timed_captures, "_MIN_TIMEOUT_S", 1.0)
     running = job(1, steps=["every 1 s"])
-    gone = JobProcess(role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=ELSEWHERE)
-    running.store.put(f"{requests.PROCESSES}rollout.replica_000.rank_0000.json", requests.encode(gone))
+    lost_process = JobProcess(role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=REMOTE_PROCESS)
+    running.store.put(f"{requests.PROCESSES}rollout.replica_000.rank_0000.json", requests.encode(lost_process))
     step_until(running, lambda: len(running.steps()) > 2)
 
 
