@@ -271,7 +271,7 @@ def test_roll_back_of_a_hanging_server_times_out(tmp_path: Path, monkeypatch: py
     run_with_server(check, rpc_timeout_s=60)
 
 
-# The engine's native profiler.
+# The engine's own profiler.
 
 
 class NativeCapture(OwnProfilerCapture[HttpEngine, EngineOptions]):
@@ -316,7 +316,7 @@ HANG = TargetError("It hangs.", Outcome.TIMED_OUT, "Wake it up.")
         ({}, CaptureError("no"), Outcome.REFUSED),
     ],
 )
-def test_native_profiler_outcome_depends_on_files_and_stop_error(
+def test_own_profiler_outcome_depends_on_files_and_stop_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     written_files: dict[str, str],
@@ -342,7 +342,7 @@ def test_native_profiler_outcome_depends_on_files_and_stop_error(
     run_with_server(check, flush_timeout_s=0.3 if stop_error is HANG else 3600)
 
 
-def test_native_traces_on_another_host_are_missing(tmp_path: Path) -> None:
+def test_own_profiler_traces_on_another_host_are_missing(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         server.acts["status"] = [Act(status=404)]
         backend.native_capture_class = NativeCapture
@@ -415,7 +415,7 @@ def test_sglang_server_errors_have_outcomes() -> None:
 
 
 @pytest.mark.parametrize("server_class", [VllmServer, SglangServer])
-def test_native_profiler_start_waits_for_the_gate(server_class: Any) -> None:
+def test_own_profiler_start_waits_for_the_gate(server_class: Any) -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
             engine = server_class(server.url, timeout_s=30)

@@ -174,7 +174,7 @@ def test_backend_can_wrap_its_own_hooks(build_profiler: BuildProfiler, tally: Mo
     lines: list[str] = []
 
     @hookimpl(wrapper=True, specname="profile_step")
-    def around_steps(self: Any, step: Step, plugin_name: str) -> Wrapper:  # a method of the backend
+    def around_steps(self: Any, step: Step, plugin_name: str) -> Wrapper:  # becomes a method of the backend
         lines.append(f"{plugin_name} {step.index}")
         return (yield)
 
@@ -536,7 +536,7 @@ def test_step_problem_names_the_wrapper_that_raised(build_profiler: BuildProfile
     ]
 
 
-def test_failed_wrapper_around_a_listener_is_a_note(build_profiler: BuildProfiler, tmp_path: Path) -> None:
+def test_wrapper_error_around_a_listener_is_recorded_as_a_note(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Metrics:
         @hookimpl(wrapper=True)
         def profile_start(self, plugin_name: str) -> Wrapper:
@@ -587,7 +587,7 @@ def test_listener_with_a_failed_start_is_not_stopped(build_profiler: BuildProfil
     assert lines == ["b start", "b stop complete"]
 
 
-def test_failed_enum_lookup_in_a_listener_is_a_note(build_profiler: BuildProfiler, tmp_path: Path) -> None:
+def test_enum_error_of_a_listener_is_recorded_as_a_note(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Broken:
         @hookimpl
         def profile_start(self) -> None:
@@ -619,7 +619,7 @@ def test_interrupted_listener_does_not_prevent_other_stops(
 
 
 @pytest.mark.parametrize("hook", ["profile_start", "profile_step", "profile_stop"])
-def test_listener_that_awaits_a_cancelled_future_is_a_note(build_profiler: BuildProfiler, tmp_path: Path, hook: str) -> None:
+def test_cancelled_future_of_a_listener_is_recorded_as_a_note(build_profiler: BuildProfiler, tmp_path: Path, hook: str) -> None:
     async def fail() -> None:
         future = asyncio.get_running_loop().create_future()
         future.cancel()

@@ -28,7 +28,7 @@ HOOKS = f"{BACKEND}  @hookimpl\n  def profile_start(self): pass\n  @hookimpl\n  
 
 
 @pytest.fixture
-def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # a function
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Function that installs a distribution with one plugin, given its source code."""
 
     def install_distribution(group: str, name: str, code: str) -> None:

@@ -1,4 +1,4 @@
-"""Tests for deleting old steps. Only complete steps are deleted, and the run's status does not change."""
+"""Tests of `prune`. Only complete steps are deleted, and the run's status does not change."""
 
 from __future__ import annotations
 

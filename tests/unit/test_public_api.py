@@ -1,4 +1,4 @@
-"""The public modules, which import each name on first use."""
+"""Public modules. They import each name on first use."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_run_name_contains_the_launcher_process_id() -> None:
 
 
 @pytest.fixture
-def capture_rank(tally: ModuleType, tmp_path: Path):  # a function
+def capture_rank(tally: ModuleType, tmp_path: Path):
     """Function that captures step 1 of a run in tmp_path/run as one of two ranks. It returns the run directory."""
 
     def capture(rank: int = 0, **settings: Any) -> Path:
@@ -108,7 +108,7 @@ def test_capture_of_an_exited_process_is_missing(capture_rank, tmp_path: Path) -
     content = json.loads(manifest.read_text()) | {"status": "recording", "artifacts": []}
     for changes, status in (
         ({}, Status.RECORDING),
-        ({"process_started": "1"}, Status.MISSING),  # the pid was given to another process
+        ({"process_started": "1"}, Status.MISSING),  # another process uses this process ID
         ({"pid": 2**22 - 1}, Status.MISSING),
         ({"host": "elsewhere"}, Status.MISSING),
     ):
@@ -201,7 +201,7 @@ def test_only_existing_processes_have_a_start_time() -> None:
 
 
 @pytest.fixture
-def torch_npu_directory(capture_rank):  # a function
+def torch_npu_directory(capture_rank):
     """Function that replaces the trace of rank 0 with a torch_npu data directory and returns the directory."""
 
     def create(**artifact: Any) -> Path:

@@ -36,10 +36,10 @@ def select_steps(spec: int | str, horizon: int = 200) -> set[int]:
     if ".." in spec:
         first, last = spec.split("..")
         return set(range(int(first), int(last) + 1))
-    words = dict(zip(spec.split()[::2], map(int, spec.split()[1::2]), strict=True))
-    last = words.get("to", horizon)
-    starts = range(words.get("from", words["every"]), last + 1, words["every"])
-    return {step for start in starts for step in range(start, start + words.get("for", 1)) if step <= last}
+    values = dict(zip(spec.split()[::2], map(int, spec.split()[1::2]), strict=True))
+    last = values.get("to", horizon)
+    starts = range(values.get("from", values["every"]), last + 1, values["every"])
+    return {step for start in starts for step in range(start, start + values.get("for", 1)) if step <= last}
 
 
 @given(st.lists(specs(), max_size=5))
@@ -139,12 +139,12 @@ def test_window_phases_follow_the_cycle(active: int, wait: int, warmup: int, rep
 @given(
     st.integers(1, 999_999), st.sampled_from(["s", "min", "h"]), st.integers(1, 999_999), st.lists(specs(), max_size=3)
 )
-def test_timed_steps_are_kept_but_not_selected(every: int, unit: str, count: int, others: list[int | str]) -> None:
+def test_timed_steps_are_kept_but_not_selected(every: int, unit: str, count: int, specs: list[int | str]) -> None:
     timed = f"every {every} {unit} for {count}"
-    schedule = Schedule.from_list([timed, *others])
+    schedule = Schedule.from_list([timed, *specs])
     assert schedule.timed == (TimedSteps(every, unit, count),)
     assert schedule.timed[0].every_s == every * {"s": 1, "min": 60, "h": 3600}[unit]
-    assert schedule.spans == Schedule.from_list(others).spans
+    assert schedule.spans == Schedule.from_list(specs).spans
     assert schedule.last is None
     assert Schedule.from_list(schedule.to_list()) == schedule
 

@@ -81,7 +81,7 @@ def test_options_complete_the_request() -> None:
 @pytest.mark.parametrize(
     ("role", "text"),
     [
-        ({"iterations.count": 0}, "iterations"),  # such as a window whose end is its start
+        ({"iterations.count": 0}, "iterations"),  # for example, a window whose end equals its start
         ({"iterations.count": 2, "iterations.skip": -1}, "iterations"),
         ({"iterations.count": 2, "iterations.first": 3}, "the engine starts captures without a host"),
         ({"batch_kinds": ["extend"]}, "batch_kinds[0]: expected one of prefill, decode, mixed"),
@@ -102,7 +102,7 @@ def test_target_that_is_not_an_sglang_engine_is_rejected() -> None:
         SglangBackend(SglangOptions()).connect("127.0.0.1:30000")
 
 
-# File names of SGLang's native profiler.
+# File names of SGLang's own profiler.
 
 
 def create_native_capture(tmp_path: Path, **launch_arguments: Any) -> SglangCapture:
@@ -192,16 +192,16 @@ def test_messages_of_sglang_are_not_replies(message: object) -> None:
     assert protocol.unpack_reply(message) is None
 
 
-class NativeRequest:
-    """A request to SGLang's native profiler, with the field that distinguishes it from profdeck's requests."""
+class OwnProfilerRequest:
+    """A request to SGLang's own profiler, with the field that distinguishes it from profdeck's requests."""
 
     def __init__(self, profile_id: object) -> None:
         self.profile_id = profile_id
 
 
 @pytest.mark.parametrize("profile_id", [None, "1790000000.5", "", 7])
-def test_requests_to_the_native_profiler_are_ignored(profile_id: object) -> None:
-    request: Any = NativeRequest(profile_id)
+def test_requests_to_the_own_profiler_are_ignored(profile_id: object) -> None:
+    request: Any = OwnProfilerRequest(profile_id)
     assert protocol.unpack(request) is None
 
 

@@ -33,7 +33,7 @@ def test_sglang_profile_v2_is_rejected(native_capture: SglangCapture, value: str
 
 
 @pytest.mark.parametrize(("device", "is_rejected"), [("npu", True), ("npu:1", True), ("cuda", False), ("cpu", False)])
-def test_native_profiler_is_rejected_on_npu(native_capture: SglangCapture, device: str, is_rejected: bool) -> None:
+def test_own_profiler_is_rejected_on_npu(native_capture: SglangCapture, device: str, is_rejected: bool) -> None:
     native_capture._launch_arguments = {"device": device}
     assert [text.startswith("the device npu, where the stop fails") for text in native_capture._find_unsupported({})] == [
         True

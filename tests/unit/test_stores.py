@@ -177,7 +177,7 @@ def test_unreachable_store_does_not_delay_steps(start_job: StartJob, store: Memo
 
 
 @pytest.mark.parametrize("kind", [FileStore, MemoryStore])
-def test_store_operations(kind: type[Store], tmp_path: Path) -> None:
+def test_stores_implement_all_operations(kind: type[Store], tmp_path: Path) -> None:
     store: Store = FileStore(tmp_path) if kind is FileStore else MemoryStore()
     check_store(store)
 

@@ -267,9 +267,9 @@ def test_cancelled_start_is_rolled_back(build_profiler: BuildProfiler, tally: Mo
     profiler = build_profiler(engine)
 
     async def host() -> None:
-        engine.answers.clear()
+        engine.may_reply.clear()
         task = asyncio.ensure_future(profiler.astart(1))
-        await engine.heard.wait()
+        await engine.command_received.wait()
         assert all(recorder.active for recorder in engine.ranks)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

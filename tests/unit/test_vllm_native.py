@@ -1,4 +1,4 @@
-"""Captures by vLLM's native profiler: rejected requests, missing traces and shared directories."""
+"""Captures by vLLM's own profiler: rejected requests, missing traces and shared directories."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_truncated_trace_is_not_complete(capture_run: CaptureRun, monkeypatch: p
         capture_run("meter").assert_complete()
 
 
-def test_listener_name_is_rejected_as_an_object(capture_run: CaptureRun) -> None:
+def test_listener_name_is_rejected_as_listener_object(capture_run: CaptureRun) -> None:
     with pytest.raises(ProfdeckError, match="belong in the config key 'listeners'"):
         capture_run("meter", listeners=["meter-gate"])
 
