@@ -89,7 +89,9 @@ def torch_npu_distribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_missing_cann_is_diagnosed() -> None:
     diagnosis = NpuBackend.diagnose(autoload_error())
     assert diagnosis is not None
-    assert diagnosis.startswith("torch_npu 2.13.0 is installed, but its dependency libhccl.so of CANN cannot be loaded.")
+    assert diagnosis.startswith(
+        "torch_npu 2.13.0 is installed, but its dependency libhccl.so of CANN cannot be loaded."
+    )
     assert "source CANN's set_env.sh (often /usr/local/Ascend/ascend-toolkit/set_env.sh)" in diagnosis
     assert "set TORCH_DEVICE_BACKEND_AUTOLOAD=0 or uninstall torch_npu" in diagnosis
 

@@ -151,7 +151,11 @@ def test_every_device_option_requires_the_activity_npu() -> None:
         "level": "level2",
         "aic_metrics": "Memory",
         "host_sys": ["mem"],
-        **{name: True for name in device_options if inspect.get_annotations(NpuOptions)[name] == "bool" and name != "analyse"},
+        **{
+            name: True
+            for name in device_options
+            if inspect.get_annotations(NpuOptions)[name] == "bool" and name != "analyse"
+        },
     }
     assert device_options == {*values, "analyse", "analyse_timeout_s"}
     for name, value in values.items():

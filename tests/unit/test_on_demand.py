@@ -234,9 +234,7 @@ def test_process_that_joins_late_records_or_reports_a_missed_capture(job: Callab
     assert "seen here at step 4, after step 3" in (third[2] or "")
 
 
-def test_stale_directory_view_records_or_reports_a_missed_capture(
-    job: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_stale_directory_view_records_or_reports_a_missed_capture(job: Callable[..., Job], tmp_path: Path) -> None:
     """On NFS, another host can see the request several seconds later."""
     running = job(3)
     running.step(0)
@@ -568,7 +566,10 @@ def test_abandoned_capture_continues_until_the_next_capture(job: Callable[..., J
     assert running.read_step_ranges() == {"step1": (1, 4), "step5": (5, 6)}
     assert running.read_results(request) == [(True, ("step5",), None)]
     abandoned_manifest = running.read_manifests(rank=0)["step1"]
-    assert (abandoned_manifest.status, abandoned_manifest.problems) == (Status.PARTIAL, ("A capture of steps 5 to 6 was requested.",))
+    assert (abandoned_manifest.status, abandoned_manifest.problems) == (
+        Status.PARTIAL,
+        ("A capture of steps 5 to 6 was requested.",),
+    )
 
 
 def test_remove_request_keeps_other_requests(job: Callable[..., Job]) -> None:
@@ -1172,7 +1173,9 @@ def test_timed_captures_record_the_same_steps_in_all_ranks(job: Callable[..., Jo
         return captures
 
     step_until(running, lambda: sum(len(ranks) == 3 for ranks in read_complete_captures().values()) >= 3)
-    first, second, *_ = [ranks for name, ranks in read_complete_captures().items() if name != "step0" and len(ranks) == 3]
+    first, second, *_ = [
+        ranks for name, ranks in read_complete_captures().items() if name != "step0" and len(ranks) == 3
+    ]
     assert all(ranks == [(ranks[0][0], ranks[0][0] + 1)] * 3 for ranks in (first, second))
     assert read_complete_captures()["step0"] == [(0, 0)] * 3
     assert read_run(running.run).problems == ()
@@ -1192,7 +1195,9 @@ def test_lost_process_does_not_end_timed_captures(job: Callable[..., Job], monke
     """The process is on another host, so its end cannot be detected."""
     monkeypatch.setattr(timed_captures, "_MIN_TIMEOUT_S", 1.0)
     running = job(1, steps=["every 1 s"])
-    lost_process = JobProcess(role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=REMOTE_PROCESS)
+    lost_process = JobProcess(
+        role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=REMOTE_PROCESS
+    )
     running.store.put(f"{requests.PROCESSES}rollout.replica_000.rank_0000.json", requests.encode(lost_process))
     step_until(running, lambda: len(running.read_step_ranges()) > 2)
 

@@ -57,7 +57,9 @@ def test_every_entry_point_exists() -> None:
             module, _, attribute = value.partition(":")
             relative = module.replace(".", "/")
             files = [
-                ROOT / directory / f"{relative}{suffix}" for directory in ("core", "plugins") for suffix in (".py", "/__init__.py")
+                ROOT / directory / f"{relative}{suffix}"
+                for directory in ("core", "plugins")
+                for suffix in (".py", "/__init__.py")
             ]
             (file,) = filter(Path.exists, files)
             assert attribute in file.read_text(), name

@@ -118,7 +118,9 @@ def test_wrapper_measures_the_start_of_each_plugin(build_profiler: BuildProfiler
 
 
 @pytest.mark.parametrize("old_style", [False, True])
-def test_wrappers_run_around_all_hooks_of_a_capture(build_profiler: BuildProfiler, tmp_path: Path, old_style: bool) -> None:
+def test_wrappers_run_around_all_hooks_of_a_capture(
+    build_profiler: BuildProfiler, tmp_path: Path, old_style: bool
+) -> None:
     lines: list[str] = []
 
     def create_wrapper(hook: str) -> Any:
@@ -170,7 +172,9 @@ def test_plugin_can_implement_and_wrap_the_same_hook(build_profiler: BuildProfil
     assert lines == ["wrap tally", "wrap Both", "note step1"]
 
 
-def test_backend_can_wrap_its_own_hooks(build_profiler: BuildProfiler, tally: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_can_wrap_its_own_hooks(
+    build_profiler: BuildProfiler, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
 
     @hookimpl(wrapper=True, specname="profile_step")
@@ -187,7 +191,9 @@ def test_backend_can_wrap_its_own_hooks(build_profiler: BuildProfiler, tally: Mo
 
 
 @pytest.mark.parametrize("hook", ["profile_start", "profile_step", "profile_stop"])
-def test_wrapper_that_does_not_return_the_results_is_reported(build_profiler: BuildProfiler, tmp_path: Path, hook: str) -> None:
+def test_wrapper_that_does_not_return_the_results_is_reported(
+    build_profiler: BuildProfiler, tmp_path: Path, hook: str
+) -> None:
     @hookimpl(wrapper=True, specname=hook)
     def return_nothing() -> Wrapper:
         yield
@@ -272,7 +278,9 @@ def test_invalid_return_value_of_profile_stop_is_reported(
 
 
 @pytest.mark.parametrize("hook", ["step", "stop", "write"])
-def test_backend_error_is_chained_and_logged(build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture, hook: str) -> None:
+def test_backend_error_is_chained_and_logged(
+    build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
     profiler = build_profiler(on_error="raise", steps=["1..2"], **{"trainer.options.fail_at": hook})
     with caplog.at_level(logging.DEBUG, "profdeck"), pytest.raises(CaptureError) as raised:
         for step in (1, 2):
@@ -489,7 +497,10 @@ def test_recording_is_stopped_if_a_wrapper_skips_the_stop(
 ) -> None:
     lines: list[str] = []
     metrics = type("Metrics", (), {"wrap": staticmethod(hookimpl(wrapper=True, specname="profile_stop")(wrap))})()
-    with build_profiler(listeners=[metrics, Log(lines)], **{"trainer.options.wait_s": wait_s}) as profiler, profiler.capture(1):
+    with (
+        build_profiler(listeners=[metrics, Log(lines)], **{"trainer.options.wait_s": wait_s}) as profiler,
+        profiler.capture(1),
+    ):
         pass
     assert calls_of(profiler)[-1] == "stop step1"
     assert lines == ["log start", "log stop partial"]
@@ -558,9 +569,7 @@ def test_wrapper_error_around_a_listener_is_recorded_as_a_note(build_profiler: B
     ]
 
 
-def test_start_error_of_a_wrapper_is_logged(
-    build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_error_of_a_wrapper_is_logged(build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture) -> None:
     class Late:
         @hookimpl(wrapper=True)
         def profile_start(self) -> Wrapper:
@@ -619,7 +628,9 @@ def test_interrupted_listener_does_not_prevent_other_stops(
 
 
 @pytest.mark.parametrize("hook", ["profile_start", "profile_step", "profile_stop"])
-def test_cancelled_future_of_a_listener_is_recorded_as_a_note(build_profiler: BuildProfiler, tmp_path: Path, hook: str) -> None:
+def test_cancelled_future_of_a_listener_is_recorded_as_a_note(
+    build_profiler: BuildProfiler, tmp_path: Path, hook: str
+) -> None:
     async def fail() -> None:
         future = asyncio.get_running_loop().create_future()
         future.cancel()
@@ -746,13 +757,17 @@ def test_unknown_hook_requires_optionalhook(build_profiler: BuildProfiler) -> No
         def profile_pause(self, capture: Capture) -> None: ...
 
     Profiler.unregister(Profiler.register(OptionalHook()))
-    with pytest.raises(BrokenPluginError, match="'UnknownHook' implements 'profile_pause', which is not a hook of profdeck"):
+    with pytest.raises(
+        BrokenPluginError, match="'UnknownHook' implements 'profile_pause', which is not a hook of profdeck"
+    ):
         Profiler.register(UnknownHook())
     with build_profiler() as profiler, profiler.capture(1) as capture:  # the rejected plugin is not registered
         assert capture is not None
 
 
-def test_historic_calls_reach_plugins_registered_later(build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture) -> None:
+def test_historic_calls_reach_plugins_registered_later(
+    build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture
+) -> None:
     lines: list[str] = []
 
     class Late:
@@ -826,7 +841,10 @@ def test_plugin_joins_captures_only_after_its_registration(build_profiler: Build
 
 def test_profilers_share_the_manager_but_not_their_listeners(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
-    first, second = build_profiler(listeners=[Log(lines, "one")], run="one"), build_profiler(listeners=[Log(lines, "two")], run="two")
+    first, second = (
+        build_profiler(listeners=[Log(lines, "one")], run="one"),
+        build_profiler(listeners=[Log(lines, "two")], run="two"),
+    )
     with first.capture(1), second.capture(1):
         pass
     assert [line for line in lines if "start" in line] == ["one start", "two start"]
@@ -843,7 +861,11 @@ def test_plugin_registered_during_a_capture_does_not_join_it(build_profiler: Bui
     first.start(2)
     first.stop()
     Profiler.unregister("late")
-    assert (calls_of(first), calls_of(second), lines) == (["start step1", "step step1 global_step 1", "stop step1"], [], [])
+    assert (calls_of(first), calls_of(second), lines) == (
+        ["start step1", "step step1 global_step 1", "stop step1"],
+        [],
+        [],
+    )
 
 
 def test_name_or_object_can_be_registered_only_once(build_profiler: BuildProfiler) -> None:
@@ -988,7 +1010,12 @@ def close_the_awaitable() -> Wrapper:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("sync", [True, False])
 def test_engines_are_stopped_if_a_wrapper_fails_around_the_stop(
-    build_engine_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path, wrap: Callable[[], Wrapper], count: int, sync: bool
+    build_engine_profiler: BuildProfiler,
+    tally: ModuleType,
+    tmp_path: Path,
+    wrap: Callable[[], Wrapper],
+    count: int,
+    sync: bool,
 ) -> None:
     toys = [tally.ToyEngine() for _ in range(count)]
     target = toys if count > 1 else toys[0]
@@ -1011,7 +1038,9 @@ def test_engines_are_stopped_if_a_wrapper_fails_around_the_stop(
     assert {json.loads(file.read_text())["status"] for file in files} == {"partial"}
 
 
-def test_wrappers_run_per_target_and_listeners_run_once(build_engine_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path) -> None:
+def test_wrappers_run_per_target_and_listeners_run_once(
+    build_engine_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path
+) -> None:
     lines: list[str] = []
 
     class RecordTargets:

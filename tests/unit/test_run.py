@@ -41,7 +41,9 @@ from profdeck_traces.base.errors import ProfdeckError
         ),
     ],
 )
-def test_run_name_is_shared_by_all_processes_of_a_job(configured: str | None, environ: dict[str, str], expected: str) -> None:
+def test_run_name_is_shared_by_all_processes_of_a_job(
+    configured: str | None, environ: dict[str, str], expected: str
+) -> None:
     assert run_name(configured, environ) == expected
 
 
@@ -95,7 +97,9 @@ def test_run_with_all_files_is_complete(capture_rank) -> None:
         (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "not a regular file", False),
     ],
 )
-def test_missing_truncated_or_changed_files_are_detected(capture_rank, change: Any, status: Status, problem: str, *, has_events: bool) -> None:
+def test_missing_truncated_or_changed_files_are_detected(
+    capture_rank, change: Any, status: Status, problem: str, *, has_events: bool
+) -> None:
     run = capture_rank(0)
     change(find_files(run, "*.trace.json")[0])
     rank = read_run(run).captures[0].ranks[0]

@@ -139,12 +139,12 @@ def test_window_phases_follow_the_cycle(active: int, wait: int, warmup: int, rep
 @given(
     st.integers(1, 999_999), st.sampled_from(["s", "min", "h"]), st.integers(1, 999_999), st.lists(specs(), max_size=3)
 )
-def test_timed_steps_are_kept_but_not_selected(every: int, unit: str, count: int, specs: list[int | str]) -> None:
+def test_timed_steps_are_kept_but_not_selected(every: int, unit: str, count: int, entries: list[int | str]) -> None:
     timed = f"every {every} {unit} for {count}"
-    schedule = Schedule.from_list([timed, *specs])
+    schedule = Schedule.from_list([timed, *entries])
     assert schedule.timed == (TimedSteps(every, unit, count),)
     assert schedule.timed[0].every_s == every * {"s": 1, "min": 60, "h": 3600}[unit]
-    assert schedule.spans == Schedule.from_list(specs).spans
+    assert schedule.spans == Schedule.from_list(entries).spans
     assert schedule.last is None
     assert Schedule.from_list(schedule.to_list()) == schedule
 

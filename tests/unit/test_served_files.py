@@ -191,7 +191,10 @@ def test_missing_permission_is_reported(output: Path, monkeypatch: pytest.Monkey
 
 
 def test_missing_output_directory_is_not_found(tmp_path: Path) -> None:
-    assert open_rejected_path(tmp_path / "nowhere", f"{STEP_DIRECTORY}/rank_0000.step1.json").status is HTTPStatus.NOT_FOUND
+    assert (
+        open_rejected_path(tmp_path / "nowhere", f"{STEP_DIRECTORY}/rank_0000.step1.json").status
+        is HTTPStatus.NOT_FOUND
+    )
 
 
 def test_descriptors_are_closed(output: Path) -> None:

@@ -147,7 +147,10 @@ def create_native_capture(tmp_path: Path, **launch_arguments: Any) -> SglangCapt
 def test_rank_is_parsed_from_the_trace_name(
     tmp_path: Path, launch_arguments: dict[str, Any], name: str, origin: TraceOrigin
 ) -> None:
-    assert create_native_capture(tmp_path, **launch_arguments).parse_name(tmp_path / f"step1-0123-{name}.trace.json.gz") == origin
+    assert (
+        create_native_capture(tmp_path, **launch_arguments).parse_name(tmp_path / f"step1-0123-{name}.trace.json.gz")
+        == origin
+    )
 
 
 def test_ranks_of_trace_names_are_unique(tmp_path: Path) -> None:
@@ -233,9 +236,7 @@ def test_concurrent_reader_never_reads_a_partial_reply(tmp_path: Path) -> None:
     assert all(reply is None or reply.rank == 0 for reply in replies)
 
 
-def test_reply_to_a_removed_directory_is_dropped_silently(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reply_to_a_removed_directory_is_dropped_silently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     protocol.write_reply(tmp_path / "gone", "detokenizer", build_reply())
     assert not caplog.records
 

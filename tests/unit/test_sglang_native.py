@@ -26,7 +26,9 @@ def native_capture(tmp_path: Path) -> SglangCapture:
     return SglangCapture(SglangServer("http://127.0.0.1:1", timeout_s=1), SglangOptions(), capture, request)
 
 
-@pytest.mark.parametrize(("value", "is_rejected"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)])
+@pytest.mark.parametrize(
+    ("value", "is_rejected"), [("1", True), ("True", True), ("yes", True), ("0", False), ("", False)]
+)
 def test_sglang_profile_v2_is_rejected(native_capture: SglangCapture, value: str, is_rejected: bool) -> None:
     unsupported = native_capture._find_unsupported({"SGLANG_PROFILE_V2": value})
     assert any("SGLANG_PROFILE_V2" in text for text in unsupported) is is_rejected
@@ -35,9 +37,9 @@ def test_sglang_profile_v2_is_rejected(native_capture: SglangCapture, value: str
 @pytest.mark.parametrize(("device", "is_rejected"), [("npu", True), ("npu:1", True), ("cuda", False), ("cpu", False)])
 def test_own_profiler_is_rejected_on_npu(native_capture: SglangCapture, device: str, is_rejected: bool) -> None:
     native_capture._launch_arguments = {"device": device}
-    assert [text.startswith("the device npu, where the stop fails") for text in native_capture._find_unsupported({})] == [
-        True
-    ] * is_rejected
+    assert [
+        text.startswith("the device npu, where the stop fails") for text in native_capture._find_unsupported({})
+    ] == [True] * is_rejected
 
 
 def test_rejection_recommends_loading_profdeck(native_capture: SglangCapture, monkeypatch: pytest.MonkeyPatch) -> None:

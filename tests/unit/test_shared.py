@@ -83,7 +83,9 @@ def test_missing_stop_of_a_wrapper_loses_no_later_step(join_profiler: JoinProfil
     }
 
 
-def test_mini_batches_of_only_one_wrapper_are_counted(join_profiler: JoinProfiler, tmp_path: Path, tally: ModuleType) -> None:
+def test_mini_batches_of_only_one_wrapper_are_counted(
+    join_profiler: JoinProfiler, tmp_path: Path, tally: ModuleType
+) -> None:
     window = {"trainer.window": {"active": 2, "repeat": 1}}
     actor, critic = join_profiler(**window), join_profiler(**window)
     actor.start(5)

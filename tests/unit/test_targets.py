@@ -38,14 +38,18 @@ def build_profiler(tally: ModuleType, tmp_path: Path) -> BuildProfiler:
     """
 
     def build(target: object, *, replica: int | None = None, **settings: Any) -> Profiler:
-        role_settings = {f"{ROLE}.{key}": settings.pop(key) for key in ("ranks", "iterations", "batch_kinds") if key in settings}
-        role_settings |= {f"{ROLE}.options.{key}": settings.pop(key) for key in ("merge", "max_capture_s") if key in settings}
-        device_options = {key: settings.pop(f"device_{key}") for key in ("fail_at", "device", "max_capture_s", "write_later")
-                  if f"device_{key}" in settings}  # fmt: skip
-        defaults = {"output": str(tmp_path), "run": "run", "steps": [1], f"{ROLE}.backend": "tally-engine"}
-        defaults |= {f"{ROLE}.ranks": "all", f"{ROLE}.options.device_options": device_options, "on_error": "raise"}
+        def pop_settings(names: tuple[str, ...], prefix: str = "") -> dict[str, Any]:
+            return {name: settings.pop(prefix + name) for name in names if prefix + name in settings}
+
+        role_settings = pop_settings(("ranks", "iterations", "batch_kinds"))
+        options = pop_settings(("merge", "max_capture_s"))
+        options["device_options"] = pop_settings(("fail_at", "device", "max_capture_s", "write_later"), "device_")
+        defaults = {"output": str(tmp_path), "run": "run", "steps": [1], "on_error": "raise"}
+        defaults |= {f"{ROLE}.backend": "tally-engine", f"{ROLE}.ranks": "all"}
+        defaults |= {f"{ROLE}.{name}": value for name, value in role_settings.items()}
+        defaults |= {f"{ROLE}.options.{name}": value for name, value in options.items()}
         return Profiler.from_config(
-            identity=Identity(role=ROLE, replica=replica), settings=defaults | role_settings | settings, target=target
+            identity=Identity(role=ROLE, replica=replica), settings=defaults | settings, target=target
         )
 
     return build
@@ -102,10 +106,14 @@ def test_host_step_is_captured_in_the_engine(build_profiler: BuildProfiler, engi
     }
     report = read_run(tmp_path / "run")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert [(target.id, target.role, target.replica, target.target) for target in report.targets] == [("step1", ROLE, 2, "toy")]
+    assert [(target.id, target.role, target.replica, target.target) for target in report.targets] == [
+        ("step1", ROLE, 2, "toy")
+    ]
 
 
-def test_steps_without_iterations_record_from_start_to_stop(build_profiler: BuildProfiler, engine: Any, tmp_path: Path) -> None:
+def test_steps_without_iterations_record_from_start_to_stop(
+    build_profiler: BuildProfiler, engine: Any, tmp_path: Path
+) -> None:
     profiler = build_profiler(engine, steps=["1..2", 4], batch_kinds=["decode"], ranks=[1])
     for step in range(6):
         with profiler.capture(step):
@@ -137,7 +145,9 @@ def test_repeated_step_has_a_separate_request_id(build_profiler: BuildProfiler, 
     assert (report.status, report.problems, len(report.targets)) == (Status.COMPLETE, (), 3)
 
 
-def test_rank_with_an_earlier_capture_of_the_same_id_is_matched(build_profiler: BuildProfiler, engine: Any, tmp_path: Path) -> None:
+def test_rank_with_an_earlier_capture_of_the_same_id_is_matched(
+    build_profiler: BuildProfiler, engine: Any, tmp_path: Path
+) -> None:
     """Another host may have requested a capture of the same ID; then the rank adds a suffix to its ID."""
     directory = tmp_path / "run" / "step_000001" / ROLE
     directory.mkdir(parents=True)
@@ -167,9 +177,9 @@ def test_await_window_detects_the_end_of_a_window(
     assert asyncio.run(host())
 
 
-def test_await_window_returns_false_without_an_engine(tally: ModuleType) -> None:
+def test_await_window_returns_false_without_an_engine(tally: ModuleType, tmp_path: Path) -> None:
     async def host() -> bool:
-        profiler = Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally"})
+        profiler = Profiler.from_config(settings={"output": str(tmp_path), "steps": [1], "trainer.backend": "tally"})
         async with profiler.capture(1):
             return await profiler.await_window(5) or await Profiler().await_window(5)
 
@@ -239,7 +249,9 @@ def test_host_rank_does_not_select_engine_ranks(tally: ModuleType, engine: Any, 
 # Failed starts and stops.
 
 
-def test_rejected_start_is_reported_only_by_the_target(build_profiler: BuildProfiler, engine: Any, tmp_path: Path) -> None:
+def test_rejected_start_is_reported_only_by_the_target(
+    build_profiler: BuildProfiler, engine: Any, tmp_path: Path
+) -> None:
     with pytest.raises(CaptureError, match=r"step1 did not start: Rank 0: options: unknown key 'fail_at_all'"):
         build_profiler(engine, **{f"{ROLE}.options.device_options": {"fail_at_all": "start"}}).start(1)
     assert engine.commands == [("start", "step1"), ("stop", "step1")]
@@ -288,7 +300,9 @@ def test_cancelled_start_is_rolled_back(build_profiler: BuildProfiler, tally: Mo
 
 
 @pytest.mark.parametrize("turns", range(0, 20, 2))
-def test_cancelled_fleet_start_leaves_no_recording(build_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path, turns: int) -> None:
+def test_cancelled_fleet_start_leaves_no_recording(
+    build_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path, turns: int
+) -> None:
     profiler = build_profiler([tally.ToyEngine()], on_error="warn")
 
     async def host() -> None:
@@ -339,7 +353,9 @@ def test_close_from_another_thread_is_handled_by_the_running_operation(
     profiler.close()
 
 
-def test_stop_can_be_repeated_after_its_task_is_cancelled(build_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path) -> None:
+def test_stop_can_be_repeated_after_its_task_is_cancelled(
+    build_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path
+) -> None:
     engine = tally.ToyEngine()
     profiler = build_profiler(engine)
 
@@ -358,8 +374,13 @@ def test_stop_can_be_repeated_after_its_task_is_cancelled(build_profiler: BuildP
 
 
 @pytest.mark.parametrize("hook", ["start", "stop"])
-def test_device_failure_is_reported_by_the_host(build_profiler: BuildProfiler, engine: Any, tmp_path: Path, hook: str) -> None:
-    with pytest.raises(CaptureError, match=f"{hook} does not work"), build_profiler(engine, device_fail_at=hook).capture(1):
+def test_device_failure_is_reported_by_the_host(
+    build_profiler: BuildProfiler, engine: Any, tmp_path: Path, hook: str
+) -> None:
+    with (
+        pytest.raises(CaptureError, match=f"{hook} does not work"),
+        build_profiler(engine, device_fail_at=hook).capture(1),
+    ):
         engine.iterate("decode", "decode")
     report = read_run(tmp_path / "run")
     assert report.status is Status.FAILED
@@ -383,7 +404,9 @@ def test_profiler_can_be_closed_while_the_engine_writes(
 # Reports of `ls`.
 
 
-def test_captures_by_kind_do_not_hide_a_missing_rank(build_profiler: BuildProfiler, engine: Any, tmp_path: Path) -> None:
+def test_captures_by_kind_do_not_hide_a_missing_rank(
+    build_profiler: BuildProfiler, engine: Any, tmp_path: Path
+) -> None:
     with build_profiler(engine, batch_kinds=["decode"]).capture(1):
         engine.iterate("decode", "prefill", "decode")
     assert read_run(tmp_path / "run").status is Status.COMPLETE
@@ -396,7 +419,9 @@ def test_captures_by_kind_do_not_hide_a_missing_rank(build_profiler: BuildProfil
     )
 
 
-def test_rank_of_another_replica_or_request_is_not_matched(build_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path) -> None:
+def test_rank_of_another_replica_or_request_is_not_matched(
+    build_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path
+) -> None:
     for replica in (0, 1):
         engine = tally.ToyEngine(blocking=True)
         with build_profiler(engine, replica=replica).capture(1):
@@ -411,9 +436,7 @@ def test_rank_of_another_replica_or_request_is_not_matched(build_profiler: Build
     }
 
 
-def test_target_of_an_exited_host_is_missing(
-    build_profiler: BuildProfiler, engine: Any, tmp_path: Path
-) -> None:
+def test_target_of_an_exited_host_is_missing(build_profiler: BuildProfiler, engine: Any, tmp_path: Path) -> None:
     profiler = build_profiler(engine)
     profiler.start(1)
     engine.iterate("decode")

@@ -22,10 +22,13 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     dist_info = tmp_path_factory.mktemp("site") / f"meter_plugins-{project['version']}.dist-info"
     dist_info.mkdir()
-    (dist_info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (dist_info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     groups = project["entry-points"].items()
     lines = [
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entry_points.items()) for group, entry_points in groups
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entry_points.items())
+        for group, entry_points in groups
     ]
     (dist_info / "entry_points.txt").write_text("\n".join(lines))
     path = os.pathsep.join([str(dist_info.parent), str(PACKAGE / "src"), *filter(None, sys.path)])
