@@ -1,4 +1,4 @@
-"""What a type checker makes of the public interface. Checked by mypy, never run."""
+"""Types of the public API. mypy checks this module; it is never imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from profdeck import (
 from profdeck_torch import TorchBackend, TorchOptions
 
 
-def host(profiler: Profiler) -> None:
+def use_profiler(profiler: Profiler) -> None:
     assert_type(Profiler.from_config("profdeck.yaml", role="trainer"), Profiler)
     assert_type(profiler.start(1), Capture | None)
     assert_type(profiler.step(1), None)
@@ -44,7 +44,7 @@ def host(profiler: Profiler) -> None:
     def update(value: int, *, name: str) -> float:
         return value + len(name)
 
-    assert_type(update(1, name="a"), float)  # a stage keeps the signature of what it wraps
+    assert_type(update(1, name="a"), float)  # a stage preserves the signature of the wrapped function
 
     @profiler.stage("generate")
     async def generate(value: int) -> str:
@@ -65,7 +65,7 @@ class Options(CommonOptions):
 
 
 @attrs.define
-class Own(Backend):
+class CustomBackend(Backend):
     name: ClassVar[str] = "own"
     Options: ClassVar[type[CommonOptions]] = Options
     libraries: ClassVar[tuple[Library, ...]] = (Library(("own",), ">=1"),)

@@ -68,37 +68,39 @@ def test_missing_msprof_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 # Import errors.
 
 
-def no_cann() -> ImportError:
+def missing_cann_error() -> ImportError:
     return ImportError("libhccl.so: cannot open shared object file: No such file or directory")
 
 
-def as_torch_raises_it() -> RuntimeError:
+def autoload_error() -> RuntimeError:
     error = RuntimeError("Failed to load the backend extension: torch_npu. You can disable extension auto-loading ...")
-    error.__cause__ = no_cann()
+    error.__cause__ = missing_cann_error()
     return error
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def torch_npu_distribution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Install an empty torch_npu distribution."""
     install(tmp_path, "torch-npu", version="2.13.0")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("torch_npu_distribution")
 def test_missing_cann_is_diagnosed() -> None:
-    told = NpuBackend.diagnose(as_torch_raises_it())
-    assert told is not None
-    assert told.startswith("torch_npu 2.13.0 is installed, but its dependency libhccl.so of CANN cannot be loaded.")
-    assert "source CANN's set_env.sh (often /usr/local/Ascend/ascend-toolkit/set_env.sh)" in told
-    assert "set TORCH_DEVICE_BACKEND_AUTOLOAD=0 or uninstall torch_npu" in told
+    diagnosis = NpuBackend.diagnose(autoload_error())
+    assert diagnosis is not None
+    assert diagnosis.startswith(
+        "torch_npu 2.13.0 is installed, but its dependency libhccl.so of CANN cannot be loaded."
+    )
+    assert "source CANN's set_env.sh (often /usr/local/Ascend/ascend-toolkit/set_env.sh)" in diagnosis
+    assert "set TORCH_DEVICE_BACKEND_AUTOLOAD=0 or uninstall torch_npu" in diagnosis
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("torch_npu_distribution")
 @pytest.mark.parametrize(
     "error",
     [
-        no_cann(),  # does not mention torch_npu
+        missing_cann_error(),  # does not mention torch_npu
         ImportError("No module named 'torch_npu._C'"),
         RuntimeError("Failed to load the backend extension: torch_npu."),
     ],
@@ -109,7 +111,7 @@ def test_other_import_errors_are_not_diagnosed(error: Exception) -> None:
 
 @pytest.mark.parametrize("name", ["torch_npu", "torch"])
 def test_import_error_names_its_cause(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, installed: None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, torch_npu_distribution: None
 ) -> None:
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     lines = [
@@ -130,7 +132,7 @@ def test_import_error_names_its_cause(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
-def test_backend_can_be_described_and_created_without_torch() -> None:
+def test_backend_is_described_and_created_without_torch() -> None:
     backend = NpuBackend(NpuOptions(activities=("cpu",)))
     assert backend.devices() == ()
     assert (NpuBackend.name, NpuBackend.device_types, NpuBackend.thread_bound) == ("npu", ("npu",), True)
@@ -155,7 +157,7 @@ def test_backend_can_be_described_and_created_without_torch() -> None:
         (" 5", 0, 0),
     ],
 )
-def test_devices_are_numbered_as_on_the_host(visible: str | None, index: int, number: int) -> None:
+def test_device_index_is_converted_to_the_physical_device(visible: str | None, index: int, number: int) -> None:
     environ = {} if visible is None else {"ASCEND_RT_VISIBLE_DEVICES": visible}
     assert cann.physical_device(index, environ) == number
 
@@ -230,7 +232,7 @@ class Release26:
         self._export_type = list(export_type or [])
 
 
-def module(config: type, *, hosts: str = "CPU MEM DISK NETWORK OSRT NUMA") -> Any:
+def build_config_module(config: type, *, hosts: str = "CPU MEM DISK NETWORK OSRT NUMA") -> Any:
     """Return a stub of the module `torch_npu.profiler.experimental_config`."""
     return SimpleNamespace(
         _ExperimentalConfig=config,
@@ -256,15 +258,15 @@ def test_options_are_converted_to_torch_npus_config() -> None:
         record_op_args=True,
     )
     with warnings.catch_warnings(action="error"):
-        config = experimental_config(options, module(Release), "2.13.0")
+        config = experimental_config(options, build_config_module(Release), "2.13.0")
     assert (config._profiler_level, config._aic_metrics) == ("Level2", "ACL_AICORE_MEMORY_UB")
     assert (config._mstx, config._msprof_tx, sorted(config._mstx_domain_include)) == (True, False, ["a", "b"])
     assert (sorted(config._host_sys), sorted(config._export_type)) == (["cpu", "mem"], ["db", "text"])
     assert (config._gc_detect_threshold, config._op_attr, config.record_op_args) == (1.5, True, True)
 
 
-def test_older_release_gets_its_argument_names() -> None:
-    config = experimental_config(NpuOptions(mstx=True), module(Release26), "2.6.0")
+def test_options_are_renamed_for_older_releases() -> None:
+    config = experimental_config(NpuOptions(mstx=True), build_config_module(Release26), "2.6.0")
     assert (config._msprof_tx, config._profiler_level, config._export_type) == (True, "Level1", ["text"])
 
 
@@ -293,20 +295,20 @@ def test_older_release_gets_its_argument_names() -> None:
 )
 def test_unsupported_or_replaced_option_is_rejected(options: NpuOptions, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        experimental_config(options, module(Release26, hosts="CPU MEM DISK NETWORK OSRT"), "2.6.0")
+        experimental_config(options, build_config_module(Release26, hosts="CPU MEM DISK NETWORK OSRT"), "2.6.0")
     assert str(caught.value).startswith(message)
 
 
 class ForcesMstx(Release):
     """Stub of a config class that always enables mstx."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._mstx = True
 
     __signature__ = inspect.signature(Release)
 
 
-def test_option_that_torch_npu_enables_is_rejected() -> None:
+def test_option_that_torch_npu_overrides_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"options\.mstx: torch_npu 2\.13\.0 uses True instead of False"):
-        experimental_config(NpuOptions(), module(ForcesMstx), "2.13.0")
+        experimental_config(NpuOptions(), build_config_module(ForcesMstx), "2.13.0")

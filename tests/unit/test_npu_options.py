@@ -18,22 +18,22 @@ from profdeck_traces.base.errors import ConfigError
 WHERE = "roles.trainer.options"
 
 
-def options(**given: Any) -> NpuOptions:
-    return structure(given, NpuOptions, where=WHERE)
+def structure_options(**values: Any) -> NpuOptions:
+    return structure(values, NpuOptions, where=WHERE)
 
 
 def test_defaults_record_host_and_device() -> None:
-    plain = options()
-    assert plain == NpuOptions()
-    assert plain.activities == (Activity.CPU, Activity.NPU)
-    assert (plain.level, plain.aic_metrics) == (Level.LEVEL1, AicMetrics.PIPE_UTILIZATION)
-    assert (plain.export, plain.analyse, plain.data_simplification) == ((Export.TEXT,), True, True)
-    on = {name for name, value in attrs.asdict(plain).items() if value is True}
-    assert on == {"analyse", "data_simplification"}
+    defaults = structure_options()
+    assert defaults == NpuOptions()
+    assert defaults.activities == (Activity.CPU, Activity.NPU)
+    assert (defaults.level, defaults.aic_metrics) == (Level.LEVEL1, AicMetrics.PIPE_UTILIZATION)
+    assert (defaults.export, defaults.analyse, defaults.data_simplification) == ((Export.TEXT,), True, True)
+    enabled_options = {name for name, value in attrs.asdict(defaults).items() if value is True}
+    assert enabled_options == {"analyse", "data_simplification"}
 
 
 def test_all_options_can_be_set() -> None:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "activities": ["npu", "cpu"],
         "record_shapes": True,
         "with_stack": True,
@@ -58,11 +58,11 @@ def test_all_options_can_be_set() -> None:
         "analyse": False,
         "analyse_timeout_s": 10,
     }
-    assert unstructure(options(**given)) == given
+    assert unstructure(structure_options(**values)) == values
 
 
 @pytest.mark.parametrize(
-    ("given", "metrics"),
+    ("values", "metrics"),
     [
         ({"level": "level0"}, "AiCoreNone"),
         ({"level": "level1"}, "PipeUtilization"),
@@ -73,11 +73,11 @@ def test_all_options_can_be_set() -> None:
         ({"activities": ["cpu"]}, "AiCoreNone"),
     ],
 )
-def test_counters_are_resolved_for_manifests(given: dict[str, Any], metrics: str) -> None:
-    assert unstructure(options(**given))["aic_metrics"] == metrics
+def test_default_aic_metrics_are_resolved_for_manifests(values: dict[str, Any], metrics: str) -> None:
+    assert unstructure(structure_options(**values))["aic_metrics"] == metrics
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+INVALID: list[tuple[dict[str, Any], str]] = [
     ({"level": "level3"}, ".level: expected one of level_none, level0, level1, level2, got 'level3' (text)."),
     ({"level": 1}, ".level: expected one of level_none, level0, level1, level2, got 1 (an integer)."),
     ({"aic_metrics": "pipeutilization"}, ".aic_metrics: expected one of AiCoreNone, PipeUtilization, "),
@@ -134,32 +134,36 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[str(given) for given, _ in REFUSED])
-def test_invalid_options_are_rejected(given: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("values", "message"), INVALID, ids=[str(values) for values, _ in INVALID])
+def test_invalid_options_are_rejected(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        options(**given)
+        structure_options(**values)
     text = str(caught.value)
     assert text.startswith(WHERE)
     assert message in text
 
 
 def test_every_device_option_requires_the_activity_npu() -> None:
-    on_host = {"activities", "gc_detect_threshold_ms", "data_simplification", "export"}
-    others = {"mstx_domain_include", "mstx_domain_exclude"}  # need mstx
-    own = set(inspect.get_annotations(NpuOptions)) - on_host - others
+    host_options = {"activities", "gc_detect_threshold_ms", "data_simplification", "export"}
+    mstx_options = {"mstx_domain_include", "mstx_domain_exclude"}  # require mstx
+    device_options = set(inspect.get_annotations(NpuOptions)) - host_options - mstx_options
     values = {
         "level": "level2",
         "aic_metrics": "Memory",
         "host_sys": ["mem"],
-        **{name: True for name in own if inspect.get_annotations(NpuOptions)[name] == "bool" and name != "analyse"},
+        **{
+            name: True
+            for name in device_options
+            if inspect.get_annotations(NpuOptions)[name] == "bool" and name != "analyse"
+        },
     }
-    assert own == {*values, "analyse", "analyse_timeout_s"}
+    assert device_options == {*values, "analyse", "analyse_timeout_s"}
     for name, value in values.items():
         with pytest.raises(ConfigError, match=f"{name}: requires the npu activity"):
-            options(activities=["cpu"], **{name: value})
+            structure_options(activities=["cpu"], **{name: value})
 
 
-def test_values_are_those_of_torch_npu() -> None:
+def test_enum_values_match_torch_npu() -> None:
     """Users can look up the values in torch_npu's documentation. tests/contract compares them with the wheels."""
     assert [*HostSystem] == ["cpu", "mem", "disk", "network", "osrt", "numa"]
     assert len(AicMetrics) == 9

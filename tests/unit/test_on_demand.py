@@ -38,8 +38,8 @@ from profdeck_traces.base.files import write_new
 
 pytestmark = pytest.mark.usefixtures("tally")
 
-GONE = ProcessId(pid=2**22 + 1, process_started="1")  # greater than the maximum process ID of Linux
-ELSEWHERE = ProcessId(host="another-host")
+EXITED_PROCESS = ProcessId(pid=2**22 + 1, process_started="1")  # greater than the maximum process ID of Linux
+REMOTE_PROCESS = ProcessId(host="another-host")
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +56,9 @@ class Job:
         self.config = {"output": str(output), "run": "run", "trainer.backend": "tally", "trainer.ranks": "all"} | config
         self.run = output / "run"
         self.store = FileStore(self.run)
-        self.ranks = [self.join(rank) for rank in range(ranks)]
+        self.ranks = [self.create_profiler(rank) for rank in range(ranks)]
 
-    def join(self, rank: int) -> Profiler:
+    def create_profiler(self, rank: int) -> Profiler:
         return Profiler.from_config(identity=Identity(rank=rank, world_size=self.world_size), settings=self.config)
 
     def step(self, *steps: int, ranks: Sequence[int] | None = None) -> None:
@@ -67,12 +67,12 @@ class Job:
                 with profiler.capture(step):
                     pass
 
-    def answers(self, request: OnDemandRequest) -> list[tuple[bool, tuple[str, ...], str | None]]:
-        """Results of the processes that have read a request."""
+    def read_results(self, request: OnDemandRequest) -> list[tuple[bool, tuple[str, ...], str | None]]:
+        """Return the results of the processes that have read a request."""
         processes = [process for process in requests.read_processes(self.store) if process.token == request.token]
         return [(process.done, process.captures, process.problem) for process in processes]
 
-    def manifests(self, *, rank: int | None = None) -> dict[str, Manifest]:
+    def read_manifests(self, *, rank: int | None = None) -> dict[str, Manifest]:
         files = filter(is_manifest, sorted(self.run.glob("step_*/**/*.json")))
         return {
             f"{manifest.capture}/{manifest.rank}" if rank is None else manifest.capture: manifest
@@ -80,9 +80,9 @@ class Job:
             if rank in (None, manifest.rank)
         }
 
-    def steps(self, rank: int = 0) -> dict[str, tuple[int, int]]:
-        """First and last step of each capture of a rank, by capture ID."""
-        manifests = self.manifests(rank=rank)
+    def read_step_ranges(self, rank: int = 0) -> dict[str, tuple[int, int]]:
+        """Return the first and last step of each capture of a rank, by capture ID."""
+        manifests = self.read_manifests(rank=rank)
         return {capture: (manifest.first_step, manifest.last_step) for capture, manifest in manifests.items()}
 
 
@@ -101,7 +101,7 @@ def job(tally: ModuleType, tmp_path: Path) -> Iterator[Callable[..., Job]]:
             profiler.close()
 
 
-def watch(profiler: Profiler) -> watches.RequestWatch:
+def get_request_watch(profiler: Profiler) -> watches.RequestWatch:
     (role,) = profiler._roles
     assert role.watch is not None
     return role.watch
@@ -119,13 +119,13 @@ class _StaleStore(FileStore):
 
 def change_view(profiler: Profiler, path: str | Path) -> None:
     """Simulate a stale directory view: the profiler checks for a request at another path."""
-    request_watch, path = watch(profiler), Path(path)
+    request_watch, path = get_request_watch(profiler), Path(path)
     is_current = path.name == requests.REQUEST
     request_watch._store = FileStore(Path(request_watch._store.address)) if is_current else _StaleStore(request_watch)
     request_watch._has_request = lambda: os.access(path, os.F_OK)
 
 
-# The agreement.
+# Agreement on the steps.
 
 
 def test_all_ranks_begin_at_the_step_that_the_first_rank_plans(job: Callable[..., Job]) -> None:
@@ -139,16 +139,16 @@ def test_all_ranks_begin_at_the_step_that_the_first_rank_plans(job: Callable[...
     assert (plan.first_step, plan.last_step, plan.at_step) == (4, 6, 2)
     assert plan.by == "trainer rank 0"
     running.step(3, 4, 5)
-    assert running.answers(request) == [(False, (), None)] * 2
+    assert running.read_results(request) == [(False, (), None)] * 2
     running.step(6)
-    assert running.answers(request) == [(True, ("step4",), None)] * 2
+    assert running.read_results(request) == [(True, ("step4",), None)] * 2
     running.step(7, 8)
     report = read_run(running.run)
     assert (report.status, [(capture.id, capture.last_step, len(capture.ranks)) for capture in report.captures]) == (
         Status.COMPLETE,
         [("step4", 6, 2)],
     )
-    assert {manifest.demand for manifest in running.manifests().values()} == {request.token}
+    assert {manifest.demand for manifest in running.read_manifests().values()} == {request.token}
 
 
 def test_default_in_steps_suffices_for_ranks_one_step_apart(job: Callable[..., Job]) -> None:
@@ -161,18 +161,18 @@ def test_default_in_steps_suffices_for_ranks_one_step_apart(job: Callable[..., J
     for step in (2, 3):
         running.step(step, ranks=[1])
         running.step(step, ranks=[0])
-    assert running.answers(request) == [(True, ("step3",), None)] * 2
+    assert running.read_results(request) == [(True, ("step3",), None)] * 2
 
 
 @pytest.mark.slow
 @given(
     lengths_us=st.lists(st.sampled_from([1, 3, 30, 45, 70, 95, 105, 400, 5000]), min_size=1, max_size=4),
     lag=st.floats(0, 0.99),
-    asked=st.floats(0, 1),
+    request_position=st.floats(0, 1),
     warmup_steps=st.integers(0, 2),
 )
-def test_short_steps_that_skip_checks_lose_no_rank(
-    lengths_us: list[int], lag: float, asked: float, warmup_steps: int
+def test_skipped_checks_in_short_steps_lose_no_rank(
+    lengths_us: list[int], lag: float, request_position: float, warmup_steps: int
 ) -> None:
     """Two ranks that synchronize in every step. The second rank begins each step a little later."""
     now_s = 1000.0
@@ -181,17 +181,17 @@ def test_short_steps_that_skip_checks_lose_no_rank(
         patch.setattr(watches, "monotonic", lambda: now_s)
         running = Job(Path(output), **{"trainer.warmup_steps": warmup_steps})
         lengths_s = [1e-6 * length for length in lengths_us for _ in range(200 // len(lengths_us))]
-        asked_at = int(asked * len(lengths_s))
-        for number, (step, rank) in enumerate((step, rank) for step in range(len(lengths_s)) for rank in (0, 1)):
-            if number == asked_at:
+        request_index = int(request_position * len(lengths_s))
+        for index, (step, rank) in enumerate((step, rank) for step in range(len(lengths_s)) for rank in (0, 1)):
+            if index == request_index:
                 request = requests.create_request(running.store, requests.DEFAULT_IN_STEPS + warmup_steps, 2)
             running.step(step, ranks=[rank])
             now_s += lengths_s[step] * (1 - lag if rank else lag)
         plan = requests.read_plan(running.store, request)
         assert plan is not None
         expected = {f"step{plan.first_step}": (plan.first_step, plan.last_step)}
-        assert (running.steps(0), running.steps(1)) == (expected, expected)
-        assert {manifest.status for manifest in running.manifests().values()} == {Status.COMPLETE}
+        assert (running.read_step_ranges(0), running.read_step_ranges(1)) == (expected, expected)
+        assert {manifest.status for manifest in running.read_manifests().values()} == {Status.COMPLETE}
         for profiler in running.ranks:
             profiler.close()
 
@@ -205,7 +205,7 @@ def test_late_rank_reports_a_missed_capture(job: Callable[..., Job], caplog: pyt
     running.step(4, ranks=[1])
     running.step(3, ranks=[0])
     missed = "the request was seen here at step 4, after step 2 had begun; --in 3 would have been early enough"
-    assert running.answers(request) == [(True, ("step2",), None), (True, ("step2",), missed)]
+    assert running.read_results(request) == [(True, ("step2",), None), (True, ("step2",), missed)]
     (capture,) = read_run(running.run).captures
     assert [rank.status for rank in capture.ranks] == [Status.COMPLETE, Status.FAILED]
     assert capture.ranks[1].problems == (missed[0].upper() + missed[1:] + ".",)
@@ -217,7 +217,7 @@ def test_late_rank_reports_a_missed_capture(job: Callable[..., Job], caplog: pyt
     running.step(4, 5, 6, ranks=[0])
     running.step(7, 8, ranks=[1])
     running.step(7, 8, ranks=[0])
-    assert running.answers(request) == [(True, ("step7",), None)] * 2
+    assert running.read_results(request) == [(True, ("step7",), None)] * 2
 
 
 def test_process_that_joins_late_records_or_reports_a_missed_capture(job: Callable[..., Job]) -> None:
@@ -225,18 +225,16 @@ def test_process_that_joins_late_records_or_reports_a_missed_capture(job: Callab
     running.step(0)
     request = requests.create_request(running.store, 2, 1)
     running.step(1, ranks=[0])
-    running.ranks[1:] = [running.join(1), running.join(2)]
+    running.ranks[1:] = [running.create_profiler(1), running.create_profiler(2)]
     running.step(2, ranks=[0, 1])
     running.step(3, ranks=[0, 1])
     running.step(4)
-    first, second, third = running.answers(request)
+    first, second, third = running.read_results(request)
     assert first == second == (True, ("step3",), None)
     assert "seen here at step 4, after step 3" in (third[2] or "")
 
 
-def test_rank_with_a_stale_directory_view_records_or_reports_a_missed_capture(
-    job: Callable[..., Job], tmp_path: Path
-) -> None:
+def test_stale_directory_view_records_or_reports_a_missed_capture(job: Callable[..., Job], tmp_path: Path) -> None:
     """On NFS, another host can see the request several seconds later."""
     running = job(3)
     running.step(0)
@@ -248,7 +246,7 @@ def test_rank_with_a_stale_directory_view_records_or_reports_a_missed_capture(
     running.step(3, 4)
     change_view(running.ranks[2], running.run / "demand.json")
     running.step(5)
-    (first, second, third) = running.answers(request)
+    (first, second, third) = running.read_results(request)
     assert first == second == (True, ("step4",), None)
     assert "seen here at step 5, after step 4 had begun; --in 4 would have been" in (third[2] or "")
 
@@ -258,8 +256,8 @@ def test_host_that_skips_the_first_step_reports_a_missed_capture(job: Callable[.
     running.step(0)
     request = requests.create_request(running.store, 2, 3)
     running.step(1, 4, 5)
-    assert running.answers(request) == [(True, ("step3",), "the host went from step 1 to step 4")]
-    assert [manifest.status for manifest in running.manifests().values()] == [Status.FAILED]
+    assert running.read_results(request) == [(True, ("step3",), "the host went from step 1 to step 4")]
+    assert [manifest.status for manifest in running.read_manifests().values()] == [Status.FAILED]
 
 
 def test_rank_that_never_steps_does_not_block_other_ranks(job: Callable[..., Job]) -> None:
@@ -267,7 +265,7 @@ def test_rank_that_never_steps_does_not_block_other_ranks(job: Callable[..., Job
     running.step(0)
     request = requests.create_request(running.store, 1, 1)
     running.step(1, 2, 3, ranks=[0])
-    assert running.answers(request) == [(True, ("step2",), None)]
+    assert running.read_results(request) == [(True, ("step2",), None)]
     assert [process.token for process in requests.read_processes(running.store)] == [request.token, None]
     (capture,) = read_run(running.run).captures
     assert [rank.status for rank in capture.ranks] == [Status.COMPLETE, Status.MISSING]
@@ -277,11 +275,11 @@ def test_rank_that_never_steps_does_not_block_other_ranks(job: Callable[..., Job
 def test_concurrent_decisions_return_the_same_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    def refuse(*_: object) -> None:
+    def reject_link(*_: object) -> None:
         raise OSError(errno.EPERM, "links are not supported")
 
     if not links:
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", reject_link)
     start = threading.Barrier(8)
 
     def decide(number: int) -> list[StepPlan | None]:
@@ -301,7 +299,7 @@ def test_concurrent_decisions_return_the_same_plan(
     for plans in zip(*plans_by_thread, strict=True):
         first_steps = {plan.first_step for plan in plans if plan is not None}
         assert len(first_steps) == 1
-        assert links is False or None not in plans  # without links, a note can be incomplete for a moment
+        assert links is False or None not in plans  # without links, a file can be incomplete for a moment
     assert not list(tmp_path.glob(".*.tmp"))
 
 
@@ -313,39 +311,39 @@ class Simulation:
         self.config = Schedule.from_list(config["steps"])
         self.warmup_steps = config["trainer.warmup_steps"]
         self.explicit = explicit
-        self.at = [0, 0, 0]
-        """The next step of each rank."""
-        self.last = [-1, -1, -1]
-        """The last step that each rank has begun since its last restart."""
-        self.passed: list[set[int]] = [set(), set(), set()]
-        """The steps that each rank has completed, including those before a restart."""
-        self.steady = [True, True, True]
+        self.next_steps = [0, 0, 0]
+        """Next step of each rank."""
+        self.last_steps = [-1, -1, -1]
+        """Last step that each rank has begun since its last restart."""
+        self.completed_steps: list[set[int]] = [set(), set(), set()]
+        """Steps that each rank has completed, including steps before a restart."""
+        self.is_regular = [True, True, True]
         """True for each rank that never repeated or skipped a step."""
-        self.pending: OnDemandRequest | None = None
+        self.pending_request: OnDemandRequest | None = None
         self.requests: list[OnDemandRequest] = []
-        self.withdrawn: set[str] = set()
+        self.withdrawn_tokens: set[str] = set()
 
     def step(self, rank: int, count: int) -> None:
         profiler = self.job.ranks[rank]
         for _ in range(count):
-            with profiler.capture(self.at[rank]), profiler.stage("work"):
+            with profiler.capture(self.next_steps[rank]), profiler.stage("work"):
                 pass
-            self.last[rank] = self.at[rank]
-            self.passed[rank].add(self.at[rank])
-            self.at[rank] += 1
+            self.last_steps[rank] = self.next_steps[rank]
+            self.completed_steps[rank].add(self.next_steps[rank])
+            self.next_steps[rank] += 1
             if self.explicit:  # some hosts begin the next step immediately
-                profiler.start(self.at[rank])
+                profiler.start(self.next_steps[rank])
 
     def jump(self, rank: int, distance: int) -> None:
-        self.at[rank] += distance
-        self.steady[rank] = False
+        self.next_steps[rank] += distance
+        self.is_regular[rank] = False
 
     def restart(self, rank: int, distance: int) -> None:
         self.job.ranks[rank].close()
-        self.job.ranks[rank] = self.job.join(rank)
-        self.last[rank] = -1
-        self.at[rank] = max(0, self.at[rank] - distance)
-        self.steady[rank] = False
+        self.job.ranks[rank] = self.job.create_profiler(rank)
+        self.last_steps[rank] = -1
+        self.next_steps[rank] = max(0, self.next_steps[rank] - distance)
+        self.is_regular[rank] = False
 
     def hide_request(self, rank: int, _: int) -> None:
         change_view(self.job.ranks[rank], self.job.output / "nowhere")
@@ -354,27 +352,27 @@ class Simulation:
         change_view(self.job.ranks[rank], self.job.run / "demand.json")
 
     def request(self, in_steps: int, steps: int) -> None:
-        if self.pending is None:
-            self.pending = requests.create_request(self.job.store, in_steps + self.warmup_steps, steps)
-            self.requests.append(self.pending)
+        if self.pending_request is None:
+            self.pending_request = requests.create_request(self.job.store, in_steps + self.warmup_steps, steps)
+            self.requests.append(self.pending_request)
 
     def withdraw(self, *_: int) -> None:
-        if self.pending is not None and requests.withdraw(self.job.store, self.pending):
-            self.withdrawn.add(self.pending.token)
-            self.pending = None
+        if self.pending_request is not None and requests.withdraw(self.job.store, self.pending_request):
+            self.withdrawn_tokens.add(self.pending_request.token)
+            self.pending_request = None
 
     def remove(self, *_: int) -> None:
         """Remove the request, as the requester does after all processes have completed it."""
-        if self.pending is not None:
-            requests.remove_request(self.job.store, self.pending)
-            self.pending = None
+        if self.pending_request is not None:
+            requests.remove_request(self.job.store, self.pending_request)
+            self.pending_request = None
 
     def check(self, request: OnDemandRequest) -> None:
         """Check that each rank recorded the planned steps of a request or reported a problem."""
         plan = requests.read_plan(self.job.store, request)
-        manifests = [manifest for manifest in self.job.manifests().values() if manifest.demand == request.token]
+        manifests = [manifest for manifest in self.job.read_manifests().values() if manifest.demand == request.token]
         recorded = [manifest for manifest in manifests if manifest.artifacts]
-        if plan is None or plan.first_step is None or plan.last_step is None or request.token in self.withdrawn:
+        if plan is None or plan.first_step is None or plan.last_step is None or request.token in self.withdrawn_tokens:
             assert recorded == []
             return
         for manifest in manifests:
@@ -388,10 +386,10 @@ class Simulation:
             if process.token != request.token:
                 continue
             if not process.done:  # a rank that has passed the capture must have completed the request
-                assert self.last[rank] <= plan.last_step
+                assert self.last_steps[rank] <= plan.last_step
             elif process.problem is None:  # all steps are recorded, or a manifest contains the problem
-                own_manifests = list(self.job.manifests(rank=rank).values())
-                for step in steps & self.passed[rank]:
+                own_manifests = list(self.job.read_manifests(rank=rank).values())
+                for step in steps & self.completed_steps[rank]:
                     assert any(
                         manifest.first_step <= step <= manifest.last_step or manifest.problems
                         for manifest in own_manifests
@@ -401,8 +399,8 @@ class Simulation:
 
     def check_coverage(self, rank: int) -> None:
         """Check that each scheduled step is in exactly one capture, regardless of requests."""
-        counts = dict.fromkeys(self.passed[rank], 0)
-        for manifest in self.job.manifests(rank=rank).values():
+        counts = dict.fromkeys(self.completed_steps[rank], 0)
+        for manifest in self.job.read_manifests(rank=rank).values():
             for step in range(manifest.first_step, manifest.last_step + 1) if manifest.artifacts else ():
                 if step in counts:
                     counts[step] += 1
@@ -430,7 +428,7 @@ operations = st.lists(
     discrete=st.sampled_from([False, False, True]),
     explicit=st.booleans(),
 )
-def test_ranks_record_the_same_steps_or_report_it_in_any_order_of_events(
+def test_ranks_record_the_same_steps_or_report_a_problem(
     tmp_path_factory: Any,
     operations: list[tuple[str, int, int]],
     steps: list[Any],
@@ -447,8 +445,8 @@ def test_ranks_record_the_same_steps_or_report_it_in_any_order_of_events(
         profiler.close()
     for request in simulation.requests:
         simulation.check(request)
-    for rank, steady in enumerate(simulation.steady):
-        if steady and not discrete:
+    for rank, is_regular in enumerate(simulation.is_regular):
+        if is_regular and not discrete:
             simulation.check_coverage(rank)
 
 
@@ -483,12 +481,12 @@ def test_requested_capture_is_separate_from_scheduled_captures(
         if explicit:
             profiler.step(step)
         profiler.stop()
-    assert running.steps() == captures
-    assert running.answers(request) == [(True, ("step4",), None)]
+    assert running.read_step_ranges() == captures
+    assert running.read_results(request) == [(True, ("step4",), None)]
     assert read_run(running.run).status is Status.COMPLETE
-    before = running.manifests(rank=0).get("step2")
-    if before is not None and 4 in Schedule.from_list(steps):
-        assert before.notes == ("It ended after step 3: a capture of steps 4 to 5 was requested.",)
+    previous = running.read_manifests(rank=0).get("step2")
+    if previous is not None and 4 in Schedule.from_list(steps):
+        assert previous.notes == ("It ended after step 3: a capture of steps 4 to 5 was requested.",)
 
 
 @pytest.mark.parametrize(("late_at", "in_time"), [(5, True), (7, True)])
@@ -501,7 +499,7 @@ def test_late_rank_uses_its_scheduled_capture(job: Callable[..., Job], late_at: 
         if step == late_at:
             change_view(running.ranks[1], running.run / "demand.json")
         running.step(step)
-    assert running.answers(request) == [(True, ("step4",), None)] * 2
+    assert running.read_results(request) == [(True, ("step4",), None)] * 2
     report = read_run(running.run)
     assert (report.status, [(capture.id, capture.last_step) for capture in report.captures]) == (
         Status.COMPLETE,
@@ -509,14 +507,14 @@ def test_late_rank_uses_its_scheduled_capture(job: Callable[..., Job], late_at: 
     )
 
 
-def test_process_that_started_after_the_scheduled_capture_reports_a_missed_capture(job: Callable[..., Job]) -> None:
+def test_process_started_after_the_schedule_reports_a_missed_capture(job: Callable[..., Job]) -> None:
     running = job(1, steps=["4..5"])
     running.step(0)
     request = requests.create_request(running.store, 3, 2)
     running.step(1, 2)
-    running.ranks = [running.join(0)]
+    running.ranks = [running.create_profiler(0)]
     running.step(6)
-    ((done, _, problem),) = running.answers(request)
+    ((done, _, problem),) = running.read_results(request)
     assert done
     assert "seen here at step 6, after step 4" in (problem or "")
 
@@ -533,42 +531,45 @@ def test_second_request_is_rejected_until_the_first_is_removed(job: Callable[...
     requests.remove_request(running.store, request)
     second = requests.create_request(running.store, 1, 2)
     running.step(2, 3, 4)
-    assert running.answers(second) == [(True, ("step3",), None)] * 2
-    assert running.steps() == {"step1": (1, 1), "step3": (3, 4)}
+    assert running.read_results(second) == [(True, ("step3",), None)] * 2
+    assert running.read_step_ranges() == {"step1": (1, 1), "step3": (3, 4)}
 
 
-@pytest.mark.parametrize("agreed", [False, True])
-def test_abandoned_request_is_replaced(job: Callable[..., Job], agreed: bool) -> None:
+@pytest.mark.parametrize("has_plan", [False, True])
+def test_abandoned_request_is_replaced(job: Callable[..., Job], has_plan: bool) -> None:
     running = job(1)
-    abandoned = OnDemandRequest(in_steps=3, steps=1, by=GONE)
+    abandoned = OnDemandRequest(in_steps=3, steps=1, by=EXITED_PROCESS)
     write_new(running.run / "demand.json", requests.encode(abandoned))
-    if agreed:
+    if has_plan:
         running.step(0)
     request = requests.create_request(running.store, 2, 1)
     running.step(1, 2, 3, 4)
-    assert running.answers(request) == [(True, ("step3",), None)]
-    assert running.steps() == {"step3": (3, 3)}
-    assert running.manifests(rank=0)["step3"].demand == request.token
+    assert running.read_results(request) == [(True, ("step3",), None)]
+    assert running.read_step_ranges() == {"step3": (3, 3)}
+    assert running.read_manifests(rank=0)["step3"].demand == request.token
 
 
 def test_request_of_another_host_is_not_replaced(job: Callable[..., Job]) -> None:
     running = job(1)
-    write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=ELSEWHERE)))
+    write_new(running.run / "demand.json", requests.encode(OnDemandRequest(in_steps=3, steps=1, by=REMOTE_PROCESS)))
     with pytest.raises(CaptureError, match="requested by process .* on another-host"):
         requests.create_request(running.store, 2, 1)
 
 
 def test_abandoned_capture_continues_until_the_next_capture(job: Callable[..., Job]) -> None:
     running = job(1)
-    abandoned = OnDemandRequest(in_steps=1, steps=9, by=GONE)
+    abandoned = OnDemandRequest(in_steps=1, steps=9, by=EXITED_PROCESS)
     write_new(running.run / "demand.json", requests.encode(abandoned))
     running.step(0, 1, 2)
     request = requests.create_request(running.store, 2, 2)
     running.step(3, 4, 5, 6, 7)
-    assert running.steps() == {"step1": (1, 4), "step5": (5, 6)}
-    assert running.answers(request) == [(True, ("step5",), None)]
-    cut = running.manifests(rank=0)["step1"]
-    assert (cut.status, cut.problems) == (Status.PARTIAL, ("A capture of steps 5 to 6 was requested.",))
+    assert running.read_step_ranges() == {"step1": (1, 4), "step5": (5, 6)}
+    assert running.read_results(request) == [(True, ("step5",), None)]
+    abandoned_manifest = running.read_manifests(rank=0)["step1"]
+    assert (abandoned_manifest.status, abandoned_manifest.problems) == (
+        Status.PARTIAL,
+        ("A capture of steps 5 to 6 was requested.",),
+    )
 
 
 def test_remove_request_keeps_other_requests(job: Callable[..., Job]) -> None:
@@ -588,7 +589,7 @@ def test_unread_request_can_be_withdrawn(job: Callable[..., Job]) -> None:
     request = requests.create_request(running.store, 1, 1)
     assert requests.withdraw(running.store, request)
     running.step(1, 2, 3)
-    assert (running.steps(), running.answers(request)) == ({}, [])
+    assert (running.read_step_ranges(), running.read_results(request)) == ({}, [])
     assert not (running.run / "demand.json").exists()
 
 
@@ -600,8 +601,8 @@ def test_request_withdrawn_after_it_was_read_is_not_captured(job: Callable[..., 
     assert requests.withdraw(running.store, request)
     (running.run / "demand.json").write_bytes(text)
     running.step(0, 1, 2)
-    assert running.steps() == {}
-    assert running.answers(request) == [(True, (), f"it was withdrawn by {ProcessId()}")]
+    assert running.read_step_ranges() == {}
+    assert running.read_results(request) == [(True, (), f"it was withdrawn by {ProcessId()}")]
 
 
 def test_planned_capture_can_be_withdrawn_until_it_begins(job: Callable[..., Job]) -> None:
@@ -611,8 +612,8 @@ def test_planned_capture_can_be_withdrawn_until_it_begins(job: Callable[..., Job
     running.step(1, 2, 3)
     assert requests.withdraw(running.store, request)
     running.step(4, 5)
-    assert running.steps() == {}
-    assert running.answers(request) == [(True, (), f"it was withdrawn by {ProcessId()}")] * 2
+    assert running.read_step_ranges() == {}
+    assert running.read_results(request) == [(True, (), f"it was withdrawn by {ProcessId()}")] * 2
 
 
 def test_late_rank_does_not_miss_a_withdrawn_capture(job: Callable[..., Job]) -> None:
@@ -624,8 +625,8 @@ def test_late_rank_does_not_miss_a_withdrawn_capture(job: Callable[..., Job]) ->
     assert requests.withdraw(running.store, request)
     (running.run / "demand.json").write_bytes(text)  # an NFS client may still see the request
     running.step(7, ranks=[1])
-    assert running.manifests() == {}
-    assert running.answers(request)[1] == (True, (), f"it was withdrawn by {ProcessId()}")
+    assert running.read_manifests() == {}
+    assert running.read_results(request)[1] == (True, (), f"it was withdrawn by {ProcessId()}")
 
 
 def test_capture_that_has_begun_in_one_rank_cannot_be_withdrawn(job: Callable[..., Job]) -> None:
@@ -637,7 +638,7 @@ def test_capture_that_has_begun_in_one_rank_cannot_be_withdrawn(job: Callable[..
     assert not requests.withdraw(running.store, request)
     running.step(4, ranks=[0])
     running.step(3, 4, ranks=[1])
-    assert running.answers(request) == [(True, ("step3",), None)] * 2
+    assert running.read_results(request) == [(True, ("step3",), None)] * 2
 
 
 def test_capture_cannot_be_withdrawn_during_warm_up(job: Callable[..., Job]) -> None:
@@ -649,7 +650,7 @@ def test_capture_cannot_be_withdrawn_during_warm_up(job: Callable[..., Job]) -> 
     assert not requests.withdraw(running.store, request)
 
 
-# Modes, windows, warm-up, the end of the job.
+# Modes, windows, warm-up and the end of the job.
 
 
 def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
@@ -663,12 +664,12 @@ def test_stages_are_captured_in_discrete_mode(job: Callable[..., Job]) -> None:
                 with profiler.stage(stage):
                     pass
             if step == 4:
-                assert running.answers(request)[0][0] is False
-        assert running.answers(request)[0][0] is (step == 4) if step in (3, 4) else True
+                assert running.read_results(request)[0][0] is False
+        assert running.read_results(request)[0][0] is (step == 4) if step in (3, 4) else True
     ids = ("step3-generate", "step3-update", "step4-generate", "step4-update")
-    assert running.answers(request) == [(True, ids, None)]
-    assert sorted(running.manifests(rank=0)) == sorted([*ids, "step1-generate", "step1-update"])
-    assert {name for name, manifest in running.manifests(rank=0).items() if manifest.demand} == set(ids)
+    assert running.read_results(request) == [(True, ids, None)]
+    assert sorted(running.read_manifests(rank=0)) == sorted([*ids, "step1-generate", "step1-update"])
+    assert {name for name, manifest in running.read_manifests(rank=0).items() if manifest.demand} == set(ids)
 
 
 def test_discrete_step_without_stages_completes_at_the_next_step(job: Callable[..., Job]) -> None:
@@ -677,9 +678,9 @@ def test_discrete_step_without_stages_completes_at_the_next_step(job: Callable[.
     (profiler,) = running.ranks
     for step in range(2):
         profiler.start(step)
-    assert running.answers(request) == [(False, (), None)]
+    assert running.read_results(request) == [(False, (), None)]
     profiler.start(2)
-    assert running.answers(request) == [(True, (), None)]
+    assert running.read_results(request) == [(True, (), None)]
 
 
 def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
@@ -689,8 +690,8 @@ def test_warm_up_begins_before_the_first_step(job: Callable[..., Job]) -> None:
     assert calls_of(running.ranks[0]) == [
         "start step4", "step step4 global_step 2", "step step4 global_step 3", "step step4 global_step 4", "stop step4",
     ]  # fmt: skip
-    assert running.answers(request) == [(True, ("step4",), None)]
-    assert running.manifests(rank=0)["step4"].notes == ()
+    assert running.read_results(request) == [(True, ("step4",), None)]
+    assert running.read_manifests(rank=0)["step4"].notes == ()
 
 
 @pytest.mark.parametrize(("seen_late", "is_cold"), [(False, False), (True, True)])
@@ -708,10 +709,10 @@ def test_default_warm_up_does_not_delay_requested_captures(
     if not seen_late:
         running.step(1, 2, ranks=[1])
     running.step(3, 4)
-    assert running.answers(request) == [(True, ("step3",), None)] * 2
-    found = running.manifests()
-    assert [found[f"step3/{rank}"].cold_first_step for rank in (0, 1)] == [False, is_cold]
-    assert [found[f"step3/{rank}"].notes for rank in (0, 1)] == [(), ()]
+    assert running.read_results(request) == [(True, ("step3",), None)] * 2
+    manifests = running.read_manifests()
+    assert [manifests[f"step3/{rank}"].cold_first_step for rank in (0, 1)] == [False, is_cold]
+    assert [manifests[f"step3/{rank}"].notes for rank in (0, 1)] == [(), ()]
 
 
 def test_rank_that_reads_the_request_late_warms_up_for_fewer_steps(job: Callable[..., Job]) -> None:
@@ -721,9 +722,9 @@ def test_rank_that_reads_the_request_late_warms_up_for_fewer_steps(job: Callable
     request = requests.create_request(running.store, 4, 1)
     running.step(1, 2, 3, ranks=[0])
     running.step(4, 5)
-    assert running.answers(request) == [(True, ("step5",), None)] * 2
-    assert running.manifests()["step5/0"].notes == ()
-    assert running.manifests()["step5/1"].notes == ("It warmed up for 1 of 2 steps.",)
+    assert running.read_results(request) == [(True, ("step5",), None)] * 2
+    assert running.read_manifests()["step5/0"].notes == ()
+    assert running.read_manifests()["step5/1"].notes == ("It warmed up for 1 of 2 steps.",)
 
 
 @pytest.mark.parametrize("seen_at", [1, 3, 4, 5])
@@ -736,8 +737,8 @@ def test_scheduled_capture_that_warms_up_for_the_same_step_is_used(job: Callable
         if step == seen_at:
             change_view(running.ranks[1], running.run / "demand.json")
         running.step(step)
-    assert running.answers(request) == [(True, ("step5",), None)] * 2
-    assert running.steps(0) == running.steps(1) == {"step5": (5, 6)}
+    assert running.read_results(request) == [(True, ("step5",), None)] * 2
+    assert running.read_step_ranges(0) == running.read_step_ranges(1) == {"step5": (5, 6)}
     assert read_run(running.run).status is Status.COMPLETE
 
 
@@ -749,9 +750,9 @@ def test_scheduled_capture_that_warms_up_for_a_later_step_is_withdrawn(job: Call
     running.step(1, 2, 3)
     change_view(running.ranks[1], running.run / "demand.json")
     running.step(4, 5, 6, 7)
-    assert running.answers(request) == [(True, ("step5",), None)] * 2
-    assert running.steps(0) == {"step5": (5, 5), "step6": (6, 6)}
-    assert running.steps(1) == {"step5": (5, 5), "step6": (6, 6)}
+    assert running.read_results(request) == [(True, ("step5",), None)] * 2
+    assert running.read_step_ranges(0) == {"step5": (5, 5), "step6": (6, 6)}
+    assert running.read_step_ranges(1) == {"step5": (5, 5), "step6": (6, 6)}
     assert read_run(running.run).status is Status.COMPLETE
 
 
@@ -763,10 +764,10 @@ def test_mini_batches_are_counted_in_requested_captures(job: Callable[..., Job])
         with profiler.capture(step):
             profiler.step(0, "mini_batch")
     assert calls_of(profiler) == ["start step1", "step step1 mini_batch 0", "stop step1"]
-    assert running.manifests(rank=0)["step1"].window == {
+    assert running.read_manifests(rank=0)["step1"].window == {
         "active": 1, "wait": 0, "warmup": 0, "repeat": 1, "skip_first": 0,
     }  # fmt: skip
-    assert running.answers(request) == [(True, ("step1",), None)]
+    assert running.read_results(request) == [(True, ("step1",), None)]
 
 
 def test_final_step_truncates_the_capture(job: Callable[..., Job]) -> None:
@@ -776,7 +777,7 @@ def test_final_step_truncates_the_capture(job: Callable[..., Job]) -> None:
     plan = requests.read_plan(running.store, request)
     assert plan is not None
     assert (plan.first_step, plan.last_step) == (2, 3)
-    assert running.answers(request) == [(True, ("step2",), None)]
+    assert running.read_results(request) == [(True, ("step2",), None)]
     assert read_run(running.run).status is Status.COMPLETE
 
 
@@ -786,7 +787,7 @@ def test_nothing_is_captured_after_the_final_step(job: Callable[..., Job]) -> No
     request = requests.create_request(running.store, 2, 1)
     running.step(2, 3)
     problem = "the capture would begin at step 4, and the job ends with step 3"
-    assert running.answers(request) == [(True, (), problem)] * 2
+    assert running.read_results(request) == [(True, (), problem)] * 2
     plan = requests.read_plan(running.store, request)
     assert plan is not None
     assert (plan.first_step, plan.problem) == (None, problem)
@@ -796,8 +797,8 @@ def test_engines_are_captured_at_the_same_step(job: Callable[..., Job], tally: M
     running = job(1, **{"rollout.backend": "tally-engine", "rollout.ranks": "all", "rollout.iterations": {"count": 1}})
     engines = [tally.ToyEngine(blocking=True) for _ in range(2)]
     replicas = [
-        Profiler.from_config(identity=Identity(role="rollout", replica=number), settings=running.config, target=engine)
-        for number, engine in enumerate(engines)
+        Profiler.from_config(identity=Identity(role="rollout", replica=index), settings=running.config, target=engine)
+        for index, engine in enumerate(engines)
     ]
     request = requests.create_request(running.store, 1, 1)
     for step in range(3):
@@ -805,7 +806,7 @@ def test_engines_are_captured_at_the_same_step(job: Callable[..., Job], tally: M
             with replica.capture(step):
                 engine.iterate("decode", "decode")
         running.step(step)
-    assert running.answers(request) == [(True, ("step1",), None)] * 3
+    assert running.read_results(request) == [(True, ("step1",), None)] * 3
     assert [process.name for process in requests.read_processes(running.store)] == [
         "rollout/0 (toy)", "rollout/1 (toy)", "trainer rank 0",
     ]  # fmt: skip
@@ -827,7 +828,7 @@ def test_late_engine_reports_a_missed_capture(job: Callable[..., Job], tally: Mo
     running.step(0, 1)
     with replica.capture(2):
         pass
-    late, in_time = running.answers(request)
+    late, in_time = running.read_results(request)
     assert in_time == (True, ("step1",), None)
     assert "seen here at step 2, after step 1" in (late[2] or "")
     (target,) = read_run(running.run).targets
@@ -844,8 +845,8 @@ def test_async_host_accepts_requests(job: Callable[..., Job]) -> None:
                 await asyncio.sleep(0)
 
     asyncio.run(host())
-    assert running.answers(request) == [(True, ("step2",), None)]
-    assert running.steps() == {"step2": (2, 3)}
+    assert running.read_results(request) == [(True, ("step2",), None)]
+    assert running.read_step_ranges() == {"step2": (2, 3)}
 
 
 # Failures.
@@ -856,11 +857,11 @@ def test_failed_capture_completes_the_request(job: Callable[..., Job], hook: str
     running = job(1, **{"trainer.options.fail_at": hook})
     request = requests.create_request(running.store, 1, 2)
     running.step(*range(5))
-    ((done, captures, problem),) = running.answers(request)
+    ((done, captures, problem),) = running.read_results(request)
     assert (done, captures) == (True, ("step1",))
     assert (problem is not None) == (hook == "start")  # other problems are in the manifest
-    assert running.manifests(rank=0)["step1"].status in (Status.FAILED, Status.PARTIAL)
-    assert running.steps().keys() == {"step1"}
+    assert running.read_manifests(rank=0)["step1"].status in (Status.FAILED, Status.PARTIAL)
+    assert running.read_step_ranges().keys() == {"step1"}
 
 
 def test_host_exception_ends_the_capture_and_completes_the_request(job: Callable[..., Job]) -> None:
@@ -869,10 +870,10 @@ def test_host_exception_ends_the_capture_and_completes_the_request(job: Callable
     running.step(0, 1)
     with pytest.raises(ZeroDivisionError), running.ranks[0].capture(2):
         _ = 1 / 0
-    assert running.answers(request) == [(True, ("step1",), None)]
+    assert running.read_results(request) == [(True, ("step1",), None)]
     running.step(3, 4)
-    assert running.steps() == {"step1": (1, 2)}
-    assert running.manifests(rank=0)["step1"].status is Status.PARTIAL
+    assert running.read_step_ranges() == {"step1": (1, 2)}
+    assert running.read_manifests(rank=0)["step1"].status is Status.PARTIAL
 
 
 def test_device_in_use_completes_the_request(job: Callable[..., Job]) -> None:
@@ -881,7 +882,7 @@ def test_device_in_use_completes_the_request(job: Callable[..., Job]) -> None:
     request = requests.create_request(running.store, 1, 1)
     with Profiler.from_config(settings=settings).capture(1):
         running.step(0, 1, 2)
-    ((done, captures, problem),) = running.answers(request)
+    ((done, captures, problem),) = running.read_results(request)
     assert (done, captures) == (True, ("step1",))
     assert "gpu-3, held by this process (trainer, step1)" in (problem or "")
 
@@ -931,21 +932,21 @@ def test_unwritable_directory_disables_only_requests(
         assert capture is not None
 
 
-def test_failed_answers_are_logged_once(
+def test_failed_result_writes_are_logged_once(
     job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     running = job(1)
     requests.create_request(running.store, 2, 1)
 
-    def full(*_: object) -> None:
+    def raise_no_space(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(stores, "write_new", full)
+    monkeypatch.setattr(stores, "write_new", raise_no_space)
     running.step(0, 1, 2, 3)
     assert caplog.text.count("Cannot answer a capture request: OSError: [Errno 28]") == 1
     monkeypatch.undo()
     running.step(4, 5, 6)
-    assert running.steps() == {"step6": (6, 6)}
+    assert running.read_step_ranges() == {"step6": (6, 6)}
 
 
 @pytest.mark.parametrize(
@@ -965,7 +966,7 @@ def test_invalid_request_is_ignored(job: Callable[..., Job], caplog: pytest.LogC
     running = job(1)
     (running.run / "demand.json").write_text(text)
     running.step(0, 1, 2, 3)
-    assert (running.steps(), len(list(running.run.iterdir()))) == ({}, 3)
+    assert (running.read_step_ranges(), len(list(running.run.iterdir()))) == ({}, 3)
     assert caplog.text.count("demand.json is not a capture request that this version of profdeck can read") == 1
 
 
@@ -977,7 +978,7 @@ def test_incomplete_request_is_read_at_the_next_step(job: Callable[..., Job]) ->
     request = OnDemandRequest(in_steps=1, steps=1)
     (running.run / "demand.json").write_bytes(requests.encode(request))
     running.step(2, 3)
-    assert running.answers(request) == [(True, ("step3",), None)]
+    assert running.read_results(request) == [(True, ("step3",), None)]
 
 
 @pytest.mark.parametrize("file", ["plan", "start"])
@@ -996,8 +997,8 @@ def test_incomplete_decision_is_read_at_the_next_step(job: Callable[..., Job], f
         )
     )
     running.step(3, 4) if file == "start" else running.step(2, 3, 4)
-    assert running.answers(request) == [(True, ("step3",), None)]
-    assert running.steps() == {"step3": (3, 3)}
+    assert running.read_results(request) == [(True, ("step3",), None)]
+    assert running.read_step_ranges() == {"step3": (3, 3)}
 
 
 def test_capture_is_missed_if_its_decision_stays_incomplete(job: Callable[..., Job]) -> None:
@@ -1006,13 +1007,13 @@ def test_capture_is_missed_if_its_decision_stays_incomplete(job: Callable[..., J
     running.step(0)
     (running.run / f"demand.{request.token}.start.json").touch()
     running.step(1, 2, 3)
-    assert running.answers(request) == [(True, ("step2",), "it could not begin")]
+    assert running.read_results(request) == [(True, ("step2",), "it could not begin")]
 
 
 # Process status.
 
 
-def test_processes_announce_themselves_and_their_end(job: Callable[..., Job]) -> None:
+def test_process_files_are_written_at_start_and_end(job: Callable[..., Job]) -> None:
     running = job()
     processes = requests.read_processes(running.store)
     assert [(process.name, process.is_gone, process.at) for process in processes] == [
@@ -1032,7 +1033,7 @@ def test_processes_announce_themselves_and_their_end(job: Callable[..., Job]) ->
 def test_newest_profiler_of_a_rank_writes_the_status(job: Callable[..., Job]) -> None:
     running = job(1)
     (first,) = running.ranks
-    running.ranks = [running.join(0)]
+    running.ranks = [running.create_profiler(0)]
     with first:
         pass
     (process,) = requests.read_processes(running.store)
@@ -1043,7 +1044,7 @@ def test_forked_child_does_not_change_the_status_of_its_parent(job: Callable[...
     running = job(1)
     pid = os.fork()
     if pid == 0:
-        watch(running.ranks[0]).pause()
+        get_request_watch(running.ranks[0]).pause()
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert not requests.read_processes(running.store)[0].is_gone
@@ -1053,34 +1054,34 @@ def test_restarted_process_keeps_its_result(job: Callable[..., Job]) -> None:
     running = job(1)
     request = requests.create_request(running.store, 1, 1)
     running.step(0, 1)
-    running.ranks = [running.join(0)]
+    running.ranks = [running.create_profiler(0)]
     running.step(0, 1, 2)  # from a checkpoint before the capture
-    assert running.answers(request) == [(True, ("step1",), None)]
-    assert running.steps() == {"step1": (1, 1)}
+    assert running.read_results(request) == [(True, ("step1",), None)]
+    assert running.read_step_ranges() == {"step1": (1, 1)}
 
 
 def test_restarted_process_makes_the_pending_capture(job: Callable[..., Job]) -> None:
     running = job(1)
     request = requests.create_request(running.store, 3, 1)
     running.step(0, 1)
-    running.ranks = [running.join(0)]
+    running.ranks = [running.create_profiler(0)]
     running.step(1, 2, 3)
-    assert running.answers(request) == [(True, ("step3",), None)]
+    assert running.read_results(request) == [(True, ("step3",), None)]
 
 
 def test_ranks_beyond_the_latest_world_size_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "run" / "processes").mkdir(parents=True)
 
-    def enter(rank: int, world_size: int, at_ns: int, role: str = "trainer") -> None:
+    def write_process(rank: int, world_size: int, joined_ns: int, role: str = "trainer") -> None:
         process = JobProcess.from_identity(Identity(role=role, rank=rank, world_size=world_size), None, 0)
         path = tmp_path / "run" / "processes" / f"{role}.rank_{rank:04d}.json"
-        path.write_bytes(requests.encode(attrs.evolve(process, joined_ns=at_ns)))
+        path.write_bytes(requests.encode(attrs.evolve(process, joined_ns=joined_ns)))
 
     for rank in range(4):
-        enter(rank, 4, 10 + rank)
+        write_process(rank, 4, 10 + rank)
     for rank in range(2):
-        enter(rank, 2, 20 + rank)
-    enter(3, 4, 5, role="critic")
+        write_process(rank, 2, 20 + rank)
+    write_process(3, 4, 5, role="critic")
     assert [process.name for process in requests.read_processes(FileStore(tmp_path / "run"))] == [
         "critic rank 3", "trainer rank 0", "trainer rank 1",
     ]  # fmt: skip
@@ -1091,7 +1092,7 @@ def test_ranks_beyond_the_latest_world_size_are_skipped(tmp_path: Path) -> None:
     [
         ({}, True),
         ({"process_started": "1"}, False),
-        ({"pid": GONE.pid}, False),
+        ({"pid": EXITED_PROCESS.pid}, False),
         ({"host": "another-host"}, None),
         ({"pid_namespace": "pid:[1]"}, None),
     ],
@@ -1121,21 +1122,21 @@ spans = st.lists(
 )
 
 
-@given(specs=spans, final_step=st.none() | st.integers(0, 30), warmup_steps=st.integers(0, 3), order=st.randoms())
+@given(specs=spans, final_step=st.none() | st.integers(0, 30), warmup_steps=st.integers(0, 3), random=st.randoms())
 def test_begins_does_not_depend_on_the_order_of_calls(
-    specs: list[Any], final_step: int | None, warmup_steps: int, order: Any
+    specs: list[Any], final_step: int | None, warmup_steps: int, random: Any
 ) -> None:
     """`PlannedSteps` caches a range of steps in which nothing begins."""
     schedule = Schedule.from_list(specs)
     steps = PlannedSteps(schedule, final_step, warmup_steps)
     queries = list(range(40))
-    order.shuffle(queries)
+    random.shuffle(queries)
     for step in queries:
         selected = [later for later in range(step, step + warmup_steps + 1) if steps.configures(later)]
         assert steps.begins(step) == ((selected[0], None) if selected else None)
 
 
-def test_demand_takes_precedence_over_the_schedule() -> None:
+def test_requested_capture_takes_precedence_over_the_schedule() -> None:
     steps = PlannedSteps(Schedule.from_list([5]), warmup_steps=2)
     assert steps.begins(2) is None
     demand = OnDemandSteps("0" * 16, 4, 6)
@@ -1163,27 +1164,29 @@ def step_until(job: Job, done: Callable[[], bool]) -> None:
 def test_timed_captures_record_the_same_steps_in_all_ranks(job: Callable[..., Job]) -> None:
     running = job(3, steps=["every 1 s for 2", 0])
 
-    def complete() -> dict[str, list[tuple[int, int]]]:
-        """First and last step of each rank's complete captures, by capture ID."""
+    def read_complete_captures() -> dict[str, list[tuple[int, int]]]:
+        """Return the first and last step of each rank's complete captures, by capture ID."""
         captures: dict[str, list[tuple[int, int]]] = {}
-        for manifest in running.manifests().values():
+        for manifest in running.read_manifests().values():
             if manifest.status is Status.COMPLETE:
                 captures.setdefault(manifest.capture, []).append((manifest.first_step, manifest.last_step))
         return captures
 
-    step_until(running, lambda: sum(len(ranks) == 3 for ranks in complete().values()) >= 3)
-    first, second, *_ = [ranks for name, ranks in complete().items() if name != "step0" and len(ranks) == 3]
+    step_until(running, lambda: sum(len(ranks) == 3 for ranks in read_complete_captures().values()) >= 3)
+    first, second, *_ = [
+        ranks for name, ranks in read_complete_captures().items() if name != "step0" and len(ranks) == 3
+    ]
     assert all(ranks == [(ranks[0][0], ranks[0][0] + 1)] * 3 for ranks in (first, second))
-    assert complete()["step0"] == [(0, 0)] * 3
+    assert read_complete_captures()["step0"] == [(0, 0)] * 3
     assert read_run(running.run).problems == ()
 
 
 def test_request_during_a_timed_capture_is_rejected(job: Callable[..., Job]) -> None:
     running = job(1, steps=["every 1 s"])
-    awaited, deadline_s = threading.Event(), time.monotonic() + 60
+    pause, deadline_s = threading.Event(), time.monotonic() + 60
     while running.store.read(requests.REQUEST) is None:  # without steps, the request stays pending
         assert time.monotonic() < deadline_s
-        awaited.wait(0.01)
+        pause.wait(0.01)
     with pytest.raises(CaptureError, match="A scheduled capture of this run is in progress"):
         requests.create_request(running.store, 2, 1)
 
@@ -1192,9 +1195,11 @@ def test_lost_process_does_not_end_timed_captures(job: Callable[..., Job], monke
     """The process is on another host, so its end cannot be detected."""
     monkeypatch.setattr(timed_captures, "_MIN_TIMEOUT_S", 1.0)
     running = job(1, steps=["every 1 s"])
-    gone = JobProcess(role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=ELSEWHERE)
-    running.store.put(f"{requests.PROCESSES}rollout.replica_000.rank_0000.json", requests.encode(gone))
-    step_until(running, lambda: len(running.steps()) > 2)
+    lost_process = JobProcess(
+        role="rollout", replica=0, rank=0, world_size=1, target=None, warmup_steps=0, at=REMOTE_PROCESS
+    )
+    running.store.put(f"{requests.PROCESSES}rollout.replica_000.rank_0000.json", requests.encode(lost_process))
+    step_until(running, lambda: len(running.read_step_ranges()) > 2)
 
 
 def test_timed_captures_require_on_demand(job: Callable[..., Job]) -> None:

@@ -7,18 +7,18 @@ import pytest
 from profdeck.base.operations import Operation, begin, results
 
 
-def raising(error: BaseException) -> Operation[None]:
+def failing_operation(error: BaseException) -> Operation[None]:
     raise error
     yield  # makes this function a generator
 
 
 def test_interruption_takes_precedence_over_errors() -> None:
-    runs = begin([raising(ValueError("first")), raising(KeyboardInterrupt())])
+    operations = begin([failing_operation(ValueError("first")), failing_operation(KeyboardInterrupt())])
     with pytest.raises(KeyboardInterrupt):
-        results(runs)
+        results(operations)
 
 
 def test_first_error_is_raised() -> None:
-    runs = begin([raising(ValueError("first")), raising(ValueError("second"))])
+    operations = begin([failing_operation(ValueError("first")), failing_operation(ValueError("second"))])
     with pytest.raises(ValueError, match="first"):
-        results(runs)
+        results(operations)

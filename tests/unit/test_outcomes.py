@@ -1,4 +1,4 @@
-"""How starts and stops come out: each failure has a code and a fix, whatever it was wrapped into."""
+"""Outcomes of starts and stops: each failure has an outcome code and a fix, also if it is wrapped in another error."""
 
 from __future__ import annotations
 
@@ -36,70 +36,70 @@ from simulated_servers import Act, SimulatedEngine, SimulatedServer
 # Errors.
 
 
-def test_failures_say_what_to_do() -> None:
+def test_failure_outcomes_have_a_fix() -> None:
     fine = {Outcome.STARTED, Outcome.FLUSHED, Outcome.ENDED_BY_ITSELF}
     assert {outcome for outcome in Outcome if not outcome.fix} == fine
 
 
-def test_an_error_about_a_target_crosses_processes() -> None:
+def test_target_error_survives_pickling_and_copying() -> None:
     error = TargetError("It does not.", Outcome.ALREADY_ACTIVE)
-    for same in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301  # our own
-        assert (str(same), same.outcome, same.fix) == ("It does not.", Outcome.ALREADY_ACTIVE, error.fix)
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):  # noqa: S301  # trusted data
+        assert (str(copied), copied.outcome, copied.fix) == ("It does not.", Outcome.ALREADY_ACTIVE, error.fix)
     assert error.fix == "Wait until the other capture has ended, or stop it."
     assert TargetError("", Outcome.REFUSED, "Do this.").fix == "Do this."
     assert describe_error(error) == "It does not."
 
 
-def test_the_code_survives_what_it_is_wrapped_into() -> None:
+def test_target_error_is_found_in_the_causes_of_an_error() -> None:
     inner = TargetError("It does not.", Outcome.NOT_ENABLED)
     wrapped = CaptureError("Capture step1 did not start: It does not.")
     wrapped.__cause__ = inner
     assert target_error(inner) is target_error(wrapped) is inner
-    late = target_error(TimeoutError("The operation did not finish within 3 seconds."))
-    assert (late.outcome, str(late)) == (
+    timeout = target_error(TimeoutError("The operation did not finish within 3 seconds."))
+    assert (timeout.outcome, str(timeout)) == (
         Outcome.TIMED_OUT,
         "TimeoutError: The operation did not finish within 3 seconds.",
     )
-    for other in (CaptureError("no"), LeaseError("no")):
-        assert (target_error(other).outcome, str(target_error(other))) == (Outcome.REFUSED, "no")
+    for error in (CaptureError("no"), LeaseError("no")):
+        assert (target_error(error).outcome, str(target_error(error))) == (Outcome.REFUSED, "no")
 
 
-# What crosses to the engine.
+# Replies of engine processes.
 
 
-def reply(**given: Any) -> Reply:
-    return Reply(rank=0, world_size=1, host="here", pid=1, state=RequestState.IDLE, **given)
+def build_reply(**fields: Any) -> Reply:
+    return Reply(rank=0, world_size=1, host="here", pid=1, state=RequestState.IDLE, **fields)
 
 
-def test_older_readers_know_all_keys_of_a_reply_that_refuses_nothing() -> None:
-    data = unstructure(reply())
+def test_refusal_key_is_omitted_from_accepted_replies() -> None:
+    data = unstructure(build_reply())
     assert "refusal" not in data
-    assert structure(data, Reply, where="") == reply()
-    refused = reply(error="no", refusal=Outcome.ALREADY_ACTIVE)
-    assert unstructure(refused)["refusal"] == "already_active"
-    assert structure(unstructure(refused), Reply, where="") == refused
-    assert structure(unstructure(refused) | {"refusal": None}, Reply, where="").refusal is None
+    assert structure(data, Reply, where="") == build_reply()
+    rejected = build_reply(error="no", refusal=Outcome.ALREADY_ACTIVE)
+    assert unstructure(rejected)["refusal"] == "already_active"
+    assert structure(unstructure(rejected), Reply, where="") == rejected
+    assert structure(unstructure(rejected) | {"refusal": None}, Reply, where="").refusal is None
 
 
-def test_a_process_refuses_with_a_code(tally: ModuleType, tmp_path: Path) -> None:
+def test_rejected_command_has_an_outcome(tally: ModuleType, tmp_path: Path) -> None:
     recorder = EngineRecorder(Identity(), "tally-device", {})
     request = {"id": "step1", "output": str(tmp_path), "run": "run", "role": "rollout"}
 
-    def command(name: str, payload: Any) -> tuple[Outcome | None, bool]:
-        answer = handle_command(name, payload, recorder, recorder.start, recorder.stop)
-        assert structure(reply_data(answer), Reply, where="") == answer
-        return answer.refusal, answer.error is not None
+    def send_command(name: str, payload: Any) -> tuple[Outcome | None, bool]:
+        reply = handle_command(name, payload, recorder, recorder.start, recorder.stop)
+        assert structure(reply_data(reply), Reply, where="") == reply
+        return reply.refusal, reply.error is not None
 
-    assert command("start", request | {"options": {"fail_at_all": 1}}) == (Outcome.REFUSED, True)
-    assert command("status", {}) == (None, False)
-    assert command("start", request) == (None, False)
-    assert command("start", request | {"id": "step2"}) == (Outcome.ALREADY_ACTIVE, True)
-    assert command("pause", {}) == (Outcome.REFUSED, True)
-    assert command("stop", {"request": "step1"}) == (None, False)
-    assert command("stop", {}) == (Outcome.REFUSED, True)
+    assert send_command("start", request | {"options": {"fail_at_all": 1}}) == (Outcome.REFUSED, True)
+    assert send_command("status", {}) == (None, False)
+    assert send_command("start", request) == (None, False)
+    assert send_command("start", request | {"id": "step2"}) == (Outcome.ALREADY_ACTIVE, True)
+    assert send_command("pause", {}) == (Outcome.REFUSED, True)
+    assert send_command("stop", {"request": "step1"}) == (None, False)
+    assert send_command("stop", {}) == (Outcome.REFUSED, True)
 
 
-# A target.
+# Simulated servers.
 
 
 @attrs.define
@@ -107,25 +107,25 @@ class Backend(ControlBackend):
     """The backend of simulated servers."""
 
     name: ClassVar[str] = "simulated"
-    natively: Callable[..., Any] | None = None
+    native_capture_class: Callable[..., Any] | None = None
 
     def connect(self, target: object) -> Engine:
         return HttpEngine(str(target), timeout_s=self.options.rpc_timeout_s)
 
     def native(self, engine: Engine, capture: Capture, request: CaptureRequest) -> Any:
-        assert self.natively is not None
-        return self.natively(engine, self.options, capture, request)
+        assert self.native_capture_class is not None
+        return self.native_capture_class(engine, self.options, capture, request)
 
 
-def capture_of(path: Path, **asked: Any) -> Capture:
-    made = CaptureRecord(
+def create_capture(path: Path, **fields: Any) -> Capture:
+    capture = CaptureRecord(
         id="step1", directory=path, identity=Identity(), first_step=1, current_step=1, target="simulated"
     )
-    made.request = CaptureRequest(id="step1", output=path, run="run", role="rollout", **asked)
-    return made
+    capture.request = CaptureRequest(id="step1", output=path, run="run", role="rollout", **fields)
+    return capture
 
 
-def with_target(
+def run_with_server(
     check: Callable[[SimulatedServer, SimulatedEngine, Backend], Awaitable[None]], ranks: int = 1, **options: Any
 ) -> None:
     async def main() -> None:
@@ -139,7 +139,7 @@ def with_target(
     asyncio.run(main())
 
 
-async def failed_start(backend: Backend, capture: Capture) -> Outcome:
+async def fail_start(backend: Backend, capture: Capture) -> Outcome:
     with pytest.raises(TargetError) as caught:
         await backend.profile_start(capture)
     assert backend.outcome is None
@@ -149,114 +149,114 @@ async def failed_start(backend: Backend, capture: Capture) -> Outcome:
 @pytest.mark.parametrize(
     ("iterations", "outcome"), [(4, Outcome.FLUSHED), (5, Outcome.ENDED_BY_ITSELF), (6, Outcome.ENDED_BY_ITSELF)]
 )
-def test_a_window_that_was_full_ended_by_itself(tmp_path: Path, iterations: int, outcome: Outcome) -> None:
+def test_complete_window_ends_by_itself(tmp_path: Path, iterations: int, outcome: Outcome) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path, iterations=Iterations(count=5))
+        capture = create_capture(tmp_path, iterations=Iterations(count=5))
         await backend.profile_start(capture)
         engine.end_by_itself(iterations)
         await backend.profile_stop(capture)
         assert backend.outcome is outcome
 
-    with_target(check, ranks=2)  # of which one is not asked
+    run_with_server(check, ranks=2)  # the request selects only one of the ranks
 
 
-class Full(SimulatedEngine):
-    """Its disk is full: it names what it could not write."""
+class FullDiskEngine(SimulatedEngine):
+    """An engine that reports a full disk for each recording."""
 
     def _recorded(self, rank: int) -> Recorded:
         return attrs.evolve(super()._recorded(rank), size_bytes=0, problems=("No space left on device.",))
 
 
-def test_a_rank_whose_files_could_not_be_written(tmp_path: Path) -> None:
+def test_rank_that_cannot_write_its_files_is_reported(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        server.engine = Full()
-        capture = capture_of(tmp_path)
+        server.engine = FullDiskEngine()
+        capture = create_capture(tmp_path)
         await backend.profile_start(capture)
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.FILES_MISSING
         assert capture.problems == ["Rank 0 wrote no file.", "Rank 0: No space left on device."]
 
-    with_target(check)
+    run_with_server(check)
 
 
-def test_a_target_that_was_restarted(tmp_path: Path) -> None:
+def test_restarted_target_is_reported(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path)
+        capture = create_capture(tmp_path)
         await backend.profile_start(capture)
         engine.asked = None
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.FILES_MISSING
         assert "Its process may have been restarted." in capture.problems[0]
 
-    with_target(check)
+    run_with_server(check)
 
 
-def test_a_flush_that_takes_too_long(tmp_path: Path) -> None:
+def test_slow_flush_times_out(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path)
+        capture = create_capture(tmp_path)
         await backend.profile_start(capture)
         engine.flushed.clear()
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.TIMED_OUT
         assert "After flush_timeout_s=0.05 seconds, the files of rank 0" in capture.problems[0]
 
-    with_target(check, flush_timeout_s=0.05)
+    run_with_server(check, flush_timeout_s=0.05)
 
 
-def test_a_server_that_hangs_at_the_stop(tmp_path: Path) -> None:
+def test_hanging_stop_times_out(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
-        capture = capture_of(tmp_path)
+        capture = create_capture(tmp_path)
         await backend.profile_start(capture)
         server.acts["stop"] = [Act(raw=b"", hang=True)]
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.TIMED_OUT
 
-    with_target(check, rpc_timeout_s=0.1)
+    run_with_server(check, rpc_timeout_s=0.1)
 
 
-def test_starts_that_are_refused(tmp_path: Path) -> None:
+def test_failed_starts_have_an_outcome_and_are_rolled_back(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         server.acts["start"] = [Act(status=503), Act(status=401), Act(raw=b"", close=True), Act()]
-        capture = capture_of(tmp_path)
-        assert await failed_start(backend, capture) is Outcome.REFUSED
-        assert await failed_start(backend, capture) is Outcome.REFUSED
-        assert await failed_start(backend, capture) is Outcome.UNREACHABLE
-        assert await failed_start(backend, capture_of(tmp_path, ranks=(0, 7))) is Outcome.REFUSED
-        assert server.commands() == ["status", "start", "stop"] * 4  # what may have started is stopped
-        other = Backend(EngineOptions())
-        other.bind(server.url)
-        await other.profile_start(capture_of(tmp_path))
-        assert await failed_start(backend, capture) is Outcome.ALREADY_ACTIVE
-        assert engine.state is RequestState.RECORDING  # the roll-back of the one does not end the other
-        await other.profile_stop(capture)
+        capture = create_capture(tmp_path)
+        assert await fail_start(backend, capture) is Outcome.REFUSED
+        assert await fail_start(backend, capture) is Outcome.REFUSED
+        assert await fail_start(backend, capture) is Outcome.UNREACHABLE
+        assert await fail_start(backend, create_capture(tmp_path, ranks=(0, 7))) is Outcome.REFUSED
+        assert server.commands() == ["status", "start", "stop"] * 4  # a failed start may have started some ranks
+        other_backend = Backend(EngineOptions())
+        other_backend.bind(server.url)
+        await other_backend.profile_start(create_capture(tmp_path))
+        assert await fail_start(backend, capture) is Outcome.ALREADY_ACTIVE
+        assert engine.state is RequestState.RECORDING  # the roll-back does not stop the other backend's capture
+        await other_backend.profile_stop(capture)
 
-    with_target(check)
+    run_with_server(check)
 
 
-def test_an_engine_in_this_process_refuses_with_the_code_of_its_ranks() -> None:
+def test_rejected_start_has_the_outcome_of_its_ranks() -> None:
     request = CaptureRequest(id="step1", output=Path(), run="run", role="rollout")
-    active = reply(error="Busy.", refusal=Outcome.ALREADY_ACTIVE)
-    late = reply(error="Late.", refusal=Outcome.TIMED_OUT)
-    old = reply(error="No.")
+    active = build_reply(error="Busy.", refusal=Outcome.ALREADY_ACTIVE)
+    timed_out = build_reply(error="Late.", refusal=Outcome.TIMED_OUT)
+    without_outcome = build_reply(error="No.")
     for ranks, frontends, outcome in (
-        ((old,), {}, Outcome.REFUSED),
-        ((old, active), {}, Outcome.ALREADY_ACTIVE),
-        ((reply(),), {"tokenizer": active}, Outcome.ALREADY_ACTIVE),
-        ((old, late), {}, Outcome.TIMED_OUT),
-        ((late, active), {}, Outcome.ALREADY_ACTIVE),
+        ((without_outcome,), {}, Outcome.REFUSED),
+        ((without_outcome, active), {}, Outcome.ALREADY_ACTIVE),
+        ((build_reply(),), {"tokenizer": active}, Outcome.ALREADY_ACTIVE),
+        ((without_outcome, timed_out), {}, Outcome.TIMED_OUT),
+        ((timed_out, active), {}, Outcome.ALREADY_ACTIVE),
     ):
         with pytest.raises(TargetError) as caught:
             outcomes.check_started(request, Answer(ranks=ranks, frontends=frontends))
         assert caught.value.outcome is outcome
 
 
-def test_the_roll_back_of_a_hung_server_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roll_back_of_a_hanging_server_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_backend, "_ROLL_BACK_S", 0.05)
 
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         server.acts[""] = [Act(raw=b"", hang=True)]
         server.acts["status"] = [Act()]
-        start = asyncio.ensure_future(backend.profile_start(capture_of(tmp_path)))
+        start = asyncio.ensure_future(backend.profile_start(create_capture(tmp_path)))
         await server.heard("start")
         began_s = time.monotonic()
         start.cancel()
@@ -268,21 +268,21 @@ def test_the_roll_back_of_a_hung_server_has_an_end(tmp_path: Path, monkeypatch: 
             server.gone.clear()
             await server.gone.wait()
 
-    with_target(check, rpc_timeout_s=60)
+    run_with_server(check, rpc_timeout_s=60)
 
 
 # The engine's own profiler.
 
 
-class Natively(OwnProfilerCapture[HttpEngine, EngineOptions]):
-    """A capture by a profiler that leaves what `LEAVES` says."""
+class NativeCapture(OwnProfilerCapture[HttpEngine, EngineOptions]):
+    """A capture by a profiler that writes the files in `written_files` when it stops."""
 
     backend: ClassVar[str] = "simulated"
     title: ClassVar[str] = "Simulated"
     glob: ClassVar[str] = "*.trace.json"
     remedy: ClassVar[str] = ""
-    leaves: ClassVar[dict[str, str]] = {}
-    error: ClassVar[CaptureError | None] = None
+    written_files: ClassVar[dict[str, str]] = {}
+    stop_error: ClassVar[CaptureError | None] = None
 
     async def start(self) -> None:
         directory = self._request.output / "native"
@@ -291,72 +291,72 @@ class Natively(OwnProfilerCapture[HttpEngine, EngineOptions]):
 
     async def end(self) -> None:
         assert self._directory is not None
-        for name, text in self.leaves.items():
+        for name, text in self.written_files.items():
             (self._directory / name).write_text(text)
-        if self.error is not None:
-            raise self.error
+        if self.stop_error is not None:
+            raise self.stop_error
 
     def parse_name(self, path: Path) -> TraceOrigin | None:
         return TraceOrigin(int(path.name[0]))
 
 
-WHOLE = '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}'
-HUNG = TargetError("It hangs.", Outcome.TIMED_OUT, "Wake it up.")
+COMPLETE_TRACE = '{"traceEvents": [{"ph": "X", "name": "a", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}'
+HANG = TargetError("It hangs.", Outcome.TIMED_OUT, "Wake it up.")
 
 
 @pytest.mark.parametrize(
-    ("leaves", "error", "outcome"),
+    ("written_files", "stop_error", "outcome"),
     [
-        ({"0.trace.json": WHOLE}, None, Outcome.FLUSHED),
-        ({"0.trace.json": WHOLE}, HUNG, Outcome.FLUSHED),  # its files are whole all the same
-        ({"0.trace.json": WHOLE[:-3]}, None, Outcome.FILES_MISSING),
+        ({"0.trace.json": COMPLETE_TRACE}, None, Outcome.FLUSHED),
+        ({"0.trace.json": COMPLETE_TRACE}, HANG, Outcome.FLUSHED),  # its files are complete despite the error
+        ({"0.trace.json": COMPLETE_TRACE[:-3]}, None, Outcome.FILES_MISSING),
         ({}, None, Outcome.FILES_MISSING),
-        ({"1.trace.json": WHOLE}, None, Outcome.FILES_MISSING),  # of a rank that was not asked for
-        ({}, HUNG, Outcome.TIMED_OUT),
+        ({"1.trace.json": COMPLETE_TRACE}, None, Outcome.FILES_MISSING),  # a rank that was not requested
+        ({}, HANG, Outcome.TIMED_OUT),
         ({}, CaptureError("no"), Outcome.REFUSED),
     ],
 )
-def test_a_capture_by_the_own_profiler(
+def test_own_profiler_outcome_depends_on_files_and_stop_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    leaves: dict[str, str],
-    error: CaptureError | None,
+    written_files: dict[str, str],
+    stop_error: CaptureError | None,
     outcome: Outcome,
 ) -> None:
     monkeypatch.setattr(natives, "_QUIET_S", 0.0)
-    monkeypatch.setattr(Natively, "leaves", leaves)
-    monkeypatch.setattr(Natively, "error", error)
+    monkeypatch.setattr(NativeCapture, "written_files", written_files)
+    monkeypatch.setattr(NativeCapture, "stop_error", stop_error)
 
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         server.acts["status"] = [Act(status=404)]
-        backend.natively = Natively
-        capture = capture_of(tmp_path)
+        backend.native_capture_class = NativeCapture
+        capture = create_capture(tmp_path)
         await backend.profile_start(capture)
         assert backend.outcome is Outcome.STARTED
         await backend.profile_stop(capture)
         assert backend.outcome is outcome
-        assert backend.fix == (target_error(error).fix if error and outcome is not Outcome.FLUSHED else None)
-        assert bool(capture.problems) == (outcome is not Outcome.FLUSHED or error is not None)
+        assert backend.fix == (target_error(stop_error).fix if stop_error and outcome is not Outcome.FLUSHED else None)
+        assert bool(capture.problems) == (outcome is not Outcome.FLUSHED or stop_error is not None)
 
-    # Only of who does not answer files may still come.
-    with_target(check, flush_timeout_s=0.3 if error is HUNG else 3600)
+    # Files are awaited only if the stop timed out.
+    run_with_server(check, flush_timeout_s=0.3 if stop_error is HANG else 3600)
 
 
-def test_traces_on_another_host(tmp_path: Path) -> None:
+def test_own_profiler_traces_on_another_host_are_missing(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         server.acts["status"] = [Act(status=404)]
-        backend.natively = Natively
-        capture = capture_of(tmp_path)
+        backend.native_capture_class = NativeCapture
+        capture = create_capture(tmp_path)
         await backend.profile_start(capture)
         (tmp_path / "native").rename(tmp_path / "elsewhere")
-        backend._native.leaves = {}  # type: ignore[union-attr]  # it has been started
+        backend._native.written_files = {}  # type: ignore[union-attr]  # set by the start
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.FILES_MISSING
 
-    with_target(check)
+    run_with_server(check)
 
 
-def test_servers_of_vllm_have_codes() -> None:
+def test_vllm_server_errors_have_outcomes() -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
             engine = VllmServer(server.url, timeout_s=30)
@@ -386,7 +386,7 @@ def test_servers_of_vllm_have_codes() -> None:
     asyncio.run(main())
 
 
-def test_servers_of_sglang_have_codes() -> None:
+def test_sglang_server_errors_have_outcomes() -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
             engine = SglangServer(server.url, timeout_s=30)
@@ -414,40 +414,40 @@ def test_servers_of_sglang_have_codes() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("cls", [VllmServer, SglangServer])
-def test_starts_of_the_own_profiler_wait_for_the_gate(cls: Any) -> None:
+@pytest.mark.parametrize("server_class", [VllmServer, SglangServer])
+def test_own_profiler_start_waits_for_the_gate(server_class: Any) -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
-            engine = cls(server.url, timeout_s=30)
+            engine = server_class(server.url, timeout_s=30)
             server.acts = {"": [Act(content=b"")]}
-            asked: list[str] = []
+            commands_before_the_gate: list[str] = []
 
             async def gate() -> None:
-                asked.extend(server.commands())
+                commands_before_the_gate.extend(server.commands())
 
             engine.gate = gate
             await engine.wait_for_gate()
-            assert asked == []
+            assert commands_before_the_gate == []
             await engine.start_profile()
             await engine.stop_profile()
-            assert (asked, server.commands()) == ([], ["start_profile", "stop_profile"])
+            assert (commands_before_the_gate, server.commands()) == ([], ["start_profile", "stop_profile"])
             await engine.close()
 
     asyncio.run(main())
 
 
-def test_an_engine_object_waits_for_the_gate_before_it_is_asked() -> None:
-    class Object(Engine):
+def test_engine_object_start_waits_for_the_gate() -> None:
+    class EngineObject(Engine):
         def __init__(self) -> None:
             self.name = "object"
-            self.asked: list[str] = []
+            self.commands: list[str] = []
 
         async def has_profdeck(self) -> bool:
             return True
 
-        async def command(self, command: str, payload: Any) -> Any:  # noqa: ARG002  # its interface
-            self.asked.append(command)
-            return Answer(ranks=(reply(),))
+        async def command(self, command: str, payload: Any) -> Any:  # noqa: ARG002  # interface of Engine
+            self.commands.append(command)
+            return Answer(ranks=(build_reply(),))
 
     class ObjectBackend(Backend):
         def connect(self, target: object) -> Engine:
@@ -455,16 +455,16 @@ def test_an_engine_object_waits_for_the_gate_before_it_is_asked() -> None:
             return target
 
     async def main() -> None:
-        engine = Object()
+        engine = EngineObject()
         backend = ObjectBackend(EngineOptions())
         backend.bind(engine)
-        passed: list[list[str]] = []
+        commands_at_the_gate: list[list[str]] = []
 
         async def gate() -> None:
-            passed.append([*engine.asked])
+            commands_at_the_gate.append([*engine.commands])
 
         engine.gate = gate
-        await backend.profile_start(capture_of(Path()))
-        assert (passed, engine.asked) == ([[]], ["start"])
+        await backend.profile_start(create_capture(Path()))
+        assert (commands_at_the_gate, engine.commands) == ([[]], ["start"])
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What the project says of itself agrees with what is on disk, and importing it costs little."""
+"""Project metadata matches the source tree, and imports load only the required libraries."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def packages_on_disk() -> set[str]:
+def find_packages() -> set[str]:
     return {
         str(path.parent.relative_to(ROOT))
-        for house in ("core", "plugins")
-        for path in (ROOT / house).glob("*/__init__.py")
+        for directory in ("core", "plugins")
+        for path in (ROOT / directory).glob("*/__init__.py")
     }
 
 
 def test_every_package_is_in_the_wheel() -> None:
-    assert set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == packages_on_disk()
+    assert set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == find_packages()
 
 
 def test_every_package_is_typed() -> None:
-    assert all((ROOT / package / "py.typed").exists() for package in packages_on_disk())
+    assert all((ROOT / package / "py.typed").exists() for package in find_packages())
 
 
-def test_the_version_is_said_once_in_effect() -> None:
+def test_versions_are_equal() -> None:
     assert profdeck.__version__ == PROJECT["project"]["version"] == metadata.version("profdeck")
 
 
-def test_there_is_an_extra_per_library_and_none_for_all() -> None:
+def test_extras_are_libraries_trackers_and_features() -> None:
     features = {"tables", "traces", "upload", "view"}
     libraries = {"torch", "vllm", "sglang", "npu", "ray", "verl", "s3"}
     trackers = {"mlflow", "swanlab", "tensorboard", "wandb"}
@@ -51,28 +51,30 @@ def test_extras_that_read_traces_include_the_extra_traces() -> None:
     assert including == {"torch", "ray", "tables", "view", "mlflow", "swanlab", "tensorboard", "wandb"}
 
 
-def test_every_entry_point_leads_somewhere() -> None:
-    for points in PROJECT["project"]["entry-points"].values():
-        for name, value in points.items():
+def test_every_entry_point_exists() -> None:
+    for entry_points in PROJECT["project"]["entry-points"].values():
+        for name, value in entry_points.items():
             module, _, attribute = value.partition(":")
             relative = module.replace(".", "/")
             files = [
-                ROOT / part / f"{relative}{end}" for part in ("core", "plugins") for end in (".py", "/__init__.py")
+                ROOT / directory / f"{relative}{suffix}"
+                for directory in ("core", "plugins")
+                for suffix in (".py", "/__init__.py")
             ]
             (file,) = filter(Path.exists, files)
             assert attribute in file.read_text(), name
 
 
-def imported_by(code: str) -> set[str]:
+def find_imported_modules(code: str) -> set[str]:
     program = f"import sys; before = set(sys.modules)\n{code}\nafter = set(sys.modules)\nimport json\n"
     program += "print(json.dumps(sorted(after - before)))"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    return set(json.loads(done.stdout))
+    result = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    return set(json.loads(result.stdout))
 
 
-def test_importing_profdeck_imports_no_library_at_all() -> None:
-    found = imported_by("import profdeck")
-    assert {name.partition(".")[0] for name in found} & {
+def test_profdeck_imports_no_library() -> None:
+    modules = find_imported_modules("import profdeck")
+    assert {name.partition(".")[0] for name in modules} & {
         "torch",
         "typer",
         "rich",
@@ -82,23 +84,23 @@ def test_importing_profdeck_imports_no_library_at_all() -> None:
     } == set()
 
 
-def test_a_command_that_reads_traces_imports_no_module_of_the_recorder() -> None:
-    found = imported_by("import profdeck_traces, profdeck_traces.cli.summary, profdeck_traces.loading")
-    assert "profdeck_traces.analysis.model" in found
-    assert {name for name in found if name.partition(".")[0] == "profdeck"} == set()
+def test_profdeck_traces_does_not_import_profdeck() -> None:
+    modules = find_imported_modules("import profdeck_traces, profdeck_traces.cli.summary, profdeck_traces.loading")
+    assert "profdeck_traces.analysis.model" in modules
+    assert {name for name in modules if name.partition(".")[0] == "profdeck"} == set()
 
 
-def test_a_profiler_that_does_nothing_imports_no_engine_and_no_command_line() -> None:
-    found = imported_by("from profdeck import Profiler; Profiler.from_config().step(1)")
-    assert found & {"torch", "typer", "rich", "click", "numpy"} == set()
+def test_disabled_profiler_imports_no_engine_and_no_cli_library() -> None:
+    modules = find_imported_modules("from profdeck import Profiler; Profiler.from_config().step(1)")
+    assert modules & {"torch", "typer", "rich", "click", "numpy"} == set()
 
 
-def test_the_torch_backend_can_be_described_without_torch() -> None:
-    found = imported_by("from profdeck_torch import TorchBackend; TorchBackend.Options()")
-    assert found & {"torch", "typer", "rich", "numpy"} == set()
+def test_torch_backend_options_do_not_import_torch() -> None:
+    modules = find_imported_modules("from profdeck_torch import TorchBackend; TorchBackend.Options()")
+    assert modules & {"torch", "typer", "rich", "numpy"} == set()
 
 
-def test_all_names_of_the_public_interface_exist() -> None:
+def test_all_public_names_exist() -> None:
     values = {"hookimpl", "HOOKSPEC_VERSION"}
     assert {name: getattr(profdeck, name).__name__ for name in profdeck.__all__ if name not in values}
     assert callable(profdeck.hookimpl)

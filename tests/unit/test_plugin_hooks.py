@@ -1,4 +1,4 @@
-"""pluggy's semantics in captures: wrappers, order, isolation, historic calls, awaitables."""
+"""Semantics of pluggy hooks in captures: wrappers, order, isolation, historic calls and awaitables."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.base.errors import CaptureError, LeaseError
 from profdeck_traces.base.errors import BrokenPluginError, PluginError
 
-Build = Callable[..., Profiler]
+BuildProfiler = Callable[..., Profiler]
 Wrapper = Generator[None, Any, Any]
 
 
 @pytest.fixture
-def build(tally: ModuleType, tmp_path: Path) -> Build:
-    """Create a profiler with the backend `tally` that captures step 1 and writes to tmp_path/run."""
+def build_profiler(tally: ModuleType, tmp_path: Path) -> BuildProfiler:
+    """Function that creates a profiler with the backend `tally`. It captures step 1 to tmp_path/run."""
 
-    def make(*, listeners: Any = (), target: Any = None, **settings: Any) -> Profiler:
+    def build(*, listeners: Any = (), target: Any = None, **settings: Any) -> Profiler:
         base = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "steps": [1]}
         return Profiler.from_config(settings={**base, **settings}, listeners=listeners, target=target)
 
-    return make
+    return build
 
 
 @pytest.fixture
-def engine(tally: ModuleType, tmp_path: Path) -> Build:
-    """Create a profiler that captures step 1 of one or more toy engines."""
+def build_engine_profiler(tally: ModuleType, tmp_path: Path) -> BuildProfiler:
+    """Function that creates a profiler that captures step 1 of one or more toy engines."""
 
-    def make(target: Any, *, listeners: Any = (), **settings: Any) -> Profiler:
+    def build(target: Any, *, listeners: Any = (), **settings: Any) -> Profiler:
         base = {"output": str(tmp_path), "run": "run", "rollout.backend": "tally-engine", "steps": [1]}
         return Profiler.from_config(role="rollout", settings={**base, **settings}, listeners=listeners, target=target)
 
-    return make
+    return build
 
 
-def manifest(path: Path, name: str = "rank_*.step1.json") -> dict[str, Any]:
+def read_manifest(path: Path, name: str = "rank_*.step1.json") -> dict[str, Any]:
     (file,) = path.glob(f"run/step_*/*/{name}")
     content: dict[str, Any] = json.loads(file.read_text())
     return content
 
 
 class Log:
-    """A listener that appends a line per call."""
+    """A listener that appends a line to `lines` for each call."""
 
     def __init__(self, lines: list[str], name: str = "log") -> None:
         self.lines, self.name = lines, name
@@ -97,7 +97,7 @@ class Names:
 # Wrappers.
 
 
-def test_a_wrapper_measures_the_start_of_each_plugin(build: Build) -> None:
+def test_wrapper_measures_the_start_of_each_plugin(build_profiler: BuildProfiler) -> None:
     spent_ns: dict[str, int] = {}
 
     class Timer:
@@ -108,7 +108,7 @@ def test_a_wrapper_measures_the_start_of_each_plugin(build: Build) -> None:
             spent_ns[plugin_name] = time.perf_counter_ns() - begin
             return results
 
-    profiler = build(listeners=[Log([])])
+    profiler = build_profiler(listeners=[Log([])])
     name = Profiler.register(Timer())
     with profiler.capture(1) as capture:
         assert capture is not None
@@ -118,10 +118,12 @@ def test_a_wrapper_measures_the_start_of_each_plugin(build: Build) -> None:
 
 
 @pytest.mark.parametrize("old_style", [False, True])
-def test_wrappers_run_around_all_hooks_of_a_capture(build: Build, tmp_path: Path, old_style: bool) -> None:
+def test_wrappers_run_around_all_hooks_of_a_capture(
+    build_profiler: BuildProfiler, tmp_path: Path, old_style: bool
+) -> None:
     lines: list[str] = []
 
-    def wrapper_of(hook: str) -> Any:
+    def create_wrapper(hook: str) -> Any:
         def wrap() -> Wrapper:
             lines.append(f"before {hook}")
             result = yield
@@ -131,28 +133,28 @@ def test_wrappers_run_around_all_hooks_of_a_capture(build: Build, tmp_path: Path
         return staticmethod(hookimpl(wrapper=not old_style, hookwrapper=old_style, specname=hook)(wrap))
 
     hooks = ("profile_start", "profile_step", "profile_stop")
-    around = type("Around", (), {f"wrap_{hook}": wrapper_of(hook) for hook in hooks})()
-    with build(listeners=[around], steps=["1..2"]) as profiler:
+    plugin = type("Around", (), {f"wrap_{hook}": create_wrapper(hook) for hook in hooks})()
+    with build_profiler(listeners=[plugin], steps=["1..2"]) as profiler:
         for step in (1, 2):
             with profiler.capture(step):
                 pass
     assert lines == [line for hook in hooks for line in (f"before {hook}", f"after {hook}")]
-    assert manifest(tmp_path)["status"] == "complete"
+    assert read_manifest(tmp_path)["status"] == "complete"
 
 
-def test_a_wrapper_can_replace_the_artifacts(build: Build, tmp_path: Path) -> None:
+def test_wrapper_can_replace_the_artifacts(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Drop:
         @hookimpl(wrapper=True)
         def profile_stop(self) -> Wrapper:
             yield
             return []
 
-    with build(listeners=[Drop()]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Drop()]) as profiler, profiler.capture(1):
         pass
-    assert manifest(tmp_path)["problems"] == ["The backend wrote no file."]
+    assert read_manifest(tmp_path)["problems"] == ["The backend wrote no file."]
 
 
-def test_a_plugin_can_implement_and_wrap_the_same_hook(build: Build) -> None:
+def test_plugin_can_implement_and_wrap_the_same_hook(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
 
     class Both:
@@ -165,21 +167,23 @@ def test_a_plugin_can_implement_and_wrap_the_same_hook(build: Build) -> None:
             lines.append(f"wrap {plugin_name}")
             return (yield)
 
-    with build(listeners=[Both()]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Both()]) as profiler, profiler.capture(1):
         pass
     assert lines == ["wrap tally", "wrap Both", "note step1"]
 
 
-def test_a_backend_can_wrap_its_own_hooks(build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_can_wrap_its_own_hooks(
+    build_profiler: BuildProfiler, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
 
     @hookimpl(wrapper=True, specname="profile_step")
-    def around_steps(self: Any, step: Step, plugin_name: str) -> Wrapper:  # a method of the backend
+    def around_steps(self: Any, step: Step, plugin_name: str) -> Wrapper:  # becomes a method of the backend
         lines.append(f"{plugin_name} {step.index}")
         return (yield)
 
     monkeypatch.setattr(tally.TallyBackend, "around_steps", around_steps, raising=False)
-    with build(steps=["1..2"], listeners=[Log([])]) as profiler:
+    with build_profiler(steps=["1..2"], listeners=[Log([])]) as profiler:
         for step in (1, 2):
             with profiler.capture(step):
                 pass
@@ -187,17 +191,19 @@ def test_a_backend_can_wrap_its_own_hooks(build: Build, tally: ModuleType, monke
 
 
 @pytest.mark.parametrize("hook", ["profile_start", "profile_step", "profile_stop"])
-def test_a_wrapper_that_does_not_return_the_results_is_reported(build: Build, tmp_path: Path, hook: str) -> None:
+def test_wrapper_that_does_not_return_the_results_is_reported(
+    build_profiler: BuildProfiler, tmp_path: Path, hook: str
+) -> None:
     @hookimpl(wrapper=True, specname=hook)
-    def forgetful() -> Wrapper:
+    def return_nothing() -> Wrapper:
         yield
 
-    plugin = type("Forgetful", (), {"wrap": staticmethod(forgetful)})()
-    with build(listeners=[plugin], steps=["1..2"]) as profiler:
+    plugin = type("Forgetful", (), {"wrap": staticmethod(return_nothing)})()
+    with build_profiler(listeners=[plugin], steps=["1..2"]) as profiler:
         for step in (1, 2):
             with profiler.capture(step):
                 pass
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert document["status"] == "partial"
     assert f"A wrapper around {hook} of tally returned None instead of the results" in document["problems"][0]
     assert document["artifacts"]
@@ -205,8 +211,8 @@ def test_a_wrapper_that_does_not_return_the_results_is_reported(build: Build, tm
 
 
 @pytest.mark.parametrize("error", [RuntimeError("late"), KeyboardInterrupt()])
-def test_a_wrapper_that_fails_after_the_start_leaves_nothing_recording(
-    build: Build, tmp_path: Path, error: BaseException
+def test_recording_is_stopped_if_a_wrapper_fails_after_the_start(
+    build_profiler: BuildProfiler, tmp_path: Path, error: BaseException
 ) -> None:
     lines: list[str] = []
 
@@ -218,20 +224,20 @@ def test_a_wrapper_that_fails_after_the_start_leaves_nothing_recording(
                 raise error
             return results
 
-    profiler = build(listeners=[Late(), Log(lines)])
+    profiler = build_profiler(listeners=[Late(), Log(lines)])
     if isinstance(error, Exception):
         assert profiler.start(1) is None
     else:
         with pytest.raises(KeyboardInterrupt):
             profiler.start(1)
     assert (profiler.active, calls_of(profiler), lines) == (None, ["start step1", "stop step1"], [])
-    assert manifest(tmp_path)["status"] == "partial"
+    assert read_manifest(tmp_path)["status"] == "partial"
 
 
 @pytest.mark.parametrize("trylast", [True, False])
 @pytest.mark.parametrize("raises_before", [True, False])
-def test_a_capture_whose_start_did_not_run_is_not_complete(
-    build: Build, tmp_path: Path, raises_before: bool, trylast: bool
+def test_capture_with_a_suppressed_start_is_failed(
+    build_profiler: BuildProfiler, tmp_path: Path, raises_before: bool, trylast: bool
 ) -> None:
     class Suppress:
         @hookimpl(wrapper=True, trylast=trylast)
@@ -243,16 +249,16 @@ def test_a_capture_whose_start_did_not_run_is_not_complete(
             except RuntimeError:
                 return []
 
-    profiler = build(listeners=[Suppress()], **{"trainer.options.fail_at": "start"})
+    profiler = build_profiler(listeners=[Suppress()], **{"trainer.options.fail_at": "start"})
     assert profiler.start(1) is None
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert document["status"] == "failed"
     assert ("denied" if raises_before else "a wrapper suppressed its error") in document["problems"][0]
 
 
 @pytest.mark.parametrize("returned", ["one artifact", "outside", "text"])
 def test_invalid_return_value_of_profile_stop_is_reported(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType, returned: str
+    build_profiler: BuildProfiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType, returned: str
 ) -> None:
     @hookimpl
     def stop(self: object, capture: Capture) -> object:
@@ -260,9 +266,9 @@ def test_invalid_return_value_of_profile_stop_is_reported(
         return {"one artifact": artifact, "outside": [artifact], "text": ["a"]}[returned]
 
     monkeypatch.setattr(tally.TallyBackend, "profile_stop", stop)
-    with build() as profiler, profiler.capture(1):
+    with build_profiler() as profiler, profiler.capture(1):
         pass
-    (problem, *_) = manifest(tmp_path)["problems"]
+    (problem, *_) = read_manifest(tmp_path)["problems"]
     expected = {
         "one artifact": "profile_stop of tally must return a list of artifacts or of functions that write them, not ",
         "outside": f"{tmp_path / 'a'} is outside of {tmp_path}",
@@ -272,8 +278,10 @@ def test_invalid_return_value_of_profile_stop_is_reported(
 
 
 @pytest.mark.parametrize("hook", ["step", "stop", "write"])
-def test_backend_error_is_chained_and_logged(build: Build, caplog: pytest.LogCaptureFixture, hook: str) -> None:
-    profiler = build(on_error="raise", steps=["1..2"], **{"trainer.options.fail_at": hook})
+def test_backend_error_is_chained_and_logged(
+    build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture, hook: str
+) -> None:
+    profiler = build_profiler(on_error="raise", steps=["1..2"], **{"trainer.options.fail_at": hook})
     with caplog.at_level(logging.DEBUG, "profdeck"), pytest.raises(CaptureError) as raised:
         for step in (1, 2):
             with profiler.capture(step):
@@ -285,10 +293,10 @@ def test_backend_error_is_chained_and_logged(build: Build, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("registered_first", [False, True])
-def test_listener_that_is_also_registered_is_called_once(build: Build, registered_first: bool) -> None:
+def test_listener_that_is_also_registered_is_called_once(build_profiler: BuildProfiler, registered_first: bool) -> None:
     listener = Log(lines := [])
     name = Profiler.register(listener) if registered_first else ""
-    profiler = build(listeners=[listener], steps=[1, 3])
+    profiler = build_profiler(listeners=[listener], steps=[1, 3])
     name = name or Profiler.register(listener)
     with profiler.capture(1):
         pass
@@ -300,7 +308,7 @@ def test_listener_that_is_also_registered_is_called_once(build: Build, registere
 
 
 def test_suppressed_step_error_makes_the_capture_partial(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType
+    build_profiler: BuildProfiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType
 ) -> None:
     class Suppress:
         @hookimpl(wrapper=True)
@@ -315,18 +323,18 @@ def test_suppressed_step_error_makes_the_capture_partial(
         raise OSError("disk full")
 
     monkeypatch.setattr(tally.TallyBackend, "profile_step", fail)
-    with build(listeners=[Suppress()], steps=["1..2"]) as profiler:
+    with build_profiler(listeners=[Suppress()], steps=["1..2"]) as profiler:
         for step in (1, 2):
             with profiler.capture(step):
                 pass
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert (document["status"], document["problems"]) == (
         "partial",
         ["tally at global_step 1: OSError: disk full. A wrapper suppressed this error."],
     )
 
 
-def test_a_capture_whose_stop_error_is_suppressed_is_not_complete(build: Build, tmp_path: Path) -> None:
+def test_capture_with_a_suppressed_stop_error_is_failed(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Suppress:
         @hookimpl(wrapper=True)
         def profile_stop(self) -> Wrapper:
@@ -335,9 +343,9 @@ def test_a_capture_whose_stop_error_is_suppressed_is_not_complete(build: Build, 
             except RuntimeError:
                 return []
 
-    with build(listeners=[Suppress()], **{"trainer.options.fail_at": "stop"}) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Suppress()], **{"trainer.options.fail_at": "stop"}) as profiler, profiler.capture(1):
         pass
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert document["status"] == "failed"
     assert "profile_stop of tally did not return; a wrapper suppressed its error" in document["problems"][0]
 
@@ -345,7 +353,7 @@ def test_a_capture_whose_stop_error_is_suppressed_is_not_complete(build: Build, 
 # Order.
 
 
-def test_the_order_is_pluggys_with_the_backend_before_listeners(build: Build) -> None:
+def test_backend_is_called_before_listeners_in_pluggy_order(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
 
     class Last(Log):
@@ -360,15 +368,15 @@ def test_the_order_is_pluggys_with_the_backend_before_listeners(build: Build) ->
                 lines.append("backend start")
             return (yield)
 
-    profiler = build(listeners=[Last(lines, "last"), Log(lines), First(lines, "first"), BackendStart()])
+    profiler = build_profiler(listeners=[Last(lines, "last"), Log(lines), First(lines, "first"), BackendStart()])
     with profiler.capture(1):
         assert lines == ["first start", "backend start", "log start", "last start"]
     assert set(lines[4:]) == {f"{name} stop complete" for name in ("first", "log", "last")}
 
 
-def test_the_backend_precedes_listeners_that_are_registered_later(build: Build) -> None:
+def test_backend_precedes_listeners_registered_later(build_profiler: BuildProfiler) -> None:
     names: list[str] = []
-    profiler = build(listeners=[Names(names)])
+    profiler = build_profiler(listeners=[Names(names)])
     Profiler.register(Log([]), "late")
     with profiler.capture(1):
         pass
@@ -376,42 +384,42 @@ def test_the_backend_precedes_listeners_that_are_registered_later(build: Build) 
     assert names == ["tally", "late"]
 
 
-def test_a_listener_is_started_once_while_the_backend_waits(
-    build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_listener_is_started_once_while_the_backend_waits(
+    build_profiler: BuildProfiler, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
-    do, busy = tally.TallyBackend.perform, [True]
+    perform, is_busy = tally.TallyBackend.perform, [True]
 
     def start_when_free(self: Any, name: str, call: str) -> None:
-        if name == "start" and busy[0]:
+        if name == "start" and is_busy[0]:
             raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
-        do(self, name, call)
+        perform(self, name, call)
 
     monkeypatch.setattr(tally.TallyBackend, "perform", start_when_free)
-    with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
         profiler.step(0, "mini_batch")
-        busy[0] = False
+        is_busy[0] = False
         profiler.step(1, "mini_batch")
     assert lines == ["first start", "first stop complete"]
     assert calls_of(profiler) == ["start step1", "stop step1"]
 
 
-def test_a_started_listener_is_stopped_if_the_device_stays_busy(
-    build: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+def test_started_listener_is_stopped_if_the_device_stays_busy(
+    build_profiler: BuildProfiler, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
 
-    def refuse(*_: object) -> None:
+    def raise_lease_error(*_: object) -> None:
         raise LeaseError("It is busy.", "recorder, held by this process (ref, step1)")
 
-    monkeypatch.setattr(tally.TallyBackend, "perform", refuse)
-    with build(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
+    monkeypatch.setattr(tally.TallyBackend, "perform", raise_lease_error)
+    with build_profiler(listeners=[First(lines, "first")]) as profiler, profiler.capture(1):
         pass
     assert lines == ["first start", "first stop missing"]
 
 
-def test_a_pending_end_precedes_the_boundary_that_carries_it_out(build: Build) -> None:
-    profiler = build(steps=["1..9"])
+def test_deferred_stop_precedes_the_step_hook_of_its_boundary(build_profiler: BuildProfiler) -> None:
+    profiler = build_profiler(steps=["1..9"])
     profiler.start(1)
     thread = threading.Thread(target=profiler.close)
     thread.start()
@@ -423,7 +431,7 @@ def test_a_pending_end_precedes_the_boundary_that_carries_it_out(build: Build) -
 # Isolation.
 
 
-def test_a_failing_plugin_does_not_prevent_other_stops(build: Build, tmp_path: Path) -> None:
+def test_failing_plugin_does_not_prevent_other_stops(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     lines: list[str] = []
 
     class Broken(Log):
@@ -432,29 +440,29 @@ def test_a_failing_plugin_does_not_prevent_other_stops(build: Build, tmp_path: P
             raise RuntimeError(f"{self.name} is broken at {capture.id}")
 
     listeners = [Broken(lines, "a"), Log(lines, "b"), Broken(lines, "c"), Log(lines, "d")]
-    with build(listeners=listeners, on_error="raise") as profiler, profiler.capture(1):
+    with build_profiler(listeners=listeners, on_error="raise") as profiler, profiler.capture(1):
         pass
     assert calls_of(profiler) == ["start step1", "stop step1"]
     assert {line for line in lines if "stop" in line} == {"b stop complete", "d stop complete"}
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert document["status"] == "complete"
     assert sum("RuntimeError: " in note for note in document["notes"]) == 2
 
 
-def test_an_interrupted_listener_does_not_leave_the_backend_recording(build: Build) -> None:
+def test_interrupted_listener_does_not_prevent_the_backend_stop(build_profiler: BuildProfiler) -> None:
     class Interrupted:
         @hookimpl(tryfirst=True)
         def profile_stop(self) -> None:
             raise KeyboardInterrupt
 
-    profiler = build(listeners=[Interrupted()])
+    profiler = build_profiler(listeners=[Interrupted()])
     profiler.start(1)
     with pytest.raises(KeyboardInterrupt):
         profiler.stop()
     assert calls_of(profiler) == ["start step1", "stop step1"]
 
 
-def test_a_wrapper_that_fails_around_the_stop_loses_no_trace(build: Build, tmp_path: Path) -> None:
+def test_wrapper_that_fails_after_the_stop_loses_no_trace(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     lines: list[str] = []
 
     class Broken:
@@ -463,11 +471,11 @@ def test_a_wrapper_that_fails_around_the_stop_loses_no_trace(build: Build, tmp_p
             yield
             raise RuntimeError("broken wrapper")
 
-    with build(listeners=[Broken(), Log(lines, "b"), Log(lines, "d")]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Broken(), Log(lines, "b"), Log(lines, "d")]) as profiler, profiler.capture(1):
         pass
     assert calls_of(profiler) == ["start step1", "stop step1"]
     assert {"b stop partial", "d stop partial"} <= set(lines)
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert document["artifacts"]
     assert "broken wrapper" in " ".join(document["problems"])
 
@@ -484,21 +492,24 @@ def return_without_a_yield() -> Wrapper:
 
 @pytest.mark.parametrize("wrap", [fail_before_the_yield, return_without_a_yield])
 @pytest.mark.parametrize("wait_s", [0, 0.001])
-def test_a_wrapper_that_does_not_call_the_stop_leaves_nothing_recording(
-    build: Build, tmp_path: Path, wrap: Callable[[], Wrapper], wait_s: float
+def test_recording_is_stopped_if_a_wrapper_skips_the_stop(
+    build_profiler: BuildProfiler, tmp_path: Path, wrap: Callable[[], Wrapper], wait_s: float
 ) -> None:
     lines: list[str] = []
     metrics = type("Metrics", (), {"wrap": staticmethod(hookimpl(wrapper=True, specname="profile_stop")(wrap))})()
-    with build(listeners=[metrics, Log(lines)], **{"trainer.options.wait_s": wait_s}) as profiler, profiler.capture(1):
+    with (
+        build_profiler(listeners=[metrics, Log(lines)], **{"trainer.options.wait_s": wait_s}) as profiler,
+        profiler.capture(1),
+    ):
         pass
     assert calls_of(profiler)[-1] == "stop step1"
     assert lines == ["log start", "log stop partial"]
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert (document["status"], len(document["artifacts"])) == ("partial", 1)
     assert "failed around profile_stop of tally: " in document["problems"][0]
 
 
-def test_the_reason_of_a_failure_names_the_wrapper_and_the_implementation(build: Build, tmp_path: Path) -> None:
+def test_stop_problem_names_wrapper_and_implementation(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Metrics:
         @hookimpl(wrapper=True)
         def profile_stop(self) -> Wrapper:
@@ -506,16 +517,16 @@ def test_the_reason_of_a_failure_names_the_wrapper_and_the_implementation(build:
             yield
 
     options = {"trainer.options.fail_at": "stop"}
-    with build(listeners=[Metrics()], **options) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Metrics()], **options) as profiler, profiler.capture(1):
         pass
-    (problem,) = manifest(tmp_path)["problems"]
+    (problem,) = read_manifest(tmp_path)["problems"]
     assert problem.startswith(
         "The wrapper of Metrics failed around profile_stop of tally: OSError: metrics server is down. profile_stop of "
         "tally failed: RuntimeError: "
     )
 
 
-def test_the_reason_of_a_failed_step_names_the_wrapper_that_raised(build: Build, tmp_path: Path) -> None:
+def test_step_problem_names_the_wrapper_that_raised(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Outer:
         @hookimpl(wrapper=True, tryfirst=True)
         def profile_step(self) -> Wrapper:
@@ -527,16 +538,16 @@ def test_the_reason_of_a_failed_step_names_the_wrapper_that_raised(build: Build,
             yield
             raise OSError("metrics server is down")
 
-    with build(listeners=[Inner(), Outer()], steps=["1..2"]) as profiler:
+    with build_profiler(listeners=[Inner(), Outer()], steps=["1..2"]) as profiler:
         for step in (1, 2):
             with profiler.capture(step):
                 pass
-    assert manifest(tmp_path)["problems"] == [
+    assert read_manifest(tmp_path)["problems"] == [
         "The wrapper of Inner failed around profile_step of tally at global_step 1: OSError: metrics server is down"
     ]
 
 
-def test_a_failed_wrapper_around_a_listener_is_a_note(build: Build, tmp_path: Path) -> None:
+def test_wrapper_error_around_a_listener_is_recorded_as_a_note(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Metrics:
         @hookimpl(wrapper=True)
         def profile_start(self, plugin_name: str) -> Wrapper:
@@ -547,10 +558,10 @@ def test_a_failed_wrapper_around_a_listener_is_a_note(build: Build, tmp_path: Pa
 
     lines: list[str] = []
     name = Profiler.register(Log(lines), "log")
-    with build(listeners=[Metrics()]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Metrics()]) as profiler, profiler.capture(1):
         pass
     Profiler.unregister(name)
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert lines == ["log start", "log stop complete"]
     assert document["status"] == "complete"
     assert document["notes"] == [
@@ -558,23 +569,21 @@ def test_a_failed_wrapper_around_a_listener_is_a_note(build: Build, tmp_path: Pa
     ]
 
 
-def test_a_capture_that_a_wrapper_ends_at_its_start_keeps_the_reason(
-    build: Build, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_error_of_a_wrapper_is_logged(build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture) -> None:
     class Late:
         @hookimpl(wrapper=True)
         def profile_start(self) -> Wrapper:
             yield
             raise ValueError("late")
 
-    assert build(listeners=[Late()]).start(1) is None
+    assert build_profiler(listeners=[Late()]).start(1) is None
     assert (
         "Capture step1 was stopped at its start: The wrapper of Late failed around profile_start of tally: "
         "ValueError: late"
     ) in caplog.text
 
 
-def test_a_listener_whose_start_failed_is_not_stopped(build: Build) -> None:
+def test_listener_with_a_failed_start_is_not_stopped(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
 
     class Broken(Log):
@@ -582,25 +591,25 @@ def test_a_listener_whose_start_failed_is_not_stopped(build: Build) -> None:
         def profile_start(self) -> None:
             raise RuntimeError("broken")
 
-    with build(listeners=[Broken(lines, "a"), Log(lines, "b")]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Broken(lines, "a"), Log(lines, "b")]) as profiler, profiler.capture(1):
         pass
     assert lines == ["b start", "b stop complete"]
 
 
-def test_a_failed_enum_lookup_of_a_listener_is_a_note(build: Build, tmp_path: Path) -> None:
+def test_enum_error_of_a_listener_is_recorded_as_a_note(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     class Broken:
         @hookimpl
         def profile_start(self) -> None:
             Unit("lightyear")
 
-    with build(listeners=[Broken()]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Broken()]) as profiler, profiler.capture(1):
         pass
-    assert "'lightyear' is not a valid Unit" in manifest(tmp_path)["notes"][0]
+    assert "'lightyear' is not a valid Unit" in read_manifest(tmp_path)["notes"][0]
 
 
 @pytest.mark.parametrize("error", [SystemExit(2), KeyboardInterrupt()])
-def test_an_interrupted_listener_does_not_prevent_other_stops(
-    build: Build, tmp_path: Path, error: BaseException
+def test_interrupted_listener_does_not_prevent_other_stops(
+    build_profiler: BuildProfiler, tmp_path: Path, error: BaseException
 ) -> None:
     lines: list[str] = []
 
@@ -609,17 +618,19 @@ def test_an_interrupted_listener_does_not_prevent_other_stops(
         def profile_stop(self) -> None:
             raise error
 
-    profiler = build(listeners=[Log(lines, "a"), Interrupted(), Log(lines, "b")])
+    profiler = build_profiler(listeners=[Log(lines, "a"), Interrupted(), Log(lines, "b")])
     profiler.start(1)
     with pytest.raises(type(error)):
         profiler.stop()
     assert {"a stop complete", "b stop complete"} <= set(lines)
-    assert manifest(tmp_path)["status"] == "complete"
+    assert read_manifest(tmp_path)["status"] == "complete"
     profiler.close()
 
 
 @pytest.mark.parametrize("hook", ["profile_start", "profile_step", "profile_stop"])
-def test_a_listener_that_awaits_a_cancelled_future_has_failed(build: Build, tmp_path: Path, hook: str) -> None:
+def test_cancelled_future_of_a_listener_is_recorded_as_a_note(
+    build_profiler: BuildProfiler, tmp_path: Path, hook: str
+) -> None:
     async def fail() -> None:
         future = asyncio.get_running_loop().create_future()
         future.cancel()
@@ -628,18 +639,18 @@ def test_a_listener_that_awaits_a_cancelled_future_has_failed(build: Build, tmp_
     listener = type("Cancelled", (), {"fail": staticmethod(hookimpl(specname=hook)(fail))})()
 
     async def run() -> None:
-        async with build(listeners=[listener], steps=["1..2"]) as profiler:
+        async with build_profiler(listeners=[listener], steps=["1..2"]) as profiler:
             for step in (1, 2):
                 async with profiler.capture(step):
                     pass
 
     asyncio.run(run())
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert document["status"] == "complete"
     assert "CancelledError" in document["notes"][0]
 
 
-def test_the_stops_precede_the_cancellation_of_the_task(build: Build, tmp_path: Path) -> None:
+def test_cancelled_task_completes_all_stops_first(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     lines: list[str] = []
 
     class Slow:
@@ -649,7 +660,7 @@ def test_the_stops_precede_the_cancellation_of_the_task(build: Build, tmp_path: 
             await asyncio.Event().wait()
 
     async def stop() -> None:
-        profiler = build(listeners=[Log(lines, "a"), Slow(), Log(lines, "b")])
+        profiler = build_profiler(listeners=[Log(lines, "a"), Slow(), Log(lines, "b")])
         async with profiler.capture(1):
             pass
 
@@ -665,7 +676,7 @@ def test_the_stops_precede_the_cancellation_of_the_task(build: Build, tmp_path: 
     assert {"a stop complete", "b stop complete"} <= set(lines)
 
 
-def test_a_listener_needs_no_start(build: Build) -> None:
+def test_listener_without_a_start_hook_is_called(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
 
     class StopOnly:
@@ -677,28 +688,28 @@ def test_a_listener_needs_no_start(build: Build) -> None:
         def profile_step(self, step: Step) -> None:
             lines.append(f"step {step.index}")
 
-    with build(listeners=[StopOnly()], steps=["1..2"]) as profiler:
+    with build_profiler(listeners=[StopOnly()], steps=["1..2"]) as profiler:
         for step in range(4):
             with profiler.capture(step):
                 pass
     assert lines == ["step 1", "stop complete"]
-    assert build(listeners=[StopOnly()], run="two", **{"trainer.options.fail_at": "start"}).start(1) is None
+    assert build_profiler(listeners=[StopOnly()], run="two", **{"trainer.options.fail_at": "start"}).start(1) is None
     assert lines == ["step 1", "stop complete"]
 
 
-def fail_to_write() -> Any:
+def raise_disk_full() -> Any:
     raise OSError("disk full")
 
 
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
-        (fail_to_write, "A file could not be written: OSError: disk full"),
+        (raise_disk_full, "A file could not be written: OSError: disk full"),
         ("no artifact", "profile_stop must return artifacts or functions that write them, not 'no artifact'."),
     ],
 )
 def test_failed_start_is_stopped_despite_invalid_output(
-    build: Build, tmp_path: Path, output: Any, expected: str
+    build_profiler: BuildProfiler, tmp_path: Path, output: Any, expected: str
 ) -> None:
     lines: list[str] = []
 
@@ -715,44 +726,48 @@ def test_failed_start_is_stopped_despite_invalid_output(
             results = yield
             return [[*(outputs or ()), output] for outputs in results]
 
-    profiler = build(listeners=[Late(), First(lines, "first")], steps=[1, 3])
+    profiler = build_profiler(listeners=[Late(), First(lines, "first")], steps=[1, 3])
     assert profiler.start(1) is None
     assert lines == ["first start", "first stop partial"]
-    document = manifest(tmp_path)
+    document = read_manifest(tmp_path)
     assert (document["status"], len(document["artifacts"])) == ("partial", 1)
     assert expected in document["problems"]
 
 
-def test_a_started_listener_is_stopped_if_the_backend_does_not_start(build: Build) -> None:
+def test_started_listener_is_stopped_if_the_backend_start_fails(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
     listeners = [First(lines, "first"), Log(lines)]
-    assert build(listeners=listeners, **{"trainer.options.fail_at": "start"}).start(1) is None
+    assert build_profiler(listeners=listeners, **{"trainer.options.fail_at": "start"}).start(1) is None
     assert lines == ["first start", "first stop failed"]
 
 
 # Registration.
 
 
-def test_an_unknown_hook_needs_optionalhook(build: Build) -> None:
-    class Later:
+def test_unknown_hook_requires_optionalhook(build_profiler: BuildProfiler) -> None:
+    class OptionalHook:
         @hookimpl
         def profile_start(self) -> None: ...
 
         @hookimpl(optionalhook=True)
         def profile_pause(self, capture: Capture) -> None: ...
 
-    class Wrong:
+    class UnknownHook:
         @hookimpl
         def profile_pause(self, capture: Capture) -> None: ...
 
-    Profiler.unregister(Profiler.register(Later()))
-    with pytest.raises(BrokenPluginError, match="'Wrong' implements 'profile_pause', which is not a hook of profdeck"):
-        Profiler.register(Wrong())
-    with build() as profiler, profiler.capture(1) as capture:  # the manager is intact
+    Profiler.unregister(Profiler.register(OptionalHook()))
+    with pytest.raises(
+        BrokenPluginError, match="'UnknownHook' implements 'profile_pause', which is not a hook of profdeck"
+    ):
+        Profiler.register(UnknownHook())
+    with build_profiler() as profiler, profiler.capture(1) as capture:  # the rejected plugin is not registered
         assert capture is not None
 
 
-def test_historic_calls_reach_plugins_that_are_registered_later(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+def test_historic_calls_reach_plugins_registered_later(
+    build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture
+) -> None:
     lines: list[str] = []
 
     class Late:
@@ -765,18 +780,18 @@ def test_historic_calls_reach_plugins_that_are_registered_later(build: Build, ca
         def profiler_opened(self) -> Wrapper:
             return (yield)
 
-    build()
+    build_profiler()
     name = Profiler.register(Late())
     assert lines == ["trainer tally"]
     with pytest.raises(BrokenPluginError, match="profiler_opened is historic, and historic hooks have no wrappers"):
         Profiler.register(Wraps())
-    assert build(run="other").enabled
+    assert build_profiler(run="other").enabled
     assert lines == ["trainer tally"] * 2
     Profiler.unregister(name)
     assert "profiler_opened" not in caplog.text
 
 
-def test_a_failed_notification_of_a_profiler_is_logged(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_profiler_opened_hook_is_logged(build_profiler: BuildProfiler, caplog: pytest.LogCaptureFixture) -> None:
     roles: list[str] = []
 
     class Good:
@@ -789,14 +804,14 @@ def test_a_failed_notification_of_a_profiler_is_logged(build: Build, caplog: pyt
         def profiler_opened(self) -> None:
             raise RuntimeError("not now")
 
-    profilers = [build(listeners=[Good(), Broken(), Good()], run="one")]
+    profilers = [build_profiler(listeners=[Good(), Broken(), Good()], run="one")]
     assert roles == ["trainer"] * 2
     assert caplog.messages == ["The plugin Broken failed at profiler_opened: RuntimeError: not now"]
-    profilers.append(build(listeners=[Broken(), Good()], run="two"))  # history is replayed
+    profilers.append(build_profiler(listeners=[Broken(), Good()], run="two"))  # history is replayed
     assert all(profiler.enabled for profiler in profilers)
 
 
-def test_a_plugin_does_not_join_a_capture_before_its_registration_has_ended(build: Build, tmp_path: Path) -> None:
+def test_plugin_joins_captures_only_after_its_registration(build_profiler: BuildProfiler, tmp_path: Path) -> None:
     entered, proceed = threading.Event(), threading.Event()
     lines: list[str] = []
 
@@ -806,7 +821,7 @@ def test_a_plugin_does_not_join_a_capture_before_its_registration_has_ended(buil
             entered.set()
             proceed.wait(10)
 
-    profiler = build(listeners=[Log(lines)], steps=["1..2", 4])
+    profiler = build_profiler(listeners=[Log(lines)], steps=["1..2", 4])
     profiler.start(1)
     thread = threading.Thread(target=Profiler.register, args=(Late(lines, "late"), "late"))
     thread.start()
@@ -821,32 +836,39 @@ def test_a_plugin_does_not_join_a_capture_before_its_registration_has_ended(buil
         pass
     Profiler.unregister("late")
     assert {line for line in lines if "late" in line} == {"late start", "late stop complete"}
-    assert manifest(tmp_path)["status"] == "complete"
+    assert read_manifest(tmp_path)["status"] == "complete"
 
 
-def test_profilers_share_a_manager_and_not_their_listeners(build: Build) -> None:
+def test_profilers_share_the_manager_but_not_their_listeners(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
-    one, two = build(listeners=[Log(lines, "one")], run="one"), build(listeners=[Log(lines, "two")], run="two")
-    with one.capture(1), two.capture(1):
+    first, second = (
+        build_profiler(listeners=[Log(lines, "one")], run="one"),
+        build_profiler(listeners=[Log(lines, "two")], run="two"),
+    )
+    with first.capture(1), second.capture(1):
         pass
     assert [line for line in lines if "start" in line] == ["one start", "two start"]
     assert isinstance(plugin_manager(), pluggy.PluginManager)
 
 
-def test_a_plugin_that_is_registered_during_a_capture_does_not_join_it(build: Build) -> None:
+def test_plugin_registered_during_a_capture_does_not_join_it(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
-    one = build(steps=["1..2"], run="one")
-    one.start(1)
-    two = build(listeners=[Log(lines)], run="two")
+    first = build_profiler(steps=["1..2"], run="one")
+    first.start(1)
+    second = build_profiler(listeners=[Log(lines)], run="two")
     Profiler.register(Log(lines), "late")
-    one.step(1)
-    one.start(2)
-    one.stop()
+    first.step(1)
+    first.start(2)
+    first.stop()
     Profiler.unregister("late")
-    assert (calls_of(one), calls_of(two), lines) == (["start step1", "step step1 global_step 1", "stop step1"], [], [])
+    assert (calls_of(first), calls_of(second), lines) == (
+        ["start step1", "step step1 global_step 1", "stop step1"],
+        [],
+        [],
+    )
 
 
-def test_a_name_or_an_object_is_registered_once(build: Build) -> None:
+def test_name_or_object_can_be_registered_only_once(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
     log = Log(lines)
     Profiler.register(log, "mine")
@@ -854,7 +876,7 @@ def test_a_name_or_an_object_is_registered_once(build: Build) -> None:
         Profiler.register(Log([]), "mine")
     with pytest.raises(BrokenPluginError, match="'other' is already registered as 'mine'"):
         Profiler.register(log, "other")
-    with build(listeners=[log]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[log]) as profiler, profiler.capture(1):
         pass
     assert lines == ["log start", "log stop complete"]
     Profiler.unregister("mine")
@@ -862,18 +884,18 @@ def test_a_name_or_an_object_is_registered_once(build: Build) -> None:
         Profiler.unregister("mine")
 
 
-def test_a_collected_profiler_leaves_no_plugin_in_the_manager(build: Build) -> None:
+def test_plugins_of_a_collected_profiler_are_unregistered(build_profiler: BuildProfiler) -> None:
     Profiler.unregister(Profiler.register(Log([])))
-    build()
-    before = len(plugin_manager().get_plugins())
-    build(listeners=[Log([])])
-    assert len(plugin_manager().get_plugins()) > before
+    build_profiler()
+    plugin_count = len(plugin_manager().get_plugins())
+    build_profiler(listeners=[Log([])])
+    assert len(plugin_manager().get_plugins()) > plugin_count
     gc.collect()
-    Profiler.unregister(Profiler.register(Log([])))  # each registration forgets the plugins of collected profilers
-    assert len(plugin_manager().get_plugins()) == before
+    Profiler.unregister(Profiler.register(Log([])))  # each registration removes the plugins of collected profilers
+    assert len(plugin_manager().get_plugins()) == plugin_count
 
 
-def test_equal_plugins_are_registered_separately(build: Build) -> None:
+def test_equal_plugins_are_registered_separately(build_profiler: BuildProfiler) -> None:
     lines: list[str] = []
 
     @attrs.define
@@ -882,14 +904,14 @@ def test_equal_plugins_are_registered_separately(build: Build) -> None:
         def profile_start(self) -> None:
             lines.append("start")
 
-    with build(listeners=[Equal(), Equal()]) as profiler, profiler.capture(1):
+    with build_profiler(listeners=[Equal(), Equal()]) as profiler, profiler.capture(1):
         pass
     assert lines == ["start", "start"]
 
 
-def test_a_listener_without_hooks_is_rejected(build: Build) -> None:
+def test_listener_without_hooks_is_rejected(build_profiler: BuildProfiler) -> None:
     with pytest.raises(BrokenPluginError, match="'object' implements no hook. Mark its methods"):
-        build(listeners=[object()])
+        build_profiler(listeners=[object()])
 
 
 def test_arguments_outside_of_the_specification_are_rejected() -> None:
@@ -901,7 +923,7 @@ def test_arguments_outside_of_the_specification_are_rejected() -> None:
         Profiler.register(Wrong())
 
 
-def test_a_plugin_for_another_version_of_the_hooks_is_rejected() -> None:
+def test_plugin_for_another_hook_version_is_rejected() -> None:
     class Future(Log):
         hookspec_version = 99
 
@@ -913,8 +935,8 @@ def test_a_plugin_for_another_version_of_the_hooks_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_wrapper_observes_the_completion_of_an_engine_start(
-    engine: Build, tally: ModuleType, tmp_path: Path, sync: bool
+def test_wrapper_observes_the_completion_of_an_engine_start(
+    build_engine_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path, sync: bool
 ) -> None:
     toy, lines = tally.ToyEngine(), []
 
@@ -931,21 +953,21 @@ def test_a_wrapper_observes_the_completion_of_an_engine_start(
             return [timed()]
 
     async def run() -> None:
-        async with engine(toy, listeners=[Timer()]) as profiler, profiler.capture(1):
+        async with build_engine_profiler(toy, listeners=[Timer()]) as profiler, profiler.capture(1):
             toy.iterate("decode")
 
     if sync:
-        with engine(toy, listeners=[Timer()]) as profiler, profiler.capture(1):
+        with build_engine_profiler(toy, listeners=[Timer()]) as profiler, profiler.capture(1):
             toy.iterate("decode")
     else:
         asyncio.run(run())
     assert lines == ["called 0", "completed 1"]
-    assert manifest(tmp_path, "target.step1.json")["status"] == "complete"
+    assert read_manifest(tmp_path, "target.step1.json")["status"] == "complete"
 
 
 @pytest.mark.parametrize("closes", [True, False])
-def test_a_wrapper_that_discards_the_awaitable_fails_the_start(
-    engine: Build, tally: ModuleType, tmp_path: Path, closes: bool
+def test_discarded_awaitable_fails_the_start(
+    build_engine_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path, closes: bool
 ) -> None:
     class Discard:
         @hookimpl(wrapper=True)
@@ -956,10 +978,10 @@ def test_a_wrapper_that_discards_the_awaitable_fails_the_start(
             return []
 
     toy = tally.ToyEngine()
-    with engine(toy, listeners=[Discard()]) as profiler, profiler.capture(1) as capture:
+    with build_engine_profiler(toy, listeners=[Discard()]) as profiler, profiler.capture(1) as capture:
         assert capture is None
     assert toy.commands == []
-    assert "a wrapper discarded its awaitable" in manifest(tmp_path, "target.step1.json")["problems"][0]
+    assert "a wrapper discarded its awaitable" in read_manifest(tmp_path, "target.step1.json")["problems"][0]
 
 
 def fail_after_the_yield() -> Wrapper:
@@ -987,20 +1009,25 @@ def close_the_awaitable() -> Wrapper:
 )
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("sync", [True, False])
-def test_a_wrapper_that_fails_around_the_stop_leaves_no_engine_recording(
-    engine: Build, tally: ModuleType, tmp_path: Path, wrap: Callable[[], Wrapper], count: int, sync: bool
+def test_engines_are_stopped_if_a_wrapper_fails_around_the_stop(
+    build_engine_profiler: BuildProfiler,
+    tally: ModuleType,
+    tmp_path: Path,
+    wrap: Callable[[], Wrapper],
+    count: int,
+    sync: bool,
 ) -> None:
     toys = [tally.ToyEngine() for _ in range(count)]
     target = toys if count > 1 else toys[0]
     metrics = type("Metrics", (), {"wrap": staticmethod(hookimpl(wrapper=True, specname="profile_stop")(wrap))})()
 
     async def run() -> None:
-        async with engine(target, listeners=[metrics]) as profiler, profiler.capture(1):
+        async with build_engine_profiler(target, listeners=[metrics]) as profiler, profiler.capture(1):
             for toy in toys:
                 toy.iterate("decode")
 
     if sync:
-        with engine(target, listeners=[metrics]) as profiler, profiler.capture(1):
+        with build_engine_profiler(target, listeners=[metrics]) as profiler, profiler.capture(1):
             for toy in toys:
                 toy.iterate("decode")
     else:
@@ -1011,25 +1038,27 @@ def test_a_wrapper_that_fails_around_the_stop_leaves_no_engine_recording(
     assert {json.loads(file.read_text())["status"] for file in files} == {"partial"}
 
 
-def test_wrappers_run_around_each_target_and_listeners_once(engine: Build, tally: ModuleType, tmp_path: Path) -> None:
+def test_wrappers_run_per_target_and_listeners_run_once(
+    build_engine_profiler: BuildProfiler, tally: ModuleType, tmp_path: Path
+) -> None:
     lines: list[str] = []
 
-    class Around:
+    class RecordTargets:
         @hookimpl(wrapper=True)
         def profile_start(self, capture: Capture, plugin_name: str) -> Wrapper:
             lines.append(f"{plugin_name} {capture.identity.replica}")
             return (yield)
 
     toys = [tally.ToyEngine() for _ in range(3)]
-    registered = len(plugin_manager().get_plugins())
-    with engine(toys, listeners=[Around(), Log(lines)]) as profiler:
-        opened = len(plugin_manager().get_plugins())
+    count_before = len(plugin_manager().get_plugins())
+    with build_engine_profiler(toys, listeners=[RecordTargets(), Log(lines)]) as profiler:
+        count_after = len(plugin_manager().get_plugins())
         with profiler.capture(1):
             for toy in toys:
                 toy.iterate("decode")
     plugin_count = 4  # two listeners, the fleet and its backend; none per target
     # Two objects per plugin, for implementations and wrappers, and the CallObserver.
-    assert opened - registered == 2 * plugin_count + 1
+    assert count_after - count_before == 2 * plugin_count + 1
     assert lines[0] == "fleet None"
     assert sorted(lines[1:4]) == [f"tally-engine {replica}" for replica in range(3)]
     assert lines[4:] == ["Log None", "log start", "log stop complete"]

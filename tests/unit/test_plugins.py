@@ -28,29 +28,29 @@ HOOKS = f"{BACKEND}  @hookimpl\n  def profile_start(self): pass\n  @hookimpl\n  
 
 
 @pytest.fixture
-def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # a function
-    """Offer a module's objects as plugins of an installed distribution."""
+def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Function that installs a distribution with one plugin, given its source code."""
 
-    def make(group: str, name: str, code: str) -> None:
+    def install_distribution(group: str, name: str, code: str) -> None:
         module = f"offered_{name}"
         (tmp_path / f"{module}.py").write_text(code)
         install(tmp_path, module, f"[{group}]\n{name} = {module}:Plugin\n", "1.2")
         monkeypatch.syspath_prepend(str(tmp_path))
 
-    yield make
+    yield install_distribution
     for name in [name for name in sys.modules if name.startswith("offered_")]:
         del sys.modules[name]
 
 
-def test_the_error_for_an_unknown_name_suggests_a_similar_name(tally: ModuleType) -> None:
+def test_unknown_name_error_suggests_a_similar_name(tally: ModuleType) -> None:
     with pytest.raises(UnknownPluginError, match=r"There is no backend 'talley'. Did you mean 'tally'\? Installed:"):
         load_backend("talley")
     with pytest.raises(UnknownPluginError, match="There is no listener 'x'"):
         load_listener("x", {})
 
 
-def test_a_broken_import_names_the_distribution(offer) -> None:
-    offer(BACKENDS, "broken", "import no_such_module")
+def test_import_error_names_the_distribution(install_plugin) -> None:
+    install_plugin(BACKENDS, "broken", "import no_such_module")
     with pytest.raises(BrokenPluginError, match=r"'broken' of offered_broken 1.2 fails to import .*no_such_module"):
         load_backend("broken")
 
@@ -92,14 +92,14 @@ def test_a_broken_import_names_the_distribution(offer) -> None:
         ),
     ],
 )
-def test_an_unusable_backend_is_rejected_with_the_reason(offer, code: str, message: str) -> None:
-    offer(BACKENDS, "odd", code)
+def test_invalid_backend_is_rejected(install_plugin, code: str, message: str) -> None:
+    install_plugin(BACKENDS, "odd", code)
     with pytest.raises(BrokenPluginError, match=message):
         load_backend("odd")
 
 
 @attrs.define
-class Plain(Backend):
+class MinimalBackend(Backend):
     name: ClassVar[str] = "plain"
 
     @hookimpl
@@ -109,58 +109,58 @@ class Plain(Backend):
     def profile_stop(self) -> None: ...
 
 
-def test_errors_of_missing_libraries_and_wrong_versions_name_the_package() -> None:
-    class Absent(Plain):
+def test_missing_or_incompatible_library_is_named() -> None:
+    class MissingLibrary(MinimalBackend):
         libraries = (Library(("no-such-thing", "nor-this"), ">=1"),)
 
-    class Old(Plain):
+    class UnsupportedVersion(MinimalBackend):
         libraries = (Library(("no-such-thing", "pytest"), "<1"),)
 
-    class Fine(Plain):
+    class SupportedVersion(MinimalBackend):
         libraries = (Library(("pytest",), ">=1"),)
 
     with pytest.raises(MissingLibraryError, match=r"needs no-such-thing, .* pip install 'profdeck\[plain\]'"):
-        require_libraries(Absent)
+        require_libraries(MissingLibrary)
     with pytest.raises(
         IncompatibleLibraryError, match=rf"supports pytest <1; version {pytest.__version__} is installed"
     ):
-        require_libraries(Old)
-    require_libraries(Fine)
+        require_libraries(UnsupportedVersion)
+    require_libraries(SupportedVersion)
 
 
-def test_only_the_requested_plugin_is_imported(offer, tally: ModuleType) -> None:
-    offer(BACKENDS, "broken", "import no_such_module")
+def test_only_the_requested_plugin_is_imported(install_plugin, tally: ModuleType) -> None:
+    install_plugin(BACKENDS, "broken", "import no_such_module")
     assert {"broken", "tally"} <= installed(BACKENDS).keys()
     assert load_backend("tally").name == "tally"
 
 
-def test_a_hook_that_is_not_in_the_specification_is_rejected() -> None:
-    class Odd(Plain):
+def test_unknown_hook_or_argument_is_rejected() -> None:
+    class UnknownHook(MinimalBackend):
         @hookimpl
         def profile_stopp(self, capture: object) -> None: ...
 
     message = r"'plain' implements 'profile_stopp', which is not a hook of profdeck. Did you mean 'profile_stop'\?"
     with pytest.raises(BrokenPluginError, match=message):
-        RoleHooks(Odd)
+        RoleHooks(UnknownHook)
 
-    class Wrong(Plain):
+    class UnknownArgument(MinimalBackend):
         @hookimpl
         def profile_step(self, plugin: object) -> None: ...
 
     message = r"'plain': profile_step has no argument 'plugin'. Did you mean 'plugin_name'\?"
     with pytest.raises(BrokenPluginError, match=message):
-        RoleHooks(Wrong)
+        RoleHooks(UnknownArgument)
 
 
-def test_a_listener_that_cannot_be_created_is_named(offer) -> None:
-    offer(LISTENERS, "shy", "class Plugin:\n  def __init__(self): raise OSError('no')")
+def test_listener_that_cannot_be_created_is_named(install_plugin) -> None:
+    install_plugin(LISTENERS, "shy", "class Plugin:\n  def __init__(self): raise OSError('no')")
     with pytest.raises(BrokenPluginError, match="'shy' cannot be created: OSError: no"):
         load_listener("shy", {})
     assert isinstance(load(LISTENERS, "shy"), type)
 
 
-def test_the_error_for_a_plugin_of_the_other_kind_names_its_config_key(offer, tally: ModuleType) -> None:
-    offer(LISTENERS, "diary", "class Plugin: pass")
+def test_plugin_of_another_kind_is_rejected_with_its_config_key(install_plugin, tally: ModuleType) -> None:
+    install_plugin(LISTENERS, "diary", "class Plugin: pass")
     with pytest.raises(UnknownPluginError, match="'diary' is a listener, not a backend. .* config key listeners"):
         load_backend("diary")
     with pytest.raises(UnknownPluginError, match="'tally' is a backend, not a listener. .* key backend of a role"):
@@ -178,7 +178,7 @@ class StaticDiary:
     def profile_stop() -> None: ...
 
 
-def test_a_string_or_a_class_is_not_a_listener(tally: ModuleType) -> None:
+def test_string_or_class_is_rejected_as_listener(tally: ModuleType) -> None:
     message = "'diary' is a string, not an object .* belong in the config key 'listeners'"
     with pytest.raises(BrokenPluginError, match=message):
         Profiler.register("diary")
@@ -190,12 +190,12 @@ def test_a_string_or_a_class_is_not_a_listener(tally: ModuleType) -> None:
     Profiler.unregister(Profiler.register(StaticDiary))
 
 
-def test_options_describe_themselves(tally: ModuleType) -> None:
-    described = describe(tally.TallyOptions)
-    assert [option.name for option in described[:2]] == ["fail_at", "device"]
-    assert {option.name for option in described} >= {"activities", "record_shapes", "max_capture_s"}
-    assert all(option.text for option in described)
-    by_name = {option.name: option for option in described}
+def test_options_are_described(tally: ModuleType) -> None:
+    options = describe(tally.TallyOptions)
+    assert [option.name for option in options[:2]] == ["fail_at", "device"]
+    assert {option.name for option in options} >= {"activities", "record_shapes", "max_capture_s"}
+    assert all(option.text for option in options)
+    by_name = {option.name: option for option in options}
     assert (by_name["record_shapes"].type, by_name["record_shapes"].default) == ("bool", "false")
     assert by_name["activities"].default == "automatic"
     assert by_name["max_capture_s"].default == "1800.0"

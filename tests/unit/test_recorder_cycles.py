@@ -124,7 +124,7 @@ def test_each_window_cycle_has_a_recorder_cycle(window: Window, count: int, is_i
     last = count if is_interrupted else count - 1
     requested = [[position for position in cycle.recorded if position <= last] for cycle in recorder.created]
     written = [positions for positions in requested if positions]
-    if not written:  # an empty recording is better than none
+    if not written:  # then the first position of each recording is written
         written = [cycle.recorded[:1] for cycle in recorder.created if cycle.recorded]
     artifacts = recorder.artifacts()
     assert [artifact.iterations for artifact in artifacts] == [(part[0], part[-1]) for part in written]
@@ -155,7 +155,7 @@ def test_global_steps_have_one_cycle_with_warmup() -> None:
     assert (artifact.iterations, artifact.path.name) == (None, "complete")
 
 
-def test_a_stop_during_the_warmup_discards_the_cycle() -> None:
+def test_stop_during_warmup_discards_the_cycle() -> None:
     recorder = build_recorder(first_step=5, current_step=3)
     recorder.cycles.start()
     recorder.cycles.step()
@@ -165,9 +165,9 @@ def test_a_stop_during_the_warmup_discards_the_cycle() -> None:
 
 
 @given(window=windows, count=st.integers(0, 30), passed_over=st.integers(1, 50))
-def test_a_wait_shifts_the_window(window: Window, count: int, passed_over: int) -> None:
+def test_skipped_mini_batches_shift_the_window(window: Window, count: int, passed_over: int) -> None:
     """The mini-batches keep the host's numbers."""
-    recorded = []
+    recorded_positions = []
     for skipped in (0, passed_over):
         recorder = build_recorder(unit=Unit.MINI_BATCH, window=window, passed_over=skipped)
         recorder.cycles.start()
@@ -175,8 +175,8 @@ def test_a_wait_shifts_the_window(window: Window, count: int, passed_over: int) 
             recorder.cycles.step()
         recorder.cycles.stop()
         assert recorder.cycles.position == count + skipped
-        recorded.append([[number - skipped for number in cycle.recorded] for cycle in recorder.created])
-    assert recorded[0] == recorded[1]
+        recorded_positions.append([[number - skipped for number in cycle.recorded] for cycle in recorder.created])
+    assert recorded_positions[0] == recorded_positions[1]
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -190,7 +190,7 @@ def test_engine_iterations_are_counted_from_the_first_recorded_iteration(count: 
     assert (artifact.iterations, artifact.path.name) == ((7, 7 + count), "complete")
 
 
-def test_a_cycle_that_fails_to_start_is_ignored() -> None:
+def test_cycle_that_fails_to_start_is_ignored() -> None:
     recorder = build_recorder(fails=True)
     with pytest.raises(RuntimeError, match="no device"):
         recorder.cycles.start()
@@ -198,7 +198,7 @@ def test_a_cycle_that_fails_to_start_is_ignored() -> None:
     assert ([cycle.outcome for cycle in recorder.created], recorder.outputs) == ([None], [])
 
 
-def test_the_trace_metadata_has_the_capture_and_its_options() -> None:
+def test_trace_metadata_contains_capture_and_options() -> None:
     recorder = build_recorder(identity=Identity(role="ref", rank=1, world_size=2, host="h", pid=1))
     metadata = recording_metadata(recorder.capture, CommonOptions(with_stack=True))
     assert metadata.startswith('{"capture": "c", "role": "ref", "rank": 1,')

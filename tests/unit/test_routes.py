@@ -1,4 +1,4 @@
-"""Behaviour of the routes that needs no web framework."""
+"""Tests of server routes that do not require a web framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from profdeck.engine.transport.http_engine import ServerInfo
 from profdeck_traces.base.errors import ConfigError
 
 
-def test_http_status_of_errors() -> None:
+def test_errors_have_an_http_status() -> None:
     timed_out = TargetError("The schedulers did not answer.", Outcome.TIMED_OUT)
     wrapped = CaptureError("The engine does not answer.")
     wrapped.__cause__ = TimeoutError()
@@ -28,7 +28,7 @@ def test_http_status_of_errors() -> None:
     assert routes._status(ConfigError("")) == 400
 
 
-def test_writable_and_creatable_directories(tmp_path: Path) -> None:
+def test_writable_or_creatable_directory_is_detected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert routes._is_writable(tmp_path) is True
@@ -41,11 +41,11 @@ def test_writable_and_creatable_directories(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
-def test_directory_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path) -> os.stat_result:
+def test_directory_without_permission_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_permission_error(path: Path) -> os.stat_result:
         raise PermissionError(path)
 
-    monkeypatch.setattr(Path, "lstat", refuse)  # the user who runs the tests may have all permissions
+    monkeypatch.setattr(Path, "lstat", raise_permission_error)  # the user who runs the tests may have all permissions
     assert routes._is_writable(tmp_path) is False
 
 

@@ -1,3 +1,5 @@
+"""Run directories: their names, and the status and problems that `read_run` reports."""
+
 from __future__ import annotations
 
 import json
@@ -39,21 +41,23 @@ from profdeck_traces.base.errors import ProfdeckError
         ),
     ],
 )
-def test_processes_of_a_job_agree_on_its_name(configured: str | None, environ: dict[str, str], expected: str) -> None:
+def test_run_name_is_shared_by_all_processes_of_a_job(
+    configured: str | None, environ: dict[str, str], expected: str
+) -> None:
     assert run_name(configured, environ) == expected
 
 
-def test_ranks_of_one_launcher_agree_on_its_start_time() -> None:
+def test_run_name_contains_the_launcher_process_id() -> None:
     name = run_name(None, {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
     assert name.endswith(f"-{os.getppid()}")
     assert run_name(None, {}).endswith(f"-{os.getpid()}")
 
 
 @pytest.fixture
-def record(tally: ModuleType, tmp_path: Path):  # a function
-    """Capture a step of a run in tmp_path/run, as one rank of two."""
+def capture_rank(tally: ModuleType, tmp_path: Path):
+    """Function that captures step 1 of a run in tmp_path/run as one of two ranks. It returns the run directory."""
 
-    def run(rank: int = 0, **settings: Any) -> Path:
+    def capture(rank: int = 0, **settings: Any) -> Path:
         profiler = Profiler.from_config(
             identity=Identity(rank=rank, world_size=2),
             settings={
@@ -65,25 +69,25 @@ def record(tally: ModuleType, tmp_path: Path):  # a function
             pass
         return tmp_path / "run"
 
-    return run
+    return capture
 
 
-def files(run: Path, pattern: str) -> list[Path]:
+def find_files(run: Path, pattern: str) -> list[Path]:
     return sorted(run.glob(f"step_*/**/{pattern}"))
 
 
-def test_an_intact_run_is_complete(record) -> None:
-    record(0)
-    report = read_run(record(1))
+def test_run_with_all_files_is_complete(capture_rank) -> None:
+    capture_rank(0)
+    report = read_run(capture_rank(1))
     assert (report.status, report.problems) == (Status.COMPLETE, ())
     assert [rank.events for rank in report.captures[0].ranks] == [1, 1]
-    about = json.loads((report.path / "run.json").read_text())
-    assert (about["schema"], about["roles"], about["config"]["steps"]) == (1, ["trainer"], [1])
+    run_document = json.loads((report.path / "run.json").read_text())
+    assert (run_document["schema"], run_document["roles"], run_document["config"]["steps"]) == (1, ["trainer"], [1])
     assert not list(report.path.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize(
-    ("damage", "status", "problem", "is_there"),
+    ("change", "status", "problem", "has_events"),
     [
         (lambda path: path.unlink(), Status.MISSING, "does not exist", False),
         (lambda path: path.write_bytes(b""), Status.MISSING, "empty", False),
@@ -93,20 +97,22 @@ def test_an_intact_run_is_complete(record) -> None:
         (lambda path: (path.unlink(), path.symlink_to("/dev/null")), Status.MISSING, "not a regular file", False),
     ],
 )
-def test_damaged_files_are_detected(record, damage: Any, status: Status, problem: str, *, is_there: bool) -> None:
-    run = record(0)
-    damage(files(run, "*.trace.json")[0])
+def test_missing_truncated_or_changed_files_are_detected(
+    capture_rank, change: Any, status: Status, problem: str, *, has_events: bool
+) -> None:
+    run = capture_rank(0)
+    change(find_files(run, "*.trace.json")[0])
     rank = read_run(run).captures[0].ranks[0]
-    assert (rank.status, rank.events > 0) == (status, is_there)
+    assert (rank.status, rank.events > 0) == (status, has_events)
     assert problem in " ".join(rank.problems)
 
 
-def test_a_capture_of_an_exited_process_is_missing(record, tmp_path: Path) -> None:
-    (manifest,) = files(record(0), "*step1.json")
+def test_capture_of_an_exited_process_is_missing(capture_rank, tmp_path: Path) -> None:
+    (manifest,) = find_files(capture_rank(0), "*step1.json")
     content = json.loads(manifest.read_text()) | {"status": "recording", "artifacts": []}
     for changes, status in (
         ({}, Status.RECORDING),
-        ({"process_started": "1"}, Status.MISSING),  # the pid was given to another process
+        ({"process_started": "1"}, Status.MISSING),  # another process uses this process ID
         ({"pid": 2**22 - 1}, Status.MISSING),
         ({"host": "elsewhere"}, Status.MISSING),
     ):
@@ -114,8 +120,8 @@ def test_a_capture_of_an_exited_process_is_missing(record, tmp_path: Path) -> No
         assert read_run(tmp_path / "run").captures[0].ranks[0].status is status
 
 
-def test_files_without_a_capture_are_listed(record) -> None:
-    run = record(0, **{"rollout.backend": "tally"})
+def test_files_without_a_capture_are_reported(capture_rank) -> None:
+    run = capture_rank(0, **{"rollout.backend": "tally"})
     (run / "step_000001" / "trainer" / "rank_0007.step1.trace.json.gz").write_bytes(b"x")
     (run / "step_000001" / "trainer" / "rank_0008.step1.json").write_text("{")
     problems = read_run(run).problems
@@ -125,9 +131,9 @@ def test_files_without_a_capture_are_listed(record) -> None:
 
 
 @pytest.mark.parametrize("status", ["complete", "recording"])
-def test_an_artifact_with_a_name_like_a_manifest_is_not_a_problem(record, status: str) -> None:
-    run = record(0, **{"trainer.ranks": [0]})
-    (manifest,) = files(run, "*step1.json")
+def test_artifact_named_like_a_manifest_is_not_a_problem(capture_rank, status: str) -> None:
+    run = capture_rank(0, **{"trainer.ranks": [0]})
+    (manifest,) = find_files(run, "*step1.json")
     artifact = manifest.with_name("rank_0000.step1.memory.json")
     artifact.write_text("{}")
     content = json.loads(manifest.read_text())
@@ -139,7 +145,7 @@ def test_an_artifact_with_a_name_like_a_manifest_is_not_a_problem(record, status
     assert (report.status, report.problems) == (Status(status), ())
 
 
-def test_an_artifact_cannot_replace_the_manifest(tmp_path: Path) -> None:
+def test_artifact_cannot_replace_the_manifest(tmp_path: Path) -> None:
     capture = CaptureRecord(id="step1", directory=tmp_path, identity=Identity(), first_step=1, current_step=1)
     with pytest.raises(CaptureError, match=r"rank_0000.step1.json is the capture's manifest. Use a suffix with a name"):
         capture.artifact_path(".json")
@@ -147,8 +153,8 @@ def test_an_artifact_cannot_replace_the_manifest(tmp_path: Path) -> None:
     assert capture.artifact_path(".json", "memory").name == "rank_0000.step1.memory.json"
 
 
-def test_the_error_for_a_directory_that_is_not_a_run(record, tmp_path: Path) -> None:
-    record(0)
+def test_directory_that_is_not_a_run_is_rejected(capture_rank, tmp_path: Path) -> None:
+    capture_rank(0)
     with pytest.raises(ProfdeckError, match=r"contains 1 run: run. Pass the path of a run, such as"):
         read_run(tmp_path)
     with pytest.raises(ProfdeckError, match="does not exist"):
@@ -157,8 +163,8 @@ def test_the_error_for_a_directory_that_is_not_a_run(record, tmp_path: Path) -> 
         read_run(tmp_path / "run" / "step_000001")
 
 
-def test_manifests_of_later_formats_are_rejected_and_unknown_keys_are_ignored(record) -> None:
-    (manifest,) = files(record(0), "*step1.json")
+def test_manifest_schema_is_checked_and_unknown_keys_are_ignored(capture_rank) -> None:
+    (manifest,) = find_files(capture_rank(0), "*step1.json")
     content = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(content | {"news": 1}))
     assert read_manifest(manifest).capture == "step1"
@@ -167,44 +173,44 @@ def test_manifests_of_later_formats_are_rejected_and_unknown_keys_are_ignored(re
         read_manifest(manifest)
 
 
-def test_a_link_out_of_the_output_directory_is_not_followed(record, tmp_path: Path, tmp_path_factory: Any) -> None:
+def test_link_out_of_the_output_directory_is_not_followed(capture_rank, tmp_path: Path, tmp_path_factory: Any) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (tmp_path / "run").symlink_to(elsewhere)
-    record(0)
+    capture_rank(0)
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_link_loop_fails_only_the_capture(record, tmp_path: Path, caplog: Any) -> None:
+def test_link_loop_fails_only_the_capture(capture_rank, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step_000001").symlink_to("step_000001")
-    record(0)
+    capture_rank(0)
     assert "Step 1: " in caplog.text
 
 
-def test_an_unwritable_directory_fails_only_the_capture(record, caplog: Any) -> None:
-    record(0, output="/proc/profdeck")  # not writable, even by root
+def test_unwritable_directory_fails_only_the_capture(capture_rank, caplog: Any) -> None:
+    capture_rank(0, output="/proc/profdeck")  # not writable, even by root
     assert "Step 1: cannot write to /proc/profdeck" in caplog.text
 
 
-def test_a_file_instead_of_a_directory_fails_only_the_capture(record, tmp_path: Path, caplog: Any) -> None:
+def test_file_instead_of_a_directory_fails_only_the_capture(capture_rank, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "run").write_text("in the way")
-    record(0)
+    capture_rank(0)
     assert "cannot write to" in caplog.text
 
 
-def test_this_process_has_a_start_time() -> None:
+def test_only_existing_processes_have_a_start_time() -> None:
     assert process_started(os.getpid())
     assert process_started(2**22 - 1) is None
     assert socket.gethostname()
 
 
 @pytest.fixture
-def of_torch_npu(record):  # a function
-    """Replace the trace of rank 0 by a data directory of torch_npu. Return the directory."""
+def torch_npu_directory(capture_rank):
+    """Function that replaces the trace of rank 0 with a torch_npu data directory and returns the directory."""
 
-    def run(**artifact: Any) -> Path:
-        (manifest,) = files(record(0), "rank_0000.step1.json")
-        files(manifest.parents[2], "*.trace.json")[0].unlink()
+    def create(**artifact: Any) -> Path:
+        (manifest,) = find_files(capture_rank(0), "rank_0000.step1.json")
+        find_files(manifest.parents[2], "*.trace.json")[0].unlink()
         directory = ascend_files.raw(manifest.parent, "rank_0000.step1_4711_20260102030405678_ascend_pt", rank=0)
         content = json.loads(manifest.read_text())
         content["artifacts"] = [
@@ -213,39 +219,39 @@ def of_torch_npu(record):  # a function
         manifest.write_text(json.dumps(content))
         return directory
 
-    return run
+    return create
 
 
-def rank_0(directory: Path) -> tuple[RunReport, RankReport]:
+def read_rank_0(directory: Path) -> tuple[RunReport, RankReport]:
     report = read_run(directory.parents[2])
     return report, report.captures[0].ranks[0]
 
 
-def test_problems_of_the_recorder_are_kept(of_torch_npu) -> None:
-    directory = of_torch_npu(whole=False, problem="nothing of the device")
-    assert rank_0(directory)[1].artifacts[0].problem == "nothing of the device"
+def test_recorder_problem_is_reported_with_later_problems(torch_npu_directory) -> None:
+    directory = torch_npu_directory(whole=False, problem="nothing of the device")
+    assert read_rank_0(directory)[1].artifacts[0].problem == "nothing of the device"
     (directory / "profiler_info_0.json").unlink()
-    (artifact,) = rank_0(directory)[1].artifacts
+    (artifact,) = read_rank_0(directory)[1].artifacts
     assert not artifact.whole
     assert artifact.problem == ("nothing of the device profiler_info.json is missing: the recording did not finish.")
 
 
-def test_a_deleted_directory_of_torch_npu_is_missing(of_torch_npu) -> None:
-    directory = of_torch_npu()
+def test_deleted_torch_npu_directory_is_missing(torch_npu_directory) -> None:
+    directory = torch_npu_directory()
     shutil.rmtree(directory)
-    _, rank = rank_0(directory)
+    _, rank = read_rank_0(directory)
     assert (rank.status, rank.problems) == (Status.MISSING, (f"{directory.name}: does not exist",))
 
 
-def test_an_unlisted_directory_of_torch_npu_is_reported_after_the_recording(of_torch_npu) -> None:
-    directory = of_torch_npu()
-    (manifest,) = files(directory.parents[2], "rank_0000.step1.json")
+def test_unlisted_torch_npu_directory_is_reported_after_the_recording(torch_npu_directory) -> None:
+    directory = torch_npu_directory()
+    (manifest,) = find_files(directory.parents[2], "rank_0000.step1.json")
     (directory / "FRAMEWORK" / "rank_0000.trace.json").touch()  # files in the directory are not checked
     content = json.loads(manifest.read_text()) | {"artifacts": []}
     manifest.write_text(json.dumps(content))
-    listed = (f"step_000001/trainer/{directory.name} is not listed in any manifest.",)
-    assert rank_0(directory)[0].problems == listed
+    problems = (f"step_000001/trainer/{directory.name} is not listed in any manifest.",)
+    assert read_rank_0(directory)[0].problems == problems
     manifest.write_text(json.dumps(content | {"status": "recording"}))
-    assert rank_0(directory)[0].problems == ()
+    assert read_rank_0(directory)[0].problems == ()
     manifest.write_text(json.dumps(content | {"status": "recording", "process_started": "1"}))
-    assert rank_0(directory)[0].problems == listed
+    assert read_rank_0(directory)[0].problems == problems

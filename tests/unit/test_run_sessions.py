@@ -66,7 +66,7 @@ def blocked(session):
 """
 
 
-def run(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_script(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, SCRIPT, *options],
         cwd=directory,
@@ -77,17 +77,17 @@ def run(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_table_lists_counts_failures_and_reasons(tmp_path: Path) -> None:
+def test_table_lists_counts_failures_and_reasons(tmp_path: Path) -> None:
     pytest.importorskip("nox")
     (tmp_path / "noxfile.py").write_text(NOXFILE, encoding="utf-8")
     (tmp_path / "cases.py").write_text(CASES)
     (tmp_path / ".nox" / "results").mkdir(parents=True)
     (tmp_path / ".nox" / "results" / "style.of_an_earlier_run.xml").write_text("<")
 
-    done = run(tmp_path)
+    result = run_script(tmp_path)
 
-    assert done.returncode == 1, done.stderr
-    table = done.stdout[done.stdout.rindex("\nsession ") :].strip()
+    assert result.returncode == 1, result.stderr
+    table = result.stdout[result.stdout.rindex("\nsession ") :].strip()
     assert re.sub(r" +\d+\.\d$", " MINUTES", table, flags=re.MULTILINE).splitlines() == [
         "session   result      passed  failed  skipped  minutes",
         "style     success          -       -        - MINUTES",
@@ -107,15 +107,15 @@ def test_the_table_lists_counts_failures_and_reasons(tmp_path: Path) -> None:
     ]
 
 
-def test_an_invalid_option_prints_no_table(tmp_path: Path) -> None:
+def test_invalid_option_prints_no_table(tmp_path: Path) -> None:
     pytest.importorskip("nox")
     (tmp_path / "noxfile.py").write_text(NOXFILE)
 
-    done = run(tmp_path, "--session", "unknown")
+    result = run_script(tmp_path, "--session", "unknown")
 
-    assert done.returncode != 0
-    assert "unknown" in done.stderr
-    assert "minutes" not in done.stdout
+    assert result.returncode != 0
+    assert "unknown" in result.stderr
+    assert "minutes" not in result.stdout
 
 
 def test_ctrl_c_returns_the_status_of_nox_without_a_traceback(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+"""Step schedules and windows, compared with a reference implementation of the grammar."""
+
 from __future__ import annotations
 
 import itertools
@@ -27,23 +29,23 @@ def specs(draw: st.DrawFn) -> int | str:
     }[kind]
 
 
-def selected(spec: int | str, horizon: int = 200) -> set[int]:
-    """Reference implementation of the grammar."""
+def select_steps(spec: int | str, horizon: int = 200) -> set[int]:
+    """Return the steps that a spec selects. This is the reference implementation of the grammar."""
     if isinstance(spec, int):
         return {spec}
     if ".." in spec:
         first, last = spec.split("..")
         return set(range(int(first), int(last) + 1))
-    words = dict(zip(spec.split()[::2], map(int, spec.split()[1::2]), strict=True))
-    last = words.get("to", horizon)
-    starts = range(words.get("from", words["every"]), last + 1, words["every"])
-    return {step for start in starts for step in range(start, start + words.get("for", 1)) if step <= last}
+    values = dict(zip(spec.split()[::2], map(int, spec.split()[1::2]), strict=True))
+    last = values.get("to", horizon)
+    starts = range(values.get("from", values["every"]), last + 1, values["every"])
+    return {step for start in starts for step in range(start, start + values.get("for", 1)) if step <= last}
 
 
 @given(st.lists(specs(), max_size=5))
 def test_selection_matches_the_reference_implementation(entries: list[int | str]) -> None:
     schedule = Schedule.from_list(entries)
-    expected = set().union(*map(selected, entries))
+    expected = set().union(*map(select_steps, entries))
     assert {step for step in range(201) if step in schedule} == {step for step in expected if step <= 200}
     assert list(schedule.steps(0, 200)) == sorted(step for step in expected if step <= 200)
 
@@ -72,7 +74,7 @@ def test_is_last_depends_only_on_later_steps(entries: list[int | str], step: int
     assert schedule.is_last(step, final_step) == (not any(later in schedule for later in range(step + 1, horizon + 1)))
 
 
-def test_is_last_when_the_job_ends_before_the_last_listed_step() -> None:
+def test_is_last_considers_the_final_step_of_the_job() -> None:
     schedule = Schedule.from_list([1, 2, 100])
     assert not schedule.is_last(2)
     assert schedule.is_last(2, final_step=50)
@@ -80,7 +82,7 @@ def test_is_last_when_the_job_ends_before_the_last_listed_step() -> None:
 
 
 @given(st.lists(specs(), max_size=5))
-def test_spec_round_trip(entries: list[int | str]) -> None:
+def test_schedule_is_restored_from_its_specs(entries: list[int | str]) -> None:
     schedule = Schedule.from_list(entries)
     assert Schedule.from_list([span.spec for span in schedule.spans]) == schedule
 
@@ -120,7 +122,7 @@ def test_steps_of_other_types_are_rejected(spec: object) -> None:
     repeat=st.integers(0, 4),
     skip_first=st.integers(0, 4),
 )
-def test_window_phases(active: int, wait: int, warmup: int, repeat: int, skip_first: int) -> None:
+def test_window_phases_follow_the_cycle(active: int, wait: int, warmup: int, repeat: int, skip_first: int) -> None:
     window = Window(active=active, wait=wait, warmup=warmup, repeat=repeat, skip_first=skip_first)
     cycle = wait + warmup + active
     phases = [window.phase(iteration) for iteration in range(skip_first + 6 * cycle)]
@@ -137,12 +139,12 @@ def test_window_phases(active: int, wait: int, warmup: int, repeat: int, skip_fi
 @given(
     st.integers(1, 999_999), st.sampled_from(["s", "min", "h"]), st.integers(1, 999_999), st.lists(specs(), max_size=3)
 )
-def test_timed_steps_are_kept_but_not_selected(every: int, unit: str, count: int, others: list[int | str]) -> None:
+def test_timed_steps_are_kept_but_not_selected(every: int, unit: str, count: int, entries: list[int | str]) -> None:
     timed = f"every {every} {unit} for {count}"
-    schedule = Schedule.from_list([timed, *others])
+    schedule = Schedule.from_list([timed, *entries])
     assert schedule.timed == (TimedSteps(every, unit, count),)
     assert schedule.timed[0].every_s == every * {"s": 1, "min": 60, "h": 3600}[unit]
-    assert schedule.spans == Schedule.from_list(others).spans
+    assert schedule.spans == Schedule.from_list(entries).spans
     assert schedule.last is None
     assert Schedule.from_list(schedule.to_list()) == schedule
 
@@ -154,6 +156,6 @@ def test_zero_intervals_and_counts_are_rejected(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["every 5 minutes", "every min", "every 5 min from 3", "every -1 s", "every 1.5 h"])
-def test_other_notations_of_time_are_rejected_with_the_grammar(spec: str) -> None:
+def test_other_time_notations_are_rejected_with_the_grammar(spec: str) -> None:
     with pytest.raises(ValueError, match="'every 10 min'"):
         Schedule.from_list([spec])

@@ -1,4 +1,4 @@
-"""Files of the output directory that a server exposes, and files that it does not."""
+"""Files that a server exposes for download: manifests and the artifacts listed in them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def output(tmp_path: Path) -> Path:
     return output
 
 
-def content(served: ServedFile | Mapping[str, int]) -> bytes:
+def read_content(served: ServedFile | Mapping[str, int]) -> bytes:
     assert isinstance(served, ServedFile)
     try:
         return served.read(0, served.size_bytes + 10)
@@ -63,7 +63,7 @@ def content(served: ServedFile | Mapping[str, int]) -> bytes:
         served.close()
 
 
-def refusal(output: Path, path: str) -> NotServedError:
+def open_rejected_path(output: Path, path: str) -> NotServedError:
     with pytest.raises(NotServedError) as caught:
         open_path(output, path)
     return caught.value
@@ -71,13 +71,13 @@ def refusal(output: Path, path: str) -> NotServedError:
 
 def test_manifests_and_listed_artifacts_are_served(output: Path) -> None:
     manifest = f"{STEP_DIRECTORY}/rank_0000.step1.json"
-    assert content(open_path(output, manifest)) == (output / manifest).read_bytes()
-    assert content(open_path(output, f"{STEP_DIRECTORY}/rank_0000.recording.json")).startswith(b"{")
-    assert content(open_path(output, f"{STEP_DIRECTORY}/rank_0000.step1.trace.json.gz")) == b"step1"
-    assert content(open_path(output, f"{STEP_DIRECTORY}/{RAW}/PROF_1/device_0/data 0")) == b"raw"
+    assert read_content(open_path(output, manifest)) == (output / manifest).read_bytes()
+    assert read_content(open_path(output, f"{STEP_DIRECTORY}/rank_0000.recording.json")).startswith(b"{")
+    assert read_content(open_path(output, f"{STEP_DIRECTORY}/rank_0000.step1.trace.json.gz")) == b"step1"
+    assert read_content(open_path(output, f"{STEP_DIRECTORY}/{RAW}/PROF_1/device_0/data 0")) == b"raw"
 
 
-def test_read_range_and_tag_of_a_changed_file(output: Path) -> None:
+def test_read_ranges_and_tags_of_a_changed_file(output: Path) -> None:
     served = open_path(output, f"{STEP_DIRECTORY}/rank_0000.step1.trace.json.gz")
     assert isinstance(served, ServedFile)
     assert [served.read(2, 2), served.read(2, 100), served.read(5, 1)] == [b"ep", b"ep1", b""]
@@ -130,7 +130,7 @@ def test_directories_are_listed(output: Path) -> None:
     ],
 )
 def test_other_paths_are_not_found(output: Path, path: str) -> None:
-    error = refusal(output, path)
+    error = open_rejected_path(output, path)
     assert error.status is HTTPStatus.NOT_FOUND
     assert f"found in {output} on {socket.gethostname()}." in str(error)
 
@@ -152,14 +152,14 @@ def test_links_are_not_followed(output: Path, tmp_path: Path) -> None:
         f"{STEP_DIRECTORY}/rank_0001.step1.json",
         f"{STEP_DIRECTORY}/{trace.name}",
     ):
-        assert refusal(output, path).status is HTTPStatus.NOT_FOUND
+        assert open_rejected_path(output, path).status is HTTPStatus.NOT_FOUND
     assert "rank_0001.step1.json" not in open_path(output, STEP_DIRECTORY)
     # The output directory itself may be a link.
     (tmp_path / "mounted").symlink_to(output)
-    assert content(open_path(tmp_path / "mounted", f"{STEP_DIRECTORY}/rank_0000.step1.json"))
+    assert read_content(open_path(tmp_path / "mounted", f"{STEP_DIRECTORY}/rank_0000.step1.json"))
 
 
-def test_artifact_directory_is_pending_during_its_analysis(output: Path) -> None:
+def test_artifact_directory_is_not_served_during_its_analysis(output: Path) -> None:
     process = ProcessId()
     state = AnalysisState(
         state="running",
@@ -169,7 +169,7 @@ def test_artifact_directory_is_pending_during_its_analysis(output: Path) -> None
         started_ns=1,
     )
     write_state(output / STEP_DIRECTORY / RAW, state)
-    error = refusal(output, f"{STEP_DIRECTORY}/{RAW}")
+    error = open_rejected_path(output, f"{STEP_DIRECTORY}/{RAW}")
     assert error.status is HTTPStatus.CONFLICT
     assert f"Process {process.pid} on {process.host} is analysing {output / STEP_DIRECTORY / RAW}." in str(error)
     write_state(output / STEP_DIRECTORY / RAW, AnalysisState(**attrs.asdict(state) | {"state": "done"}))
@@ -177,29 +177,32 @@ def test_artifact_directory_is_pending_during_its_analysis(output: Path) -> None
 
 
 def test_missing_permission_is_reported(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.open
+    open_file = os.open
 
-    def denied(path: object, *arguments: int, **keywords: int) -> int:
+    def raise_permission_error(path: object, *arguments: int, **keywords: int) -> int:
         if path == "rank_0000.step1.json":
             raise PermissionError
-        return real(path, *arguments, **keywords)  # type: ignore[arg-type]
+        return open_file(path, *arguments, **keywords)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(os, "open", denied)  # the user who runs the tests may have all permissions
-    error = refusal(output, f"{STEP_DIRECTORY}/rank_0000.step1.json")
+    monkeypatch.setattr(os, "open", raise_permission_error)  # the user who runs the tests may have all permissions
+    error = open_rejected_path(output, f"{STEP_DIRECTORY}/rank_0000.step1.json")
     assert error.status is HTTPStatus.FORBIDDEN
     assert "The server's user has no permission to read" in str(error)
 
 
-def test_missing_output_directory(tmp_path: Path) -> None:
-    assert refusal(tmp_path / "nowhere", f"{STEP_DIRECTORY}/rank_0000.step1.json").status is HTTPStatus.NOT_FOUND
+def test_missing_output_directory_is_not_found(tmp_path: Path) -> None:
+    assert (
+        open_rejected_path(tmp_path / "nowhere", f"{STEP_DIRECTORY}/rank_0000.step1.json").status
+        is HTTPStatus.NOT_FOUND
+    )
 
 
 def test_descriptors_are_closed(output: Path) -> None:
-    before = set(Path("/proc/self/fd").iterdir())
+    open_descriptors = set(Path("/proc/self/fd").iterdir())
     for path in (STEP_DIRECTORY, f"{STEP_DIRECTORY}/{RAW}", f"{STEP_DIRECTORY}/rank_0000.step1.trace.json.gz"):
         served = open_path(output, path)
         if isinstance(served, ServedFile):
             served.close()
     for path in ("..", f"{STEP_DIRECTORY}/notes.txt", f"{STEP_DIRECTORY}/{RAW}/pipe", f"{STEP_DIRECTORY}/{RAW}/link"):
-        refusal(output, path)
-    assert set(Path("/proc/self/fd").iterdir()) == before
+        open_rejected_path(output, path)
+    assert set(Path("/proc/self/fd").iterdir()) == open_descriptors

@@ -20,7 +20,7 @@ from profdeck_traces.base.errors import ConfigError
         ({"sglang_router_ip": None, "sglang_router_port": None}, ""),
     ],
 )
-def test_router_url(args: dict[str, object], url: str) -> None:
+def test_router_url_is_built_from_the_arguments(args: dict[str, object], url: str) -> None:
     assert router_url(SimpleNamespace(**args)) == url
 
 

@@ -25,11 +25,11 @@ from profdeck.lifecycle.state_machine import (
 from profdeck.records.capture import CaptureRecord, Owner, Step, Unit
 
 
-def machine(*steps: Any, warmup: int = 0, **settings: Any) -> CaptureMachine:
+def create_machine(*steps: Any, warmup: int = 0, **settings: Any) -> CaptureMachine:
     return CaptureMachine(PlannedSteps(Schedule.from_list(list(steps)), warmup_steps=warmup), **settings)
 
 
-def capture_of(action: Begin) -> CaptureRecord:
+def create_capture(action: Begin) -> CaptureRecord:
     return CaptureRecord(
         id=f"step{action.first_step}",
         directory=Path(),
@@ -40,39 +40,39 @@ def capture_of(action: Begin) -> CaptureRecord:
     )
 
 
-def perform(captures: CaptureMachine, actions: Actions, *, fails: bool = False) -> list[Action]:
+def perform_actions(captures: CaptureMachine, actions: Actions, *, fails: bool = False) -> list[Action]:
     """Report the result of each action to the machine, as `Role` does, and return all actions."""
     performed = []
     for action in actions:
         performed.append(action)
         if isinstance(action, Begin) and not fails:
-            captures.began(capture_of(action))
+            captures.began(create_capture(action))
         elif isinstance(action, Begin | End | Forget):
             captures.ended()
     return performed
 
 
-def test_two_step_capture() -> None:
-    captures = machine("2..3")
+def test_capture_of_two_steps() -> None:
+    captures = create_machine("2..3")
     assert not captures.begins_at(1)
-    assert perform(captures, captures.start(2)) == [Begin(2, 2)]
-    assert perform(captures, captures.stop()) == [EndStep()]
+    assert perform_actions(captures, captures.start(2)) == [Begin(2, 2)]
+    assert perform_actions(captures, captures.stop()) == [EndStep()]
     assert captures.between
-    assert perform(captures, captures.start(3)) == [Pass(Step(Unit.GLOBAL_STEP, 2))]
-    assert perform(captures, captures.stop()) == [End(None), EndStep()]
+    assert perform_actions(captures, captures.start(3)) == [Pass(Step(Unit.GLOBAL_STEP, 2))]
+    assert perform_actions(captures, captures.stop()) == [End(None), EndStep()]
     assert captures.is_idle
 
 
-def test_warmup_and_skipped_step() -> None:
-    captures = machine("5..8", warmup=2)
-    assert perform(captures, captures.start(3)) == [Begin(3, 5)]
+def test_warmup_and_skipped_steps() -> None:
+    captures = create_machine("5..8", warmup=2)
+    assert perform_actions(captures, captures.start(3)) == [Begin(3, 5)]
     note = Note("step(9) was ignored: step 3 was in progress.")
-    assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 9))) == [note]
+    assert perform_actions(captures, captures.step(Step(Unit.GLOBAL_STEP, 9))) == [note]
     passed = Step(Unit.GLOBAL_STEP, 3)
-    assert perform(captures, captures.step(passed)) == [CheckRequests(4), Pass(passed)]
-    assert perform(captures, captures.start(4)) == []  # step(3) has already reported this boundary
-    assert perform(captures, captures.start(7)) == [End("the host went from step 4 to step 7"), Begin(7, 7)]
-    assert perform(captures, captures.close(None)) == [End("the profiler was closed in mid-capture"), EndStep()]
+    assert perform_actions(captures, captures.step(passed)) == [CheckRequests(4), Pass(passed)]
+    assert perform_actions(captures, captures.start(4)) == []  # step(3) has already reported this boundary
+    assert perform_actions(captures, captures.start(7)) == [End("the host went from step 4 to step 7"), Begin(7, 7)]
+    assert perform_actions(captures, captures.close(None)) == [End("the profiler was closed in mid-capture"), EndStep()]
 
 
 def test_configured_warmup_is_withdrawn_only_without_a_failure() -> None:
@@ -81,9 +81,9 @@ def test_configured_warmup_is_withdrawn_only_without_a_failure() -> None:
         (None, "every 5", End("the profiler was closed in mid-capture", remove_empty=True)),
         ("a failure", "every 5", End("a failure")),
     ):
-        captures = machine(schedule, warmup=1)
-        assert perform(captures, captures.start(4)) == [Begin(4, 5)]
-        assert perform(captures, captures.close(reason)) == [end, EndStep()]
+        captures = create_machine(schedule, warmup=1)
+        assert perform_actions(captures, captures.start(4)) == [Begin(4, 5)]
+        assert perform_actions(captures, captures.close(reason)) == [end, EndStep()]
 
 
 def test_default_warmup_is_always_withdrawn() -> None:
@@ -91,62 +91,62 @@ def test_default_warmup_is_always_withdrawn() -> None:
         (None, End("the profiler was closed in mid-capture", remove_empty=True)),
         ("a failure", End("a failure", remove_empty=True)),
     ):
-        captures = machine("5..8", warmup=1, default_warmup=True)
-        assert perform(captures, captures.start(4)) == [Begin(4, 5, remove_empty=True)]
-        assert perform(captures, captures.close(reason)) == [action, EndStep()]
-    captures = machine("5..8", warmup=1, default_warmup=True)
-    perform(captures, captures.start(4))
+        captures = create_machine("5..8", warmup=1, default_warmup=True)
+        assert perform_actions(captures, captures.start(4)) == [Begin(4, 5, remove_empty=True)]
+        assert perform_actions(captures, captures.close(reason)) == [action, EndStep()]
+    captures = create_machine("5..8", warmup=1, default_warmup=True)
+    perform_actions(captures, captures.start(4))
     skipped = End("the host went from step 4 to step 6", remove_empty=True)
-    assert perform(captures, captures.start(6)) == [skipped, Begin(6, 6)]
-    assert perform(captures, captures.close("a failure")) == [End("a failure"), EndStep()]
+    assert perform_actions(captures, captures.start(6)) == [skipped, Begin(6, 6)]
+    assert perform_actions(captures, captures.close("a failure")) == [End("a failure"), EndStep()]
 
 
 def test_cold_start_after_failed_default_warmup() -> None:
-    captures = machine("5..8", warmup=1, default_warmup=True)
-    assert perform(captures, captures.start(4), fails=True) == [Begin(4, 5, remove_empty=True)]
-    assert perform(captures, captures.start(5), fails=True) == [Begin(5, 5)]
+    captures = create_machine("5..8", warmup=1, default_warmup=True)
+    assert perform_actions(captures, captures.start(4), fails=True) == [Begin(4, 5, remove_empty=True)]
+    assert perform_actions(captures, captures.start(5), fails=True) == [Begin(5, 5)]
 
 
 @pytest.mark.parametrize("default_warmup", [True, False])
 @pytest.mark.parametrize("reports_step", [True, False])
 def test_problem_during_warmup(reports_step: bool, default_warmup: bool) -> None:
-    captures = machine("5..6", warmup=1, default_warmup=default_warmup)
-    perform(captures, captures.start(4))
+    captures = create_machine("5..6", warmup=1, default_warmup=default_warmup)
+    perform_actions(captures, captures.start(4))
     assert captures.capture is not None
     captures.capture.problems.append("Another profiler began.")
     passed = Step(Unit.GLOBAL_STEP, 4)
-    actions = perform(captures, captures.step(passed) if reports_step else captures.start(5))
+    actions = perform_actions(captures, captures.step(passed) if reports_step else captures.start(5))
     restarted: list[Action] = [End("it was restarted without warm-up", remove_empty=True), Begin(5, 5)]
     looked: list[Action] = [CheckRequests(5)] if reports_step else []
     assert actions == looked + (restarted if default_warmup else [Pass(passed)])
     if reports_step:
-        assert perform(captures, captures.start(5)) == []
-    assert perform(captures, captures.start(6)) == [Pass(Step(Unit.GLOBAL_STEP, 5))]
-    assert perform(captures, captures.stop()) == [End(None), EndStep()]
+        assert perform_actions(captures, captures.start(5)) == []
+    assert perform_actions(captures, captures.start(6)) == [Pass(Step(Unit.GLOBAL_STEP, 5))]
+    assert perform_actions(captures, captures.stop()) == [End(None), EndStep()]
 
 
 def test_machine_is_idle_after_a_failed_late_start() -> None:
-    captures = machine("2..4")
-    perform(captures, captures.start(2))
+    captures = create_machine("2..4")
+    perform_actions(captures, captures.start(2))
     for action in captures.step(Step(Unit.GLOBAL_STEP, 2)):
         if isinstance(action, Pass):
             captures.ended()
     assert (captures.is_idle, captures.announced) == (True, None)
-    assert perform(captures, captures.start(3)) == [Begin(3, 3)]
+    assert perform_actions(captures, captures.start(3)) == [Begin(3, 3)]
     assert captures.is_open(3)
 
 
 def test_stages_are_counted() -> None:
-    captures = machine(1, discrete=True, stages=("update",))
-    assert perform(captures, captures.start(1)) == []
-    assert perform(captures, captures.enter_stage("other")) == []
-    assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update")]
-    assert perform(captures, captures.stop_capture(None)) == [End(None)]
-    assert perform(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update", count=2)]
+    captures = create_machine(1, discrete=True, stages=("update",))
+    assert perform_actions(captures, captures.start(1)) == []
+    assert perform_actions(captures, captures.enter_stage("other")) == []
+    assert perform_actions(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update")]
+    assert perform_actions(captures, captures.stop_capture(None)) == [End(None)]
+    assert perform_actions(captures, captures.enter_stage("update")) == [Begin(1, 1, stage="update", count=2)]
 
 
 def test_close_during_start_is_deferred() -> None:
-    captures = machine(1)
+    captures = create_machine(1)
     starting = captures.start(1)
     begin = next(starting)
     assert isinstance(begin, Begin)
@@ -154,29 +154,29 @@ def test_close_during_start_is_deferred() -> None:
         Note("stop was called while another operation was in progress."),
         EndStep(),
     ]
-    captures.began(capture_of(begin))
-    assert perform(captures, starting) == [End("enough")]
+    captures.began(create_capture(begin))
+    assert perform_actions(captures, starting) == [End("enough")]
 
 
 def test_close_from_another_thread_is_deferred_to_the_owner() -> None:
     owner = Owner()
     callers = [owner]
-    captures = machine("1..9", caller=lambda: callers[-1])
-    perform(captures, captures.start(1))
+    captures = create_machine("1..9", caller=lambda: callers[-1])
+    perform_actions(captures, captures.start(1))
     callers.append(Owner(owner.pid, owner.thread + 1))
-    (note, _) = perform(captures, captures.close("enough"))
+    (note, _) = perform_actions(captures, captures.close("enough"))
     assert note == Note("stop from a thread that did not start the capture was deferred to the owner's next boundary.")
     callers.append(owner)
-    assert perform(captures, captures.step(Step(Unit.GLOBAL_STEP, 1))) == [End("enough")]
+    assert perform_actions(captures, captures.step(Step(Unit.GLOBAL_STEP, 1))) == [End("enough")]
 
 
 def test_forked_child_drops_the_capture() -> None:
     owner = Owner()
     callers = [owner]
-    captures = machine(1, caller=lambda: callers[-1])
-    perform(captures, captures.start(1))
+    captures = create_machine(1, caller=lambda: callers[-1])
+    perform_actions(captures, captures.start(1))
     callers.append(Owner(owner.pid + 1, owner.thread))
-    assert perform(captures, captures.stop()) == [Forget(), EndStep()]
+    assert perform_actions(captures, captures.stop()) == [Forget(), EndStep()]
     assert captures.is_idle
 
 
@@ -192,7 +192,7 @@ def test_every_begin_has_one_end(
     events: list[tuple[str, int, bool]], discrete: bool, warmup: int, default_warmup: bool
 ) -> None:
     settings = {"discrete": discrete, "warmup": 0 if discrete else warmup, "default_warmup": default_warmup}
-    captures = machine(1, "3..4", 6, **settings)
+    captures = create_machine(1, "3..4", 6, **settings)
     is_open = False
     for name, step, fails in [*events, ("close", 0, False)]:
         if name == "problem":
@@ -208,7 +208,7 @@ def test_every_begin_has_one_end(
             "stage": lambda: captures.enter_stage("work"),
             "end": lambda: captures.stop_capture("reason"),
         }[name]()
-        for action in perform(captures, actions, fails=fails):
+        for action in perform_actions(captures, actions, fails=fails):
             if isinstance(action, Begin):
                 assert not is_open
                 is_open = not fails

@@ -1,4 +1,4 @@
-"""Tests of stores, and of on-demand captures in jobs without a shared directory."""
+"""Stores of on-demand requests, and captures in jobs without a shared directory."""
 
 from __future__ import annotations
 
@@ -28,31 +28,31 @@ class MemoryStore(Store):
 
     def __init__(self) -> None:
         self.address = "memory:here"
-        self.notes: dict[str, bytes] = {}
+        self.files: dict[str, bytes] = {}
         self.is_disconnected = False
         self.calls = 0
         self._mutex = threading.Lock()
 
     def read(self, name: str) -> bytes | None:
-        return self._do(lambda: self.notes.get(name) or None)
+        return self._call(lambda: self.files.get(name) or None)
 
     def read_all(self, prefix: str) -> Mapping[str, bytes]:
-        return self._do(lambda: {name: text for name, text in self.notes.items() if name.startswith(prefix) and text})
+        return self._call(lambda: {name: text for name, text in self.files.items() if name.startswith(prefix) and text})
 
     def create(self, name: str, text: bytes) -> bytes | None:
         def create() -> bytes | None:
-            self.notes[name] = self.notes.get(name) or text
-            return self.notes[name]
+            self.files[name] = self.files.get(name) or text
+            return self.files[name]
 
-        return self._do(create)
+        return self._call(create)
 
     def put(self, name: str, text: bytes) -> None:
-        self._do(lambda: self.notes.update({name: text}))
+        self._call(lambda: self.files.update({name: text}))
 
     def remove(self, name: str, text: bytes) -> None:
-        self._do(lambda: self.notes.update({name: b""}) if self.notes.get(name) == text else None)
+        self._call(lambda: self.files.update({name: b""}) if self.files.get(name) == text else None)
 
-    def _do(self, call: Callable[[], Any]) -> Any:
+    def _call(self, call: Callable[[], Any]) -> Any:
         with self._mutex:
             self.calls += 1
             if self.is_disconnected:
@@ -68,15 +68,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     return store
 
 
-Start = Callable[..., list[Profiler]]
+StartJob = Callable[..., list[Profiler]]
 
 
 @pytest.fixture
-def start(store: MemoryStore, tmp_path: Path) -> Iterator[Start]:
+def start_job(store: MemoryStore, tmp_path: Path) -> Iterator[StartJob]:
     """Function that starts ranks with separate output directories, as on separate hosts."""
     started: list[Profiler] = []
 
-    def ranks(count: int = 2, **settings: Any) -> list[Profiler]:
+    def start_ranks(count: int = 2, **settings: Any) -> list[Profiler]:
         for rank in range(count):
             config = {
                 "run": "run",
@@ -93,13 +93,13 @@ def start(store: MemoryStore, tmp_path: Path) -> Iterator[Start]:
         until(lambda: len(requests.read_processes(store)) == count)
         return started
 
-    yield ranks
+    yield start_ranks
     for profiler in started:
         profiler.close()
     started.clear()
 
 
-def step(ranks: list[Profiler], *steps: int) -> None:
+def run_steps(ranks: list[Profiler], *steps: int) -> None:
     for number in steps:
         for profiler in ranks:
             with profiler.capture(number):
@@ -114,16 +114,16 @@ def send_request(store: Store, in_steps: int, steps: int, ranks: int) -> OnDeman
     return request
 
 
-def answers(store: Store) -> list[tuple[bool, tuple[str, ...], str | None]]:
+def read_results(store: Store) -> list[tuple[bool, tuple[str, ...], str | None]]:
     return [(process.done, process.captures, process.problem) for process in requests.read_processes(store)]
 
 
-def test_ranks_without_a_shared_directory_begin_at_the_same_step(start: Start, store: MemoryStore) -> None:
-    ranks = start(3)
-    step(ranks, 0, 1)
+def test_ranks_without_a_shared_directory_capture_the_same_steps(start_job: StartJob, store: MemoryStore) -> None:
+    ranks = start_job(3)
+    run_steps(ranks, 0, 1)
     send_request(store, 2, 2, 3)
-    step(ranks, *range(2, 8))
-    assert answers(store) == [(True, ("step4",), None)] * 3
+    run_steps(ranks, *range(2, 8))
+    assert read_results(store) == [(True, ("step4",), None)] * 3
 
 
 def test_processes_are_sorted_by_rank(store: MemoryStore) -> None:
@@ -133,51 +133,51 @@ def test_processes_are_sorted_by_rank(store: MemoryStore) -> None:
     assert [process.rank for process in requests.read_processes(store)] == [0, 1, 2]
 
 
-def test_steps_are_planned_after_all_processes_have_seen_the_request(start: Start, store: MemoryStore) -> None:
-    ranks = start()
+def test_steps_are_planned_only_after_the_request_is_ready(start_job: StartJob, store: MemoryStore) -> None:
+    ranks = start_job()
     request = requests.create_request(store, 1, 1)
     until(lambda: all(process.looks_for == request.token for process in requests.read_processes(store)))
-    step(ranks, 0, 1, 2)
+    run_steps(ranks, 0, 1, 2)
     assert requests.read_plan(store, request) is None
     requests.mark_ready(store, request)
-    step(ranks, 3, 4, 5)
-    assert answers(store) == [(True, ("step4",), None)] * 2
+    run_steps(ranks, 3, 4, 5)
+    assert read_results(store) == [(True, ("step4",), None)] * 2
 
 
-def test_steps_do_not_access_the_store_without_a_request(start: Start, store: MemoryStore) -> None:
-    ranks = start(1)
-    main, callers = threading.get_ident(), list[int]()
-    store.read, read = lambda name: (callers.append(threading.get_ident()), read(name))[1], store.read  # type: ignore[method-assign]
-    step(ranks, *range(50))
-    assert main not in callers
+def test_steps_do_not_access_the_store_without_a_request(start_job: StartJob, store: MemoryStore) -> None:
+    ranks = start_job(1)
+    main_thread, reader_threads = threading.get_ident(), list[int]()
+    store.read, read = lambda name: (reader_threads.append(threading.get_ident()), read(name))[1], store.read  # type: ignore[method-assign]
+    run_steps(ranks, *range(50))
+    assert main_thread not in reader_threads
 
 
 def test_request_without_heartbeats_is_withdrawn(
-    start: Start, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    start_job: StartJob, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_poller, "LOST_S", 0.05)
-    ranks = start()
+    ranks = start_job()
     requests.create_request(store, 1, 1)
     until(lambda: store.read(requests.REQUEST) is None)
-    step(ranks, 0, 1, 2)
-    assert answers(store) == [(False, (), None)] * 2
+    run_steps(ranks, 0, 1, 2)
+    assert read_results(store) == [(False, (), None)] * 2
     second_request = requests.create_request(store, 1, 1)
     assert second_request.ready is False
 
 
-def test_unreachable_store_does_not_delay_steps(start: Start, store: MemoryStore) -> None:
-    ranks = start()
+def test_unreachable_store_does_not_delay_steps(start_job: StartJob, store: MemoryStore) -> None:
+    ranks = start_job()
     send_request(store, 2, 2, 2)
     store.is_disconnected = True
     calls = store.calls
-    step(ranks, *range(200))
+    run_steps(ranks, *range(200))
     assert store.calls - calls < 50  # calls of the pollers, and one call per rank
     store.is_disconnected = False
     assert all(process.token is None for process in requests.read_processes(store))
 
 
 @pytest.mark.parametrize("kind", [FileStore, MemoryStore])
-def test_store_contract(kind: type[Store], tmp_path: Path) -> None:
+def test_stores_implement_all_operations(kind: type[Store], tmp_path: Path) -> None:
     store: Store = FileStore(tmp_path) if kind is FileStore else MemoryStore()
     check_store(store)
 
@@ -197,8 +197,8 @@ def check_store(store: Store) -> None:
     assert dict(store.read_all("processes/")) == {"processes/x.json": b"6", "processes/y.json": b"5"}
 
 
-def test_address_is_removed_if_the_job_uses_its_directory_again(start: Start, tmp_path: Path) -> None:
-    start(1)
+def test_address_is_removed_if_the_job_uses_its_directory_again(start_job: StartJob, tmp_path: Path) -> None:
+    start_job(1)
     run = tmp_path / "host0" / "run"
     assert stores.open_store(run, None).remote
     restarted = Profiler.from_config(settings={"output": str(run.parent), "run": "run", "trainer.backend": "tally"})

@@ -1,4 +1,4 @@
-"""The plugins in tests/packages/meter: a distribution of its own that uses only the public API."""
+"""Tests of the distribution tests/packages/meter. Its plugins use only the public API."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ PUBLIC = {"profdeck", "profdeck.testing"}
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment variables of a process in which the distribution is installed."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    about = tmp_path_factory.mktemp("site") / f"meter_plugins-{project['version']}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    dist_info = tmp_path_factory.mktemp("site") / f"meter_plugins-{project['version']}.dist-info"
+    dist_info.mkdir()
+    (dist_info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     groups = project["entry-points"].items()
     lines = [
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items()) for group, points in groups
+        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in entry_points.items())
+        for group, entry_points in groups
     ]
-    (about / "entry_points.txt").write_text("\n".join(lines))
-    path = os.pathsep.join([str(about.parent), str(PACKAGE / "src"), *filter(None, sys.path)])
+    (dist_info / "entry_points.txt").write_text("\n".join(lines))
+    path = os.pathsep.join([str(dist_info.parent), str(PACKAGE / "src"), *filter(None, sys.path)])
     return {**os.environ, "PYTHONPATH": path}
 
 
-def test_its_tests_pass(environment: dict[str, str]) -> None:
+def test_package_tests_pass(environment: dict[str, str]) -> None:
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(PACKAGE)]
     options += ["--confcutdir", str(PACKAGE)]
     command = [sys.executable, "-m", "pytest", *options, str(PACKAGE / "tests")]
@@ -40,7 +43,7 @@ def test_its_tests_pass(environment: dict[str, str]) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_its_plugins_are_listed(environment: dict[str, str]) -> None:
+def test_package_plugins_are_listed(environment: dict[str, str]) -> None:
     command = [sys.executable, "-m", "profdeck", "plugins", "--json"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     plugins = {
@@ -56,7 +59,7 @@ def test_its_plugins_are_listed(environment: dict[str, str]) -> None:
     }
 
 
-def test_it_imports_only_the_public_api() -> None:
+def test_package_imports_only_the_public_api() -> None:
     imported = set()
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

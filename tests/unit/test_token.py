@@ -1,4 +1,4 @@
-"""The token of a server's routes, from the environment or from a file that is replaced while servers run."""
+"""Tokens of a server's routes, read from the environment or from a file that can change while servers run."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from profdeck_traces.base.errors import ConfigError, ProfdeckError
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(TOKEN_VARIABLE, "from-environment")
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "token"))
     return tmp_path / "token"
 
 
-def test_token_file_overrides_the_environment(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file.write_text("new\n\n  old \n")
+def test_token_file_overrides_the_environment(token_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token_file.write_text("new\n\n  old \n")
     assert (accepted_tokens(), own_token()) == (("new", "old"), "new")
     monkeypatch.delenv(FILE_VARIABLE)
     assert (accepted_tokens(), own_token()) == (("from-environment",), "from-environment")
@@ -30,10 +30,10 @@ def test_token_file_overrides_the_environment(file: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("content", [None, b"\xffxx"])
-def test_unreadable_file_is_reported_without_its_contents(file: Path, content: bytes | None) -> None:
+def test_unreadable_file_is_reported_without_its_contents(token_file: Path, content: bytes | None) -> None:
     if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{FILE_VARIABLE}: {file} cannot be read: ") as caught:
+        token_file.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{FILE_VARIABLE}: {token_file} cannot be read: ") as caught:
         own_token()
     assert "xx" not in str(caught.value)
 
@@ -47,8 +47,8 @@ def response_status(routes: Routes, token: str) -> int:
     return status
 
 
-def test_server_accepts_a_new_token_without_a_restart(file: Path) -> None:
-    file.write_text("first")
+def test_server_accepts_a_new_token_without_a_restart(token_file: Path) -> None:
+    token_file.write_text("first")
     routes = Routes("vllm")
     assert [response_status(routes, token) for token in ("first", "second", "from-environment", "")] == [
         503,
@@ -56,11 +56,11 @@ def test_server_accepts_a_new_token_without_a_restart(file: Path) -> None:
         401,
         401,
     ]
-    file.write_text("second\nfirst")
+    token_file.write_text("second\nfirst")
     assert [response_status(routes, token) for token in ("first", "second", "third")] == [503, 503, 401]
-    file.write_text("second")
+    token_file.write_text("second")
     assert [response_status(routes, token) for token in ("first", "second")] == [401, 503]
-    file.write_text("")
+    token_file.write_text("")
     assert response_status(routes, "") == 403
-    file.unlink()
+    token_file.unlink()
     assert response_status(routes, "second") == 503

@@ -1,4 +1,4 @@
-"""Tests for uploads to fsspec file systems.
+"""Tests of uploads to fsspec file systems.
 
 tests/integration/trackers/test_upload.py uses local S3 and Google Cloud Storage servers.
 """
@@ -44,7 +44,7 @@ def local_names(run: Path) -> set[str]:
     return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
 
 
-def counts(run: Path, url: str = URL) -> tuple[int, int]:
+def upload_and_count(run: Path, url: str = URL) -> tuple[int, int]:
     result = upload(run, url)
     return result.files, result.there
 
@@ -54,47 +54,47 @@ def test_all_files_are_sent_once(run: Path) -> None:
     assert (result.files, result.there, result.waits_for) == (13, 0, ())
     assert result.size_bytes == sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
     assert stored_names() == local_names(run)
-    assert counts(run) == (0, 13)
+    assert upload_and_count(run) == (0, 13)
     assert local_names(run) == local_names(fetch(f"{URL}/job"))
 
 
-def test_artifacts_come_before_manifests_and_the_run_file_comes_last(run: Path) -> None:
+def test_artifacts_are_sent_before_manifests_and_the_run_file_last(run: Path) -> None:
     upload(run, URL)
     sent = [Path(path) for path in RecordingStore.transfers]
     assert [path.suffix for path in sent] == [".gz"] * 6 + [".json"] * 7
     assert sent[-1].name == "run.json"
 
 
-@pytest.mark.parametrize("sent", [0, 3, 6, 9, 12])
-def test_a_store_that_fails_has_no_manifest_without_artifacts(run: Path, sent: int) -> None:
-    RecordingStore.transfers_left = sent
+@pytest.mark.parametrize("sent_count", [0, 3, 6, 9, 12])
+def test_failing_store_has_no_manifest_without_artifacts(run: Path, sent_count: int) -> None:
+    RecordingStore.transfers_left = sent_count
     with pytest.raises(
         ProfdeckError, match=r"recording://profiles/job cannot be written: ConnectionResetError.*Repeat"
     ):
         upload(run, URL)
     names = stored_names()
-    assert len(names) == sent
+    assert len(names) == sent_count
     assert "run.json" not in names
     for manifest in filter(is_manifest, map(Path, names)):
         assert manifest.with_suffix(".trace.json.gz").as_posix() in names
     RecordingStore.transfers_left = float("inf")
-    assert counts(run) == (13 - sent, sent)
+    assert upload_and_count(run) == (13 - sent_count, sent_count)
 
 
-def test_a_changed_file_is_sent_again(run: Path) -> None:
+def test_changed_file_is_sent_again(run: Path) -> None:
     upload(run, URL)
     (manifest,) = (run / "step_000050").rglob("rank_0001.step50.json")
     manifest.write_text(manifest.read_text().replace("17000000", "17000001"))  # the same size
     (trace,) = (run / "step_000000").rglob("rank_0000*.gz")
     trace.write_bytes(trace.read_bytes() + b"\0")
-    assert counts(run) == (2, 11)
+    assert upload_and_count(run) == (2, 11)
     assert RecordingStore.store[f"/profiles/job/{manifest.relative_to(run)}"].getvalue() == manifest.read_bytes()
 
 
-def test_an_interrupted_run_file_is_replaced(run: Path) -> None:
+def test_truncated_run_file_is_replaced(run: Path) -> None:
     upload(run, URL)
     RecordingStore.store["/profiles/job/run.json"].truncate(5)
-    assert counts(run) == (1, 12)
+    assert upload_and_count(run) == (1, 12)
 
 
 def test_another_run_of_the_same_name_is_not_changed(run: Path) -> None:
@@ -104,13 +104,13 @@ def test_another_run_of_the_same_name_is_not_changed(run: Path) -> None:
         upload(run, URL)
 
 
-def test_an_artifact_named_like_a_manifest_is_sent_once(run: Path) -> None:
+def test_artifact_named_like_a_manifest_is_sent_once(run: Path) -> None:
     manifest = min((run / "step_000000").rglob("rank_0000.*[!e].json"))
     (artifact := manifest.with_suffix(".memory.json")).write_text("{}")
     content = json.loads(manifest.read_text())
     content["artifacts"].append({"name": artifact.name, "kind": "memory", "size_bytes": 2, "whole": True})
     manifest.write_text(json.dumps(content))
-    assert counts(run) == (14, 0)
+    assert upload_and_count(run) == (14, 0)
 
 
 def test_unfinished_captures_and_unlisted_files_are_not_sent(run: Path) -> None:
@@ -135,40 +135,40 @@ def test_unfinished_captures_and_unlisted_files_are_not_sent(run: Path) -> None:
 def test_records_of_older_uploads_are_ignored(run: Path) -> None:
     (run / "uploaded").mkdir()
     (run / "uploaded" / "step_000050.json").write_text('{"name": "step_000050", "url": "s3://x", "files": {}}')
-    assert counts(run) == (13, 0)
+    assert upload_and_count(run) == (13, 0)
     assert read_run(run).status is Status.COMPLETE
 
 
-def test_names_with_any_characters(run: Path) -> None:
-    step = run / "step_000000" / "trainer"
+def test_file_names_can_contain_any_characters(run: Path) -> None:
+    directory = run / "step_000000" / "trainer"
     names = ["größe [1].trace.json", "🚀*?#%41.trace.json", f"{'ä' * 110}.trace.json"]
-    (manifest,) = step.glob("rank_0000.step0.json")
+    (manifest,) = directory.glob("rank_0000.step0.json")
     content = json.loads(manifest.read_text())
     for name in names:
-        (step / name).write_text('{"traceEvents": []}')
+        (directory / name).write_text('{"traceEvents": []}')
         content["artifacts"].append({"name": name, "kind": "trace", "size_bytes": 19, "whole": True})
     manifest.write_text(json.dumps(content))
-    moved = run.rename(run.with_name("Größe [2]*"))
+    renamed_run = run.rename(run.with_name("Größe [2]*"))
     for url in (URL, f"file://{run.parent}/store"):
-        assert counts(moved, url) == (16, 0)
-        assert counts(moved, url) == (0, 16)
-        assert local_names(fetch(f"{url}/Größe [2]*")) == local_names(moved)
+        assert upload_and_count(renamed_run, url) == (16, 0)
+        assert upload_and_count(renamed_run, url) == (0, 16)
+        assert local_names(fetch(f"{url}/Größe [2]*")) == local_names(renamed_run)
 
 
-def test_simultaneous_uploads(run: Path) -> None:
+def test_concurrent_uploads_send_each_file_once(run: Path) -> None:
     with ThreadPoolExecutor() as pool:
         results = list(pool.map(lambda _: upload(run, URL), range(4)))
     assert sorted(result.files for result in results) == [0, 0, 0, 13]
     assert stored_names() == local_names(run)
 
 
-def test_the_local_run_is_not_changed(run: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+def test_local_run_is_not_changed(run: Path) -> None:
+    modified_ns_by_path = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     upload(run, URL)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == modified_ns_by_path
 
 
-def test_the_listener_sends_what_an_outage_left(
+def test_listener_sends_the_files_that_failed_earlier(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PROFDECK_UPLOAD", URL)
@@ -182,7 +182,7 @@ def test_the_listener_sends_what_an_outage_left(
     assert stored_names() == local_names(run)
 
 
-def test_the_listener_needs_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listener_requires_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROFDECK_UPLOAD", raising=False)
     with pytest.raises(ConfigError, match="PROFDECK_UPLOAD is not set. Set it to the URL of a directory"):
         UploadListener()

@@ -1,4 +1,4 @@
-"""Tests for local copies of remote runs, including interrupted copies and malicious file names."""
+"""Tests of local copies of remote runs, including interrupted copies and malicious file names."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def store() -> RecordingStore:
     return store
 
 
-def contents(path: Path) -> dict[str, bytes]:
+def read_contents(path: Path) -> dict[str, bytes]:
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def test_only_changed_files_are_copied_again(store: RecordingStore) -> None:
     copy = fetch(URL)
-    assert len(contents(copy)) == len(store.transfers) == 40
+    assert len(read_contents(copy)) == len(store.transfers) == 40
     store.transfers.clear()
     assert fetch(URL) == copy
     assert store.transfers == []
@@ -55,41 +55,41 @@ def test_only_changed_files_are_copied_again(store: RecordingStore) -> None:
     store.pipe("/profiles/job/run.json/inside", b"")
     fetch(URL)
     assert store.transfers == ["/profiles/job/run.json/inside", "/profiles/job/step_000001/trainer/7.trace.json"]
-    assert len(found := contents(copy)) == 39
-    assert found["step_000001/trainer/7.trace.json"] == b"[8]"
+    assert len(contents := read_contents(copy)) == 39
+    assert contents["step_000001/trainer/7.trace.json"] == b"[8]"
 
 
-def test_progress(store: RecordingStore) -> None:
+def test_progress_is_reported_per_file(store: RecordingStore) -> None:
     reports = list[tuple[int, int]]()
     fetch(URL, on_progress=lambda done, total: reports.append((done, total)))
     assert reports[-1] == (40, 40)
     assert reports == sorted(reports)
 
 
-def test_an_interrupted_copy_is_continued(store: RecordingStore) -> None:
+def test_interrupted_copy_is_continued(store: RecordingStore) -> None:
     type(store).transfers_left = 35
     with pytest.raises(ProfdeckError, match=r"recording://profiles/job cannot be copied: ConnectionResetError.*Repeat"):
         fetch(URL)
     type(store).transfers_left = float("inf")
     store.transfers.clear()
-    assert len(contents(fetch(URL))) == 40
+    assert len(read_contents(fetch(URL))) == 40
     assert len(store.transfers) < 40
 
 
-def test_a_damaged_index_or_file_is_repaired(store: RecordingStore) -> None:
+def test_corrupt_index_or_file_is_repaired(store: RecordingStore) -> None:
     copy = fetch(URL)
     (copy / "run.json").write_bytes(b"{")
     (copy / "extra.json").write_bytes(b"{}")
     fetch(URL)
     assert (copy / "run.json").read_bytes() == b"{}"
-    assert len(contents(copy)) == 40
+    assert len(read_contents(copy)) == 40
     (copy.parents[1] / "index.json").write_bytes(b'{"a": 1}')
     store.transfers.clear()
     fetch(URL)
     assert len(store.transfers) == 40
 
 
-def test_a_file_that_changes_during_the_copy(store: RecordingStore) -> None:
+def test_file_that_changes_during_the_copy_is_reported(store: RecordingStore) -> None:
     type(store).extra_files = {"/profiles/job/run.json": {"name": "/profiles/job/run.json", "size": 3, "type": "file"}}
     with pytest.raises(ProfdeckError, match=r"job/run.json changed during the copy\. .*Repeat the command"):
         fetch(URL)
@@ -99,7 +99,7 @@ def test_a_file_that_changes_during_the_copy(store: RecordingStore) -> None:
     "name",
     ["../out", "step/../../out", "../job-2/out", "/../out", "..", "a/./b", "a//out", "../../../../../../../../tmp/out"],
 )
-def test_names_that_lead_out_of_the_copy(store: RecordingStore, tmp_path: Path, name: str) -> None:
+def test_paths_outside_the_copy_are_rejected(store: RecordingStore, tmp_path: Path, name: str) -> None:
     path = f"/profiles/job/{name}"
     store.pipe("/profiles/job/ok", b"")
     store.store[path] = store.store["/profiles/job/ok"]
@@ -110,7 +110,7 @@ def test_names_that_lead_out_of_the_copy(store: RecordingStore, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", ["nul\0", "surrogate\ud800", "n" * 300, "run.json/below-a-file"])
-def test_names_that_no_local_file_can_have(store: RecordingStore, name: str) -> None:
+def test_invalid_local_file_names_are_reported(store: RecordingStore, name: str) -> None:
     path = f"/profiles/job/{name}"
     store.store[path] = store.store["/profiles/job/run.json"]
     type(store).extra_files = {path: {"name": path, "size": 2, "type": "file"}}
@@ -118,7 +118,7 @@ def test_names_that_no_local_file_can_have(store: RecordingStore, name: str) -> 
         fetch(URL)
 
 
-def test_latest_is_the_newest_run_by_its_creation(store: RecordingStore) -> None:
+def test_latest_is_the_run_with_the_newest_creation_time(store: RecordingStore) -> None:
     for name, content in {"a": b'{"created_ns": 9}', "b": b'{"created_ns": 8}', "c": b"no JSON", "d": b"[]"}.items():
         store.pipe(f"/profiles/{name}/run.json", content)
     store.pipe("/profiles/file.json", b"{}")
@@ -137,7 +137,7 @@ def test_latest_is_the_newest_run_by_its_creation(store: RecordingStore) -> None
     assert fetch("recording://profiles/latest").name == "latest"
 
 
-def test_a_hostile_name_of_the_newest_run(store: RecordingStore, tmp_path: Path) -> None:
+def test_newest_run_with_an_invalid_name_is_rejected(store: RecordingStore, tmp_path: Path) -> None:
     store.store["/profiles/../run.json"] = store.store["/profiles/job/run.json"]
     store.pipe("/profiles/job/run.json", b'{"created_ns": -1}')
     with pytest.raises(ProfdeckError):
@@ -145,7 +145,7 @@ def test_a_hostile_name_of_the_newest_run(store: RecordingStore, tmp_path: Path)
     assert not list(tmp_path.rglob("run.json"))
 
 
-def test_nothing_at_the_url() -> None:
+def test_url_without_files_is_reported() -> None:
     RecordingStore.empty()
     with pytest.raises(ProfdeckError, match="recording://profiles/job does not exist or contains no files"):
         fetch(URL)
@@ -153,31 +153,31 @@ def test_nothing_at_the_url() -> None:
         fetch(f"wrong://user:{SECRET}@x")
 
 
-def test_simultaneous_commands(store: RecordingStore) -> None:
+def test_concurrent_commands_copy_each_file_once(store: RecordingStore) -> None:
     with ThreadPoolExecutor() as pool:
         copies = set(pool.map(lambda _: fetch(URL), range(4)))
     assert len(store.transfers) == 40
-    assert len(contents(copies.pop())) == 40
+    assert len(read_contents(copies.pop())) == 40
 
 
 @pytest.mark.parametrize("obstacle", [".", "copies"])
-def test_without_a_writable_cache(store: RecordingStore, cache: Path, obstacle: str) -> None:
+def test_run_is_copied_without_a_writable_cache(store: RecordingStore, cache: Path, obstacle: str) -> None:
     (cache / obstacle).parent.mkdir(exist_ok=True)
     (cache / obstacle).write_text("a file instead of a directory")
     copy = fetch(URL)
     assert not copy.is_relative_to(cache)
-    assert len(contents(copy)) == 40
+    assert len(read_contents(copy)) == 40
 
 
-def test_old_copies_are_deleted(store: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = fetch(URL)
+def test_least_recently_used_copies_are_deleted(store: RecordingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    old_copy = fetch(URL)
     monkeypatch.setattr(url_copies, "MAX_BYTES", 10)
-    recent = fetch(f"{URL}/step_000001")
-    assert old.exists()
-    os.utime(old.parents[1], (time.time() - 2 * 86_400,) * 2)
+    recent_copy = fetch(f"{URL}/step_000001")
+    assert old_copy.exists()
+    os.utime(old_copy.parents[1], (time.time() - 2 * 86_400,) * 2)
     fetch(f"{URL}/run.json")
-    assert not old.exists()
-    assert recent.exists()
+    assert not old_copy.exists()
+    assert recent_copy.exists()
 
 
 @pytest.fixture
@@ -200,29 +200,29 @@ def web(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def test_files_and_directories_over_http(web: str) -> None:
+def test_files_and_directories_are_copied_over_http(web: str) -> None:
     copy = fetch(f"{web}/j%C3%B6b/run.json?signature={SECRET}")
     assert copy.name == "run.json"
     assert json.loads(copy.read_text()) == {"created_ns": 5}
-    assert contents(fetch(f"{web}/latest")).keys() == {"run.json", "step_000001/a [1].json"}
-    assert contents(fetch(f"{web}/j%C3%B6b/")).keys() == {"run.json", "step_000001/a [1].json"}
+    assert read_contents(fetch(f"{web}/latest")).keys() == {"run.json", "step_000001/a [1].json"}
+    assert read_contents(fetch(f"{web}/j%C3%B6b/")).keys() == {"run.json", "step_000001/a [1].json"}
 
 
-def test_secrets_are_neither_shown_nor_stored(web: str, cache: Path) -> None:
+def test_secrets_are_neither_printed_nor_stored(web: str, cache: Path) -> None:
     url = web.replace("//", f"//user:{SECRET}@")
-    for wrong in (f"{url}/none.json?key={SECRET}", f"https://user:{SECRET}@127.0.0.1:1/run.json?key={SECRET}"):
+    for invalid_url in (f"{url}/none.json?key={SECRET}", f"https://user:{SECRET}@127.0.0.1:1/run.json?key={SECRET}"):
         with pytest.raises(ProfdeckError) as caught:
-            fetch(wrong)
+            fetch(invalid_url)
         assert SECRET not in str(caught.value)
     with pytest.raises(ProfdeckError, match="https://127.0.0.1:1/run.json cannot be read: "):
-        fetch(wrong)
+        fetch(invalid_url)
     fetch(f"{web}/j%C3%B6b/run.json?signature={SECRET}")
     for path in cache.rglob("*"):
         assert SECRET not in str(path)
         assert path.is_dir() or SECRET.encode() not in path.read_bytes()
 
 
-def test_a_copy_of_a_local_url(tmp_path: Path) -> None:
+def test_file_url_is_copied_only_after_a_change(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (file := tmp_path / "runs" / "trace.json").write_text("[1]")
     copy = fetch(f"file://{file}")

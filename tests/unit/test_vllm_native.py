@@ -37,23 +37,23 @@ class Engine:
         self.calls.append("stop")
 
 
-def native(engine: Engine, path: Path) -> VllmCapture:
+def create_native_capture(engine: Engine, path: Path) -> VllmCapture:
     identity = Identity(role="rollout")
     capture = CaptureRecord(id="target", directory=path, identity=identity, first_step=1, current_step=1)
     request = CaptureRequest(id="step1", output=path, run="run", role="rollout")
     return VllmCapture(VllmObject(engine), VllmOptions(), capture, request)
 
 
-def test_npu_is_rejected_with_advice(tmp_path: Path) -> None:
+def test_npu_is_rejected_with_a_recommendation(tmp_path: Path) -> None:
     engine = Engine("npu", tmp_path)
     with pytest.raises(CaptureError, match=r"writes torch_npu directories, .* With profdeck in the engine's workers"):
-        asyncio.run(native(engine, tmp_path).start())
+        asyncio.run(create_native_capture(engine, tmp_path).start())
     assert engine.calls == []
 
 
-def test_starts_on_other_devices(tmp_path: Path) -> None:
+def test_capture_starts_on_other_devices(tmp_path: Path) -> None:
     engine = Engine("cuda", tmp_path)
-    asyncio.run(native(engine, tmp_path).start())
+    asyncio.run(create_native_capture(engine, tmp_path).start())
     assert engine.calls == ["start"]
 
 
@@ -61,13 +61,13 @@ def test_engine_without_profiler_is_not_enabled(tmp_path: Path) -> None:
     engine = Engine("cuda", tmp_path)
     engine.vllm_config.profiler_config.profiler = None
     with pytest.raises(TargetError, match=r"was launched without a profiler, .* Or launch it with") as caught:
-        asyncio.run(native(engine, tmp_path).start())
+        asyncio.run(create_native_capture(engine, tmp_path).start())
     assert (caught.value.outcome, engine.calls) == (Outcome.NOT_ENABLED, [])
 
 
-def test_remedy_names_torch_npu_directories(tmp_path: Path) -> None:
+def test_remedy_mentions_torch_npu_directories(tmp_path: Path) -> None:
     """Servers do not report their device type, so the remedy depends on the files."""
-    capture = native(Engine("cuda", tmp_path), tmp_path)
+    capture = create_native_capture(Engine("cuda", tmp_path), tmp_path)
     capture.watch(tmp_path)
     assert "in its log" in capture.remedy
     (tmp_path / "rank0_4711_20260101000000000_ascend_pt").mkdir()
@@ -75,7 +75,7 @@ def test_remedy_names_torch_npu_directories(tmp_path: Path) -> None:
     assert f"The directories are in {tmp_path}." in capture.remedy
 
 
-class Sharing(Engine):
+class SharedDirectoryEngine(Engine):
     """An engine that shares its trace directory with another engine. It writes a trace if `writes` is True."""
 
     def __init__(self, directory: Path, *, writes: bool) -> None:
@@ -89,8 +89,8 @@ class Sharing(Engine):
     prefix = ""
 
 
-class Naming(Sharing):
-    """A `Sharing` engine of a release that supports trace prefixes."""
+class PrefixEngine(SharedDirectoryEngine):
+    """A `SharedDirectoryEngine` of a release that supports trace prefixes."""
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         self.prefix = f"{profile_prefix}_" if profile_prefix else ""
@@ -104,10 +104,10 @@ def test_captures_in_a_shared_directory_use_only_their_own_traces(
 ) -> None:
     monkeypatch.setattr("profdeck.engine.control.engine_profiler._QUIET_S", 0.2)
     (shared := tmp_path / "native").mkdir()
-    engines = [Naming(shared, writes=True), Naming(shared, writes=False)]
+    engines = [PrefixEngine(shared, writes=True), PrefixEngine(shared, writes=False)]
     captures = []
     for replica, engine in enumerate(engines):
-        capture = native(engine, tmp_path)
+        capture = create_native_capture(engine, tmp_path)
         capture._request = attrs.evolve(capture._request, replica=replica)
         captures.append(capture)
 
@@ -118,23 +118,23 @@ def test_captures_in_a_shared_directory_use_only_their_own_traces(
             await capture.stop()
 
     asyncio.run(main())
-    assert [one.outcome for one in captures] == [Outcome.FLUSHED, Outcome.FILES_MISSING]
+    assert [capture.outcome for capture in captures] == [Outcome.FLUSHED, Outcome.FILES_MISSING]
     assert "wrote no complete trace" in captures[1]._capture.problems[0]
 
 
 def test_concurrent_directory_changes_are_ignored(tmp_path: Path) -> None:
     (shared := tmp_path / "native").mkdir()
-    over = threading.Event()
+    stopped = threading.Event()
 
-    def others() -> None:
-        while not over.is_set():
+    def change_directory() -> None:
+        while not stopped.is_set():
             for number in range(20):
-                (shared / f"theirs{number}").mkdir()
+                (shared / f"other{number}").mkdir()
             for number in range(20):
-                (shared / f"theirs{number}").rmdir()
+                (shared / f"other{number}").rmdir()
 
-    capture = native(Sharing(shared, writes=True), tmp_path)
-    thread = threading.Thread(target=others)
+    capture = create_native_capture(SharedDirectoryEngine(shared, writes=True), tmp_path)
+    thread = threading.Thread(target=change_directory)
     thread.start()
     try:
         asyncio.run(capture.start())
@@ -142,7 +142,7 @@ def test_concurrent_directory_changes_are_ignored(tmp_path: Path) -> None:
             capture.has_all_traces()
         asyncio.run(capture.stop())
     finally:
-        over.set()
+        stopped.set()
         thread.join()
     assert capture.outcome is Outcome.FLUSHED
 
@@ -156,23 +156,23 @@ def test_concurrent_directory_changes_are_ignored(tmp_path: Path) -> None:
     ],
 )
 def test_pipeline_trace_names_contain_stage_and_rank(tmp_path: Path, name: str, rank: int, stage: int) -> None:
-    place = native(Sharing(tmp_path, writes=True), tmp_path).parse_name(tmp_path / name)
-    assert place is not None
-    assert (place.rank, place.parallel) == (rank, {"stage": stage})
+    origin = create_native_capture(SharedDirectoryEngine(tmp_path, writes=True), tmp_path).parse_name(tmp_path / name)
+    assert origin is not None
+    assert (origin.rank, origin.parallel) == (rank, {"stage": stage})
 
 
 def test_ambiguous_shared_directory_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profdeck.engine.control.engine_profiler._QUIET_S", 0.2)
     (shared := tmp_path / "native").mkdir()
-    one, other = (native(Sharing(shared, writes=True), tmp_path) for _ in range(2))
+    first, second = (create_native_capture(SharedDirectoryEngine(shared, writes=True), tmp_path) for _ in range(2))
 
     async def main() -> None:
-        await one.start()
+        await first.start()
         with pytest.raises(CaptureError, match="Start each engine with its own trace directory"):
-            await other.start()
-        await one.stop()
-        assert one.outcome is Outcome.FLUSHED
-        await other.start()
+            await second.start()
+        await first.stop()
+        assert first.outcome is Outcome.FLUSHED
+        await second.start()
 
     asyncio.run(main())
-    other._unwatch()
+    second._unwatch()

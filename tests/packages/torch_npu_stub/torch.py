@@ -1,1 +1,1 @@
-"""A stand-in for torch, which the stand-in for torch_npu beside it needs for being imported."""
+"""Stub of torch, so that the torch_npu stub in this directory can be imported."""

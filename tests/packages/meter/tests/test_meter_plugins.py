@@ -1,3 +1,5 @@
+"""Tests of the meter plugins with the fixtures of `profdeck.testing`."""
+
 from __future__ import annotations
 
 import json
@@ -13,7 +15,7 @@ from profdeck.testing import CaptureRun, FakeClock, HookEvents
 pytest_plugins = ["profdeck.testing"]
 
 
-def test_a_capture_is_complete(capture_run: CaptureRun) -> None:
+def test_capture_is_complete(capture_run: CaptureRun) -> None:
     run = capture_run("meter", steps="1..3", options={"interval": 2})
     run.assert_complete()
     (artifact,) = run.artifacts
@@ -23,7 +25,7 @@ def test_a_capture_is_complete(capture_run: CaptureRun) -> None:
     run.hooks.assert_order("meter profile_start", "meter profile_step", "meter profile_step", "meter profile_stop")
 
 
-def test_a_listener_gets_its_options(capture_run: CaptureRun, tmp_path: Path) -> None:
+def test_listener_receives_its_options(capture_run: CaptureRun, tmp_path: Path) -> None:
     log = tmp_path / "log.txt"
     settings = {"listeners": ["meter-log"], "listener_options.meter-log": {"path": str(log), "prefix": "> "}}
     capture_run("meter", settings=settings).assert_complete()
@@ -41,7 +43,7 @@ def test_a_listener_gets_its_options(capture_run: CaptureRun, tmp_path: Path) ->
         ({"trainer.options.intervall": 2}, r"Allowed: (?!.*with_flops).*\bwith_stack\b"),
     ],
 )
-def test_wrong_options_are_errors(capture_run: CaptureRun, settings: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(capture_run: CaptureRun, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ProfdeckError, match=message):
         capture_run("meter", settings=settings)
 
@@ -58,22 +60,22 @@ def test_truncated_trace_is_not_complete(capture_run: CaptureRun, monkeypatch: p
         capture_run("meter").assert_complete()
 
 
-def test_names_of_listeners_are_settings(capture_run: CaptureRun) -> None:
+def test_listener_name_is_rejected_as_listener_object(capture_run: CaptureRun) -> None:
     with pytest.raises(ProfdeckError, match="belong in the config key 'listeners'"):
         capture_run("meter", listeners=["meter-gate"])
 
 
-def test_the_finish_of_a_capture_is_tested_with_an_instance(tmp_path: Path) -> None:
+def test_capture_finished_is_called_on_an_instance(tmp_path: Path) -> None:
     log = MeterLog(MeterLogOptions(path=tmp_path / "log.txt"))
     log.capture_finished({"capture": "step1", "status": "complete"})
     assert log.options.path.read_text() == "finished step1 complete\n"
 
 
-def test_a_supported_common_option_is_accepted(capture_run: CaptureRun) -> None:
+def test_supported_common_option_is_accepted(capture_run: CaptureRun) -> None:
     capture_run("meter", options={"with_stack": True, "with_flops": False}).assert_complete()
 
 
-def test_a_wrapper_measures_the_start_of_the_backend(capture_run: CaptureRun, fake_clock: FakeClock) -> None:
+def test_wrapper_measures_the_backend_start(capture_run: CaptureRun, fake_clock: FakeClock) -> None:
     class Slow:
         @hookimpl(wrapper=True, trylast=True)
         def profile_start(self) -> Any:
@@ -84,7 +86,7 @@ def test_a_wrapper_measures_the_start_of_the_backend(capture_run: CaptureRun, fa
     assert run.capture.notes == ["meter started in 0.250 s."]
 
 
-def test_a_tryfirst_listener_precedes_the_backend(capture_run: CaptureRun) -> None:
+def test_tryfirst_listener_precedes_the_backend(capture_run: CaptureRun) -> None:
     run = capture_run("meter", settings={"listeners": ["meter-gate"]})
     run.assert_complete()
     run.hooks.assert_order("meter-gate profile_start", "meter profile_start", "meter profile_stop")
@@ -93,7 +95,7 @@ def test_a_tryfirst_listener_precedes_the_backend(capture_run: CaptureRun) -> No
     run.hooks.assert_not_called("meter-gate profile_stop")
 
 
-def test_a_failing_listener_does_not_prevent_the_stop_of_the_backend(capture_run: CaptureRun) -> None:
+def test_failing_listener_does_not_prevent_the_backend_stop(capture_run: CaptureRun) -> None:
     class Broken:
         @hookimpl(tryfirst=True)
         def profile_stop(self, capture: Capture) -> None:
@@ -108,14 +110,14 @@ def test_a_failing_listener_does_not_prevent_the_stop_of_the_backend(capture_run
         run.assert_complete()
 
 
-def test_an_object_is_registered_for_all_captures(capture_run: CaptureRun, hook_events: HookEvents) -> None:
-    class Everywhere:
+def test_registered_object_is_called_in_all_captures(capture_run: CaptureRun, hook_events: HookEvents) -> None:
+    class StartListener:
         @hookimpl
         def profile_start(self) -> None: ...
 
-    name = Profiler.register(Everywhere())
+    name = Profiler.register(StartListener())
     try:
         capture_run("meter", steps=["1", "3"])
     finally:
         Profiler.unregister(name)
-    assert [event.capture for event in hook_events.events if event.plugin == "Everywhere"] == ["step1", "step3"]
+    assert [event.capture for event in hook_events.events if event.plugin == "StartListener"] == ["step1", "step3"]

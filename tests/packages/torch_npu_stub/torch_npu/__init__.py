@@ -1,4 +1,4 @@
-"""A stand-in for torch_npu: only its offline analysis, which does what STUB_ANALYSIS says; see its module."""
+"""Stub of torch_npu that supports only the offline analysis. STUB_ANALYSIS selects its behaviour."""
 
 import os
 

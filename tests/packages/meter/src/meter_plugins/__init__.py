@@ -24,7 +24,7 @@ class MeterOptions(CommonOptions):
 
 @attrs.define
 class MeterBackend(Backend[MeterOptions]):
-    """Writes an event per boundary."""
+    """Backend that writes an event per step boundary."""
 
     name: ClassVar[str] = "meter"
     Options: ClassVar[type[MeterOptions]] = MeterOptions
@@ -57,14 +57,14 @@ class MeterLogOptions:
     """Options of the listener `meter-log`."""
 
     path: Path
-    """File to which a line per capture is appended. Required."""
+    """File to which the listener appends a line per capture. Required."""
 
     prefix: str = ""
     """Text before each line. Default: none."""
 
 
 class MeterLog:
-    """Appends the status of each capture to a file."""
+    """Listener that appends the status of each capture to a file."""
 
     Options = MeterLogOptions
 
@@ -85,7 +85,7 @@ class MeterLog:
 
 
 class StartTimer:
-    """Adds a note with the duration of each plugin's start."""
+    """Wrapper that adds a note with the duration of each plugin's start."""
 
     @hookimpl(wrapper=True)
     def profile_start(self, capture: Capture, plugin_name: str) -> Generator[None, Any, Any]:
@@ -96,7 +96,7 @@ class StartTimer:
 
 
 class MeterGate:
-    """Runs before the backend starts, such as to synchronize a device."""
+    """Listener that runs before the backend starts, for example to synchronize a device."""
 
     @hookimpl(tryfirst=True)
     def profile_start(self) -> None:

@@ -1,5 +1,6 @@
-"""Whole backends, of a device and of an engine, and a listener, as somebody else would write them: no part of profdeck
-is replaced.
+"""Third-party plugins for tests: a device backend, an engine backend and a listener.
+
+They use only the public API and replace no part of profdeck.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ class TallyOptions(CommonOptions):
     """Options of the backend `tally`."""
 
     fail_at: str | None = None
-    """The hook that raises: start, step or stop; or the writing of the file: write. Default: none."""
+    """Operation that raises an error: start, step, stop or write. Default: none."""
 
     device: str | None = None
-    """The device to lease. Default: none."""
+    """Device to lease. Default: none."""
 
     wait_s: float | None = None
-    """Make every hook a coroutine that waits as long. Default: hooks are plain functions."""
+    """Seconds that each hook waits as a coroutine. Default: hooks are plain functions."""
 
     thread_bound: bool = True
-    """Whether only the thread that started may stop. Default: yes."""
+    """Allow only the starting thread to stop the capture. Default: true."""
 
     write_later: bool = False
-    """Return what writes the trace instead of the trace; it waits for `TallyBackend.may_write`. Default: no."""
+    """Return a function that writes the trace after `TallyBackend.may_write` is set. Default: false."""
 
 
 @attrs.define
 class TallyBackend(Backend):
-    """Writes a Chrome trace with an event per boundary and stage."""
+    """Backend that writes a Chrome trace with an event per step boundary and stage."""
 
     name: ClassVar[str] = "tally"
     Options: ClassVar[type[TallyOptions]] = TallyOptions
@@ -68,7 +69,7 @@ class TallyBackend(Backend):
     iterations: int = attrs.field(default=0, init=False)
 
     @property
-    def thread_bound(self) -> bool:  # type: ignore[override]  # chosen by an option, for the tests
+    def thread_bound(self) -> bool:  # type: ignore[override]  # a property, because it depends on an option
         return self.options.thread_bound
 
     def devices(self) -> tuple[str, ...]:
@@ -90,7 +91,7 @@ class TallyBackend(Backend):
     def profile_stop(self, capture: Capture) -> Awaitable[Sequence[Output]] | Sequence[Output]:
         path, events, first = capture.artifact_path(".trace.json"), self.events, capture.first_iteration
         iterations = None if first is None else (first, first + self.iterations - 1)
-        waiting = self._hook("stop", f"stop {capture.id}")
+        stopping = self._hook("stop", f"stop {capture.id}")
 
         def write() -> Artifact:
             if self.options.write_later:
@@ -101,14 +102,14 @@ class TallyBackend(Backend):
             path.write_text(text, encoding="utf-8")
             return Artifact(path=path, size_bytes=len(text), events=len(events), iterations=iterations)
 
-        async def later() -> Sequence[Output]:
-            await waiting
+        async def write_after_stop() -> Sequence[Output]:
+            await stopping
             return [write()]
 
-        if waiting is None and capture.current_step < capture.first_step:
-            return []  # it only warmed up
-        if waiting is not None:
-            return later()
+        if stopping is None and capture.current_step < capture.first_step:
+            return []  # the capture ended during the warm-up
+        if stopping is not None:
+            return write_after_stop()
         return [write if self.options.write_later else write()]
 
     def _hook(self, name: str, call: str) -> Awaitable[None] | None:
@@ -137,7 +138,7 @@ class TallyBackend(Backend):
 
 
 class Diary:
-    """A listener that remembers what it was told; ``fail_at`` names a hook of it that raises."""
+    """Listener that appends a line per hook call. The hook ``fail_at`` raises an error."""
 
     fail_at: str | None = None
     wait_s: float | None = None
@@ -149,25 +150,25 @@ class Diary:
 
     @hookimpl
     def profile_start(self, capture: Capture) -> Awaitable[None] | None:
-        self._told("start", f"start {capture.id}")
+        self._append("start", f"start {capture.id}")
         return asyncio.sleep(self.wait_s) if self.wait_s else None
 
     @hookimpl
     def profile_step(self, step: Step) -> None:
-        self._told("step", f"step {step.index}")
+        self._append("step", f"step {step.index}")
 
     @hookimpl
     def profile_stop(self, capture: Capture) -> None:
-        self._told("stop", f"stop {capture.id} {capture.status} {len(capture.artifacts)}")
+        self._append("stop", f"stop {capture.id} {capture.status} {len(capture.artifacts)}")
 
-    def _told(self, hook: str, line: str) -> None:
+    def _append(self, hook: str, line: str) -> None:
         self.lines.append(line)
         if self.fail_at == hook:
             raise RuntimeError(f"{hook} is not heard")
 
 
 class ToyEngine:
-    """An engine of which all ranks are in this process. Every iteration runs on all of them."""
+    """Engine with all ranks in this process. Each iteration runs on all ranks."""
 
     def __init__(self, ranks: int = 2, *, blocking: bool = False) -> None:
         self.blocking = blocking
@@ -178,11 +179,11 @@ class ToyEngine:
             for rank in range(ranks)
         ]
         self.commands: list[tuple[str, str]] = []
-        """Starts and stops, each with the request that it is about."""
-        self.answers = asyncio.Event()
-        """Cleared, the engine hears commands and does not answer."""
-        self.answers.set()
-        self.heard = asyncio.Event()
+        """Start and stop commands with their request IDs."""
+        self.may_reply = asyncio.Event()
+        """While cleared, the engine handles commands but does not reply."""
+        self.may_reply.set()
+        self.command_received = asyncio.Event()
         """Set by each command."""
 
     def iterate(self, *batches: str) -> None:
@@ -195,9 +196,9 @@ class ToyEngine:
         if command != "status":
             self.commands.append((command, payload.get("id") or payload.get("request", "")))
         replies = [self._command(recorder, command, payload) for recorder in self.ranks]
-        self.heard.set()
+        self.command_received.set()
         if not self.blocking:
-            await self.answers.wait()
+            await self.may_reply.wait()
         return replies
 
     def _command(self, recorder: EngineRecorder, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,9 +213,9 @@ class ToyEngine:
         return reply_data(recorder.reply(error))
 
 
-def _check(replies: Sequence[Reply]) -> None:
-    if refused := [f"Rank {reply.rank}: {reply.error}" for reply in replies if reply.error]:
-        raise CaptureError(" ".join(refused))
+def _raise_rejections(replies: Sequence[Reply]) -> None:
+    if errors := [f"Rank {reply.rank}: {reply.error}" for reply in replies if reply.error]:
+        raise CaptureError(" ".join(errors))
 
 
 @attrs.frozen(kw_only=True)
@@ -225,12 +226,12 @@ class TallyEngineOptions(CommonOptions):
     """Options of the backend `tally` in each rank. Default: none."""
 
     merge: str | None = None
-    """Leave a file about all ranks beside theirs, with this text. Default: none."""
+    """Text of a merged file to write next to the files of the ranks. Default: none."""
 
 
 @attrs.define
 class TallyEngineBackend(EngineBackend):
-    """Asks a `ToyEngine` to record."""
+    """Backend that controls captures of a `ToyEngine`."""
 
     name: ClassVar[str] = "tally-engine"
     Options: ClassVar[type[TallyEngineOptions]] = TallyEngineOptions
@@ -238,12 +239,12 @@ class TallyEngineBackend(EngineBackend):
     _engine: ToyEngine | None = attrs.field(default=None, init=False)
 
     @property
-    def _own(self) -> TallyEngineOptions:
+    def _engine_options(self) -> TallyEngineOptions:
         return cast("TallyEngineOptions", self.options)
 
     def bind(self, target: object) -> str:
         if not isinstance(target, ToyEngine):
-            raise ConfigError(f"target: {target!r} is no ToyEngine.")
+            raise ConfigError(f"target: {target!r} is not a ToyEngine.")
         self._engine = target
         return "toy"
 
@@ -260,7 +261,7 @@ class TallyEngineBackend(EngineBackend):
         return self._run(self._stop(capture))
 
     async def state(self, capture: Capture) -> TargetState:
-        ranks = await self._selected("status", {"request": capture.id}, capture)
+        ranks = await self._command_selected_ranks("status", {"request": capture.id}, capture)
         return TargetState(
             ended=all(reply.state in {RequestState.WRITING, RequestState.ENDED} for reply in ranks),
             iterations=min(reply.iterations for reply in ranks),
@@ -268,44 +269,44 @@ class TallyEngineBackend(EngineBackend):
 
     async def _start(self, capture: Capture) -> None:
         assert capture.request is not None
-        request = attrs.evolve(capture.request, options=self._own.device_options)
+        request = attrs.evolve(capture.request, options=self._engine_options.device_options)
         try:
             replies = await self._command("start", unstructure(request))
-            _check(replies)
+            _raise_rejections(replies)
         except BaseException:
-            await self._command("stop", {"request": request.id, "reason": "the start was given up"}, wait=False)
+            await self._command("stop", {"request": request.id, "reason": "the start was aborted"}, wait=False)
             raise
         capture.expected_ranks = tuple(reply.rank for reply in replies if request.selects(reply.rank))
 
     async def _stop(self, capture: Capture) -> Sequence[Output]:
         reason = " ".join(capture.problems) or None
-        replies = await self._selected("stop", {"request": capture.id, "reason": reason}, capture)
+        replies = await self._command_selected_ranks("stop", {"request": capture.id, "reason": reason}, capture)
         while any(reply.state is RequestState.WRITING for reply in replies):
             await self._sleep(0.001)
-            replies = await self._selected("status", {"request": capture.id}, capture)
+            replies = await self._command_selected_ranks("status", {"request": capture.id}, capture)
         for reply in replies:
-            said = [*reply.problems, *(problem for recorded in reply.captures for problem in recorded.problems)]
-            capture.problems += [f"Rank {reply.rank}: {problem}" for problem in dict.fromkeys(said)]
-        if self._own.merge is None:
+            problems = [*reply.problems, *(problem for recorded in reply.captures for problem in recorded.problems)]
+            capture.problems += [f"Rank {reply.rank}: {problem}" for problem in dict.fromkeys(problems)]
+        if self._engine_options.merge is None:
             return ()
         path = capture.artifact_path(".merged.txt")
-        path.write_text(self._own.merge, encoding="utf-8")
-        return [Artifact(path=path, kind="merged_trace", size_bytes=len(self._own.merge))]
+        path.write_text(self._engine_options.merge, encoding="utf-8")
+        return [Artifact(path=path, kind="merged_trace", size_bytes=len(self._engine_options.merge))]
 
-    async def _selected(self, command: str, payload: Mapping[str, Any], capture: Capture) -> list[Reply]:
+    async def _command_selected_ranks(self, command: str, payload: Mapping[str, Any], capture: Capture) -> list[Reply]:
         replies = await self._command(command, payload)
         return [reply for reply in replies if reply.rank in (capture.expected_ranks or ())]
 
     async def _command(self, command: str, payload: Mapping[str, Any], *, wait: bool = True) -> list[Reply]:
         assert self._engine is not None
         if not wait:
-            self._engine.answers.set()
+            self._engine.may_reply.set()
         return [structure(data, Reply, where="reply") for data in await self._engine.command(command, payload)]
 
     async def _sleep(self, duration_s: float) -> None:
         assert self._engine is not None
         if self._engine.blocking:
-            time.sleep(duration_s)  # noqa: ASYNC251  # driven without an event loop
+            time.sleep(duration_s)  # noqa: ASYNC251  # the engine is used without an event loop
         else:
             await asyncio.sleep(duration_s)
 
@@ -313,6 +314,6 @@ class TallyEngineBackend(EngineBackend):
     def blocking(self) -> bool:
         return bool(self._engine and self._engine.blocking)
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
         assert self._engine is not None
-        return run_without_loop(work) if self._engine.blocking else work
+        return run_without_loop(coroutine) if self._engine.blocking else coroutine

@@ -1,17 +1,17 @@
-"""A stand-in for torch_npu's ``analyse``, with its manners: it removes old results first, and never fails.
+"""Stub of torch_npu's ``analyse``. Like the original, it removes old results first and never raises an error.
 
-STUB_ANALYSIS says what it does instead of analysing:
+STUB_ANALYSIS selects the behaviour:
 
-    unset         writes whole files
-    nothing       writes no file, says an error and that all was parsed
-    stale         does nothing, and says that all was parsed
-    damaged       leaves a timeline that is not closed
-    lost worker   writes whole files and does not say that it is through
-    killed        writes whole files and is killed before it is through
-    hang          forks a process that does not heed SIGTERM, then waits for it
-    orphan        starts a program that does not heed SIGTERM, writes whole files and leaves it behind
+    unset         write complete files
+    nothing       write no file, print an error and report completion
+    stale         keep the old results and report completion
+    damaged       write a truncated timeline
+    lost worker   write complete files without reporting completion
+    killed        write complete files and send SIGKILL to this process
+    hang          fork a process that ignores SIGTERM, and wait for it
+    orphan        start a process that ignores SIGTERM, write complete files and exit without stopping it
 
-STUB_ANALYSIS_PIDS names a pipe or file to which it writes its process ids, one a line, when it is about to wait.
+STUB_ANALYSIS_PIDS is a pipe or file. Before it waits, the stub writes its process IDs to it, one per line.
 """
 
 import json
@@ -31,35 +31,35 @@ def analyse(profiler_path, max_process_number=0, export_type=None):
     assert isinstance(max_process_number, int)
     assert max_process_number >= 1
     assert export_type is None or isinstance(export_type, list)
-    todo = os.environ.get("STUB_ANALYSIS", "")
-    if todo == "stale":
-        say("INFO", "All profiling data parsed in a total time of 0:00:00.1")
+    behaviour = os.environ.get("STUB_ANALYSIS", "")
+    if behaviour == "stale":
+        print_log_line("INFO", "All profiling data parsed in a total time of 0:00:00.1")
         return
     output = Path(profiler_path, "ASCEND_PROFILER_OUTPUT")
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
-    if todo == "hang":
-        child = fork_waiting()
-        tell(os.getpid(), child)
+    if behaviour == "hang":
+        child = fork_unstoppable()
+        write_process_ids(os.getpid(), child)
         os.waitpid(child, 0)
-    if todo == "orphan":
-        child = start_waiting()
-        tell(child.pid)
-        child.returncode = 0  # so that nobody says that it still runs
-    if todo != "nothing":
-        write(output, export_type or recorded_exports(Path(profiler_path)))
-    if todo == "damaged":
+    if behaviour == "orphan":
+        child = start_unstoppable()
+        write_process_ids(child.pid)
+        child.returncode = 0  # prevents Popen's ResourceWarning for a running child
+    if behaviour != "nothing":
+        write_results(output, export_type or read_export_types(Path(profiler_path)))
+    if behaviour == "damaged":
         (output / "trace_view.json").write_text(TRACE[:-1])
-    if todo == "killed":
+    if behaviour == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if todo == "lost worker":
+    if behaviour == "lost worker":
         return
-    if todo == "nothing":
-        say("ERROR", "Failed to export CANN Profiling data. Error msg: it says why")
-    say("INFO", "All profiling data parsed in a total time of 0:00:00.1")
+    if behaviour == "nothing":
+        print_log_line("ERROR", "Failed to export CANN Profiling data. Error msg: it says why")
+    print_log_line("INFO", "All profiling data parsed in a total time of 0:00:00.1")
 
 
-def write(output, exports):
+def write_results(output, exports):
     if "text" in exports:
         (output / "trace_view.json").write_text(TRACE)
         (output / "kernel_details.csv").write_text(KERNELS)
@@ -71,30 +71,30 @@ def write(output, exports):
         database.close()
 
 
-def recorded_exports(path):
+def read_export_types(path):
     (info,) = path.glob("profiler_info*.json")
     return json.loads(info.read_text())["config"]["experimental_config"]["_export_type"]
 
 
-def start_waiting():
+def start_unstoppable():
     child = subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE)
-    child.stdout.readline()  # it heeds no SIGTERM from now on
+    child.stdout.readline()  # printed after SIGTERM is ignored
     return child
 
 
-def fork_waiting():
-    heeded = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def fork_unstoppable():
+    previous_handler = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = os.fork()
     while not child:
         signal.pause()
-    signal.signal(signal.SIGTERM, heeded)
+    signal.signal(signal.SIGTERM, previous_handler)
     return child
 
 
-def tell(*processes):
+def write_process_ids(*processes):
     Path(os.environ["STUB_ANALYSIS_PIDS"]).write_text("".join(f"{process}\n" for process in processes))
 
 
-def say(level, text):
+def print_log_line(level, text):
     sys.stdout.write(f"|\b[2026-01-01 00:00:00] [{level}] [1] profiler.py: {text}\n")
     sys.stdout.flush()
