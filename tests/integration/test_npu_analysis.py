@@ -310,7 +310,7 @@ def test_read_only_directory_fails(raw: Make) -> None:
         directory.chmod(0o755)
     assert done.stdout.startswith("it cannot be analysed: PermissionError: [Errno 13] Permission denied:")
     assert done.stdout.endswith("; copy it to a writable location, and analyse the copy\n")
-    assert "cannot be written" in done.stderr
+    assert "Cannot save the analysis state" in done.stderr
     assert not (directory / STATE_FILE).exists()
     assert analyse(directory).state == "done"
 
