@@ -135,7 +135,9 @@ def test_error_contains_the_path_of_the_key(data: dict[str, Any], message: str) 
         ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not an engine backend"),
     ],
 )
-def test_keys_that_the_backend_does_not_support_are_rejected(tally: ModuleType, backend: str, data: dict[str, Any], message: str) -> None:
+def test_keys_that_the_backend_does_not_support_are_rejected(
+    tally: ModuleType, backend: str, data: dict[str, Any], message: str
+) -> None:
     config = structure({"roles": {"trainer": {"backend": backend} | data}}, Config, where="")
     with pytest.raises(ConfigError) as excinfo:
         build_backend(config, "trainer")

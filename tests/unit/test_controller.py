@@ -245,7 +245,12 @@ def run_steps(profiler: Profiler, steps: range) -> None:
     ],
 )
 def test_manifest_contains_whether_the_first_step_is_cold(
-    build_cold: Build, tmp_path: Path, steps: list[Any], host_steps: range, settings: dict[str, Any], is_cold: dict[str, bool]
+    build_cold: Build,
+    tmp_path: Path,
+    steps: list[Any],
+    host_steps: range,
+    settings: dict[str, Any],
+    is_cold: dict[str, bool],
 ) -> None:
     with build_cold(steps=steps, **settings) as profiler:
         run_steps(profiler, host_steps)
@@ -283,7 +288,9 @@ def test_default_warm_up_without_its_step_leaves_no_manifest(build_cold: Build, 
 
 
 @pytest.mark.parametrize("starts_each_step", [True, False])
-def test_problem_in_the_default_warm_up_loses_no_step(build_cold: Build, tmp_path: Path, *, starts_each_step: bool) -> None:
+def test_problem_in_the_default_warm_up_loses_no_step(
+    build_cold: Build, tmp_path: Path, *, starts_each_step: bool
+) -> None:
     profiler = build_cold(steps=["5..6"], on_error="raise")
     profiler.start(4)
     assert profiler.active is not None

@@ -105,7 +105,9 @@ def read_event_names(path: Path, role: str, capture: str) -> list[str]:
 # The trainer waits.
 
 
-def test_trainer_records_the_remainder_of_the_step(build: Build, engine: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_trainer_records_the_remainder_of_the_step(
+    build: Build, engine: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     trainer = build()
     engine.start(make_request(2))
     with trainer.capture(1) as capture:
@@ -329,9 +331,7 @@ def test_delayed_window_counts_the_skipped_mini_batches(build: Build, hold_devic
 
 
 @pytest.mark.parametrize("thread_bound", [True, False])
-def test_wait_does_not_block_async_hosts(
-    build: Build, hold_device: Any, tmp_path: Path, thread_bound: bool
-) -> None:
+def test_wait_does_not_block_async_hosts(build: Build, hold_device: Any, tmp_path: Path, thread_bound: bool) -> None:
     trainer, lease = build(wait_s=0.001, thread_bound=thread_bound, steps=["1..2"]), hold_device("rollout, step1")
 
     async def run_host() -> None:
@@ -396,7 +396,9 @@ def test_trainer_waits_for_a_busy_recorder(
 # The engine waits.
 
 
-def test_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_engine_records_after_the_trainer(
+    build: Build, engine: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     trainer = build()
     holder = "gpu-1, held by this process (trainer, step1)"
     with trainer.capture(1):
@@ -416,7 +418,9 @@ def test_engine_records_after_the_trainer(build: Build, engine: EngineRecorder, 
     manifest = read_manifests(tmp_path, "rollout")["step1"]
     assert (manifest.status, manifest.problems, manifest.waits_for) == (Status.COMPLETE, (), None)
     assert manifest.artifacts[0].iterations == (4, 5)
-    assert manifest.notes == (f"The capture waited {manifest.waited_s:.2f} s for {holder}, and started at iteration 4.",)
+    assert manifest.notes == (
+        f"The capture waited {manifest.waited_s:.2f} s for {holder}, and started at iteration 4.",
+    )
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
@@ -465,7 +469,9 @@ def test_engine_does_not_lease_the_device_before_its_window(
     assert read_manifests(tmp_path, "rollout")["step1"].artifacts[0].iterations == (4, 5)
 
 
-def test_each_batch_kind_waits_separately(engine: EngineRecorder, make_request: MakeRequest, hold_device: Any, tmp_path: Path) -> None:
+def test_each_batch_kind_waits_separately(
+    engine: EngineRecorder, make_request: MakeRequest, hold_device: Any, tmp_path: Path
+) -> None:
     engine.start(make_request(2, batch_kinds=(P, D)))
     iterate(engine, P, D, D)
     lease = hold_device("trainer, step1")  # the prefill window is not complete, and no prefill is being recorded
@@ -530,7 +536,9 @@ def test_engine_capture_is_missing_if_the_device_stays_busy(
     assert reply.problems == (("The engine shut down.",) if reason else ())
 
 
-def test_device_busy_for_a_later_batch_kind_is_reported(engine: EngineRecorder, make_request: MakeRequest, hold_device: Any) -> None:
+def test_device_busy_for_a_later_batch_kind_is_reported(
+    engine: EngineRecorder, make_request: MakeRequest, hold_device: Any
+) -> None:
     engine.start(make_request(2, batch_kinds=(P, D)))
     iterate(engine, P, D)
     engine.begin(M, "it2")  # ends the recording of decodes
@@ -563,7 +571,9 @@ def test_stop_between_the_wait_and_the_window_is_reported(
     assert manifest.notes == (f"The capture waited {wait}.",)
 
 
-def test_exit_while_an_engine_waits_is_reported(engine: EngineRecorder, make_request: MakeRequest, hold_device: Any, tmp_path: Path) -> None:
+def test_exit_while_an_engine_waits_is_reported(
+    engine: EngineRecorder, make_request: MakeRequest, hold_device: Any, tmp_path: Path
+) -> None:
     hold_device("trainer, step1")
     engine.start(make_request(2))
     iterate(engine, D)

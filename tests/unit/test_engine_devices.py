@@ -199,9 +199,7 @@ def test_vllm_worker_defers_a_stop_from_another_thread(tmp_path: Path) -> None:
     assert "execute_model" not in vars(worker)
 
 
-def test_sglang_scheduler_defers_a_stop_from_another_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglang_scheduler_defers_a_stop_from_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, agent = start_sglang_capture(tmp_path, monkeypatch)
     scheduler.run_batch(make_decode_batch())
     with ThreadPoolExecutor(1) as executor:
@@ -214,7 +212,9 @@ def test_sglang_scheduler_defers_a_stop_from_another_thread(
 
 def test_frontend_ignores_options_of_the_device_backend(tmp_path: Path) -> None:
     frontend = FrontendRecorder("frontend")
-    frontend_request = attrs.evolve(make_request(tmp_path), options={"with_stack": True, "level": "level1"}, engine={"frontend": True})
+    frontend_request = attrs.evolve(
+        make_request(tmp_path), options={"with_stack": True, "level": "level1"}, engine={"frontend": True}
+    )
     reply = frontend.command("start", unstructure(frontend_request))
     assert reply is not None
     assert reply.error is None

@@ -109,7 +109,9 @@ def read_iteration_ranges(path: Path) -> dict[str, list[int]]:
 # Recorded iterations.
 
 
-def test_capture_from_start_to_stop_is_complete(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_capture_from_start_to_stop_is_complete(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request())
     assert (recorder.active, recorder.reply().state) == (True, RequestState.ARMED)
     assert read_manifests(tmp_path)["step1"]["status"] == "recording"
@@ -175,7 +177,9 @@ def test_unlabelled_iterations_and_unmatched_ends_are_accepted(
     assert read_recorded_iterations(tmp_path) == {"step1": [1]}
 
 
-def test_process_without_iterations_records_immediately(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_process_without_iterations_records_immediately(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(), at_once=True)
     assert recorder.reply().state is RequestState.RECORDING
     reply = stop_and_wait(recorder)
@@ -183,7 +187,9 @@ def test_process_without_iterations_records_immediately(recorder: EngineRecorder
     assert read_manifests(tmp_path)["step1"]["status"] == "complete"
 
 
-def test_rank_that_is_not_selected_stays_idle(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_rank_that_is_not_selected_stays_idle(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(1, ranks=(1, 3)))
     assert not recorder.active
     iterate(recorder, [D] * 3)
@@ -223,7 +229,9 @@ def test_engine_can_serve_requests_before_files_are_written(
 # Separate captures per batch kind.
 
 
-def test_each_batch_kind_has_separate_captures_and_counts(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_each_batch_kind_has_separate_captures_and_counts(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(2, 1, batch_kinds=(P, D, M)))
     assert not list(tmp_path.glob("run/step_*/**/rank_*"))  # each capture is created at its first batch
     iterate(recorder, [P, P, D, D, P, M, D, D, M])
@@ -240,7 +248,9 @@ def test_each_batch_kind_has_separate_captures_and_counts(recorder: EngineRecord
         "step1-mixed": [8],
         "step1-mixed-2": [11],
     }
-    assert read_iteration_ranges(tmp_path) == {name: [run[0], run[-1]] for name, run in read_recorded_iterations(tmp_path).items()}
+    assert read_iteration_ranges(tmp_path) == {
+        name: [run[0], run[-1]] for name, run in read_recorded_iterations(tmp_path).items()
+    }
     assert {name: manifest["stage"] for name, manifest in read_manifests(tmp_path).items()} == {
         name: name.split("-")[1] for name in read_recorded_iterations(tmp_path)
     }
@@ -249,7 +259,9 @@ def test_each_batch_kind_has_separate_captures_and_counts(recorder: EngineRecord
     assert (report.status, report.problems) == (Status.COMPLETE, ())
 
 
-def test_ranks_with_different_batch_orders_are_complete(tally: ModuleType, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_ranks_with_different_batch_orders_are_complete(
+    tally: ModuleType, make_request: MakeRequest, tmp_path: Path
+) -> None:
     """Data-parallel ranks run different batches."""
     for rank, batches in ((0, [P, D, P, D]), (1, [P, P, D, D])):
         recorder = EngineRecorder(Identity(rank=rank, world_size=2, parallel={"dp": rank}), "tally-device", {})
@@ -260,7 +272,9 @@ def test_ranks_with_different_batch_orders_are_complete(tally: ModuleType, make_
     assert {rank.status for capture in report.captures for rank in capture.ranks} == {Status.COMPLETE}
 
 
-def test_absent_batch_kind_is_reported_unless_all_kinds_are_requested(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_absent_batch_kind_is_reported_unless_all_kinds_are_requested(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(2, batch_kinds=(M,)))
     iterate(recorder, [P, D])
     assert stop_and_wait(recorder).problems == ("Only 0 of 2 mixed iterations ran before the stop.",)
@@ -285,7 +299,13 @@ def test_absent_batch_kind_is_reported_unless_all_kinds_are_requested(recorder: 
     ],
 )
 def test_capture_fails_if_its_window_is_not_reached(
-    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, skip: int, iterations: int, reason: str | None, problem: str
+    recorder: EngineRecorder,
+    make_request: MakeRequest,
+    tmp_path: Path,
+    skip: int,
+    iterations: int,
+    reason: str | None,
+    problem: str,
 ) -> None:
     recorder.start(make_request(2, skip))
     iterate(recorder, [D] * iterations)
@@ -300,7 +320,9 @@ def test_capture_fails_if_its_window_is_not_reached(
 
 
 @pytest.mark.parametrize("reason", [None, "the engine shut down"])
-def test_incomplete_window_is_partial(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, reason: str | None) -> None:
+def test_incomplete_window_is_partial(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, reason: str | None
+) -> None:
     recorder.start(make_request(5, 1))
     iterate(recorder, [D] * 3)
     recorder.stop(reason)
@@ -314,7 +336,9 @@ def test_incomplete_window_is_partial(recorder: EngineRecorder, make_request: Ma
     assert read_run(tmp_path / "run").status is Status.PARTIAL
 
 
-def test_incomplete_window_names_its_batch_kind(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_incomplete_window_names_its_batch_kind(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(3, batch_kinds=(P, D, M)))
     iterate(recorder, [P, D, D])
     problems = stop_and_wait(recorder).problems
@@ -333,7 +357,9 @@ def test_reply_and_capture_contain_the_stop_reason_once(recorder: EngineRecorder
     assert reply.problems == reply.captures[0].problems == ("The engine shut down in mid-capture.",)
 
 
-def test_stop_inside_an_iteration_keeps_the_iteration(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_stop_inside_an_iteration_keeps_the_iteration(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(9))
     iterate(recorder, [D])
     recorder.begin(D, "it1")
@@ -468,7 +494,9 @@ def test_recording_thread_ends_a_capture_that_exceeds_its_time_limit(
     assert read_recorded_iterations(tmp_path) == {"step1": [0, 1] if boundary == "end of an iteration" else [0]}
 
 
-def test_armed_capture_ends_at_the_time_limit(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_armed_capture_ends_at_the_time_limit(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(1, 5, max_capture_s=0.02))
     until(lambda: recorder.reply().state is not RequestState.ARMED)
     assert wait_for_files(recorder).state is RequestState.ENDED
@@ -546,7 +574,9 @@ def test_rejected_start_does_not_change_the_reply(recorder: EngineRecorder, make
     assert recorder.reply() == first_reply
 
 
-def test_device_type_without_a_backend_is_rejected(tally: ModuleType, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_device_type_without_a_backend_is_rejected(
+    tally: ModuleType, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder = EngineRecorder(Identity(), "abacus", {})
     with pytest.raises(UnknownPluginError, match="No installed backend records the device type 'abacus'"):
         recorder.start(make_request(1))
@@ -564,7 +594,9 @@ def test_unusable_lease_directory_rejects_the_start(
 
 
 @pytest.mark.parametrize("stages", [(), (P, D)])
-def test_file_at_the_path_of_the_run_rejects_the_start(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, stages: tuple[BatchKind, ...]) -> None:
+def test_file_at_the_path_of_the_run_rejects_the_start(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, stages: tuple[BatchKind, ...]
+) -> None:
     (tmp_path / "run").write_text("in the way")
     with pytest.raises(CaptureError, match="cannot write to"):
         recorder.start(make_request(1, batch_kinds=stages))
@@ -574,7 +606,11 @@ def test_file_at_the_path_of_the_run_rejects_the_start(recorder: EngineRecorder,
 
 @pytest.mark.parametrize("link", ["run", "run/step_000001", "run/step_000001/rollout"])
 def test_link_out_of_the_output_directory_rejects_the_start(
-    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, link: str
+    recorder: EngineRecorder,
+    make_request: MakeRequest,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    link: str,
 ) -> None:
     link_target = tmp_path_factory.mktemp("elsewhere")
     (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
@@ -586,7 +622,9 @@ def test_link_out_of_the_output_directory_rejects_the_start(
 
 
 @pytest.mark.parametrize("cause", ["options", "directory", "at once", "at once, and taken"])
-def test_rejected_start_releases_all_resources(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, cause: str) -> None:
+def test_rejected_start_releases_all_resources(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, cause: str
+) -> None:
     threads_before, open_before = set(threading.enumerate()), count_open()
     handler = signal.getsignal(signal.SIGTERM)
     lease = leases.acquire_lease(["gpu-1"], holder="trainer")
@@ -647,7 +685,9 @@ def test_backend_error_is_not_raised_into_the_engine(
     assert (reply.problems, reply.captures[0].status) == ((), Status.COMPLETE)
 
 
-def test_error_of_a_deferred_write_is_reported(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_error_of_a_deferred_write_is_reported(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(1, fail_at="write", write_later=True))
     iterate(recorder, [D])
     reply = wait_for_files(recorder)
@@ -712,7 +752,11 @@ def test_annotation_error_is_reported_once(
 
 
 def test_artifact_outside_the_capture_directory_fails_the_capture(
-    tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tally: ModuleType,
+    recorder: EngineRecorder,
+    make_request: MakeRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A backend must write to `CaptureRecord.artifact_path`."""
     recorder.start(make_request(1))
@@ -741,7 +785,9 @@ def test_manifest_write_error_is_logged(
     assert "rank_0000.step1.json cannot be written: TypeError" in caplog.text
 
 
-def test_directory_replaced_by_a_file_while_armed_is_reported(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path) -> None:
+def test_directory_replaced_by_a_file_while_armed_is_reported(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
     recorder.start(make_request(1, batch_kinds=(D,)))
     (tmp_path / "run" / "step_000001" / "rollout").rmdir()
     (tmp_path / "run" / "step_000001").rmdir()
@@ -755,7 +801,9 @@ def test_directory_replaced_by_a_file_while_armed_is_reported(recorder: EngineRe
 # Replies.
 
 
-def test_replies_can_be_converted_to_json_and_back(tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest) -> None:
+def test_replies_can_be_converted_to_json_and_back(
+    tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest
+) -> None:
     replies = [recorder.reply("it is refused")]
     tally.TallyBackend.may_write.clear()
     recorder.start(make_request(3, 1, write_later=True))
@@ -783,7 +831,9 @@ def test_reply_identifies_the_process(tally: ModuleType) -> None:
 # Process exit. Tests in tests/integration/test_engine_exits.py use separate processes.
 
 
-def test_exit_handlers_are_installed_until_the_files_are_complete(tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest) -> None:
+def test_exit_handlers_are_installed_until_the_files_are_complete(
+    tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest
+) -> None:
     host_handler = signal.getsignal(signal.SIGTERM)
     tally.TallyBackend.may_write.clear()
     recorder.start(make_request(1, write_later=True))
@@ -814,7 +864,9 @@ def test_next_start_releases_the_previous_capture(recorder: EngineRecorder, make
 
 
 @pytest.mark.parametrize("moment", ["armed", "between", "inside"])
-def test_exit_ends_the_capture_immediately(recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, moment: str) -> None:
+def test_exit_ends_the_capture_immediately(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, moment: str
+) -> None:
     recorder.start(make_request(5))
     if moment != "armed":
         iterate(recorder, [D])
@@ -903,7 +955,9 @@ def test_signal_is_delivered_after_the_files_are_written(
     assert read_manifests(tmp_path)["step1"]["status"] == "complete"
 
 
-def test_reply_acquires_no_lock_of_the_file_writer(tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest) -> None:
+def test_reply_acquires_no_lock_of_the_file_writer(
+    tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest
+) -> None:
     """A signal handler can interrupt `EngineRecorder.reply` and wait for the files in the same thread."""
     tally.TallyBackend.may_write.clear()
     recorder.start(make_request(1, write_later=True))
@@ -942,7 +996,9 @@ def expected_captures(
     # Consecutive iterations of the same kind share a capture.
     for (key, _), consecutive in groupby(enumerate(selected), lambda item: (item[1][1], item[1][0] - item[0])):
         capture_counts[key] = capture_counts.get(key, 0) + 1
-        name = "-".join(["step1", *([key] if key else []), *([str(capture_counts[key])] if capture_counts[key] > 1 else [])])
+        name = "-".join(
+            ["step1", *([key] if key else []), *([str(capture_counts[key])] if capture_counts[key] > 1 else [])]
+        )
         captures[name] = [number for _, (number, _) in consecutive]
     return captures, end
 

@@ -82,7 +82,9 @@ def test_message_counts_incomplete_captures(run_job: RunJob) -> None:
     )
 
 
-NOTE_ARTIFACTS = "import functools, tally_backend as tally; tally.Artifact = functools.partial(tally.Artifact, kind='note')"
+NOTE_ARTIFACTS = (
+    "import functools, tally_backend as tally; tally.Artifact = functools.partial(tally.Artifact, kind='note')"
+)
 FAILING_STOP = {"trainer.options": {"fail_at": "stop"}, "steps": [1]}
 
 

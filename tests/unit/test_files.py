@@ -58,7 +58,9 @@ def test_write_all_repeats_partial_writes() -> None:
 
 
 @pytest.mark.parametrize("in_kernel", [False, True])
-def test_append_file_copies_with_and_without_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_kernel: bool) -> None:
+def test_append_file_copies_with_and_without_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_kernel: bool
+) -> None:
     def raise_exdev(*_: Any) -> None:
         raise OSError(errno.EXDEV, "other file systems")
 

@@ -355,7 +355,9 @@ def test_document_contains_the_files_and_the_report_of_the_capture(build: Build,
     directory = run / "step_000002"
     document = json.loads((directory / "stdin").read_text())
     assert document == json.loads((directory / "finish.step2.input.json").read_text())
-    assert document.pop("ls") == json.loads(json.dumps(plain(read_run(run, only=lambda manifest: manifest.capture == "step2"))))
+    assert document.pop("ls") == json.loads(
+        json.dumps(plain(read_run(run, only=lambda manifest: manifest.capture == "step2")))
+    )
     assert document == {
         "schema": 1,
         "capture": "step2",
@@ -410,7 +412,9 @@ def test_command_result_contains_exit_code_output_and_problem(
 def test_command_that_cannot_start_has_no_exit_code(input_file: Path) -> None:
     result = run_command("command", ["/no/such/shell"], input_file, os.environ, LONG_S)
     assert result.exit_code is None
-    assert result.problem == "cannot be started: FileNotFoundError: [Errno 2] No such file or directory: '/no/such/shell'"
+    assert (
+        result.problem == "cannot be started: FileNotFoundError: [Errno 2] No such file or directory: '/no/such/shell'"
+    )
 
 
 def test_only_the_end_of_long_output_is_kept(input_file: Path) -> None:
@@ -557,7 +561,11 @@ def test_ls_shows_the_state_of_finish_tasks(build: Build, run: Path, monkeypatch
             "interrupted",
             ": interrupted: its process was terminated; without the role rollout.",
         ),
-        ({"state": FinishState.FAILED, "parts": (failed_result,)}, "failed", ": failed: the command ended with 7 (no space)."),
+        (
+            {"state": FinishState.FAILED, "parts": (failed_result,)},
+            "failed",
+            ": failed: the command ended with 7 (no space).",
+        ),
         (
             {"schema": 99},
             "failed",
@@ -751,7 +759,10 @@ def test_pending_finish_tasks_run_once(unfinished_run: Path, tmp_path: Path) -> 
 
 
 def test_interrupted_finish_task_runs_again(unfinished_run: Path, tmp_path: Path) -> None:
-    record, dead_process = unfinished_run / "step_000002/finish.step2.json", attrs.evolve(ProcessId(), process_started="0")
+    record, dead_process = (
+        unfinished_run / "step_000002/finish.step2.json",
+        attrs.evolve(ProcessId(), process_started="0"),
+    )
     run_finish(unfinished_run)
     write_record(record, attrs.evolve(read_record(record), state=FinishState.RUNNING, by=dead_process))
     assert run_finish(unfinished_run) == (0, ["Finish task for step2: done.", "1 of 2 run now; 2 done"])
@@ -801,7 +812,10 @@ def test_concurrent_calls_run_each_finish_task_once(unfinished_run: Path, tmp_pa
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     for process in processes:
         process.communicate(timeout=60)
-    assert sorted(read_finished(tmp_path)) == ["step2 complete", "step4 complete"]  # each process may have run one of them
+    assert sorted(read_finished(tmp_path)) == [
+        "step2 complete",
+        "step4 complete",
+    ]  # each process may have run one of them
 
 
 def test_active_capture_has_no_finish_task(build: Build, tmp_path: Path, run: Path) -> None:

@@ -135,7 +135,11 @@ from pathlib import Path
 Path({str(tmp_path)!r}, "here.%s").touch()
 while not Path({str(tmp_path)!r}, "here.%s").exists(): time.sleep(0.01)
 """
-    results = run(make_part("one", meeting_code % (1, 2), alone=False), make_part("two", meeting_code % (2, 1), alone=False), make_part("three", "pass"))
+    results = run(
+        make_part("one", meeting_code % (1, 2), alone=False),
+        make_part("two", meeting_code % (2, 1), alone=False),
+        make_part("three", "pass"),
+    )
     assert [result["status"] for result in results.values()] == ["passed"] * 3
 
 

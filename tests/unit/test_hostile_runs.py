@@ -77,7 +77,9 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "another rank": lambda file: update_json(file, rank=1),
     "another step": lambda file: update_json(file, first_step=4),
     "another role": lambda file: update_json(file, role="critic"),
-    "a name that leads out": lambda file: update_json(file, artifacts=[{"name": "../../../etc/passwd", "kind": "trace"}]),
+    "a name that leads out": lambda file: update_json(
+        file, artifacts=[{"name": "../../../etc/passwd", "kind": "trace"}]
+    ),
     "a name from the root": lambda file: update_json(file, artifacts=[{"name": "/", "kind": "trace"}]),
     "a long name": lambda file: update_json(file, artifacts=[{"name": "x" * 300, "kind": "trace"}]),
     "a name with NUL": lambda file: update_json(file, artifacts=[{"name": "x\0", "kind": "trace"}]),
@@ -204,7 +206,11 @@ def test_random_changes_to_a_manifest_do_not_stop_the_report(run: Path, data: st
         content = json.dumps(document | {key: data.draw(VALUES)}).encode()
     else:
         position = data.draw(st.integers(0, len(original_text)))
-        content = original_text.encode()[:position] + data.draw(st.binary(max_size=4)) + original_text.encode()[position + 1 :]
+        content = (
+            original_text.encode()[:position]
+            + data.draw(st.binary(max_size=4))
+            + original_text.encode()[position + 1 :]
+        )
     try:
         file.write_bytes(content)
         report = read_run(run)

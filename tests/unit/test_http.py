@@ -652,7 +652,9 @@ class FileServer(SimulatedServer):
 CONTENT = bytes(range(256)) * 20_000
 
 
-def make_file_response(tag: str = "a", *, truncate_at: int | None = None, content: bytes = CONTENT) -> Callable[..., bytes]:
+def make_file_response(
+    tag: str = "a", *, truncate_at: int | None = None, content: bytes = CONTENT
+) -> Callable[..., bytes]:
     """Return a function that creates responses with a file or the requested range.
 
     Args:
@@ -707,7 +709,11 @@ def test_download_resumes_while_it_makes_progress(tmp_path: Path) -> None:
 
 def test_download_restarts_if_the_file_changes(tmp_path: Path) -> None:
     changed_content = CONTENT[::-1]
-    response, ranges = download(tmp_path / "file", make_file_response("a", truncate_at=3_000_000), make_file_response("b", content=changed_content))
+    response, ranges = download(
+        tmp_path / "file",
+        make_file_response("a", truncate_at=3_000_000),
+        make_file_response("b", content=changed_content),
+    )
     assert (response.status_code, ranges[0], len(ranges)) == (200, None, 2)
     assert (tmp_path / "file").read_bytes() == changed_content
 
@@ -728,7 +734,10 @@ def test_download_restarts_if_the_server_cannot_resume(tmp_path: Path) -> None:
         (make_file_response("a", truncate_at=2_000_000), make_file_response("b", truncate_at=1_000_000)),
         (make_file_response(truncate_at=1_000_000), lambda _: b"", lambda _: b""),  # aiohttp retries once
         (make_file_response(truncate_at=1_000_000), lambda _: b"nonsense\r\n\r\n"),
-        (make_file_response(truncate_at=1_000_000), lambda _: make_file_response()({}).replace(b"200 OK", b"206 Partial Content")),
+        (
+            make_file_response(truncate_at=1_000_000),
+            lambda _: make_file_response()({}).replace(b"200 OK", b"206 Partial Content"),
+        ),
         (make_file_response(content=CONTENT + b"x"),),
     ],
 )
@@ -752,7 +761,10 @@ def test_responses_that_are_not_files_are_returned(tmp_path: Path) -> None:
 def test_stalled_download_times_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
-            server.acts[""] = [Act(raw=make_file_response(truncate_at=1_000_000)({}), hang=True), Act(raw=b"", hang=True)]
+            server.acts[""] = [
+                Act(raw=make_file_response(truncate_at=1_000_000)({}), hang=True),
+                Act(raw=b"", hang=True),
+            ]
             client = HttpClient(server.url, timeout_s=0.2)
             with (tmp_path / "file").open("xb", buffering=0) as file:
                 assert (
@@ -910,7 +922,9 @@ def test_untrusted_certificate_is_rejected(tls: ssl.SSLContext) -> None:
     run_with_tls_server(tls, check)
 
 
-def test_trusted_certificate_is_accepted(tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_certificate_is_accepted(
+    tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PROFDECK_TLS_AUTHORITY", str(certificate))
 
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:

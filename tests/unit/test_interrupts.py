@@ -138,7 +138,9 @@ def test_other_exceptions_propagate(runner: asyncio.Runner) -> None:
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runner, signal_number: signal.Signals) -> None:
+def test_first_signal_ends_the_wait_and_the_second_cancels(
+    runner: asyncio.Runner, signal_number: signal.Signals
+) -> None:
     stop = interrupts.StopSignal()
 
     async def signal_before_wait() -> None:
