@@ -281,7 +281,7 @@ def test_failure_of_a_delayed_start_is_reported(
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HOLDER}." in manifest.notes[-1]
     assert (trainer.active, count_open()) == (None, 0)
-    leases.acquire_lease([GPU], holder="somebody").release()
+    leases.acquire_lease([GPU], holder="another process").release()
     trainer.step(1, "mini_batch")
     trainer.stop()
 
@@ -364,7 +364,7 @@ def test_cancelled_start_releases_the_device(build: Build, hold_device: Any, tmp
     asyncio.run(run_host())
     assert (trainer.active, count_open()) == (None, 0)
     assert read_manifests(tmp_path)["step1"].status is Status.FAILED
-    leases.acquire_lease([GPU], holder="somebody").release()
+    leases.acquire_lease([GPU], holder="another process").release()
 
 
 def test_trainer_waits_for_a_busy_recorder(
@@ -382,7 +382,7 @@ def test_trainer_waits_for_a_busy_recorder(
     monkeypatch.setattr(tally.TallyBackend, "perform", perform_if_free)
     trainer = build()
     trainer.start(1)
-    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting profiler holds no lease
+    leases.acquire_lease([GPU], holder="another process").release()  # a waiting profiler holds no lease
     assert read_manifests(tmp_path)["step1"].waits_for == "recorder, held by this process (ref, step1)"
     trainer.step(0, "mini_batch")
     busy[0] = False
@@ -630,7 +630,7 @@ def test_engine_waits_for_a_busy_recorder(
     engine.start(make_request(2, batch_kinds=stages))
     iterate(engine, D, D)
     assert engine.reply().waits_for == "recorder, held by this process (trainer, step1)"
-    leases.acquire_lease([GPU], holder="somebody").release()  # a waiting engine holds no lease
+    leases.acquire_lease([GPU], holder="another process").release()  # a waiting engine holds no lease
     busy[0] = False
     iterate(engine, D, D, first=2)
     reply = wait_for_files(engine)

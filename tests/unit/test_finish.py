@@ -58,7 +58,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def build(tally: ModuleType, tmp_path: Path) -> Iterator[Build]:
-    """Create a profiler of one rank. At the end of the test, wait for its finish tasks."""
+    """Function that creates a profiler of one rank. The fixture waits for the finish tasks at the end of the test."""
 
     def create(rank: int = 0, world_size: int = 1, role: str = "trainer", **settings: Any) -> Profiler:
         return Profiler.from_config(
@@ -160,11 +160,8 @@ def test_stages_of_a_step_share_a_finish_task(build: Build, tmp_path: Path, run:
         files = sorted(filter(is_manifest, run.glob("step_000002/trainer/*.json")))
         assert [json.loads(file.read_text())["more_follow"] for file in files] == [True] * 3
         assert read_finished(tmp_path) == []
-    assert [json.loads(file.read_text())["more_follow"] for file in files] == [
-        True,
-        False,
-        True,
-    ]  # step2-update-2 ended last
+    # step2-update-2 ended last.
+    assert [json.loads(file.read_text())["more_follow"] for file in files] == [True, False, True]
     assert read_finished(tmp_path) == ["step2 complete"]
     document = json.loads((run / "step_000002/finish.step2.input.json").read_text())
     assert [capture["id"] for capture in document["ls"]["captures"]] == [
@@ -382,7 +379,7 @@ def test_corrupt_file_makes_the_capture_partial(build: Build, tmp_path: Path, ru
 
 @pytest.fixture
 def input_file(tmp_path: Path) -> Path:
-    path = tmp_path / "given.json"
+    path = tmp_path / "input.json"
     path.write_text("{}")
     return path
 
@@ -429,10 +426,8 @@ def test_time_limit_terminates_the_process_group(input_file: Path, tmp_path: Pat
     assert result.problem == "exceeded timeout_s=0.3 seconds and was terminated"
     assert result.exit_code == -signal.SIGTERM
     child, pause = int((tmp_path / "pid").read_text()), threading.Event()
-    while process_stat(child)[:1] not in (
-        [],
-        ["Z"],
-    ):  # the process has received the signal, but may not have exited yet
+    # The process has received the signal, but may not have exited yet.
+    while process_stat(child)[:1] not in ([], ["Z"]):
         pause.wait(0.01)
 
 
@@ -812,10 +807,8 @@ def test_concurrent_calls_run_each_finish_task_once(unfinished_run: Path, tmp_pa
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     for process in processes:
         process.communicate(timeout=60)
-    assert sorted(read_finished(tmp_path)) == [
-        "step2 complete",
-        "step4 complete",
-    ]  # each process may have run one of them
+    # Each process may have run one of the tasks.
+    assert sorted(read_finished(tmp_path)) == ["step2 complete", "step4 complete"]
 
 
 def test_active_capture_has_no_finish_task(build: Build, tmp_path: Path, run: Path) -> None:
