@@ -144,7 +144,7 @@ def accel(entry_points: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def diagnosing(entry_points: Path) -> None:
-    """Install the backend that diagnoses the error, too."""
+    """Also install the backend that diagnoses the error."""
     entry_points.write_text(ENTRY_POINTS + DIAGNOSING_ENTRY_POINT, encoding="utf-8")
 
 
@@ -153,7 +153,7 @@ def create_backend(name: str) -> Backend:
     return cls(cls.Options())
 
 
-def test_an_error_of_a_library_names_the_backend_and_all_causes() -> None:
+def test_library_error_names_the_backend_and_all_causes() -> None:
     with pytest.raises(PluginError) as error:
         backend_setup.run_preflight(create_backend("accel"))
     assert str(error.value) == f"The backend 'accel' cannot be used in this process: {CAUSE}."
@@ -168,7 +168,7 @@ def test_another_backend_can_diagnose_the_error() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["warn", "raise"])
-@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])  # without and with an identity
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "1"}])  # without and with a launcher
 def test_creating_a_profiler_raises_the_error(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], on_error: str
 ) -> None:
@@ -178,7 +178,7 @@ def test_creating_a_profiler_raises_the_error(
         Profiler.from_config(settings={"steps": [1], "trainer.backend": "accel", "on_error": on_error})
 
 
-def test_a_failed_import_is_not_repeated(accel: ModuleType) -> None:
+def test_failed_import_is_not_repeated(accel: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(PluginError, match=r"libaccel\.so"):
             backend_setup.run_preflight(create_backend("accel"))
@@ -187,35 +187,35 @@ def test_a_failed_import_is_not_repeated(accel: ModuleType) -> None:
     assert accel.IMPORTS == ["accel_library"]
 
 
-def test_a_failed_import_with_an_error_of_the_backend_is_not_repeated(accel: ModuleType) -> None:
+def test_failed_import_reported_by_the_backend_is_not_repeated(accel: ModuleType) -> None:
     for _ in range(3):
         with pytest.raises(MissingLibraryError, match=r"^The library is missing\.$"):
             backend_setup.run_preflight(create_backend("describing"))
     assert accel.IMPORTS == ["accel_library"]
 
 
-def test_a_second_failed_import_names_the_first() -> None:
+def test_second_failed_import_names_the_first() -> None:
     with pytest.raises(PluginError):
         backend_setup.run_preflight(create_backend("accel"))
     with pytest.raises(MissingLibraryError) as error:
         backend_setup.run_preflight(create_backend("describing"))
-    first = f"The backend 'accel' cannot be used in this process: {CAUSE}."
-    assert str(error.value) == f"The library is missing. An earlier import in this process also failed: {first}"
+    first_error = f"The backend 'accel' cannot be used in this process: {CAUSE}."
+    assert str(error.value) == f"The library is missing. An earlier import in this process also failed: {first_error}"
 
 
-def test_a_failure_without_an_import_is_not_stored(accel: ModuleType) -> None:
+def test_failure_without_an_import_is_not_cached(accel: ModuleType) -> None:
     accel.FAILURES.append(OSError("the device is busy"))
     with pytest.raises(PluginError, match=r"'failing' cannot be used in this process: OSError: the device is busy\."):
         backend_setup.run_preflight(create_backend("failing"))
     backend_setup.run_preflight(create_backend("failing"))
 
 
-def test_errors_of_a_backend_are_not_changed(accel: ModuleType) -> None:
+def test_backend_errors_are_raised_unchanged(accel: ModuleType) -> None:
     accel.FAILURES += [ConfigError("Set a device."), PluginError("There is no device.")]
-    for text in ("There is no device.", "Set a device."):
+    for message in ("There is no device.", "Set a device."):
         with pytest.raises((ConfigError, PluginError)) as error:
             backend_setup.run_preflight(create_backend("failing"))
-        assert str(error.value) == text
+        assert str(error.value) == message
 
 
 @pytest.mark.usefixtures("diagnosing")

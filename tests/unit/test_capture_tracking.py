@@ -113,7 +113,7 @@ def test_capture_is_polled_until_its_end_without_a_client(
     "answer",
     [
         attrs.evolve(IDLE, token="theirs", error="Capture other is armed.", refusal=Outcome.ALREADY_ACTIVE),  # noqa: S106  # as above
-        TargetError("Another one records.", Outcome.ALREADY_ACTIVE),
+        TargetError("Another capture is recording.", Outcome.ALREADY_ACTIVE),
     ],
 )
 def test_refused_start_is_reported_and_does_not_end_the_active_capture(answer: Any) -> None:

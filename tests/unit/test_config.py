@@ -114,10 +114,10 @@ def test_toml_and_yaml_are_equivalent(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_errors_contain_the_path(data: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_error_contains_the_path_of_the_key(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as excinfo:
         structure(data, Config, where="")
-    assert message in str(caught.value)
+    assert message in str(excinfo.value)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,13 @@ def test_errors_contain_the_path(data: dict[str, Any], message: str) -> None:
         ("tally", {"batch_kinds": ["decode"]}, "trainer.batch_kinds: 'tally' is not an engine backend"),
     ],
 )
-def test_unsupported_keys_of_the_backend(tally: ModuleType, backend: str, data: dict[str, Any], message: str) -> None:
+def test_keys_that_the_backend_does_not_support_are_rejected(
+    tally: ModuleType, backend: str, data: dict[str, Any], message: str
+) -> None:
     config = structure({"roles": {"trainer": {"backend": backend} | data}}, Config, where="")
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         build_backend(config, "trainer")
-    assert message in str(caught.value)
+    assert message in str(excinfo.value)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +154,15 @@ def test_unsupported_keys_of_the_backend(tally: ModuleType, backend: str, data: 
         ({"count": 1, "skp": 2}, "unknown key 'skp'. Did you mean 'skip'?"),
     ],
 )
-def test_iterations_are_checked(iterations: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_invalid_iterations_are_rejected(iterations: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as excinfo:
         structure({"roles": {"trainer": ROLE | {"iterations": iterations}}}, Config, where="")
-    assert message in str(caught.value)
+    assert message in str(excinfo.value)
 
 
-def test_server_has_one_role_in_continuous_mode() -> None:
-    urls = {"backend": "vllm", "targets": {"urls": ["http://127.0.0.1:1/"]}}
-    roles = {"rollout": urls, "reference": {**urls, "targets": {"urls": ["http://127.0.0.1:1"]}}}
+def test_server_belongs_to_one_role_in_continuous_mode() -> None:
+    rollout = {"backend": "vllm", "targets": {"urls": ["http://127.0.0.1:1/"]}}
+    roles = {"rollout": rollout, "reference": {**rollout, "targets": {"urls": ["http://127.0.0.1:1"]}}}
     with pytest.raises(
         ConfigError, match=r"roles\.reference\.targets\.urls: .* is also a target of the role 'rollout'"
     ):
@@ -169,9 +171,9 @@ def test_server_has_one_role_in_continuous_mode() -> None:
 
 
 def test_all_errors_are_reported_together() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         structure({"mode": "x", "final_step": "y", "roles": {"a": {"backend": 3}}}, Config, where="")
-    assert len(str(caught.value).splitlines()) == 3
+    assert len(str(excinfo.value).splitlines()) == 3
 
 
 @pytest.mark.parametrize(
@@ -187,9 +189,9 @@ def test_all_errors_are_reported_together() -> None:
     ],
 )
 def test_options_are_not_coerced(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError) as excinfo:
         structure(options, CommonOptions, where="roles.trainer.options")
-    assert message in str(caught.value)
+    assert message in str(excinfo.value)
 
 
 def test_null_selects_the_default() -> None:
@@ -199,19 +201,19 @@ def test_null_selects_the_default() -> None:
 
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(), st.text(max_size=5))
-anything = st.recursive(
+json_values = st.recursive(
     scalars,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
 )
 
 
-@given(st.dictionaries(st.sampled_from([*TOP_LEVEL_KEYS, "x"]), anything, max_size=4))
+@given(st.dictionaries(st.sampled_from([*TOP_LEVEL_KEYS, "x"]), json_values, max_size=4))
 def test_arbitrary_data_raises_only_config_errors(data: dict[str, Any]) -> None:
     try:
         config = structure(data, Config, where="")
     except ConfigError as error:
-        assert str(error)  # noqa: PT017  # both outcomes are fine; any other exception is not
+        assert str(error)  # noqa: PT017  # both outcomes are valid; other exceptions are not
     else:
         assert structure(unstructure(config), Config, where="") == config
 
@@ -253,15 +255,15 @@ def test_precedence_and_sources_of_values(tmp_path: Path) -> None:
         ("a.yaml", b"\xff\xfe\x00", "not valid YAML"),
     ],
 )
-def test_unusable_file_is_named(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+def test_error_names_the_unusable_file(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as excinfo:
         load_config(file, environ={})
-    assert str(file) in str(caught.value)
+    assert str(file) in str(excinfo.value)
 
 
-def test_missing_file_and_empty_file(tmp_path: Path) -> None:
+def test_missing_file_is_rejected_and_empty_file_is_accepted(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.yaml", environ={})
     (tmp_path / "empty.yaml").touch()
@@ -278,10 +280,10 @@ def test_missing_file_and_empty_file(tmp_path: Path) -> None:
         ("trainer.backend=[a", "is not valid YAML"),
     ],
 )
-def test_invalid_settings_are_explained(setting: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_invalid_settings_are_reported(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as excinfo:
         load_config(settings=dict([parse_setting(setting)]), environ={})
-    assert message in str(caught.value)
+    assert message in str(excinfo.value)
 
 
 def test_setting_below_a_scalar_is_rejected(tmp_path: Path) -> None:
@@ -291,7 +293,7 @@ def test_setting_below_a_scalar_is_rejected(tmp_path: Path) -> None:
         load_config(file, settings={"trainer.options.x": 1}, environ={})
 
 
-def test_plugin_options_are_strict(tally: ModuleType) -> None:
+def test_unknown_plugin_options_are_rejected(tally: ModuleType) -> None:
     with pytest.raises(ConfigError, match="unknown key 'fail_on'. Did you mean 'fail_at'?"):
         structure({"fail_on": "start"}, tally.TallyOptions, where="roles.trainer.options")
 
@@ -300,6 +302,6 @@ def test_plugin_options_are_strict(tally: ModuleType) -> None:
     ("ranks", "expected"),
     [("0..3", (0, 1, 2, 3)), (["0..2", 8], (0, 1, 2, 8)), (["4..4"], (4,)), ("all", "all"), ([2], (2,))],
 )
-def test_ranges_of_ranks(ranks: object, expected: object) -> None:
+def test_rank_ranges_are_expanded(ranks: object, expected: object) -> None:
     settings = {"trainer.backend": "torch", "trainer.ranks": ranks}
     assert load_config(settings=settings).config.roles["trainer"].ranks == expected

@@ -70,70 +70,77 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def places(data: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [at] if at else []
-    rows = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in rows:
-        found += places(value, (*at, key))
-    return found
+def list_paths(data: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values in nested dicts and lists."""
+    paths = [path] if path else []
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        paths += list_paths(value, (*path, key))
+    return paths
 
 
-def mutated(chance: random.Random) -> str:
-    """Write a config with some changes to its data, and now and then to its text."""
+def mutate_config(rng: random.Random) -> str:
+    """Return the base config as JSON with random changes to its values and, sometimes, to its text."""
     data = copy.deepcopy(BASE)
-    for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
-        *parents, last = chance.choice(places(data))
-        inner = data
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+        *parents, last = rng.choice(list_paths(data))
+        parent = data
         for key in parents:
-            inner = inner[key]
-        change = chance.randrange(4)
-        if change == 0:
-            del inner[last]
-        elif change == 1 and isinstance(inner, dict):
-            inner[chance.choice([str(last) + "x", str(last)[1:], "x", "", "options", "steps"])] = inner.pop(last)
+            parent = parent[key]
+        mutation = rng.randrange(4)
+        if mutation == 0:
+            del parent[last]
+        elif mutation == 1 and isinstance(parent, dict):
+            parent[rng.choice([str(last) + "x", str(last)[1:], "x", "", "options", "steps"])] = parent.pop(last)
         else:
-            inner[last] = copy.deepcopy(chance.choice(VALUES))
-    text = json.dumps(data, indent=chance.choice([None, 2]))
-    if chance.random() < 0.2:
-        at = chance.randrange(len(text) + 1)
-        text = text[:at] + chance.choice(TEXTS) + text[at + chance.choice([0, 0, 1, 5, 100]) :]
-    elif chance.random() < 0.1:
-        text = chance.choice(TEXTS) + chance.choice(TEXTS)
+            parent[last] = copy.deepcopy(rng.choice(VALUES))
+    text = json.dumps(data, indent=rng.choice([None, 2]))
+    if rng.random() < 0.2:
+        position = rng.randrange(len(text) + 1)
+        text = text[:position] + rng.choice(TEXTS) + text[position + rng.choice([0, 0, 1, 5, 100]) :]
+    elif rng.random() < 0.1:
+        text = rng.choice(TEXTS) + rng.choice(TEXTS)
     return text
 
 
-def test_a_config_is_refused_with_a_sentence_or_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_is_rejected_with_a_message_or_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "profdeck.yaml"
-    good = 0
+    accepted = 0
     for seed in range(FIRST_SEED, FIRST_SEED + CONFIGS):
-        chance = random.Random(seed)  # noqa: S311 - reproducible input
-        path.write_bytes(mutated(chance).encode("utf-8", "surrogatepass"))
+        rng = random.Random(seed)  # noqa: S311 - reproducible input
+        path.write_bytes(mutate_config(rng).encode("utf-8", "surrogatepass"))
         try:
-            checked = CliRunner().invoke(app, ["check", str(path)], env={"COLUMNS": "200"})
-            is_sentence(checked)
-            good += works(path, refused=bool(checked.exit_code))
+            result = CliRunner().invoke(app, ["check", str(path)], env={"COLUMNS": "200"})
+            check_output(result)
+            accepted += run_job(path, rejected=bool(result.exit_code))
         except BaseException as error:
             error.add_note(f"seed {seed}: {path.read_bytes()[:2000]!r}")
             raise
-    assert 0.1 < good / CONFIGS < 0.9  # else the changes say nothing
+    assert 0.1 < accepted / CONFIGS < 0.9  # otherwise, the mutations are too strong or too weak
 
 
-def is_sentence(checked: Any) -> None:
-    if isinstance(checked.exception, SystemExit) or checked.exception is None:
-        assert checked.exit_code == 0 or checked.output.strip(), "it is refused without a word"
-        assert "Traceback" not in checked.output
+def check_output(result: Any) -> None:
+    """Check that `profdeck check` accepts the config or prints an error message without a traceback."""
+    if isinstance(result.exception, SystemExit) or result.exception is None:
+        assert result.exit_code == 0 or result.output.strip(), "the config was rejected without a message"
+        assert "Traceback" not in result.output
         return
-    assert isinstance(checked.exception, ProfdeckError), repr(checked.exception)
-    assert str(checked.exception).strip()
+    assert isinstance(result.exception, ProfdeckError), repr(result.exception)
+    assert str(result.exception).strip()
 
 
-def works(path: Path, *, refused: bool) -> bool:
-    """Run a loop with it; what `check` passed, a job takes."""
+def run_job(path: Path, *, rejected: bool) -> bool:
+    """Run a training loop with a config. Return True if the config was accepted.
+
+    Args:
+        path: path of the config.
+        rejected: whether `profdeck check` rejected the config. If not, the profiler must accept the config.
+    """
     try:
         profiler = Profiler.from_config(path, role="trainer")
     except ProfdeckError as error:
-        if not refused:
+        if not rejected:
             raise
         return not str(error).strip()
     try:

@@ -30,24 +30,24 @@ Build = Callable[..., Profiler]
 def build(tally: ModuleType, tmp_path: Path) -> Build:
     """Function that builds a profiler with the backend `tally`. The profiler writes to tmp_path/run."""
 
-    def make(*, identity: Identity | None = None, **settings: Any) -> Profiler:
-        given_options = {f"trainer.options.{key}": settings.pop(key) for key in tally_options & settings.keys()}
+    def create(*, identity: Identity | None = None, **settings: Any) -> Profiler:
+        option_settings = {f"trainer.options.{key}": settings.pop(key) for key in option_names & settings.keys()}
         return Profiler.from_config(
             identity=identity,
-            settings={"output": str(tmp_path), "run": "run", "trainer.backend": "tally", **settings, **given_options},
+            settings={"output": str(tmp_path), "run": "run", "trainer.backend": "tally", **settings, **option_settings},
         )
 
-    tally_options = {"fail_at", "device", "wait_s", "thread_bound", "max_capture_s"}
-    return make
+    option_names = {"fail_at", "device", "wait_s", "thread_bound", "max_capture_s"}
+    return create
 
 
-def manifests(path: Path) -> dict[str, dict[str, Any]]:
-    found = [
+def read_manifests(path: Path) -> dict[str, dict[str, Any]]:
+    documents = [
         json.loads(file.read_text())
         for file in path.glob("run/step_*/**/rank_*.json")
         if not file.name.endswith(".trace.json")
     ]
-    return {manifest["capture"]: manifest for manifest in found}
+    return {manifest["capture"]: manifest for manifest in documents}
 
 
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
@@ -56,18 +56,18 @@ def test_signal_handler_exception_in_a_hook_propagates(
 ) -> None:
     """The exception of the host's signal handler reaches the host. The capture ends, and the job can continue."""
 
-    def handle(*_: object) -> None:
+    def raise_exit(*_: object) -> None:
         raise SystemExit(3)
 
-    before = signal.signal(signal.SIGUSR1, handle)
-    passed = tally.TallyBackend.perform
+    previous_handler = signal.signal(signal.SIGUSR1, raise_exit)
+    perform = tally.TallyBackend.perform
 
-    def ring(self: Any, name: str, call: str) -> None:
+    def perform_and_signal(self: Any, name: str, call: str) -> None:
         if name == hook and "step2" in call:
             signal.raise_signal(signal.SIGUSR1)
-        passed(self, name, call)
+        perform(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "perform", ring)
+    monkeypatch.setattr(tally.TallyBackend, "perform", perform_and_signal)
     profiler = build(steps=[0, 2, 4])
     try:
         for step in range(6):
@@ -78,9 +78,9 @@ def test_signal_handler_exception_in_a_hook_propagates(
                 with profiler.capture(step):
                     pass
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR1, previous_handler)
     profiler.close()
-    statuses = {name: manifest["status"] for name, manifest in manifests(tmp_path).items()}
+    statuses = {name: manifest["status"] for name, manifest in read_manifests(tmp_path).items()}
     assert statuses == {"step0": "complete", "step2": "partial" if hook == "step" else "failed", "step4": "complete"}
 
 
@@ -92,7 +92,7 @@ def test_start_guarded_by_active_loses_no_step(build: Build, tmp_path: Path) -> 
         assert (profiler.active is not None) == (step in (2, 3, 5))
         profiler.stop()
         assert profiler.active is None
-    captures = {name: (entry["first_step"], entry["status"]) for name, entry in manifests(tmp_path).items()}
+    captures = {name: (entry["first_step"], entry["status"]) for name, entry in read_manifests(tmp_path).items()}
     assert captures == {"step2": (2, "complete"), "step5": (5, "complete")}
     assert calls_of(profiler) == ["start step2", "step step2 global_step 2", "stop step2", "start step5", "stop step5"]
 
@@ -103,7 +103,7 @@ def test_adjacent_steps_are_separate_captures_without_join_steps(build: Build, t
         with profiler.capture(step) as capture:
             assert (capture is not None) == (step in (2, 4, 5, 6))
             assert capture is None or capture.id == f"step{step}"
-    assert {name: entry["status"] for name, entry in manifests(tmp_path).items()} == dict.fromkeys(
+    assert {name: entry["status"] for name, entry in read_manifests(tmp_path).items()} == dict.fromkeys(
         ["step2", "step4", "step5", "step6"], "complete"
     )
 
@@ -143,7 +143,7 @@ def test_repeated_and_wrong_boundaries_are_noted(build: Build, tmp_path: Path) -
     profiler.step(1)
     profiler.step(1)
     profiler.close()
-    (manifest,) = manifests(tmp_path).values()
+    (manifest,) = read_manifests(tmp_path).values()
     assert calls_of(profiler).count("step step1 global_step 1") == 1
     assert any("step(7) was ignored: step 1 was in progress." in note for note in manifest["notes"])
 
@@ -184,7 +184,7 @@ def test_stages_are_captures_in_discrete_mode(build: Build, tmp_path: Path) -> N
             for stage in ("update", "other", "update", "score"):
                 with profiler.stage(stage), profiler.stage("nested"):
                     pass
-    assert sorted(manifests(tmp_path)) == [
+    assert sorted(read_manifests(tmp_path)) == [
         "step1-score", "step1-update", "step1-update-2", "step2-score", "step2-update", "step2-update-2",
     ]  # fmt: skip
     assert read_run(tmp_path / "run").status is Status.COMPLETE
@@ -212,20 +212,20 @@ def test_warm_up_begins_before_the_capture(build: Build, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def cold(tally: ModuleType, monkeypatch: pytest.MonkeyPatch, build: Build) -> Build:
-    """Return a function that builds profilers whose backend has a cold first step."""
+def build_cold(tally: ModuleType, monkeypatch: pytest.MonkeyPatch, build: Build) -> Build:
+    """Function that builds a profiler whose backend has a cold first step."""
     monkeypatch.setattr(tally.TallyBackend, "cold_first_step", True)
     return build
 
 
-def pass_steps(profiler: Profiler, steps: range) -> None:
+def run_steps(profiler: Profiler, steps: range) -> None:
     for step in steps:
         with profiler.capture(step), profiler.stage("update"):
             profiler.step(0, "mini_batch")
 
 
 @pytest.mark.parametrize(
-    ("steps", "passed", "settings", "is_cold"),
+    ("steps", "host_steps", "settings", "is_cold"),
     [
         pytest.param([5], range(8), {}, {"step5": False}, id="a step precedes"),
         pytest.param([0, 3], range(8), {}, {"step0": True, "step3": False}, id="first step of the job"),
@@ -245,46 +245,53 @@ def pass_steps(profiler: Profiler, steps: range) -> None:
     ],
 )
 def test_manifest_contains_whether_the_first_step_is_cold(
-    cold: Build, tmp_path: Path, steps: list[Any], passed: range, settings: dict[str, Any], is_cold: dict[str, bool]
+    build_cold: Build,
+    tmp_path: Path,
+    steps: list[Any],
+    host_steps: range,
+    settings: dict[str, Any],
+    is_cold: dict[str, bool],
 ) -> None:
-    with cold(steps=steps, **settings) as profiler:
-        pass_steps(profiler, passed)
-    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == is_cold
+    with build_cold(steps=steps, **settings) as profiler:
+        run_steps(profiler, host_steps)
+    assert {name: manifest["cold_first_step"] for name, manifest in read_manifests(tmp_path).items()} == is_cold
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
 def test_backend_without_a_cold_first_step_does_not_warm_up(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=[5])
-    pass_steps(profiler, range(8))
+    run_steps(profiler, range(8))
     assert calls_of(profiler)[0] == "start step5"
     assert calls_of(profiler)[1] == "step step5 mini_batch 0"
-    assert manifests(tmp_path)["step5"]["cold_first_step"] is None
+    assert read_manifests(tmp_path)["step5"]["cold_first_step"] is None
 
 
-def test_the_default_warm_up_takes_one_step(cold: Build) -> None:
-    profiler = cold(steps=["5..6"])
+def test_default_warm_up_takes_one_step(build_cold: Build) -> None:
+    profiler = build_cold(steps=["5..6"])
     for step in range(8):
         with profiler.capture(step):
             pass
     assert calls_of(profiler) == ["start step5", "step step5 global_step 4", "step step5 global_step 5", "stop step5"]
 
 
-def test_default_warm_up_without_its_step_leaves_no_manifest(cold: Build, tmp_path: Path) -> None:
-    profiler = cold(steps=[3, 6, 9, 12])
-    pass_steps(profiler, range(3))
-    pass_steps(profiler, range(4, 5))  # the host skips step 3
+def test_default_warm_up_without_its_step_leaves_no_manifest(build_cold: Build, tmp_path: Path) -> None:
+    profiler = build_cold(steps=[3, 6, 9, 12])
+    run_steps(profiler, range(3))
+    run_steps(profiler, range(4, 5))  # the host skips step 3
     with pytest.raises(ZeroDivisionError), profiler.capture(5):
         _ = 1 / 0
-    pass_steps(profiler, range(6, 9))  # the host continues without warm-up
+    run_steps(profiler, range(6, 9))  # the host continues without warm-up
     with profiler:
-        pass_steps(profiler, range(11, 12))  # the job ends before step 12
-    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step6": True}
+        run_steps(profiler, range(11, 12))  # the job ends before step 12
+    assert {name: manifest["cold_first_step"] for name, manifest in read_manifests(tmp_path).items()} == {"step6": True}
     assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000006"]
 
 
 @pytest.mark.parametrize("starts_each_step", [True, False])
-def test_problem_in_the_default_warm_up_loses_no_step(cold: Build, tmp_path: Path, *, starts_each_step: bool) -> None:
-    profiler = cold(steps=["5..6"], on_error="raise")
+def test_problem_in_the_default_warm_up_loses_no_step(
+    build_cold: Build, tmp_path: Path, *, starts_each_step: bool
+) -> None:
+    profiler = build_cold(steps=["5..6"], on_error="raise")
     profiler.start(4)
     assert profiler.active is not None
     profiler.active.problems.append("Another profiler began.")
@@ -295,26 +302,26 @@ def test_problem_in_the_default_warm_up_loses_no_step(cold: Build, tmp_path: Pat
             profiler.start(step + 1)
     profiler.start(6)
     profiler.stop()
-    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}
+    assert {name: manifest["cold_first_step"] for name, manifest in read_manifests(tmp_path).items()} == {"step5": True}
     report = read_run(tmp_path / "run")
     assert (report.status, report.captures[0].last_step) == (Status.COMPLETE, 6)
 
 
 def test_default_warm_up_that_cannot_start_loses_no_step(
-    cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    build_cold: Build, tally: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    passed = tally.TallyBackend.perform
+    perform = tally.TallyBackend.perform
     rivals = ["another profiler"]
 
-    def refuse_once(self: Any, name: str, call: str) -> None:
+    def fail_once(self: Any, name: str, call: str) -> None:
         if name == "start" and rivals:
             raise CaptureError(f"{rivals.pop()} is active")
-        passed(self, name, call)
+        perform(self, name, call)
 
-    monkeypatch.setattr(tally.TallyBackend, "perform", refuse_once)
-    pass_steps(cold(steps=[5], on_error="raise"), range(8))
+    monkeypatch.setattr(tally.TallyBackend, "perform", fail_once)
+    run_steps(build_cold(steps=[5], on_error="raise"), range(8))
     assert not rivals
-    assert {name: manifest["cold_first_step"] for name, manifest in manifests(tmp_path).items()} == {"step5": True}
+    assert {name: manifest["cold_first_step"] for name, manifest in read_manifests(tmp_path).items()} == {"step5": True}
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
@@ -334,7 +341,7 @@ def test_repeated_start_and_stop_have_no_effect(build: Build, tmp_path: Path) ->
     assert profiler.start(1) is first
     profiler.stop()
     profiler.stop()
-    (manifest,) = manifests(tmp_path).values()
+    (manifest,) = read_manifests(tmp_path).values()
     assert (manifest["status"], len(manifest["notes"])) == ("complete", 1)
     assert "start(1) was ignored: step1 was already recording." in manifest["notes"][0]
 
@@ -352,7 +359,7 @@ def test_captures_are_complete_without_stop_calls(build: Build, tmp_path: Path) 
     profiler = build(steps=[1, 3])
     for step in range(5):
         profiler.start(step)
-    assert {name: manifest["status"] for name, manifest in manifests(tmp_path).items()} == {
+    assert {name: manifest["status"] for name, manifest in read_manifests(tmp_path).items()} == {
         "step1": "complete",
         "step3": "complete",
     }
@@ -363,7 +370,7 @@ def test_skipped_steps_make_a_capture_partial(build: Build, tmp_path: Path) -> N
     profiler.start(1)
     profiler.start(4)
     profiler.close()
-    documents = manifests(tmp_path)
+    documents = read_manifests(tmp_path)
     assert documents["step1"]["status"] == "partial"
     assert "went from step 1 to step 4" in documents["step1"]["problems"][0]
 
@@ -372,7 +379,7 @@ def test_exception_keeps_the_trace_and_propagates(build: Build, tmp_path: Path) 
     profiler = build(steps=["1..3"])
     with pytest.raises(ZeroDivisionError), profiler.capture(1):
         _ = 1 / 0
-    (manifest,) = manifests(tmp_path).values()
+    (manifest,) = read_manifests(tmp_path).values()
     assert manifest["status"] == "partial"
     assert "ZeroDivisionError" in manifest["problems"][0]
     assert manifest["artifacts"][0]["whole"]
@@ -382,7 +389,7 @@ def test_job_can_end_before_the_schedule(build: Build, tmp_path: Path) -> None:
     profiler = build(steps=["1..3"])
     with profiler, profiler.capture(1):
         pass
-    assert manifests(tmp_path)["step1"]["status"] == "partial"
+    assert read_manifests(tmp_path)["step1"]["status"] == "partial"
     profiler = build(steps=["1..3"], final_step=1, run="known")
     with profiler, profiler.capture(1):
         pass
@@ -401,7 +408,7 @@ def test_endless_schedule_misses_nothing_if_the_job_ends_during_warm_up(build: B
     profiler = build(steps=["every 3"], device="d", **{"trainer.warmup_steps": 1})
     run_until_warm_up(profiler)
     assert calls_of(profiler)[-1] == "stop step6"
-    assert list(manifests(tmp_path)) == ["step3"]
+    assert list(read_manifests(tmp_path)) == ["step3"]
     assert [path.name for path in (tmp_path / "run").glob("step_*")] == ["step_000003"]
     assert read_run(tmp_path / "run").status is Status.COMPLETE
     with build(steps=[0], device="d", run="next").capture(0):
@@ -414,19 +421,19 @@ def test_finite_schedule_is_incomplete_if_the_job_ends_during_warm_up(
     build: Build, tmp_path: Path, steps: list[Any]
 ) -> None:
     run_until_warm_up(build(steps=steps, **{"trainer.warmup_steps": 3}))
-    assert {manifest["status"] for manifest in manifests(tmp_path).values()} & {"failed", "partial"}
+    assert {manifest["status"] for manifest in read_manifests(tmp_path).values()} & {"failed", "partial"}
 
 
 def test_exception_during_the_warm_up_of_an_endless_schedule_is_reported(build: Build, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), build(steps=["every 3"], **{"trainer.warmup_steps": 1}) as profiler:
         profiler.start(2)
         _ = 1 / 0
-    assert "ZeroDivisionError" in " ".join(manifests(tmp_path)["step3"]["problems"])
+    assert "ZeroDivisionError" in " ".join(read_manifests(tmp_path)["step3"]["problems"])
 
 
 def test_warm_up_with_artifacts_is_not_withdrawn(build: Build, tmp_path: Path) -> None:
     run_until_warm_up(build(steps=["every 3"], wait_s=0, **{"trainer.warmup_steps": 1}))
-    manifest = manifests(tmp_path)["step6"]
+    manifest = read_manifests(tmp_path)["step6"]
     assert (manifest["status"], manifest["problems"]) == ("partial", ["The profiler was closed in mid-capture."])
 
 
@@ -434,7 +441,7 @@ def test_warm_up_that_fails_to_stop_is_withdrawn(build: Build, tmp_path: Path) -
     profiler = build(steps=["every 3"], fail_at="stop", **{"trainer.warmup_steps": 1})
     run_until_warm_up(profiler)
     assert profiler.active is None
-    assert "step6" not in manifests(tmp_path)
+    assert "step6" not in read_manifests(tmp_path)
 
 
 def test_waiting_warm_up_is_withdrawn(build: Build, tmp_path: Path) -> None:
@@ -457,8 +464,8 @@ def test_withdrawal_by_one_rank_does_not_affect_other_ranks(build: Build, tmp_pa
     second.stop()
     with second.capture(3):
         pass
-    assert list(manifests(tmp_path)) == ["step3"]
-    assert manifests(tmp_path)["step3"]["rank"] == 1
+    assert list(read_manifests(tmp_path)) == ["step3"]
+    assert read_manifests(tmp_path)["step3"]["rank"] == 1
 
 
 def test_step_can_be_captured_after_a_withdrawal(build: Build, tmp_path: Path) -> None:
@@ -468,14 +475,14 @@ def test_step_can_be_captured_after_a_withdrawal(build: Build, tmp_path: Path) -
         for step in (2, 3):
             with profiler.capture(step):
                 pass
-    assert manifests(tmp_path)["step3"]["status"] == "complete"
+    assert read_manifests(tmp_path)["step3"]["status"] == "complete"
 
 
 def test_repeated_step_does_not_overwrite_captures(build: Build, tmp_path: Path) -> None:
     for _ in range(3):
         with build(steps=[1]).capture(1):
             pass
-    assert sorted(manifests(tmp_path)) == ["step1", "step1-take2", "step1-take3"]
+    assert sorted(read_manifests(tmp_path)) == ["step1", "step1-take2", "step1-take3"]
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
@@ -502,7 +509,7 @@ def test_hook_error_does_not_reach_the_host(
         for step in range(4):
             with profiler.capture(step):
                 pass
-    documents = manifests(tmp_path)
+    documents = read_manifests(tmp_path)
     assert documents["step1"]["status"] == status
     assert f"RuntimeError: {hook} does not work" in " ".join(documents["step1"]["problems"])
     assert caplog.messages
@@ -542,7 +549,7 @@ def test_listener_error_does_not_affect_the_capture(
     for step in range(4):
         with profiler.capture(step):
             pass
-    (manifest,) = manifests(tmp_path).values()
+    (manifest,) = read_manifests(tmp_path).values()
     assert (manifest["status"], manifest["problems"]) == ("complete", [])
     assert f"RuntimeError: {hook} is not heard" in manifest["notes"][0]
     assert f"{hook} is not heard" in caplog.text
@@ -572,14 +579,14 @@ def test_stop_from_another_thread_is_deferred(build: Build, tmp_path: Path) -> N
     thread.start()
     thread.join()
     assert profiler.active is not None
-    pending = manifests(tmp_path)["step1"]
+    pending = read_manifests(tmp_path)["step1"]
     assert pending["status"] == "recording"
     (note,) = pending["notes"]
     assert note.startswith("stop from a thread that did not start the capture")
     assert note.endswith("was deferred to the owner's next boundary.")
     profiler.step(1)
     assert profiler.active is None
-    manifest = manifests(tmp_path)["step1"]
+    manifest = read_manifests(tmp_path)["step1"]
     assert (manifest["status"], manifest["notes"]) == ("partial", [note])
 
 
@@ -592,20 +599,20 @@ def test_late_publish_does_not_overwrite_the_final_manifest(build: Build, tmp_pa
     assert recording is not None
     recording.capture.notes.append("first")
     recording.publish()
-    assert manifests(tmp_path)["step1"]["notes"] == ["first"]
-    write, during = recording._write, []
+    assert read_manifests(tmp_path)["step1"]["notes"] == ["first"]
+    write, publish_results = recording._write, []
 
-    def interrupted() -> None:
-        during.append(recording.publish())
+    def publish_and_write() -> None:
+        publish_results.append(recording.publish())
         write()
 
-    recording._write = interrupted  # type: ignore[method-assign]
+    recording._write = publish_and_write  # type: ignore[method-assign]
     recording.publish()
-    assert during == [None]
+    assert publish_results == [None]
     recording._write = write  # type: ignore[method-assign]
     profiler.close()
     recording.publish()
-    assert manifests(tmp_path)["step1"]["status"] == "partial"
+    assert read_manifests(tmp_path)["step1"]["status"] == "partial"
 
 
 def test_backend_that_is_not_thread_bound_can_be_stopped_from_any_thread(build: Build) -> None:
@@ -625,9 +632,9 @@ def test_forked_child_does_not_end_the_capture_of_its_parent(build: Build, tmp_p
         profiler.stop()
         os._exit(0 if profiler.active is None else 1)
     assert os.waitpid(pid, 0)[1] == 0
-    assert manifests(tmp_path)["step1"]["status"] == "recording"
+    assert read_manifests(tmp_path)["step1"]["status"] == "recording"
     profiler.stop()
-    assert manifests(tmp_path)["step1"]["status"] == "complete"
+    assert read_manifests(tmp_path)["step1"]["status"] == "complete"
 
 
 def test_time_limit_ends_a_capture_inside_a_step(build: Build, tmp_path: Path) -> None:
@@ -638,7 +645,7 @@ def test_time_limit_ends_a_capture_inside_a_step(build: Build, tmp_path: Path) -
         deadline.wait(0.005)  # the host is busy and does not call the profiler
         if profiler.active is None:
             break
-    manifest = manifests(tmp_path)["step1"]
+    manifest = read_manifests(tmp_path)["step1"]
     assert manifest["status"] == "partial"
     assert manifest["problems"] == ["It was not stopped within max_capture_s=0.05 seconds."]
 
@@ -779,7 +786,7 @@ def test_cancelled_task_ends_its_capture(build: Build, tmp_path: Path, during: s
 
     asyncio.run(loop())
     assert profiler.active is None
-    assert manifests(tmp_path)["step1"]["status"] == "failed"
+    assert read_manifests(tmp_path)["step1"]["status"] == "failed"
     with build(steps=[1], device="gpu-2", run="next").capture(1):  # the lease was released
         pass
     assert read_run(tmp_path / "next").status is Status.COMPLETE
@@ -819,11 +826,11 @@ def test_any_order_of_calls_is_valid(tmp_path_factory: Any, operations: list[tup
             case "mini":
                 profiler.step(step, "mini_batch")
     profiler.close()
-    edges = [call.split()[0] for call in calls_of(profiler) if not call.startswith("step")]
-    assert edges == ["start", "stop"] * (len(edges) // 2)
-    for manifest in manifests(directory).values():
+    boundaries = [call.split()[0] for call in calls_of(profiler) if not call.startswith("step")]
+    assert boundaries == ["start", "stop"] * (len(boundaries) // 2)
+    for manifest in read_manifests(directory).values():
         assert manifest["status"] in ("complete", "partial")
-    if edges:
+    if boundaries:
         assert all(isinstance(error, str) for error in read_run(directory / "run").problems)
 
 

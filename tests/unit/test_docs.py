@@ -79,7 +79,7 @@ def test_readme_states_the_last_gpu_run(generator: ModuleType) -> None:
     assert rows == [("PyTorch", generator.last_gpu_run("torch")), ("vLLM", generator.last_gpu_run("vllm"))]
 
 
-def test_the_table_contains_the_latest_result_of_each_gpu_part(
+def test_gpu_table_contains_the_latest_result_of_each_part(
     generator: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the last run skipped a part, the table contains the result of an earlier run."""
@@ -264,7 +264,7 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_target_exists(page: Path) -> None:
     for link in _LINK.findall(_FENCE.sub("", page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", link):
             continue
@@ -276,14 +276,14 @@ def test_every_link_leads_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{page}: {link}: there is no such heading"
 
 
-def test_every_page_can_be_reached() -> None:
+def test_every_page_is_linked_from_the_index() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     linked = {(DOCS / link.partition("#")[0]).resolve() for link in _LINK.findall(index)}
     assert [page for page in DOCS.rglob("*.md") if page not in linked and page.name != "index.md"] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_no_page_has_what_only_its_writer_has(page: Path) -> None:
+def test_pages_contain_no_local_paths(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert [word for word in FORBIDDEN if word in text] == []
 

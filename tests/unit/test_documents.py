@@ -1,4 +1,4 @@
-"""Config files as people write and mistype them: what they mean, or a sentence that says where they are wrong."""
+"""Config files with unusual or invalid text: parsed values and error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profdeck.config.sources import load_config
 from profdeck_traces.base.documents import parse_yaml
 from profdeck_traces.base.errors import ConfigError
 
-LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+BILLION_LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(12)
 )
 
@@ -40,9 +40,9 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         ("{a: &a {b: 1}, c: {<<: *a, d: 2}}", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(text: str, value: Any) -> None:
-    found = parse_yaml(text)
-    assert (found, type(found)) == (value, type(value))
+def test_scalars_follow_yaml_1_2(text: str, value: Any) -> None:
+    parsed = parse_yaml(text)
+    assert (parsed, type(parsed)) == (value, type(value))
 
 
 JSON = st.recursive(
@@ -61,7 +61,7 @@ def test_json_is_yaml(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("steps: [10:20]", "'10:20' is not a step: .* Write 10..20"),
         ("steps: ['3-4']", "Write 3..4"),
@@ -74,7 +74,7 @@ def test_json_is_yaml(value: Any) -> None:
         ("roles: &a {trainer: *a}", "more than 32 levels of nesting"),
         ("steps: " + "[" * 3000, "more than 32 levels of nesting"),
         ("steps: " + "[" * 40 + "]" * 40, "more than 32 levels of nesting"),
-        (LAUGHS, "more than 100,000 values"),
+        (BILLION_LAUGHS, "more than 100,000 values"),
         ("steps: [" + "9" * 5000 + "]", "not valid YAML: Exceeds the limit"),
         ("final_step: " + "9" * 30, "final_step: expected an integer from -"),
         ('output: "a\\0b"', r"output: expected a path, .* it contains the character '.x00'"),
@@ -86,20 +86,20 @@ def test_json_is_yaml(value: Any) -> None:
         ("on_demand: 'true'", "Remove the quotes"),
     ],
 )
-def test_what_is_wrong_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_file_is_rejected_with_a_short_message(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
-    before_s = time.process_time()
-    with pytest.raises(ConfigError, match=said) as caught:
+    started_s = time.process_time()
+    with pytest.raises(ConfigError, match=message) as excinfo:
         load_config(tmp_path / "a.yaml")
-    assert time.process_time() - before_s < 10
-    assert len(str(caught.value)) < 700
-    if len(text) < 100 and "\n" not in text:  # the same by the environment
+    assert time.process_time() - started_s < 10
+    assert len(str(excinfo.value)) < 700
+    if len(text) < 100 and "\n" not in text:  # environment variables are parsed by the same rules
         key, _, value = text.partition(": ")
         with pytest.raises(ConfigError):
             load_config(environ={f"PROFDECK__{key.upper()}": value})
 
 
-def test_toml_is_bounded_as_well(tmp_path: Path) -> None:
+def test_unsupported_toml_values_are_rejected(tmp_path: Path) -> None:
     for number, text in enumerate(("final_step = " + "9" * 5000, "steps = " + "[" * 3000, "run = 1979-05-27")):
         (tmp_path / f"{number}.toml").write_text(text)
         with pytest.raises(ConfigError):
@@ -107,7 +107,7 @@ def test_toml_is_bounded_as_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e10", "-1", "0"])
-def test_no_limit_is_one_that_no_timer_can_have(seconds: str) -> None:
+def test_max_capture_s_outside_the_timer_range_is_rejected(seconds: str) -> None:
     from profdeck import Profiler
 
     settings = {"steps": [1], "trainer.backend": "torch", "trainer.options.max_capture_s": float(seconds)}

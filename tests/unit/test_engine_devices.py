@@ -1,9 +1,11 @@
-"""Engines on an Ascend NPU: their plugins take the type of the device from the engine, and core finds what records it.
+"""Device backends of engines on an Ascend NPU.
 
-Neither vllm_ascend nor SGLang for NPUs can be installed without its hardware, so what stands here for a worker and a
-scheduler has what those have, as far as it is read: ``NPUWorker`` is a ``WorkerBase``, whose ``current_platform`` is
-``NPUPlatform`` with the ``device_type`` ``npu`` (vllm_ascend/worker/worker.py and platform.py), and its ``device`` is
-``npu:0``. SGLang's ``get_device()`` returns ``npu`` (sglang/srt/utils/common.py), which becomes ``server_args.device``.
+The plugins read the device type from the engine, and core selects the backend for it. vllm_ascend and SGLang for NPUs
+cannot be installed without an NPU, so stubs define the attributes that the plugins read:
+
+- ``NPUWorker`` of vllm_ascend (worker/worker.py and platform.py) extends ``WorkerBase``. The ``device_type`` of its
+  ``current_platform`` is ``npu``, and its ``device`` is ``npu:0``.
+- ``get_device()`` of SGLang (sglang/srt/utils/common.py) returns ``npu``, which becomes ``server_args.device``.
 """
 
 from __future__ import annotations
@@ -40,18 +42,18 @@ get_pp_group = get_pcp_group = get_tp_group = get_dcp_group = get_ep_group = _no
 
 @pytest.fixture(autouse=True)
 def npu(tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Install backends that record such a device, and the CPU."""
+    """Install device backends for the NPU and the CPU."""
     backends = "[profdeck.backends]\ntally-npu = tally_backend:NpuTally\ntally-cpu = tally_backend:CpuTally\n"
     install(tmp_path / "site", "tally-npu", backends)
     monkeypatch.syspath_prepend(tmp_path / "site")
     for name, device_type in (("NpuTally", "npu"), ("CpuTally", "cpu")):
-        monkeypatch.setattr(tally, name, _tally_of(tally, device_type), raising=False)
+        monkeypatch.setattr(tally, name, _define_backend(tally, device_type), raising=False)
     device.device_backend.cache_clear()
     yield
     assert count_open() == 0
 
 
-def _tally_of(tally: ModuleType, device_type: str) -> type:
+def _define_backend(tally: ModuleType, device_type: str) -> type:
     @attrs.define
     class DeviceTally(tally.TallyBackend):  # type: ignore[name-defined, misc]
         name = f"tally-{device_type}"
@@ -62,9 +64,9 @@ def _tally_of(tally: ModuleType, device_type: str) -> type:
 
 @pytest.fixture
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A vLLM whose parallel groups are not initialised."""
-    present = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
-    for name in present:
+    """Stub of the package vllm whose parallel groups are not initialised."""
+    loaded_modules = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "vllm"}
+    for name in loaded_modules:
         monkeypatch.delitem(sys.modules, name)
     package = tmp_path / "vllm_site" / "vllm" / "distributed"
     package.mkdir(parents=True)
@@ -78,7 +80,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Worker:
-    """A worker of vLLM on an NPU."""
+    """Stub of a vLLM worker on an NPU."""
 
     def __init__(self) -> None:
         parallel = SimpleNamespace(
@@ -101,8 +103,8 @@ class Worker:
         pass
 
 
-class WorkerOfPlatform(Worker):
-    """One of a release whose workers know their platform; the device is not yet there."""
+class PlatformWorker(Worker):
+    """Stub of a vLLM worker with ``current_platform`` and without an initialised device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class WorkerOfPlatform(Worker):
 
 
 class Scheduler:
-    """A scheduler of SGLang."""
+    """Stub of an SGLang scheduler."""
 
     tp_rank = pp_rank = 0
     forward_ct = 0
@@ -122,22 +124,22 @@ class Scheduler:
         return f"result of {batch.size}"
 
 
-def decode_step() -> SimpleNamespace:
-    """What vLLM schedules for one request that has put out a token."""
+def make_scheduler_output() -> SimpleNamespace:
+    """Return vLLM's scheduler output for one request that has generated one token."""
     cached = SimpleNamespace(req_ids=["a"], resumed_req_ids=set(), num_computed_tokens=[4], num_output_tokens=[1])
     return SimpleNamespace(
         total_num_scheduled_tokens=1, num_scheduled_tokens={"a": 1}, scheduled_new_reqs=[], scheduled_cached_reqs=cached
     )
 
 
-def request(path: Path) -> CaptureRequest:
+def make_request(path: Path) -> CaptureRequest:
     return CaptureRequest(
         id="step1", output=path, run="run", role="rollout", first_step=1, iterations=Iterations(count=2)
     )
 
 
-def recorded_by(recorder: EngineRecorder, path: Path) -> tuple[str, str, int]:
-    """Which backend recorded, what came of it, and how many iterations."""
+def read_recording(recorder: EngineRecorder, path: Path) -> tuple[str, str, int]:
+    """Return the backend, the status and the number of recorded iterations from the manifest."""
     wait_for_files(recorder)
     (file,) = path.glob("run/step_000001/rollout/rank_0000*.step1.json")
     manifest = json.loads(file.read_text())
@@ -146,74 +148,74 @@ def recorded_by(recorder: EngineRecorder, path: Path) -> tuple[str, str, int]:
 
 
 @pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("kind", [Worker, WorkerOfPlatform])
-def test_a_worker_of_vllm_on_an_npu_records_with_its_backend(tmp_path: Path, kind: Callable[[], Worker]) -> None:
+@pytest.mark.parametrize("worker_class", [Worker, PlatformWorker])
+def test_vllm_worker_on_an_npu_records_with_the_npu_backend(tmp_path: Path, worker_class: Callable[[], Worker]) -> None:
     from profdeck_vllm.v1_worker import V1WorkerAgent
 
-    worker: Any = kind()
+    worker: Any = worker_class()
     agent = V1WorkerAgent(worker)
-    reply = agent.handle("start", unstructure(request(tmp_path)))
+    reply = agent.handle("start", unstructure(make_request(tmp_path)))
     assert reply["error"] is None
     for _ in range(3):
-        assert worker.execute_model(decode_step()) == "output of 1 tokens"
+        assert worker.execute_model(make_scheduler_output()) == "output of 1 tokens"
     assert worker.executed == 3
-    assert recorded_by(agent.recorder, tmp_path) == ("tally-npu", "complete", 2)
+    assert read_recording(agent.recorder, tmp_path) == ("tally-npu", "complete", 2)
 
 
-def started_sglang(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    """A scheduler of SGLang on an NPU and its agent, which has been asked to record."""
+def start_sglang_capture(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """Start a capture in an SGLang scheduler on an NPU. Return the scheduler and its agent."""
     from profdeck_sglang import guard, scheduler
 
     monkeypatch.setattr(guard, "_is_v2", lambda: False)  # reads SGLang's environment
-    owner: Any = Scheduler()
+    sglang_scheduler: Any = Scheduler()
     arguments: Any = SimpleNamespace(device="npu", tp_size=1, pp_size=1, dp_size=1)
-    agent = scheduler.SchedulerAgent(owner, arguments)
-    agent.start(request(path))
-    return owner, agent
+    agent = scheduler.SchedulerAgent(sglang_scheduler, arguments)
+    agent.start(make_request(path))
+    return sglang_scheduler, agent
 
 
-def test_a_scheduler_of_sglang_on_an_npu_records_with_its_backend(
+def test_sglang_scheduler_on_an_npu_records_with_the_npu_backend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner, agent = started_sglang(tmp_path, monkeypatch)
+    scheduler, agent = start_sglang_capture(tmp_path, monkeypatch)
     for _ in range(3):
-        assert owner.run_batch(batch()) == "result of 2"
-    assert recorded_by(agent.recorder, tmp_path) == ("tally-npu", "complete", 2)
+        assert scheduler.run_batch(make_decode_batch()) == "result of 2"
+    assert read_recording(agent.recorder, tmp_path) == ("tally-npu", "complete", 2)
 
 
 @pytest.mark.usefixtures("vllm")
-def test_a_worker_of_vllm_carries_out_a_stop_of_another_thread_at_its_next_iteration(tmp_path: Path) -> None:
+def test_vllm_worker_defers_a_stop_from_another_thread(tmp_path: Path) -> None:
     from profdeck_vllm.v1_worker import V1WorkerAgent
 
     worker: Any = Worker()
     agent = V1WorkerAgent(worker)
-    agent.handle("start", unstructure(request(tmp_path)))
-    worker.execute_model(decode_step())
-    with ThreadPoolExecutor(1) as other:
-        reply = other.submit(agent.handle, "stop", {"request": "step1"}).result()
+    agent.handle("start", unstructure(make_request(tmp_path)))
+    worker.execute_model(make_scheduler_output())
+    with ThreadPoolExecutor(1) as executor:
+        reply = executor.submit(agent.handle, "stop", {"request": "step1"}).result()
     assert (reply["state"], "deferred" in reply["problems"][0]) == ("recording", True)
-    worker.execute_model(decode_step())
-    assert recorded_by(agent.recorder, tmp_path)[1:] == ("partial", 1)
+    worker.execute_model(make_scheduler_output())
+    assert read_recording(agent.recorder, tmp_path)[1:] == ("partial", 1)
     assert "execute_model" not in vars(worker)
 
 
-def test_a_scheduler_of_sglang_carries_out_a_stop_of_another_thread_at_its_next_iteration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner, agent = started_sglang(tmp_path, monkeypatch)
-    owner.run_batch(batch())
-    with ThreadPoolExecutor(1) as other:
-        other.submit(agent.stop, None).result()
+def test_sglang_scheduler_defers_a_stop_from_another_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, agent = start_sglang_capture(tmp_path, monkeypatch)
+    scheduler.run_batch(make_decode_batch())
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(agent.stop, None).result()
     assert agent.recorder.active
-    owner.run_batch(batch())
-    assert recorded_by(agent.recorder, tmp_path)[1:] == ("partial", 1)
-    assert "run_batch" not in vars(owner)
+    scheduler.run_batch(make_decode_batch())
+    assert read_recording(agent.recorder, tmp_path)[1:] == ("partial", 1)
+    assert "run_batch" not in vars(scheduler)
 
 
-def test_a_frontend_passes_over_the_options_of_the_workers_device(tmp_path: Path) -> None:
+def test_frontend_ignores_options_of_the_device_backend(tmp_path: Path) -> None:
     frontend = FrontendRecorder("frontend")
-    asked = attrs.evolve(request(tmp_path), options={"with_stack": True, "level": "level1"}, engine={"frontend": True})
-    reply = frontend.command("start", unstructure(asked))
+    frontend_request = attrs.evolve(
+        make_request(tmp_path), options={"with_stack": True, "level": "level1"}, engine={"frontend": True}
+    )
+    reply = frontend.command("start", unstructure(frontend_request))
     assert reply is not None
     assert reply.error is None
     assert frontend.command("stop", {"request": "step1"}) is not None
@@ -222,14 +224,14 @@ def test_a_frontend_passes_over_the_options_of_the_workers_device(tmp_path: Path
     assert json.loads(file.read_text())["options"]["with_stack"] is True
 
 
-def batch() -> SimpleNamespace:
-    """A batch of SGLang, of two requests that decode."""
+def make_decode_batch() -> SimpleNamespace:
+    """Return an SGLang batch of two requests in the decode phase."""
     kinds = ("is_idle", "is_prebuilt", "is_mixed", "is_target_verify", "is_extend", "is_prefill")
     mode = SimpleNamespace(is_decode=lambda: True, **dict.fromkeys(kinds, lambda *_: False))
     return SimpleNamespace(forward_mode=mode, size=2, batch_size=lambda: 2)
 
 
-def test_without_such_a_backend_the_answer_names_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_a_device_type_without_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "installed", lambda _: {})
     with pytest.raises(UnknownPluginError, match="No installed backend records the device type 'npu'"):
-        EngineRecorder(Identity(), "npu", {}).start(request(tmp_path))
+        EngineRecorder(Identity(), "npu", {}).start(make_request(tmp_path))

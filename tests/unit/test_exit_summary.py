@@ -82,15 +82,17 @@ def test_message_counts_incomplete_captures(run_job: RunJob) -> None:
     )
 
 
-OTHER_KIND = "import functools, tally_backend as tally; tally.Artifact = functools.partial(tally.Artifact, kind='note')"
-FAILING = {"trainer.options": {"fail_at": "stop"}, "steps": [1]}
+NOTE_ARTIFACTS = (
+    "import functools, tally_backend as tally; tally.Artifact = functools.partial(tally.Artifact, kind='note')"
+)
+FAILING_STOP = {"trainer.options": {"fail_at": "stop"}, "steps": [1]}
 
 
 @pytest.mark.parametrize(
     ("before", "settings", "message"),
     [
-        (OTHER_KIND, {}, "profdeck: 2 captures in profiles/job. Next: profdeck ls profiles/job\n"),
-        ("", FAILING, "profdeck: 1 capture in profiles/job, 1 not complete. Next: profdeck ls profiles/job\n"),
+        (NOTE_ARTIFACTS, {}, "profdeck: 2 captures in profiles/job. Next: profdeck ls profiles/job\n"),
+        ("", FAILING_STOP, "profdeck: 1 capture in profiles/job, 1 not complete. Next: profdeck ls profiles/job\n"),
     ],
     ids=["other kind", "failed"],
 )

@@ -29,7 +29,7 @@ print(child.pid, flush=True)
 """
 
 
-def part(name: str, code: str, **fields: Any) -> Part:
+def make_part(name: str, code: str, **fields: Any) -> Part:
     return Part(
         name=name, backend="b", feature="f", command=("-c", code), **{"limit_s": 60, "needs": ("json",)} | fields
     )
@@ -37,17 +37,17 @@ def part(name: str, code: str, **fields: Any) -> Part:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Return a function that runs parts, checks the results file and the table, and returns the results."""
+    """Function that runs parts, checks the results file and the table, and returns the results."""
     monkeypatch.setattr(runner, "GRACE_S", 0.5)
 
     def run(*parts: Part, budget_s: float = 600, host: dict[str, Any] = HOST) -> dict[str, Any]:
-        running = runner.Runner(tmp_path, host, deadline_s=time.monotonic() + budget_s)
-        running.run(parts)
-        assert json.loads((tmp_path / runner.RESULTS).read_text()) == running.results
-        assert [line.split(" | ")[0] for line in running.table().splitlines()[2:]] == [
+        gpu_runner = runner.Runner(tmp_path, host, deadline_s=time.monotonic() + budget_s)
+        gpu_runner.run(parts)
+        assert json.loads((tmp_path / runner.RESULTS).read_text()) == gpu_runner.results
+        assert [line.split(" | ")[0] for line in gpu_runner.table().splitlines()[2:]] == [
             f"| {item.name}" for item in parts
         ]
-        return running.results["parts"]
+        return gpu_runner.results["parts"]
 
     return run
 
@@ -58,17 +58,17 @@ def is_running(pid: int) -> bool:
 
 def test_results_have_a_status_and_a_reason(run) -> None:
     failing = REPORT.format({"checks": {"a": {"passed": False, "detail": "1, not 2"}}, "figures": {"time ms": 3}})
-    found = run(
-        part("passes", REPORT.format({"figures": {"time ms": 3}})),
-        part("fails", f"{failing} raise SystemExit(1)"),
-        part("raises", "raise ValueError('the reason')"),
-        part("skips", f"{REPORT.format({'skipped': 'there is no nsys'})} raise SystemExit(77)"),
-        part("kills_itself", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
-        part("needs_a_module", "", needs=("no_such_module",)),
-        part("needs_a_device", "", needs=("cuda",)),
-        part("runs_after_all", "pass"),
+    results = run(
+        make_part("passes", REPORT.format({"figures": {"time ms": 3}})),
+        make_part("fails", f"{failing} raise SystemExit(1)"),
+        make_part("raises", "raise ValueError('the reason')"),
+        make_part("skips", f"{REPORT.format({'skipped': 'there is no nsys'})} raise SystemExit(77)"),
+        make_part("kills_itself", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
+        make_part("needs_a_module", "", needs=("no_such_module",)),
+        make_part("needs_a_device", "", needs=("cuda",)),
+        make_part("runs_after_all", "pass"),
     )
-    assert {name: (result["status"], result.get("reason")) for name, result in found.items()} == {
+    assert {name: (result["status"], result.get("reason")) for name, result in results.items()} == {
         "passes": ("passed", None),
         "fails": ("failed", "a: 1, not 2"),
         "raises": ("failed", "ValueError: the reason"),
@@ -78,36 +78,36 @@ def test_results_have_a_status_and_a_reason(run) -> None:
         "needs_a_device": ("skipped", "there is no CUDA device"),
         "runs_after_all": ("passed", None),
     }
-    assert found["passes"]["figures"] == found["fails"]["figures"] == {"time ms": 3}
+    assert results["passes"]["figures"] == results["fails"]["figures"] == {"time ms": 3}
 
 
-def test_a_failed_pytest_part_reports_the_failed_tests(run, tmp_path: Path) -> None:
+def test_failed_pytest_part_reports_the_failed_tests(run, tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert 1 == 2\n")
     code = f"import pytest; raise SystemExit(pytest.main(['-q', '-ra', '-p', 'no:cacheprovider', {str(tmp_path)!r}]))"
-    found = run(part("tests", code))["tests"]
-    assert found["status"] == "failed"
-    assert "test_some.py::test_bad" in found["reason"]
-    assert found["figures"]["tests"].startswith("1 failed, 1 passed in ")
+    result = run(make_part("tests", code))["tests"]
+    assert result["status"] == "failed"
+    assert "test_some.py::test_bad" in result["reason"]
+    assert result["figures"]["tests"].startswith("1 failed, 1 passed in ")
 
 
-def test_a_part_that_hangs_is_killed_with_its_workers(run, tmp_path: Path) -> None:
-    begin = time.monotonic()
-    found = run(part("hangs", f"{WORKER}\ntime.sleep(600)", limit_s=5), part("next", "pass"))
-    assert (found["hangs"]["status"], found["hangs"]["reason"]) == (
+def test_hanging_part_is_killed_with_its_workers(run, tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    results = run(make_part("hangs", f"{WORKER}\ntime.sleep(600)", limit_s=5), make_part("next", "pass"))
+    assert (results["hangs"]["status"], results["hangs"]["reason"]) == (
         "timed out",
         "exceeded its time limit of 5 s",
     )
-    assert found["next"]["status"] == "passed"
-    assert time.monotonic() - begin < 60
+    assert results["next"]["status"] == "passed"
+    assert time.monotonic() - started_s < 60
     assert not is_running(int((tmp_path / "hangs" / "log.txt").read_text()))
 
 
 def test_workers_that_outlive_their_part_are_killed(run, tmp_path: Path) -> None:
-    assert run(part("leaves_a_worker", WORKER))["leaves_a_worker"]["status"] == "passed"
+    assert run(make_part("leaves_a_worker", WORKER))["leaves_a_worker"]["status"] == "passed"
     assert not is_running(int((tmp_path / "leaves_a_worker" / "log.txt").read_text()))
 
 
-def test_a_terminated_runner_kills_its_parts(tmp_path: Path) -> None:
+def test_terminated_runner_kills_its_parts(tmp_path: Path) -> None:
     code = f"""
 import signal, sys, time
 from pathlib import Path
@@ -128,35 +128,39 @@ runner.Runner(Path({str(tmp_path)!r}), {{}}, deadline_s=time.monotonic() + 600).
     assert not is_running(int(log.read_text()))
 
 
-def test_parts_run_at_the_same_time_unless_they_must_run_alone(run, tmp_path: Path) -> None:
-    meet = f"""
+def test_parts_run_concurrently_unless_they_must_run_alone(run, tmp_path: Path) -> None:
+    meeting_code = f"""
 import time
 from pathlib import Path
 Path({str(tmp_path)!r}, "here.%s").touch()
 while not Path({str(tmp_path)!r}, "here.%s").exists(): time.sleep(0.01)
 """
-    found = run(part("one", meet % (1, 2), alone=False), part("two", meet % (2, 1), alone=False), part("three", "pass"))
-    assert [result["status"] for result in found.values()] == ["passed"] * 3
+    results = run(
+        make_part("one", meeting_code % (1, 2), alone=False),
+        make_part("two", meeting_code % (2, 1), alone=False),
+        make_part("three", "pass"),
+    )
+    assert [result["status"] for result in results.values()] == ["passed"] * 3
 
 
-def test_a_part_is_skipped_if_the_budget_is_spent(run) -> None:
-    assert run(part("late", "pass"), budget_s=5)["late"]["reason"] == "only 5 s of the budget remain"
+def test_part_is_skipped_if_the_budget_is_spent(run) -> None:
+    assert run(make_part("late", "pass"), budget_s=5)["late"]["reason"] == "only 5 s of the budget remain"
 
 
 def test_only_vllm_parts_have_the_vllm_directory_on_the_path(tmp_path: Path) -> None:
     (tmp_path / "layer" / "vllm").mkdir(parents=True)
-    running = runner.Runner(tmp_path, HOST, deadline_s=time.monotonic() + 600, vllm=tmp_path / "layer")
-    show = "import os, sys; print(os.environ['PYTHONPATH'])"
-    running.run([part("with", show, needs=("vllm",)), part("without", show)])
+    gpu_runner = runner.Runner(tmp_path, HOST, deadline_s=time.monotonic() + 600, vllm=tmp_path / "layer")
+    code = "import os, sys; print(os.environ['PYTHONPATH'])"
+    gpu_runner.run([make_part("with", code, needs=("vllm",)), make_part("without", code)])
     paths = {name: (tmp_path / name / "log.txt").read_text().split(os.pathsep) for name in ("with", "without")}
     assert paths["with"][0] == str(tmp_path / "layer")
     assert str(tmp_path / "layer") not in paths["without"]
 
 
-def test_the_command_lists_parts_and_rejects_unknown_parts(tmp_path: Path) -> None:
+def test_command_lists_parts_and_rejects_unknown_parts(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "gpu" / "run.py")]
-    listed = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout.splitlines()
-    assert [line.split()[0] for line in listed] == [part.name for part in PARTS]
-    unknown = subprocess.run([*command, "trainin"], check=False, capture_output=True, text=True, cwd=tmp_path)
-    assert unknown.returncode == 2
-    assert "unknown part: trainin. Choose from: probe, " in unknown.stderr
+    lines = subprocess.run([*command, "--list"], check=True, capture_output=True, text=True).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == [part.name for part in PARTS]
+    rejected = subprocess.run([*command, "trainin"], check=False, capture_output=True, text=True, cwd=tmp_path)
+    assert rejected.returncode == 2
+    assert "unknown part: trainin. Choose from: probe, " in rejected.stderr

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("tally")
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"trainer.options.activities": ["gpu"]}, "Did you mean 'cuda'?"),
         (
@@ -31,20 +31,20 @@ pytestmark = pytest.mark.usefixtures("tally")
         ({"trainer.rank": [0]}, "Did you mean 'ranks'?"),
     ],
 )
-def test_keys_of_other_tools(settings: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_removed_and_foreign_keys_are_rejected_with_a_hint(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as excinfo:
         Profiler.from_config(settings={"steps": [1], "trainer.backend": "tally", **settings})
-    assert said in str(caught.value)
+    assert message in str(excinfo.value)
 
 
-def test_unknown_role(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_role_is_logged_with_a_suggestion(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="profdeck"):
         profiler = Profiler.from_config(role="trianer", settings={"steps": [1], "trainer.backend": "tally"})
     assert not profiler.enabled
     assert "no role 'trianer', so this process records nothing. Did you mean 'trainer'?" in caplog.text
 
 
-def test_file_instead_of_a_run(tmp_path: Path) -> None:
+def test_trace_file_instead_of_a_run_suggests_summary(tmp_path: Path) -> None:
     (tmp_path / "a.trace.json").write_text("[]")
     result = CliRunner().invoke(app, ["ls", str(tmp_path / "a.trace.json")])
     assert result.exit_code == 4
@@ -52,7 +52,7 @@ def test_file_instead_of_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "said"),
+    ("role", "message"),
     [
         (
             {"backend": "vllm", "options": {"device_options": {"gzpi": True}}},
@@ -77,11 +77,11 @@ def test_file_instead_of_a_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_engine_options_are_rejected_early(tmp_path: Path, role: dict[str, object], said: str) -> None:
+def test_invalid_engine_options_are_rejected_early(tmp_path: Path, role: dict[str, object], message: str) -> None:
     (tmp_path / "a.yaml").write_text(json.dumps({"roles": {"rollout": role}}))
     result = CliRunner().invoke(app, ["check", str(tmp_path / "a.yaml")], env={"COLUMNS": "300"})
     assert result.exit_code == 2, result.output
-    assert said in " ".join(result.output.split())
+    assert message in " ".join(result.output.split())
     with pytest.raises(ConfigError, match=r"roles\.rollout\.options\."):
         Profiler.from_config(tmp_path / "a.yaml", role="rollout", target="http://127.0.0.1:1")
 

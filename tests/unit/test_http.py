@@ -1,4 +1,4 @@
-"""The connection to an engine's server: one is kept open, and whatever the server does is an error with a code."""
+"""HTTP connections to engine servers: reuse, retries, downloads, TLS and error codes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ STOP = {"request": "step1", "token": "0123"}
 
 
 @pytest.fixture(autouse=True)
-def sockets_are_closed() -> Iterator[None]:
-    """Let a socket that a test forgot warn within that test."""
+def collect_sockets() -> Iterator[None]:
+    """Collect unclosed sockets, so that the test that created them reports their warnings."""
     yield
     gc.collect(1)
 
 
-def with_server(check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]], timeout_s: float = 30) -> None:
-    """Run a check with a server and an engine that asks it."""
+def run_with_server(check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]], timeout_s: float = 30) -> None:
+    """Run a check with a simulated server and an engine that is connected to it."""
 
     async def main() -> None:
         async with SimulatedServer() as server:
@@ -56,31 +56,34 @@ def with_server(check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]],
     asyncio.run(main())
 
 
-async def failure(awaitable: Awaitable[object]) -> TargetError:
-    with pytest.raises(TargetError) as caught:
+async def catch_target_error(awaitable: Awaitable[object]) -> TargetError:
+    with pytest.raises(TargetError) as excinfo:
         await awaitable
-    return caught.value
+    return excinfo.value
 
 
-# Which host it is on.
+# Local and remote servers.
 
 
-def test_a_server_is_here_if_its_url_is_of_this_host() -> None:
+def test_server_is_local_if_its_url_and_its_host_name_are_local() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         assert await engine.is_here()
-        elsewhere = {
+        remote_status = {
             "server": {"host": "elsewhere", "output": "/profiles", "profdeck": "0.1.0"},
             "answer": {"ranks": []},
         }
-        server.acts["status"] = [Act(content=json.dumps(elsewhere).encode())]
+        server.acts["status"] = [Act(content=json.dumps(remote_status).encode())]
         await engine.about()
-        assert not await engine.is_here()  # such as through a port that ssh forwards
+        assert not await engine.is_here()  # for example, a port forwarded by ssh
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_server_that_names_our_host_is_not_here_if_its_url_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it cannot choose where this process writes. The connection is made here, its name is of another host."""
+def test_server_with_the_url_of_another_host_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, a server could choose the directory to which this process writes.
+
+    The stub resolver first returns the local address, to connect, and then the address of another host.
+    """
     lookups = ["127.0.0.1", "203.0.113.9"]
 
     def stub_resolver(host: str, port: int | None, *_: object, **__: object) -> list[object]:
@@ -104,7 +107,7 @@ def test_a_server_that_names_our_host_is_not_here_if_its_url_is_not(monkeypatch:
     assert not lookups
 
 
-# One connection.
+# Connection reuse.
 
 
 def test_all_requests_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,19 +129,19 @@ def test_all_requests_share_a_connection(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (common | {"content-type": "application/json"}).items() <= start.headers.items()
         assert (start.body, stop.body) == (START, STOP | {"wait_s": 0})
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_post_without_a_body_says_so() -> None:
+def test_post_without_a_body_has_content_length_zero() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         response = await engine.request("POST", "/stop_profile")
         assert (response.status_code, response.is_success, response.path) == (404, False, "/stop_profile")
         assert server.arrivals[0].headers["content-length"] == "0"
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_hung_request_does_not_keep_others_waiting() -> None:
+def test_hanging_request_does_not_delay_other_requests() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["start"] = [Act(raw=b"", hang=True)]
         await engine.about()
@@ -149,39 +152,39 @@ def test_a_hung_request_does_not_keep_others_waiting() -> None:
         start.cancel()
         await asyncio.wait([start])
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_event_loops_of_many_threads_at_once() -> None:
+def test_engine_can_be_used_by_concurrent_event_loops() -> None:
     with ServersInThread() as (server,):
         engine = HttpEngine(server.url, timeout_s=30)
-        found: list[bool] = []
-        together = threading.Barrier(4)
+        results: list[bool] = []
+        barrier = threading.Barrier(4)
 
-        def ask() -> None:
-            together.wait()
-            found.extend(asyncio.run(engine.has_profdeck()) for _ in range(20))
+        def query() -> None:
+            barrier.wait()
+            results.extend(asyncio.run(engine.has_profdeck()) for _ in range(20))
 
-        threads = [threading.Thread(target=ask) for _ in range(4)]
+        threads = [threading.Thread(target=query) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found == [True] * 80
+        assert results == [True] * 80
 
 
-def test_a_loop_that_ends_in_the_middle_of_a_request_leaves_nothing() -> None:
+def test_event_loop_can_end_during_a_request() -> None:
     with ServersInThread() as (server,):
         server.acts["status"] = [Act(raw=b"", hang=True), Act()]
         engine = HttpEngine(server.url, timeout_s=30)
 
-        async def give_up() -> None:
+        async def abandon_request() -> None:
             task = asyncio.create_task(engine.has_profdeck())
-            while not server.arrivals:  # noqa: ASYNC110  # the server has a loop of its own
+            while not server.arrivals:  # noqa: ASYNC110  # the server runs in another loop
                 await asyncio.sleep(0)
             assert not task.done()
 
-        asyncio.run(give_up())
+        asyncio.run(abandon_request())
         assert asyncio.run(engine.has_profdeck())
         assert [arrival.connection for arrival in server.arrivals] == [0, 1]
 
@@ -190,7 +193,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_request_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_a_connection_that_was_closed_while_idle_is_replaced(*, reset: bool) -> None:
+def test_closed_idle_connection_is_replaced(*, reset: bool) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         (connection,) = server.connections
@@ -202,11 +205,11 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(*, reset: bool) -> 
         await engine.command("start", START)
         assert [arrival.connection for arrival in server.arrivals] == [0, 1]
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize(("command", "payload"), [("status", {}), ("stop", STOP)])
-def test_a_request_is_repeated_if_the_idle_connection_closes_under_it(command: str, payload: Any) -> None:
+def test_request_is_retried_if_the_idle_connection_closes(command: str, payload: Any) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         server.acts[command] = [Act(raw=b"", close=True), Act()]
@@ -214,21 +217,21 @@ def test_a_request_is_repeated_if_the_idle_connection_closes_under_it(command: s
         assert server.commands() == ["status", command, command]
         assert server.opened == 2
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_start_is_never_repeated() -> None:
+def test_start_is_never_retried() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.has_profdeck()
         server.acts["start"] = [Act(raw=b"", close=True), Act()]
-        error = await failure(engine.command("start", START))
+        error = await catch_target_error(engine.command("start", START))
         assert error.outcome is Outcome.UNREACHABLE
         assert str(error) == (
             f"{server.url} cannot be reached: it closed the connection without a response. Is the server running?"
         )
         assert server.commands() == ["status", "start"]
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize(
@@ -239,55 +242,55 @@ def test_a_start_is_never_repeated() -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
     ],
 )
-def test_a_connection_that_cannot_go_on_is_not_kept(raw: bytes) -> None:
+def test_connection_that_cannot_be_reused_is_closed(raw: bytes) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts[""] = [Act(raw=raw)]
         for _ in range(2):
             assert (await engine.request("GET", "/version")).json() == {}
         assert server.opened == 2
 
-    with_server(check)
+    run_with_server(check)
 
 
-# No answer.
+# Missing and invalid responses.
 
 
-def test_a_refused_connection() -> None:
+def test_refused_connection_is_unreachable() -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    error = asyncio.run(failure(HttpEngine(url, timeout_s=5).has_profdeck()))
+    error = asyncio.run(catch_target_error(HttpEngine(url, timeout_s=5).has_profdeck()))
     assert error.outcome is Outcome.UNREACHABLE
     assert str(error) == f"{url} cannot be reached: Connection refused. Is the server running?"
     assert error.fix == Outcome.UNREACHABLE.fix
 
 
-def test_a_name_that_nobody_knows() -> None:
-    error = asyncio.run(failure(HttpEngine("http://no-such-host.invalid:1", timeout_s=60).has_profdeck()))
+def test_unknown_host_is_unreachable() -> None:
+    error = asyncio.run(catch_target_error(HttpEngine("http://no-such-host.invalid:1", timeout_s=60).has_profdeck()))
     assert error.outcome is Outcome.UNREACHABLE
     assert str(error).startswith("http://no-such-host.invalid:1 cannot be reached: ")
 
 
 @pytest.mark.parametrize(
-    ("place", "why"),
+    ("name", "reason"),
     [("none.sock", "No such file or directory"), ("file", "Connection refused"), ("a" * 120, "AF_UNIX path too long")],
 )
-def test_a_socket_that_nobody_listens_at(tmp_path: Path, place: str, why: str) -> None:
+def test_unusable_unix_socket_is_unreachable(tmp_path: Path, name: str, reason: str) -> None:
     (tmp_path / "file").touch()
-    url = f"unix:{tmp_path / place}"
-    error = asyncio.run(failure(HttpEngine(url, timeout_s=5).has_profdeck()))
+    url = f"unix:{tmp_path / name}"
+    error = asyncio.run(catch_target_error(HttpEngine(url, timeout_s=5).has_profdeck()))
     assert (error.outcome, str(error)) == (
         Outcome.UNREACHABLE,
-        f"{url} cannot be reached: {why}. Is the server running?",
+        f"{url} cannot be reached: {reason}. Is the server running?",
     )
 
 
-def test_too_many_open_files() -> None:
+def test_limit_of_open_files_is_reported_with_its_fix() -> None:
     async def main() -> TargetError:
         engine = HttpEngine(f"http://127.0.0.1:{free_port()}", timeout_s=5)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         os.close(next_file := os.dup(0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (next_file, hard))
         try:
-            return await failure(engine.has_profdeck())
+            return await catch_target_error(engine.has_profdeck())
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -297,8 +300,8 @@ def test_too_many_open_files() -> None:
 
 
 @contextlib.contextmanager
-def full_listener() -> Iterator[tuple[str, int]]:
-    """A port whose queue is full, so that connections to it neither come to be nor fail."""
+def open_full_listener() -> Iterator[tuple[str, int]]:
+    """Yield the address of a listener with a full queue. Connection attempts to it hang."""
     with socket.socket() as listener, contextlib.ExitStack() as stack:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -309,9 +312,9 @@ def full_listener() -> Iterator[tuple[str, int]]:
         yield listener.getsockname()
 
 
-def test_a_host_that_does_not_answer_at_all() -> None:
-    with full_listener() as (host, port):
-        error = asyncio.run(failure(HttpEngine(f"http://{host}:{port}", timeout_s=0.1).has_profdeck()))
+def test_connection_timeout_is_unreachable() -> None:
+    with open_full_listener() as (host, port):
+        error = asyncio.run(catch_target_error(HttpEngine(f"http://{host}:{port}", timeout_s=0.1).has_profdeck()))
     assert error.outcome is Outcome.UNREACHABLE
     assert "no connection within 0.05 seconds" in str(error)
 
@@ -325,22 +328,22 @@ def test_a_host_that_does_not_answer_at_all() -> None:
         b"HTTP/1.1 100 Continue\r\n\r\n",
     ],
 )
-def test_a_server_that_hangs(raw: bytes) -> None:
+def test_hanging_server_times_out(raw: bytes) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=raw, hang=True)]
-        error = await failure(engine.has_profdeck())
+        error = await catch_target_error(engine.has_profdeck())
         assert error.outcome is Outcome.TIMED_OUT
         assert str(error) == f"{server.url}: no response to {STATUS} within 0.1 seconds. Does the server hang?"
         await server.gone.wait()
 
-    with_server(check, timeout_s=0.1)
+    run_with_server(check, timeout_s=0.1)
 
 
-def test_a_server_that_sends_for_ever_is_given_up() -> None:
+def test_endless_response_times_out() -> None:
     async def main() -> None:
         ended = asyncio.Event()
 
-        async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def send_endlessly(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(ConnectionError):
                 while True:
                     writer.write(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100)
@@ -348,9 +351,9 @@ def test_a_server_that_sends_for_ever_is_given_up() -> None:
             writer.close()
             ended.set()
 
-        server = await asyncio.start_server(talk, "127.0.0.1", 0)
+        server = await asyncio.start_server(send_endlessly, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        error = await failure(HttpEngine(f"http://127.0.0.1:{port}", timeout_s=0.2).has_profdeck())
+        error = await catch_target_error(HttpEngine(f"http://127.0.0.1:{port}", timeout_s=0.2).has_profdeck())
         assert error.outcome is Outcome.TIMED_OUT
         await ended.wait()
         server.close()
@@ -359,14 +362,14 @@ def test_a_server_that_sends_for_ever_is_given_up() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_in_chunks() -> None:
+def test_chunked_response_is_read() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(chunked=True), Act(chunked=True, piece_bytes=3)]
         assert (await engine.about()).host == socket.gethostname()
         assert (await engine.about()).host == socket.gethostname()
         assert server.opened == 1
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize(
@@ -377,16 +380,16 @@ def test_an_answer_in_chunks() -> None:
         b"HTTP/1.1 200\r\nContent-Length: 2\r\n\r\n{}",
     ],
 )
-def test_unusual_answers(raw: bytes) -> None:
+def test_unusual_valid_responses_are_read(raw: bytes) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts[""] = [Act(raw=raw, close=True)]
         assert (await engine.request("GET", "/version")).json() == {}
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize(
-    ("raw", "why"),
+    ("raw", "reason"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n123", "its response is incomplete or not HTTP"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12", "its response is incomplete or not HTTP"),
@@ -396,20 +399,20 @@ def test_unusual_answers(raw: bytes) -> None:
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 140_000, "response is larger than"),
     ],
 )
-def test_what_is_no_answer(monkeypatch: pytest.MonkeyPatch, raw: bytes, why: str) -> None:
+def test_invalid_response_is_unreachable(monkeypatch: pytest.MonkeyPatch, raw: bytes, reason: str) -> None:
     monkeypatch.setattr(http_client, "_MAX_BODY_BYTES", 1 << 17)
 
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=raw, close=True), Act()]
-        error = await failure(engine.has_profdeck())
+        error = await catch_target_error(engine.has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
-        assert why in str(error)
-        assert await engine.has_profdeck()  # the next one is not disturbed
+        assert reason in str(error)
+        assert await engine.has_profdeck()  # the next request succeeds
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_cancelling_drops_the_connection() -> None:
+def test_cancellation_closes_the_connection() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=b"HTTP/1.1 200 OK\r\n", hang=True), Act()]
         task = asyncio.create_task(engine.has_profdeck())
@@ -421,12 +424,12 @@ def test_cancelling_drops_the_connection() -> None:
         assert not server.connections
         assert await engine.has_profdeck()
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_cancelling_while_connecting() -> None:
+def test_connection_attempt_can_be_cancelled() -> None:
     async def main() -> None:
-        with full_listener() as (host, port):
+        with open_full_listener() as (host, port):
             task = asyncio.create_task(HttpEngine(f"http://{host}:{port}", timeout_s=30).has_profdeck())
             for _ in range(3):
                 await asyncio.sleep(0)
@@ -437,7 +440,7 @@ def test_cancelling_while_connecting() -> None:
     asyncio.run(main())
 
 
-# Answers that are errors.
+# Error responses.
 
 
 @pytest.mark.parametrize(
@@ -454,117 +457,117 @@ def test_cancelling_while_connecting() -> None:
         (504, Outcome.TIMED_OUT),
     ],
 )
-def test_errors_have_a_code(status: int, outcome: Outcome) -> None:
+def test_status_codes_are_converted_to_outcomes(status: int, outcome: Outcome) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["stop"] = [Act(status=status, error="It does not.")]
-        error = await failure(engine.command("stop", STOP))
+        error = await catch_target_error(engine.command("stop", STOP))
         assert str(error) == f"{server.url}: /profdeck/stop returned status {status}: It does not."
         assert (error.outcome, error.fix) == (outcome, outcome.fix)
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize("status", [404, 405])
-def test_a_server_without_our_routes(status: int) -> None:
+def test_server_without_profdeck_routes_is_recognised(status: int) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(status=status)]
         assert not await engine.has_profdeck()
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_an_error_that_is_not_ours_is_quoted() -> None:
+def test_error_of_another_program_is_quoted() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(status=503, content=b"<html>" + b"x" * 1000), Act(status=503, content=b"")]
-        assert str(await failure(engine.has_profdeck())).endswith("returned status 503: <html>" + "x" * 494)
-        assert str(await failure(engine.has_profdeck())).endswith("returned status 503: Service Unavailable")
+        assert str(await catch_target_error(engine.has_profdeck())).endswith("returned status 503: <html>" + "x" * 494)
+        assert str(await catch_target_error(engine.has_profdeck())).endswith("returned status 503: Service Unavailable")
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize("content", [b"<html>", b"", b"\xff\xfe", b"[" * 100_000, b"12"])
-def test_an_answer_that_is_not_json(content: bytes) -> None:
+def test_response_that_is_not_json_is_rejected(content: bytes) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(content=content)]
-        error = await failure(engine.has_profdeck())
+        error = await catch_target_error(engine.has_profdeck())
         assert str(error) == f"{server.url}: the response of {STATUS} is not JSON."
         assert error.outcome is Outcome.NOT_ENABLED
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize(
     "content", [b"{}", b'{"server": {"name": 1}}', b'{"server": 3}', b'{"server": {"host": "", "output": ""}}']
 )
-def test_routes_of_another_version(content: bytes) -> None:
+def test_response_of_an_incompatible_version_is_rejected(content: bytes) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(content=content)]
-        for ask in (engine.has_profdeck(), engine.command("status", {}), engine.command("start", START)):
-            error = await failure(ask)
+        for request in (engine.has_profdeck(), engine.command("status", {}), engine.command("start", START)):
+            error = await catch_target_error(request)
             assert f"{server.url} has an incompatible version of profdeck: " in str(error)
             assert "same version" in error.fix
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_start_beside_another_capture_has_a_code_of_its_own() -> None:
+def test_start_during_another_capture_is_already_active() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         await engine.command("start", START)
-        error = await failure(engine.command("start", START | {"id": "step2", "token": "4567"}))
+        error = await catch_target_error(engine.command("start", START | {"id": "step2", "token": "4567"}))
         assert error.outcome is Outcome.ALREADY_ACTIVE
         assert str(error).endswith("returned status 409: Capture step1 is recording in this engine.")
-        error = await failure(engine.command("start", START | {"first_step": -1}))
+        error = await catch_target_error(engine.command("start", START | {"first_step": -1}))
         assert error.outcome is Outcome.REFUSED
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize(
     "answer", [b"null", b"3", b'{"ranks": 3, "frontends": []}', b'{"ranks": ["x", {"refusal": 1}]}']
 )
-def test_a_strange_refusal_is_a_refusal(answer: bytes) -> None:
+def test_malformed_refusal_is_refused(answer: bytes) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["stop"] = [Act(status=409, content=b'{"error": "no", "answer": %s}' % answer)]
-        assert (await failure(engine.command("stop", STOP))).outcome is Outcome.REFUSED
+        assert (await catch_target_error(engine.command("stop", STOP))).outcome is Outcome.REFUSED
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_frontend_may_refuse_as_well() -> None:
+def test_refusal_of_a_frontend_is_reported() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         content = b'{"error": "no", "answer": {"ranks": [], "frontends": {"tokenizer": {"refusal": "already_active"}}}}'
         server.acts["stop"] = [Act(status=409, content=content)]
-        assert (await failure(engine.command("stop", STOP))).outcome is Outcome.ALREADY_ACTIVE
+        assert (await catch_target_error(engine.command("stop", STOP))).outcome is Outcome.ALREADY_ACTIVE
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_rank_that_was_late_is_no_refusal() -> None:
+def test_timeout_of_a_rank_takes_precedence_over_refusals() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         content = b'{"error": "no", "answer": {"ranks": [{"refusal": "refused"}, {"refusal": "timed_out"}]}}'
         server.acts["start"] = [Act(status=409, content=content)]
-        assert (await failure(engine.command("start", START))).outcome is Outcome.TIMED_OUT
+        assert (await catch_target_error(engine.command("start", START))).outcome is Outcome.TIMED_OUT
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize(
-    ("told", "writable"),
+    ("fields", "writable"),
     [({}, None), ({"writable": None}, None), ({"writable": True}, True), ({"writable": False}, False)],
 )
-def test_a_server_may_say_whether_it_can_write(told: dict[str, Any], writable: bool | None) -> None:
+def test_writable_is_read_from_the_status_reply(fields: dict[str, Any], writable: bool | None) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
-        said = {"host": "far", "output": "/profiles", "profdeck": "0.1.0", **told}
-        server.acts["status"] = [Act(content=json.dumps({"server": said}).encode())]
+        server_fields = {"host": "far", "output": "/profiles", "profdeck": "0.1.0", **fields}
+        server.acts["status"] = [Act(content=json.dumps({"server": server_fields}).encode())]
         assert (await engine.about()).writable is writable
 
-    with_server(check)
+    run_with_server(check)
 
 
 # Starts.
 
 
-def test_a_start_is_ready_before_the_gate_opens() -> None:
+def test_start_connects_before_the_gate_opens() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         arrived, opened = asyncio.Event(), asyncio.Event()
 
@@ -575,19 +578,19 @@ def test_a_start_is_ready_before_the_gate_opens() -> None:
         engine.gate = gate
         start = asyncio.create_task(engine.command("start", START))
         await arrived.wait()
-        assert server.commands() == ["status"]  # and the start waits on the same connection
+        assert server.commands() == ["status"]  # the start waits on the same connection
         before_ns = time.monotonic_ns()
         opened.set()
         await start
         assert server.commands() == ["status", "start"]
         assert server.arrivals[1].at_ns > before_ns
         assert server.opened == 1
-        await engine.command("stop", STOP)  # has no gate
+        await engine.command("stop", STOP)  # stops have no gate
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_connection_that_closes_before_the_gate_opens_is_replaced() -> None:
+def test_connection_closed_before_the_gate_opens_is_replaced() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         async def gate() -> None:
             server.drop_idle()
@@ -597,10 +600,10 @@ def test_a_connection_that_closes_before_the_gate_opens_is_replaced() -> None:
         assert (await engine.command("start", START)).ranks
         assert [arrival.connection for arrival in server.arrivals] == [0, 1]
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_gate_that_gives_up_sends_nothing() -> None:
+def test_cancelled_gate_sends_no_start() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         async def gate() -> None:
             raise asyncio.CancelledError
@@ -612,18 +615,18 @@ def test_a_gate_that_gives_up_sends_nothing() -> None:
         await server.gone.wait()
         assert server.commands() == ["status"]
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize("host", ["", "elsewhere"])
-def test_paths_of_this_host_are_sent_to_it_only(host: str) -> None:
+def test_local_output_path_is_sent_only_to_local_servers(host: str) -> None:
     async def main() -> None:
         async with SimulatedServer(host=host) as server:
             engine = HttpEngine(server.url, timeout_s=30)
             assert await engine.has_profdeck()
             server.acts["start"] = [Act(status=409)]
-            await failure(engine.command("start", START))
-            assert server.commands() == ["status", "start"]  # it has been asked where it is
+            await catch_target_error(engine.command("start", START))
+            assert server.commands() == ["status", "start"]  # the client queries the server's host first
             assert ("output" in server.arrivals[1].body) == (not host)
             await engine.close()
 
@@ -634,44 +637,52 @@ def test_paths_of_this_host_are_sent_to_it_only(host: str) -> None:
 
 
 class FileServer(SimulatedServer):
-    """Answers each GET with the next of some messages, made of the request's headers."""
+    """Server that calls one function per request. The function creates the response from the request's headers."""
 
-    def __init__(self, *answers: Callable[[dict[str, str]], bytes], closes: bool = False) -> None:
+    def __init__(self, *responses: Callable[[dict[str, str]], bytes], closes: bool = False) -> None:
         super().__init__()
-        self.answers = list(answers)
+        self.responses = list(responses)
         self.acts[""] = [Act(close=closes)]
 
     async def answer(self, *request: Any) -> tuple[int, bytes]:
-        (arrival,) = (part for part in request if isinstance(part, Arrival))
-        return 0, self.answers.pop(0)(arrival.headers)
+        (arrival,) = (argument for argument in request if isinstance(argument, Arrival))
+        return 0, self.responses.pop(0)(arrival.headers)
 
 
 CONTENT = bytes(range(256)) * 20_000
 
 
-def file_answer(tag: str = "a", *, cut: int | None = None, content: bytes = CONTENT) -> Callable[..., bytes]:
-    """Make answers with a file, or with the rest that was asked for; cut off, if wanted."""
+def make_file_response(
+    tag: str = "a", *, truncate_at: int | None = None, content: bytes = CONTENT
+) -> Callable[..., bytes]:
+    """Return a function that creates responses with a file or the requested range.
+
+    Args:
+        tag: the ETag of the file.
+        truncate_at: size at which the content is truncated. None: the content is complete.
+        content: the content of the file.
+    """
 
     def make(headers: dict[str, str]) -> bytes:
-        first = int(headers["range"][6:-1]) if headers.get("if-range") == tag else 0
-        about = f"206 Partial Content\r\nContent-Range: bytes {first}-{len(content) - 1}/{len(content)}"
-        head = f"HTTP/1.1 {about if first else '200 OK'}\r\nContent-Length: {len(content) - first}\r\n"
+        offset = int(headers["range"][6:-1]) if headers.get("if-range") == tag else 0
+        status = f"206 Partial Content\r\nContent-Range: bytes {offset}-{len(content) - 1}/{len(content)}"
+        head = f"HTTP/1.1 {status if offset else '200 OK'}\r\nContent-Length: {len(content) - offset}\r\n"
         head += f"Content-Type: {FILE_TYPE}\r\nETag: {tag}\r\n\r\n"
-        return head.encode() + content[first : cut or len(content)]
+        return head.encode() + content[offset : truncate_at or len(content)]
 
     return make
 
 
-def download(path: Path, *answers: Callable[..., bytes], closes: bool = True) -> tuple[HttpResponse, list[Any]]:
-    """Get a file; returns the answer and the ranges that were asked for."""
+def download(path: Path, *responses: Callable[..., bytes], closes: bool = True) -> tuple[HttpResponse, list[Any]]:
+    """Download a file. Return the response and the requested ranges."""
 
     async def main() -> tuple[HttpResponse, list[Any]]:
-        async with FileServer(*answers, closes=closes) as server:
+        async with FileServer(*responses, closes=closes) as server:
             client = HttpClient(server.url, timeout_s=5)
             try:
                 with path.open("xb", buffering=0) as file:
                     return await client.download("/file", file, most_bytes=len(CONTENT)), [
-                        one.headers.get("range") for one in server.arrivals
+                        arrival.headers.get("range") for arrival in server.arrivals
                     ]
             finally:
                 await client.close()
@@ -679,86 +690,96 @@ def download(path: Path, *answers: Callable[..., bytes], closes: bool = True) ->
     return asyncio.run(main())
 
 
-def test_a_file(tmp_path: Path) -> None:
-    response, ranges = download(tmp_path / "file", file_answer(), closes=False)
+def test_download_writes_the_file(tmp_path: Path) -> None:
+    response, ranges = download(tmp_path / "file", make_file_response(), closes=False)
     assert (response.status_code, response.content, ranges) == (200, b"", [None])
     assert (tmp_path / "file").read_bytes() == CONTENT
-    download(tmp_path / "empty", file_answer(content=b""))
+    download(tmp_path / "empty", make_file_response(content=b""))
     assert (tmp_path / "empty").read_bytes() == b""
 
 
-def test_a_file_is_resumed_as_long_as_something_comes(tmp_path: Path) -> None:
-    cuts = [file_answer(cut=cut) for cut in (1_500_000, 3_000_000, 4_000_000)]
-    response, ranges = download(tmp_path / "file", *cuts, file_answer())
+def test_download_resumes_while_it_makes_progress(tmp_path: Path) -> None:
+    truncated_responses = [make_file_response(truncate_at=size) for size in (1_500_000, 3_000_000, 4_000_000)]
+    response, ranges = download(tmp_path / "file", *truncated_responses, make_file_response())
     assert response.status_code == 206
-    first = [int(one.removeprefix("bytes=").rstrip("-")) for one in ranges[1:]]
-    assert 0 < first[0] < first[1] < first[2] <= 4_000_000, ranges
+    offsets = [int(byte_range.removeprefix("bytes=").rstrip("-")) for byte_range in ranges[1:]]
+    assert 0 < offsets[0] < offsets[1] < offsets[2] <= 4_000_000, ranges
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_a_file_that_changes_meanwhile_begins_anew(tmp_path: Path) -> None:
-    other = CONTENT[::-1]
-    response, ranges = download(tmp_path / "file", file_answer("a", cut=3_000_000), file_answer("b", content=other))
+def test_download_restarts_if_the_file_changes(tmp_path: Path) -> None:
+    changed_content = CONTENT[::-1]
+    response, ranges = download(
+        tmp_path / "file",
+        make_file_response("a", truncate_at=3_000_000),
+        make_file_response("b", content=changed_content),
+    )
     assert (response.status_code, ranges[0], len(ranges)) == (200, None, 2)
-    assert (tmp_path / "file").read_bytes() == other
+    assert (tmp_path / "file").read_bytes() == changed_content
 
 
-def test_a_server_that_cannot_resume_begins_anew(tmp_path: Path) -> None:
-    def plain(_: dict[str, str]) -> bytes:
-        return file_answer()({}).replace(b"ETag: a\r\n", b"")
+def test_download_restarts_if_the_server_cannot_resume(tmp_path: Path) -> None:
+    def respond_without_etag(_: dict[str, str]) -> bytes:
+        return make_file_response()({}).replace(b"ETag: a\r\n", b"")
 
-    response, ranges = download(tmp_path / "file", lambda _: plain({})[:3_000_000], plain)
+    response, ranges = download(tmp_path / "file", lambda _: respond_without_etag({})[:3_000_000], respond_without_etag)
     assert (response.status_code, ranges) == (200, [None, None])
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "responses",
     [
-        (file_answer(cut=1_000_000), file_answer(cut=1_000_000)),
-        (file_answer("a", cut=2_000_000), file_answer("b", cut=1_000_000)),
-        (file_answer(cut=1_000_000), lambda _: b"", lambda _: b""),  # aiohttp asks twice
-        (file_answer(cut=1_000_000), lambda _: b"nonsense\r\n\r\n"),
-        (file_answer(cut=1_000_000), lambda _: file_answer()({}).replace(b"200 OK", b"206 Partial Content")),
-        (file_answer(content=CONTENT + b"x"),),
+        (make_file_response(truncate_at=1_000_000), make_file_response(truncate_at=1_000_000)),
+        (make_file_response("a", truncate_at=2_000_000), make_file_response("b", truncate_at=1_000_000)),
+        (make_file_response(truncate_at=1_000_000), lambda _: b"", lambda _: b""),  # aiohttp retries once
+        (make_file_response(truncate_at=1_000_000), lambda _: b"nonsense\r\n\r\n"),
+        (
+            make_file_response(truncate_at=1_000_000),
+            lambda _: make_file_response()({}).replace(b"200 OK", b"206 Partial Content"),
+        ),
+        (make_file_response(content=CONTENT + b"x"),),
     ],
 )
-def test_an_attempt_that_brings_nothing_is_the_last(tmp_path: Path, answers: Any) -> None:
-    with pytest.raises(TargetError) as caught:
-        download(tmp_path / "file", *answers)
-    assert caught.value.outcome is Outcome.UNREACHABLE
+def test_download_fails_after_an_attempt_without_progress(tmp_path: Path, responses: Any) -> None:
+    with pytest.raises(TargetError) as excinfo:
+        download(tmp_path / "file", *responses)
+    assert excinfo.value.outcome is Outcome.UNREACHABLE
 
 
-def test_what_is_no_file_is_returned(tmp_path: Path) -> None:
+def test_responses_that_are_not_files_are_returned(tmp_path: Path) -> None:
     for status in (200, 404):
         head = f"HTTP/1.1 {status} So\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n".encode()
         response, _ = download(tmp_path / str(status), lambda _, head=head: head + b"{}")
         assert (response.status_code, response.content) == (status, b"{}")
         assert (tmp_path / str(status)).read_bytes() == b""
-    wrong = file_answer()({}).replace(b"200 OK", b"500 No")
-    response, _ = download(tmp_path / "500", lambda _: wrong)
+    error_response = make_file_response()({}).replace(b"200 OK", b"500 No")
+    response, _ = download(tmp_path / "500", lambda _: error_response)
     assert response.content == CONTENT
 
 
-def test_a_file_that_stops_coming(tmp_path: Path) -> None:
+def test_stalled_download_times_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
-            server.acts[""] = [Act(raw=file_answer(cut=1_000_000)({}), hang=True), Act(raw=b"", hang=True)]
+            server.acts[""] = [
+                Act(raw=make_file_response(truncate_at=1_000_000)({}), hang=True),
+                Act(raw=b"", hang=True),
+            ]
             client = HttpClient(server.url, timeout_s=0.2)
             with (tmp_path / "file").open("xb", buffering=0) as file:
                 assert (
-                    await failure(client.download("/file", file, most_bytes=len(CONTENT)))
+                    await catch_target_error(client.download("/file", file, most_bytes=len(CONTENT)))
                 ).outcome is Outcome.TIMED_OUT
             assert server.arrivals[1].headers["range"] == "bytes=1000000-"
 
     asyncio.run(main())
 
 
-def test_a_slow_file_takes_as_long_as_it_takes(tmp_path: Path) -> None:
+def test_slow_download_does_not_time_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
             content = CONTENT[:100_000]
-            server.acts[""] = [Act(raw=file_answer(content=content)({}), piece_bytes=10_000, pause_s=0.05)]
+            server.acts[""] = [Act(raw=make_file_response(content=content)({}), piece_bytes=10_000, pause_s=0.05)]
             client = HttpClient(server.url, timeout_s=0.4)
             with (tmp_path / "file").open("xb", buffering=0) as file:
                 await client.download("/file", file, most_bytes=len(CONTENT))
@@ -768,16 +789,16 @@ def test_a_slow_file_takes_as_long_as_it_takes(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_file_that_cannot_be_written_is_no_fault_of_the_server() -> None:
+def test_local_write_error_is_raised_unchanged() -> None:
     async def main(file: Any) -> None:
-        async with FileServer(file_answer()) as server:
+        async with FileServer(make_file_response()) as server:
             client = HttpClient(server.url, timeout_s=5)
             with pytest.raises(OSError, match="No space left"):
                 await client.download("/file", file, most_bytes=len(CONTENT))
             await server.gone.wait()
 
-    with Path("/dev/full").open("r+b", buffering=0) as full:
-        asyncio.run(main(full))
+    with Path("/dev/full").open("r+b", buffering=0) as full_device:
+        asyncio.run(main(full_device))
 
 
 # URLs.
@@ -799,7 +820,7 @@ def test_a_file_that_cannot_be_written_is_no_fault_of_the_server() -> None:
         ("unix:///run/engine.sock", "unix:/run/engine.sock"),
     ],
 )
-def test_urls(url: str, name: str) -> None:
+def test_url_is_normalised(url: str, name: str) -> None:
     assert HttpEngine(url, timeout_s=1).name == name
 
 
@@ -809,12 +830,12 @@ def test_urls(url: str, name: str) -> None:
      "http://host:70000", "http://host/?x=1", "http://host/#x", f"http://{'a' * 64}.example", "unix:",
      "unix:engine.sock", "unix://host/engine.sock", "unix:/engine.sock?x=1", "unix:/a\0b"],
 )  # fmt: skip
-def test_what_is_no_url_of_a_server(url: str) -> None:
+def test_invalid_server_url_is_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="is not a valid server URL. Expected a URL such as http://127.0.0.1:8000"):
         HttpClient(url, timeout_s=1)
 
 
-def test_user_and_password_are_sent_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_sent_but_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFDECK_TOKEN", "a secret")
 
     async def check(server: SimulatedServer, _: HttpEngine) -> None:
@@ -823,33 +844,33 @@ def test_user_and_password_are_sent_and_not_shown(monkeypatch: pytest.MonkeyPatc
         expected = base64.b64encode(b"user:p@ss").decode()
         assert server.arrivals[0].headers["authorization"] == f"Basic {expected}"
         server.acts["status"] = [Act(status=500)]
-        assert "p@ss" not in str(await failure(engine.has_profdeck())) + str(engine.url)
+        assert "p@ss" not in str(await catch_target_error(engine.has_profdeck())) + str(engine.url)
         await engine.close()
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_a_prefix_of_the_path() -> None:
+def test_path_prefix_of_the_url_is_sent() -> None:
     async def check(server: SimulatedServer, _: HttpEngine) -> None:
         engine = HttpEngine(f"{server.url}/engine/1/", timeout_s=30)
-        error = await failure(engine.command("status", {}))
+        error = await catch_target_error(engine.command("status", {}))
         assert str(error) == f"{server.url}/engine/1: /engine/1{STATUS} returned status 404: Not Found"
         await engine.close()
 
-    with_server(check)
+    run_with_server(check)
 
 
 @pytest.mark.parametrize("token", ["a\n", "ü", "a\x00"])
-def test_a_token_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_token_with_invalid_characters_is_rejected(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         monkeypatch.setattr("os.environ", {"PROFDECK_TOKEN": token})
-        error = await failure(engine.has_profdeck())
+        error = await catch_target_error(engine.has_profdeck())
         assert "the token contains a line break or another character" in str(error)
         assert token not in str(error)
         assert error.outcome is Outcome.REFUSED
         assert server.arrivals == []
 
-    with_server(check)
+    run_with_server(check)
 
 
 # TLS.
@@ -857,9 +878,9 @@ def test_a_token_that_cannot_be_sent(monkeypatch: pytest.MonkeyPatch, token: str
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of 127.0.0.1 that nobody trusts, with its key."""
+    """File with a self-signed certificate of 127.0.0.1 and its key."""
     if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl here to make a certificate with")
+        pytest.skip("openssl is not installed")
     directory = tmp_path_factory.mktemp("tls")
     key, path = directory / "key.pem", directory / "certificate.pem"
     names = ["-subj", "/CN=simulated", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -872,13 +893,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tls(certificate: Path) -> ssl.SSLContext:
-    """The context of a server with that certificate."""
+    """TLS context of a server with the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context
 
 
-def with_tls(tls: ssl.SSLContext, check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]]) -> None:
+def run_with_tls_server(tls: ssl.SSLContext, check: Callable[[SimulatedServer, HttpEngine], Awaitable[None]]) -> None:
     async def main() -> None:
         server = SimulatedServer()
         await server.start(tls=tls)
@@ -890,18 +911,20 @@ def with_tls(tls: ssl.SSLContext, check: Callable[[SimulatedServer, HttpEngine],
     asyncio.run(main())
 
 
-def test_a_certificate_that_nobody_trusts(tls: ssl.SSLContext) -> None:
+def test_untrusted_certificate_is_rejected(tls: ssl.SSLContext) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
-        error = await failure(engine.has_profdeck())
+        error = await catch_target_error(engine.has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
         assert "its certificate is not trusted: self-signed certificate. Set PROFDECK_TLS_AUTHORITY to" in str(error)
         assert "PROFDECK_TLS_AUTHORITY" in error.fix
         assert server.arrivals == []
 
-    with_tls(tls, check)
+    run_with_tls_server(tls, check)
 
 
-def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_certificate_is_accepted(
+    tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PROFDECK_TLS_AUTHORITY", str(certificate))
 
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
@@ -912,41 +935,41 @@ def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, m
         assert {arrival.connection for arrival in server.arrivals} == {0}
         assert len((await engine.request("GET", STATUS)).content) == 100_002
         server.acts["status"] = [Act()]
-        server.drop_idle()  # it says so and waits for the client to say so, too
+        server.drop_idle()  # sends close_notify and waits for the client's
         server.acts["stop"] = [Act(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n123", close=True)]
-        assert (await failure(engine.request("POST", "/stop"))).outcome is Outcome.UNREACHABLE
+        assert (await catch_target_error(engine.request("POST", "/stop"))).outcome is Outcome.UNREACHABLE
         await server.gone.wait()
         assert server.opened == 2
         server.acts["stop"] = [Act(raw=b"", hang=True)]
-        stop = asyncio.create_task(failure(engine.request("POST", "/stop")))
+        stop = asyncio.create_task(catch_target_error(engine.request("POST", "/stop")))
         await server.heard("stop", 2)
         for connection in list(server.connections):
-            connection.abort()  # without a word of TLS
+            connection.abort()  # without close_notify
         assert "closed the connection without a response" in str(await stop)
 
-    with_tls(tls, check)
+    run_with_tls_server(tls, check)
 
 
-def test_a_server_that_asks_for_a_certificate(
+def test_client_certificate_is_sent_if_it_is_configured(
     tls: ssl.SSLContext, certificate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls.verify_mode = ssl.CERT_REQUIRED
-    tls.load_verify_locations(certificate)  # whoever has this one is let in
+    tls.load_verify_locations(certificate)  # the server accepts this client certificate
     monkeypatch.setenv("PROFDECK_TLS_AUTHORITY", str(certificate))
 
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
-        error = await failure(engine.has_profdeck())
+        error = await catch_target_error(engine.has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
         assert "PROFDECK_TLS_CERTIFICATE" in error.fix
         assert server.arrivals == []
-        monkeypatch.setenv("PROFDECK_TLS_CERTIFICATE", str(certificate))  # from now on, without a new client
+        monkeypatch.setenv("PROFDECK_TLS_CERTIFICATE", str(certificate))  # used by the existing client, too
         assert await engine.has_profdeck()
 
-    with_tls(tls, check)
+    run_with_tls_server(tls, check)
 
 
 @pytest.mark.parametrize(
-    ("variable", "content", "why"),
+    ("variable", "content", "reason"),
     [
         ("PROFDECK_TLS_AUTHORITY", None, "cannot be read: No such file or directory."),
         ("PROFDECK_TLS_AUTHORITY", "no certificate", "does not contain certificates in a usable PEM format: "),
@@ -954,60 +977,60 @@ def test_a_server_that_asks_for_a_certificate(
         ("PROFDECK_TLS_KEY", "a key", "is set without its certificate. Set PROFDECK_TLS_CERTIFICATE, too."),
     ],
 )
-def test_a_file_for_tls_that_is_wrong(
-    variable: str, content: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_invalid_tls_file_is_rejected(
+    variable: str, content: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "file.pem"
     if content is not None:
         file.write_text(content)
     monkeypatch.setenv(variable, str(file))
-    with pytest.raises(ConfigError, match=variable) as caught:
+    with pytest.raises(ConfigError, match=variable) as excinfo:
         HttpEngine("https://127.0.0.1:1", timeout_s=30)
-    assert why in str(caught.value)
+    assert reason in str(excinfo.value)
 
 
-def test_https_at_a_port_of_http() -> None:
+def test_https_url_of_an_http_server_is_unreachable() -> None:
     async def check(server: SimulatedServer, _: HttpEngine) -> None:
-        error = await failure(HttpEngine(server.url.replace("http", "https"), timeout_s=30).has_profdeck())
+        error = await catch_target_error(HttpEngine(server.url.replace("http", "https"), timeout_s=30).has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
         assert "Does the server use https or http on this port?" in str(error)
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_http_at_a_port_of_https(tls: ssl.SSLContext) -> None:
+def test_http_url_of_an_https_server_is_unreachable(tls: ssl.SSLContext) -> None:
     async def check(server: SimulatedServer, _: HttpEngine) -> None:
-        error = await failure(HttpEngine(server.url.replace("https", "http"), timeout_s=30).has_profdeck())
+        error = await catch_target_error(HttpEngine(server.url.replace("https", "http"), timeout_s=30).has_profdeck())
         assert error.outcome is Outcome.UNREACHABLE
 
-    with_tls(tls, check)
+    run_with_tls_server(tls, check)
 
 
-# Answers that lie.
+# Replies with invalid values.
 
 
 @pytest.mark.parametrize(
-    "changed", [{"world_size": 10**9}, {"world_size": 10**30}, {"rank": 10**30}, {"rank": -1}, {"pid": 10**400}]
+    "fields", [{"world_size": 10**9}, {"world_size": 10**30}, {"rank": 10**30}, {"rank": -1}, {"pid": 10**400}]
 )
-def test_numbers_that_no_engine_has_are_another_version(changed: dict[str, int]) -> None:
+def test_out_of_range_numbers_in_a_reply_are_rejected(fields: dict[str, int]) -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
-        reply = {"rank": 0, "world_size": 1, "host": "", "pid": 1, "state": "idle", **changed}
-        about = {"host": "", "output": "", "profdeck": "0"}
-        content = json.dumps({"server": about, "answer": {"ranks": [reply], "frontends": {}}})
+        reply = {"rank": 0, "world_size": 1, "host": "", "pid": 1, "state": "idle", **fields}
+        server_fields = {"host": "", "output": "", "profdeck": "0"}
+        content = json.dumps({"server": server_fields, "answer": {"ranks": [reply], "frontends": {}}})
         server.acts["status"] = [Act(content=content.encode())]
-        before_s = time.monotonic()
+        started_s = time.monotonic()
         with pytest.raises(TargetError):
             await engine.command("status", {})
-        assert time.monotonic() - before_s < 5
+        assert time.monotonic() - started_s < 5
 
-    with_server(check)
+    run_with_server(check)
 
 
-def test_an_answer_of_nested_lists_is_bounded() -> None:
+def test_response_of_many_or_nested_lists_is_rejected() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(content=b"[" + b"[]," * (3 << 20) + b"[]]"), Act(content=b"[" * 100_000)]
         for _ in range(2):
             with pytest.raises(TargetError):
                 await engine.about()
 
-    with_server(check)
+    run_with_server(check)

@@ -19,12 +19,12 @@ def runner() -> Iterator[asyncio.Runner]:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def press(times: int = 1) -> None:
+def press_ctrl_c(times: int = 1) -> None:
     for _ in range(times):
         signal.raise_signal(signal.SIGINT)
 
 
-async def forever() -> None:
+async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
@@ -37,8 +37,8 @@ def test_first_interrupt_cancels_and_waits_for_the_cleanup(runner: asyncio.Runne
 
     async def work() -> None:
         try:
-            press()
-            await forever()
+            press_ctrl_c()
+            await wait_forever()
         finally:
             await asyncio.sleep(0)
             events.append("cleaned up")
@@ -51,11 +51,11 @@ def test_first_interrupt_cancels_and_waits_for_the_cleanup(runner: asyncio.Runne
 def test_second_interrupt_cancels_the_cleanup(runner: asyncio.Runner) -> None:
     async def work() -> None:
         try:
-            press()
-            await forever()
+            press_ctrl_c()
+            await wait_forever()
         finally:
-            press()
-            await forever()
+            press_ctrl_c()
+            await wait_forever()
 
     with pytest.raises(KeyboardInterrupt):
         interrupts.run(runner, work())
@@ -64,7 +64,7 @@ def test_second_interrupt_cancels_the_cleanup(runner: asyncio.Runner) -> None:
 
 def test_third_interrupt_ends_a_blocking_call(runner: asyncio.Runner) -> None:
     async def work() -> None:
-        press(3)
+        press_ctrl_c(3)
         pytest.fail("the coroutine continued")
 
     with pytest.raises(KeyboardInterrupt):
@@ -76,12 +76,12 @@ def test_interrupts_do_not_abort_callbacks(runner: asyncio.Runner) -> None:
         done = asyncio.Event()
 
         def callback() -> None:
-            press(2)  # asyncio's own handler would raise KeyboardInterrupt here
+            press_ctrl_c(2)  # asyncio's own handler would raise KeyboardInterrupt here
             done.set()
 
         asyncio.get_running_loop().call_soon(callback)
         try:
-            await forever()
+            await wait_forever()
         finally:
             await done.wait()
 
@@ -94,18 +94,18 @@ def test_interrupt_before_the_coroutine_starts_cancels_it(
 ) -> None:
     run = runner.run
 
-    def pressed(work: object) -> object:
-        press()
+    def interrupt_and_run(work: object) -> object:
+        press_ctrl_c()
         return run(work)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner, "run", pressed)
+    monkeypatch.setattr(runner, "run", interrupt_and_run)
     with pytest.raises(KeyboardInterrupt):
-        interrupts.run(runner, forever())
+        interrupts.run(runner, wait_forever())
 
 
 def test_interrupt_is_raised_after_the_coroutine_ends(runner: asyncio.Runner) -> None:
     async def work() -> None:
-        press()
+        press_ctrl_c()
 
     with pytest.raises(KeyboardInterrupt):
         interrupts.run(runner, work())
@@ -114,14 +114,14 @@ def test_interrupt_is_raised_after_the_coroutine_ends(runner: asyncio.Runner) ->
 def test_cleanup_error_is_the_cause_of_the_interrupt(runner: asyncio.Runner) -> None:
     async def work() -> None:
         try:
-            press()
-            await forever()
+            press_ctrl_c()
+            await wait_forever()
         finally:
             raise ValueError("cleanup failed")
 
-    with pytest.raises(KeyboardInterrupt) as raised:
+    with pytest.raises(KeyboardInterrupt) as excinfo:
         interrupts.run(runner, work())
-    assert isinstance(raised.value.__cause__, ValueError)
+    assert isinstance(excinfo.value.__cause__, ValueError)
 
 
 def test_other_exceptions_propagate(runner: asyncio.Runner) -> None:
@@ -133,62 +133,64 @@ def test_other_exceptions_propagate(runner: asyncio.Runner) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         interrupts.run(runner, cancelled())
-    with pytest.raises(ValueError):  # noqa: PT011  # it has no message
+    with pytest.raises(ValueError):  # noqa: PT011  # the error has no message
         interrupts.run(runner, failed())
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_first_signal_ends_the_wait_and_the_second_cancels(runner: asyncio.Runner, number: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_first_signal_ends_the_wait_and_the_second_cancels(
+    runner: asyncio.Runner, signal_number: signal.Signals
+) -> None:
     stop = interrupts.StopSignal()
 
-    async def early() -> None:
-        signal.raise_signal(number)
+    async def signal_before_wait() -> None:
+        signal.raise_signal(signal_number)
         await stop.wait()
 
-    async def work(*, again: bool) -> int:
-        asyncio.get_running_loop().call_later(0, signal.raise_signal, number)
+    async def work(*, send_again: bool) -> int:
+        asyncio.get_running_loop().call_later(0, signal.raise_signal, signal_number)
         await stop.wait()
-        if again:
-            signal.raise_signal(number)
+        if send_again:
+            signal.raise_signal(signal_number)
             await stop.wait()
         return 7
 
-    assert interrupts.run(runner, work(again=False), stop) == 7
+    assert interrupts.run(runner, work(send_again=False), stop) == 7
     stop = interrupts.StopSignal()
     with pytest.raises(KeyboardInterrupt):
-        interrupts.run(runner, work(again=True), stop)
+        interrupts.run(runner, work(send_again=True), stop)
     stop = interrupts.StopSignal()
     with pytest.raises(KeyboardInterrupt):  # the signal arrives before the wait
-        interrupts.run(runner, early(), stop)
+        interrupts.run(runner, signal_before_wait(), stop)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_host_signal_handler_is_kept() -> None:
-    seen = []
-    before = signal.signal(signal.SIGINT, lambda *_: seen.append("host"))
+    calls = []
+    previous_handler = signal.signal(signal.SIGINT, lambda *_: calls.append("host"))
     try:
         host_handler = signal.getsignal(signal.SIGINT)
 
         async def work() -> int:
-            press(3)
+            press_ctrl_c(3)
             return 7
 
         with asyncio.Runner() as runner:
             assert interrupts.run(runner, work()) == 7
-        assert seen == ["host"] * 3
+        assert calls == ["host"] * 3
         assert signal.getsignal(signal.SIGINT) is host_handler
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def test_other_threads_install_no_handlers() -> None:
     results = []
 
-    def drive() -> None:
+    def run_loop() -> None:
         with asyncio.Runner() as runner:
             results.append(interrupts.run(runner, asyncio.sleep(0, 7)))
 
-    thread = threading.Thread(target=drive)
+    thread = threading.Thread(target=run_loop)
     thread.start()
     thread.join()
     assert results == [7]

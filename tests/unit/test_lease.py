@@ -20,32 +20,32 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def hold():  # a function
-    """Hold devices in another process."""
-    held = []
+def hold_devices():  # returns a function
+    """Function that leases devices in another process."""
+    processes = []
 
     def start(*devices: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", HOLD, *devices]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        held.append(process)
+        processes.append(process)
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         return process
 
     yield start
-    for process in held:
+    for process in processes:
         process.communicate()
 
 
-def test_error_names_the_process_that_holds_the_device(hold) -> None:
-    process = hold("gpu-1")
+def test_error_names_the_process_that_holds_the_device(hold_devices) -> None:
+    process = hold_devices("gpu-1")
     with pytest.raises(LeaseError, match=rf"gpu-1 is being recorded by process {process.pid} \(rollout, step3\)"):
         acquire_lease(["gpu-0", "gpu-1"], holder="trainer")
     acquire_lease(["gpu-0"], holder="trainer").release()  # leases are acquired all or nothing
 
 
-def test_lease_of_a_dead_process_is_released(hold) -> None:
-    process = hold("gpu-1")
+def test_lease_of_a_dead_process_is_released(hold_devices) -> None:
+    process = hold_devices("gpu-1")
     process.send_signal(signal.SIGKILL)
     process.wait()
     acquire_lease(["gpu-1"], holder="trainer").release()
@@ -60,7 +60,7 @@ def test_lease_excludes_recordings_of_the_same_process_until_released() -> None:
     acquire_lease(["gpu-1"], holder="two").release()
 
 
-def test_forked_child_does_not_inherit_the_lease(hold) -> None:
+def test_forked_child_does_not_inherit_the_lease(hold_devices) -> None:
     lease = acquire_lease(["gpu-1"], holder="parent")
     pipe_read, pipe_write = os.pipe()
     pid = os.fork()
@@ -70,7 +70,7 @@ def test_forked_child_does_not_inherit_the_lease(hold) -> None:
         os._exit(0)
     os.close(pipe_read)
     lease.release()
-    hold("gpu-1")
+    hold_devices("gpu-1")
     os.close(pipe_write)
     os.waitpid(pid, 0)
 
@@ -78,8 +78,8 @@ def test_forked_child_does_not_inherit_the_lease(hold) -> None:
 # Lease requests.
 
 
-def test_request_acquires_the_devices_after_they_are_released(hold) -> None:
-    process = hold("gpu-1")
+def test_request_acquires_the_devices_after_they_are_released(hold_devices) -> None:
+    process = hold_devices("gpu-1")
     request = LeaseRequest(lambda: ["gpu-0", "gpu-1"], "trainer, step3")
     assert [request.try_acquire(), request.try_acquire()] == [False, False]
     held = f"gpu-1, held by process {process.pid} (rollout, step3)"
@@ -96,8 +96,8 @@ def test_request_acquires_the_devices_after_they_are_released(hold) -> None:
     acquire_lease(["gpu-0", "gpu-1"], holder="ref").release()
 
 
-def test_request_acquires_the_device_after_the_holder_is_killed(hold) -> None:
-    process = hold("gpu-1")
+def test_request_acquires_the_device_after_the_holder_is_killed(hold_devices) -> None:
+    process = hold_devices("gpu-1")
     request = LeaseRequest(lambda: ["gpu-1"], "trainer, step3")
     assert not request.try_acquire()
     process.send_signal(signal.SIGKILL)
