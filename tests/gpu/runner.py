@@ -58,6 +58,9 @@ class Runner:
         self._deadline_s = deadline_s
         self._mutex = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._starting = threading.Lock()
+        """Held while a part starts, so that an interruption either prevents the start or terminates the part."""
+        self._is_interrupted = False
         self.results: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "host": host, "parts": {}}
 
     def run(self, parts: Sequence[Part]) -> None:
@@ -76,6 +79,8 @@ class Runner:
                 wait(started)
             except BaseException:  # SIGTERM or Ctrl-C
                 pool.shutdown(wait=False, cancel_futures=True)
+                with self._starting:
+                    self._is_interrupted = True
                 for token, process in [*self._running.items()]:
                     terminate(process, token)
                 raise
@@ -143,12 +148,14 @@ class Runner:
             **part.environment,
         }
         command = [sys.executable, *(word.replace("{out}", str(directory)) for word in part.command)]
-        with log.open("wb") as file:
+        with log.open("wb") as file, self._starting:
+            if self._is_interrupted:
+                return None
             process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
-        self._running[token] = process
+            self._running[token] = process
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
