@@ -148,7 +148,7 @@ class ServerContract:
         assert started.json()["answer"]["ranks"][0]["state"] == "armed"
         second = call(server, "POST", "start", {"id": "second"})
         assert second.status_code == 409
-        assert "Capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
+        assert "while capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
         # A start that is refused ends nothing, also under the same name.
         process = command_line(server, "--iterations", "5", "--set", "run=refused")
         _, err = finished(process, server)

@@ -142,7 +142,8 @@ def run_job(path: Path, *, rejected: bool) -> bool:
     except ProfdeckError as error:
         if not rejected:
             raise
-        assert str(error).strip()
+        if not str(error).strip():
+            raise AssertionError("The error has no message.") from error
         return False
     try:
         for step in range(3):

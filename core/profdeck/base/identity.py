@@ -47,9 +47,14 @@ class Identity:
 
     @property
     def stem(self) -> str:
-        """Prefix of this rank's file names, such as ``rank_0003_tp1-dp1``."""
-        coordinates = "-".join(f"{name}{index}" for name, index in self.parallel.items())
-        return f"rank_{self.rank:04d}" + (f"_{coordinates}" if coordinates else "")
+        """Prefix of this rank's file names; see `file_stem`."""
+        return file_stem(self.rank, self.parallel)
+
+
+def file_stem(rank: int, parallel: Mapping[str, int]) -> str:
+    """Return the prefix of a rank's file names, such as ``rank_0003_tp1-dp1``."""
+    coordinates = "-".join(f"{name}{index}" for name, index in parallel.items())
+    return f"rank_{rank:04d}" + (f"_{coordinates}" if coordinates else "")
 
 
 def parallel_from_environment(environ: Mapping[str, str] = os.environ) -> dict[str, int]:

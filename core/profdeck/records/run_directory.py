@@ -229,18 +229,20 @@ def created_ns(run: Path) -> int:
         return 0
 
 
+def is_step_directory(name: str) -> bool:
+    """Return whether a name is that of a step directory."""
+    return _STEP.fullmatch(name) is not None
+
+
 def run_of(file: Path, replica: int | None) -> Path:
     """Return the run directory that contains a file of a rank or target.
 
     Args:
-        file: a file in ``<run>/step_000010/<role>`` or, for a replica, in ``<run>/step_000010/<role>/replica_002``.
+        file: absolute path of a file in ``<run>/step_000010/<role>`` or, for a replica, in
+            ``<run>/step_000010/<role>/replica_002``.
         replica: the replica in the manifest.
     """
-    level = 2 if replica is None else 3
-    if len(file.parents) > level:
-        return file.parents[level]
-    parents = Path(os.path.abspath(file)).parents  # noqa: PTH100  # does not resolve symbolic links
-    return parents[min(level, len(parents) - 1)]
+    return file.parents[min(2 if replica is None else 3, len(file.parents) - 1)]
 
 
 def replica_directory(role: Path, replica: int) -> Path:

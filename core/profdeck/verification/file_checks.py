@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import attrs
 
@@ -35,11 +37,20 @@ class TraceToCheck:
 class KnownChecks:
     """Results of earlier checks, provided by the caller. No files are read."""
 
-    by_path: Mapping[str, FileCheck]
+    _checks: Mapping[str, FileCheck]
+    """Results by real path, because the caller and the manifests can refer to a file by different paths."""
+
+    @classmethod
+    def by_path(cls, checks: Mapping[str, FileCheck]) -> Self:
+        """Use results by path."""
+        return cls({os.path.realpath(path): check for path, check in checks.items()})
+
+    def _get(self, path: Path) -> FileCheck | None:
+        return self._checks.get(os.path.realpath(path)) if self._checks else None
 
     def read(self, report: ArtifactReport, kind: ArtifactKind | None) -> ArtifactReport:  # noqa: ARG002  # as in FileChecker
         """Return the report, updated with the file's check result if there is one."""
-        check = self.by_path.get(str(report.path))
+        check = self._get(report.path)
         if check is None:
             return report
         events = report.events if check.events is None else check.events
@@ -47,7 +58,7 @@ class KnownChecks:
 
     def is_original(self, path: Path, sha256: str) -> bool:
         """Return whether a file's SHA-256 is `sha256`. An unknown SHA-256 counts as equal."""
-        check = self.by_path.get(str(path))
+        check = self._get(path)
         return check is None or check.sha256 in {None, sha256}
 
 

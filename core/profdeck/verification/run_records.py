@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import os
 from collections import defaultdict
@@ -15,42 +13,41 @@ from profdeck.base.json_files import JSON_OBJECT
 from profdeck.records.artifact import ClockAnchor
 from profdeck.records.capture import Unit
 from profdeck.records.host_clock import HostClock
-from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
-from profdeck.records.run_directory import RUN_FILE, run_of, runs_below
+from profdeck.records.manifest import ArtifactRecord, Manifest
+from profdeck.records.run_directory import RUN_FILE, runs_below
 from profdeck.records.status import Status
 from profdeck.verification.file_checks import KnownChecks
 from profdeck.verification.report_model import CaptureReport, RankReport, TargetReport
-from profdeck.verification.run_report import is_in_place, judge
-from profdeck_traces.base.errors import ProfdeckError
-from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, files_below, kind_named, kind_of
-from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout, RunState, TraceFacts
+from profdeck.verification.run_manifests import RunManifest, find_manifests
+from profdeck.verification.run_report import judge
+from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
+from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
 
 
 class Records:
     """Implements `profdeck_traces.inputs.facts.RunRecords` by reading manifests of profdeck runs."""
 
-    def facts(self, path: Path) -> dict[Path, TraceFacts]:
-        """Return the facts about one trace, or about every trace in a directory, by trace path."""
-        is_trace = not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112  # never raises
-        manifests: list[tuple[Path, Manifest]] = []
-        for file in filter(is_manifest, path.parent.glob("*.json") if is_trace else files_below(path)):
-            with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it; the trace can be read without it
-                manifests.append((file, read_manifest(file)))
+    def traces(self, path: Path) -> RecordedTraces:
+        """Return the recorded traces at a path; see `profdeck_traces.inputs.facts.RunRecords`."""
+        manifests = find_manifests(path)
         # For engines, a host's clock is stored in the target's manifest, not in the manifests of the ranks.
         clocks = {
-            (manifest.request_token, manifest.clock.host): manifest.clock
-            for _, manifest in manifests
-            if manifest.clock is not None
+            (own.manifest.request_token, own.manifest.clock.host): own.manifest.clock
+            for own in manifests.own
+            if own.manifest.clock is not None
         }
-        facts = {}
-        for file, manifest in manifests:
+        facts: dict[Path, TraceFacts] = {}
+        for own in manifests.own:
+            manifest = own.manifest
             clock = clocks.get((manifest.request_token, manifest.host)) if manifest.target is None else None
-            for artifact in manifest.artifacts:
-                trace = file.parent / artifact.name
-                kind = kind_named(artifact.kind)
-                if kind.matches(trace) if kind else artifact.kind == TRACE and trace.is_file():
-                    facts[trace] = _facts(file, manifest, artifact, clock)
-        return facts
+            for trace, artifact in _traces(own.file, manifest):
+                facts[trace] = _facts(own, artifact, clock)
+        skipped = {
+            trace: (copy.directory, copy.reason)
+            for copy in manifests.skipped
+            for trace, _ in _traces(copy.file, copy.manifest)
+        }
+        return RecordedTraces(facts=facts, skipped=skipped, other_runs=tuple(manifests.other_runs))
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
         """Return the state of all captures below the given directories.
@@ -59,14 +56,20 @@ class Records:
             paths: The directories.
             checks: Results of reading the traces, by path.
         """
-        manifests = _manifests_below(paths)
-        known = KnownChecks(checks)
-        statuses = [status for run, group in manifests.items() for status in _statuses(str(run), group, known)]
-        captures = tuple(sorted(statuses, key=_sort_key))
+        manifests: dict[Path, RunManifest] = {}
+        for path in paths:
+            if path.is_dir():
+                for own in find_manifests(path).own:
+                    manifests.setdefault(own.real_file, own)
+        runs: dict[Path, list[RunManifest]] = defaultdict(list)
+        for own in manifests.values():
+            runs[own.real_run].append(own)
+        known = KnownChecks.by_path(checks)
+        statuses = [status for group in runs.values() for status in _statuses(group, known)]
         return RunState(
-            captures=captures,
-            recordings=_recordings(manifest for group in manifests.values() for _, manifest in group),
-            silent_roles=_silent_roles(paths, captures),
+            captures=tuple(sorted(statuses, key=_sort_key)),
+            recordings=_recordings(own.manifest for own in manifests.values()),
+            silent_roles=_silent_roles({*runs, *(Path(os.path.realpath(path)) for path in paths)}, runs),
         )
 
     def newest_run(self, output: Path) -> Path | None:
@@ -78,10 +81,20 @@ class Records:
         return (directory / RUN_FILE).exists()
 
 
-def _facts(file: Path, manifest: Manifest, artifact: ArtifactRecord, clock: HostClock | None) -> TraceFacts:
+def _traces(file: Path, manifest: Manifest) -> Iterator[tuple[Path, ArtifactRecord]]:
+    """Yield the existing traces that a manifest lists."""
+    for artifact in manifest.artifacts:
+        trace = file.parent / artifact.name
+        kind = kind_named(artifact.kind)
+        if kind.matches(trace) if kind else artifact.kind == TRACE and trace.is_file():
+            yield trace, artifact
+
+
+def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) -> TraceFacts:
+    manifest = own.manifest
     uncertainties_ns = [anchor.uncertainty_ns for anchor in artifact.anchors]
     return TraceFacts(
-        run=str(run_of(file, manifest.replica)),
+        run=str(own.run),
         capture=manifest.capture,
         role=manifest.role,
         replica=manifest.replica,
@@ -114,28 +127,6 @@ def _clock_offset_ns(anchors: Sequence[ClockAnchor], clock: HostClock | None) ->
     return offsets[len(offsets) // 2] + (clock.offset_ns if clock else 0) if offsets else None
 
 
-def _manifests_below(paths: Sequence[Path]) -> dict[Path, list[tuple[Path, Manifest]]]:
-    """Return the manifests below all directories in `paths`, grouped by run. Other paths are ignored.
-
-    As in `profdeck ls`, copies of manifests are skipped, and a run directory contains only its own captures.
-    Unreadable manifests are skipped, because `profdeck ls` reports them.
-    """
-    manifests: dict[Path, list[tuple[Path, Manifest]]] = defaultdict(list)
-    files = {file: path for path in paths if path.is_dir() for file in sorted(files_below(path)) if is_manifest(file)}
-    has_run_file = functools.cache(lambda directory: (directory / RUN_FILE).exists())
-    for file, path in files.items():
-        try:
-            manifest = read_manifest(file)
-        except ProfdeckError:
-            continue
-        run = run_of(file, manifest.replica)
-        in_place = is_in_place(file.absolute(), manifest, run.absolute())
-        is_in_run = any(map(has_run_file, file.absolute().parents))
-        if (in_place or not is_in_run) and (run == path or not has_run_file(path)):
-            manifests[run].append((file, manifest))
-    return manifests
-
-
 def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
     """Return the distinct combinations of role, backend, versions and options in the manifests."""
     recordings = {
@@ -151,13 +142,14 @@ def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
     return tuple(recordings)
 
 
-def _statuses(run: str, manifests: Sequence[tuple[Path, Manifest]], checks: KnownChecks) -> Iterator[CaptureStatus]:
-    """Yield the status of every rank in every capture, and of each target that is not complete."""
-    captures, targets = judge(manifests, checks)
+def _statuses(manifests: Sequence[RunManifest], checks: KnownChecks) -> Iterator[CaptureStatus]:
+    """Yield the status of every rank in every capture of a run, and of each target that is not complete."""
+    by_file = {own.file: own.manifest for own in manifests}
+    captures, targets = judge(by_file.items(), checks)
+    run = str(manifests[0].run)
     for capture in captures:
         for rank in capture.ranks:
             yield _status(run, capture, rank, stage=capture.stage, last_step=capture.last_step, host=rank.host)
-    by_file = dict(manifests)
     for target in targets:
         if target.status is not Status.COMPLETE:
             manifest = by_file[target.manifest]
@@ -188,17 +180,23 @@ def _status(  # noqa: PLR0913
     )
 
 
-def _silent_roles(paths: Sequence[Path], captures: Sequence[CaptureStatus]) -> tuple[str, ...]:
-    """Return the roles that are listed in a ``run.json`` but recorded nothing."""
-    roles: dict[str, None] = {}
-    for path in paths:
+def _silent_roles(directories: Iterable[Path], manifests: Mapping[Path, Sequence[RunManifest]]) -> tuple[str, ...]:
+    """Return the roles that are listed in the ``run.json`` of a run but recorded nothing in this run.
+
+    Args:
+        directories: real paths of runs. Other directories are ignored.
+        manifests: manifests by the real path of their run.
+    """
+    silent: dict[str, None] = {}
+    for directory in sorted(directories):
         try:
-            listed = JSON_OBJECT.read(path / RUN_FILE).get("roles")
+            listed = JSON_OBJECT.read(directory / RUN_FILE).get("roles")
         except (OSError, ValueError):
             continue
-        roles |= dict.fromkeys(role for role in (listed if isinstance(listed, list) else []) if isinstance(role, str))
-    recorded = {capture.role for capture in captures}
-    return tuple(role for role in roles if role not in recorded)
+        recorded = {own.manifest.role for own in manifests.get(directory, ())}
+        roles = listed if isinstance(listed, list) else []
+        silent |= dict.fromkeys(role for role in roles if isinstance(role, str) and role not in recorded)
+    return tuple(silent)
 
 
 def _sort_key(status: CaptureStatus) -> tuple[object, ...]:

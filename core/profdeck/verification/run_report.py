@@ -16,10 +16,11 @@ from profdeck.config.model import Mode
 from profdeck.config.schedule import Schedule
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import PrunedStep, read_pruned
-from profdeck.records.run_directory import RUN_FILE, replica_directory, runs_below
+from profdeck.records.run_directory import RUN_FILE, is_step_directory, replica_directory, runs_below
 from profdeck.records.status import Status
 from profdeck.verification.file_checks import FileChecker, KnownChecks, TraceToCheck
 from profdeck.verification.report_model import ArtifactReport, CaptureReport, RankReport, RunReport, TargetReport, worst
+from profdeck.verification.run_manifests import is_in_place
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.files import directory_size
 from profdeck_traces.base.progress import Progress
@@ -66,7 +67,10 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     def report_unreadable(error: OSError) -> None:
         problems.append(f"{str(error.filename).removeprefix(f'{path}/')} cannot be read: {error.strerror}.")
 
-    steps = sorted(path.glob(within))
+    try:
+        steps = sorted(step for step in path.iterdir() if step.match(within) and is_step_directory(step.name))
+    except OSError as error:
+        raise ProfdeckError(f"{path} cannot be read: {error.strerror}.") from None
     problems += [f"{step.name} cannot be read: it is a symbolic link." for step in steps if step.is_symlink()]
     files = sorted(
         file for step in steps if not step.is_symlink() for file in files_below(step, on_error=report_unreadable)
@@ -81,7 +85,9 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         if only is not None and not only(manifest):
             continue
         if not is_in_place(file, manifest, path):
-            problems.append(f"{file.relative_to(path)} is a copy of the manifest of another rank, step or role.")
+            problems.append(
+                f"{file.relative_to(path)} was copied or moved: its contents belong to another rank, step or role."
+            )
             continue
         manifests.append((file, manifest))
     checks: FileChecker | KnownChecks = KnownChecks({})
@@ -147,18 +153,6 @@ def judge(
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def is_in_place(file: Path, manifest: Manifest, run: Path) -> bool:
-    """Return True if the path of a manifest matches its contents.
-
-    Copies at other paths must not count as additional ranks.
-    """
-    directory = run / f"step_{manifest.first_step:06d}" / manifest.role
-    if manifest.replica is not None:
-        directory = replica_directory(directory, manifest.replica)
-    prefix = "target." if manifest.target is not None else f"rank_{manifest.rank:04d}"
-    return file.parent == directory and file.name.startswith(prefix) and file.name.endswith(f".{manifest.capture}.json")
 
 
 def _missing_steps(

@@ -39,7 +39,7 @@ def command(  # noqa: PLR0913 - the options of the command line
 
     with terminal.show_progress("Reading the traces") as on_progress:
         points, left_out, errors = read_points(
-            recorded_sources(paths),
+            recorded_sources(paths, on_left_out=arguments.warn_skipped),
             processes=arguments.process_count(processes),
             cache=ResultCache.of_user() if cache else None,
             on_progress=on_progress,

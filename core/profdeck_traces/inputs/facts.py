@@ -108,11 +108,23 @@ class RunState:
     """Configured roles without any capture."""
 
 
+@attrs.frozen(kw_only=True)
+class RecordedTraces:
+    """Traces that a recorder wrote."""
+
+    facts: Mapping[Path, TraceFacts] = attrs.field(factory=dict)
+    """Facts by trace path."""
+    skipped: Mapping[Path, tuple[Path, str]] = attrs.field(factory=dict)
+    """Traces that do not count, such as copies. Maps their paths to the path and the reason to report."""
+    other_runs: tuple[Path, ...] = ()
+    """Runs inside another run. None of their files count."""
+
+
 class RunRecords(Protocol):
     """Reads the files that a recorder writes next to its traces."""
 
-    def facts(self, path: Path) -> Mapping[Path, TraceFacts]:
-        """Return the facts about one trace, or about all traces in a directory, keyed by trace path."""
+    def traces(self, path: Path) -> RecordedTraces:
+        """Return the recorded traces at a path, which is a trace or a directory."""
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
         """Return the status of all captures in the given directories.
@@ -132,9 +144,9 @@ class RunRecords(Protocol):
 class NoRecords:
     """Provider that returns no facts, used if no recorder is installed."""
 
-    def facts(self, path: Path) -> Mapping[Path, TraceFacts]:  # noqa: ARG002
-        """Return no facts."""
-        return {}
+    def traces(self, path: Path) -> RecordedTraces:  # noqa: ARG002
+        """Return no traces."""
+        return RecordedTraces()
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:  # noqa: ARG002
         """Return an empty state."""

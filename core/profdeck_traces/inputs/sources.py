@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.inputs.artifact_kinds import files_below, kind_of, kinds, size_to_read
-from profdeck_traces.inputs.facts import TraceFacts, run_records
+from profdeck_traces.inputs.facts import RecordedTraces, TraceFacts, run_records
 from profdeck_traces.inputs.file_formats import FileFormat, format_of, reader_of
 
 _TRACES = (".trace.json", ".trace.json.gz")
@@ -72,27 +72,47 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
     Raises:
         TraceError: There is no trace below a directory, or a file is a profile of another tool.
     """
-    sources: dict[Path, TraceSource] = {}
+    found = _FoundTraces()
     for argument in paths:
         path = argument
         if path.name in {"", ".."} and kind_of(path) is not None:
             # The manifest is in the parent directory and refers to the artifact by name.
             path = Path(os.path.abspath(path))  # noqa: PTH100  # does not resolve links
-        recorded = {file: TraceSource(file, facts) for file, facts in run_records().facts(path).items()}
+        recorded = run_records().traces(path)
         if _is_trace_path(path):
-            _reject_unreadable(path, is_recorded=path in recorded)
-            sources.setdefault(path, recorded.get(path, TraceSource(path)))
+            _reject_unreadable(path, is_recorded=path in recorded.facts)
+            found.add(TraceSource(path, recorded.facts.get(path)))
             continue
+        found.skip(recorded)
         for source in _sources_below(path, recorded, on_left_out):
-            sources.setdefault(source.path, source)
-    return list(sources.values())
+            found.add(source)
+    found.report_skipped(on_left_out)
+    return [*found.sources.values()]
 
 
-def _nested_runs(path: Path, facts: Iterable[TraceFacts]) -> set[str]:
-    """Return the runs in subdirectories of a run. For other directories, return an empty set."""
-    runs = {trace.run for trace in facts} - {str(path)}
-    records = run_records()
-    return {run for run in runs if records.is_run(Path(run))} if runs and records.is_run(path) else set()
+class _FoundTraces:
+    """Traces of several paths. A trace counts once, even if two paths contain it under different names."""
+
+    def __init__(self) -> None:
+        self.sources: dict[Path, TraceSource] = {}
+        self._skipped: dict[Path, tuple[Path, str]] = {}
+        self._real_directory = functools.cache(os.path.realpath)
+
+    def add(self, source: TraceSource) -> None:
+        self.sources.setdefault(self._key(source.path), source)
+
+    def skip(self, recorded: RecordedTraces) -> None:
+        self._skipped |= {self._key(trace): reason for trace, reason in recorded.skipped.items()}
+
+    def report_skipped(self, on_left_out: Callable[[Path, str], None] | None) -> None:
+        """Report the directories of skipped traces that no other path includes."""
+        if on_left_out is None:
+            return
+        for path, reason in dict.fromkeys(text for trace, text in self._skipped.items() if trace not in self.sources):
+            on_left_out(path, reason)
+
+    def _key(self, path: Path) -> Path:
+        return Path(self._real_directory(path.parent), path.name)
 
 
 def _reject_unreadable(path: Path, *, is_recorded: bool) -> None:
@@ -111,18 +131,19 @@ def _reject_unreadable(path: Path, *, is_recorded: bool) -> None:
 
 
 def _sources_below(
-    path: Path, recorded: Mapping[Path, TraceSource], on_left_out: Callable[[Path, str], None] | None
+    path: Path, recorded: RecordedTraces, on_left_out: Callable[[Path, str], None] | None
 ) -> list[TraceSource]:
     """Return the traces in a directory tree.
 
     Args:
         path: The directory.
-        recorded: The traces in it that manifests list.
+        recorded: The recorded traces in it.
         on_left_out: See `find_sources`.
     """
-    below = set(recorded)
+    facts, other_runs = recorded.facts, set(recorded.other_runs)
+    below = set(facts)
     for file in files_below(path, on_error=functools.partial(_report_unreadable, on_left_out)):
-        if file in recorded:
+        if file in facts or file in recorded.skipped or not other_runs.isdisjoint(file.parents):
             continue
         if _is_special(file):
             reason: str | None = "is not a regular file"
@@ -135,16 +156,13 @@ def _sources_below(
             on_left_out(file, reason)
     # JSON files next to a plugin's artifact belong to it, unless their names or manifests identify them as traces.
     of_plugins = {file.parent for file in below if kind_of(file) is not None}
-    below = {file for file in below if file.parent not in of_plugins or _has_trace_name(file) or file in recorded}
-    sources = [recorded.get(file, TraceSource(file)) for file in sorted(below)]
+    below = {file for file in below if file.parent not in of_plugins or _has_trace_name(file) or file in facts}
+    sources = [TraceSource(file, facts.get(file)) for file in sorted(below)]
     sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
-    nested = _nested_runs(path, (source.facts for source in sources if source.facts is not None))
-    if on_left_out is not None:
-        for run in sorted(nested):
-            on_left_out(Path(run), f"is a different run than {path}. To read it, pass its path")
-    sources = [source for source in sources if source.facts is None or source.facts.run not in nested]
     if not sources:
-        raise TraceError(f"No trace found in {path} (expected names ending in {' or '.join(_endings())}).")
+        reasons = [f"{skipped} {reason}." for skipped, reason in dict.fromkeys(recorded.skipped.values())]
+        expected = f"(expected names ending in {' or '.join(_endings())})"
+        raise TraceError(f"No trace found in {path}{f': {reasons[0]}' if reasons else f' {expected}.'}")
     return sources
 
 
@@ -153,26 +171,33 @@ def _is_special(file: Path) -> bool:
     return file.exists() and not file.is_file() and kind_of(file) is None
 
 
-def recorded_sources(paths: Sequence[Path]) -> list[TraceSource]:
+def recorded_sources(
+    paths: Sequence[Path], *, on_left_out: Callable[[Path, str], None] | None = None
+) -> list[TraceSource]:
     """Return each rank trace that a manifest in the given paths lists, without duplicates.
+
+    Args:
+        paths: Runs, or directories and traces in runs.
+        on_left_out: See `find_sources`.
 
     Raises:
         TraceError: There is no such trace, or a path does not exist.
     """
+    found = _FoundTraces()
     for path in paths:
         if not os.path.lexists(path):
             raise TraceError(f"{path} does not exist.")
-    traces: dict[Path, TraceFacts] = {}
-    for path in paths:
-        by_file = run_records().facts(path)
-        nested = _nested_runs(path, by_file.values())
-        traces |= {file: facts for file, facts in by_file.items() if facts.run not in nested}
-    sources = [TraceSource(file, facts) for file, facts in traces.items() if facts.rank is not None]
-    if not sources:
+        recorded = run_records().traces(path)
+        found.skip(recorded)
+        for trace, facts in recorded.facts.items():
+            if facts.rank is not None:
+                found.add(TraceSource(trace, facts))
+    found.report_skipped(on_left_out)
+    if not found.sources:
         raise TraceError(
             f"No trace with a manifest found in {', '.join(map(str, paths))}. Pass runs recorded by profdeck."
         )
-    return sources
+    return [*found.sources.values()]
 
 
 def _is_trace_path(path: Path) -> bool:

@@ -49,5 +49,5 @@ def test_an_engine_that_shuts_down_in_mid_capture_leaves_its_trace(job: Any) -> 
     (path,) = (job.output / "run" / "step_000020" / "rollout").glob("rank_*.json")
     manifest = json.loads(path.read_text())
     assert manifest["status"] == "partial"
-    assert "mid-capture" in manifest["problems"][0]
+    assert "shut down during the capture" in manifest["problems"][0]
     assert manifest["artifacts"][0]["whole"]

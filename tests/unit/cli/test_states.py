@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,143 @@ def test_linked_step_directories_are_not_read(cli: Cli, record: Record, tmp_path
     for name in ("step_000005", "step_000003/linked"):
         assert f"{name} cannot be read: it is a symbolic link." in " ".join(listed.split())
         assert f"{name} cannot be read: it is a symbolic link." in " ".join(summary.split())
+
+
+def ranks_and_warnings(cli: Cli, *paths: object) -> tuple[dict[tuple[str, int], str], int, str]:
+    """Return the statuses in `profdeck summary`, the number of its ranks, and its warnings."""
+    result = cli("summary", *paths, "--json")
+    document = json.loads(result.stdout)
+    by_rank = {(capture["capture"], capture["rank"]): capture["status"] for capture in document["captures"]}
+    assert len(by_rank) == len(document["captures"])
+    return by_rank, len(document["ranks"]), " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("path", [".", "..", "../trainer", "../../step_000003", "../.."])
+def test_missing_rank_is_reported_for_any_path_below_a_run(
+    cli: Cli, record: Record, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    role = record(3, ranks=(0, 1), world_size=2) / "step_000003" / "trainer"
+    for file in role.glob("rank_0001*"):
+        file.unlink()
+    monkeypatch.chdir(role)
+    by_rank, count, _ = ranks_and_warnings(cli, path)
+    assert (by_rank, count) == ({("step3", 0): "complete", ("step3", 1): "missing"}, 1)
+
+
+def copy_step(run: Path) -> None:
+    shutil.copytree(run / "step_000003", run / "step_000003.bak")
+
+
+def copy_step_to_backup(run: Path) -> None:
+    shutil.copytree(run / "step_000003", run / "backup" / "step_000003")
+
+
+def copy_step_into_role(run: Path) -> None:
+    shutil.copytree(run / "step_000003", run.with_name("step_000003"))
+    run.with_name("step_000003").rename(run / "step_000003" / "trainer" / "copy")
+
+
+def copy_run_without_run_file(run: Path) -> None:
+    shutil.copytree(run, run.with_name("other"))
+    (run.with_name("other") / "run.json").unlink()
+    run.with_name("other").rename(run / "step_000003" / "other")
+
+
+def copy_manifest(run: Path) -> None:
+    role = run / "step_000003" / "trainer"
+    shutil.copy(role / "rank_0000.step3.json", role / "rank_0000.copy.step3.json")
+    shutil.copy(role / "rank_0000.step3.json", role / "rank_0000 2.step3.json")
+
+
+def copy_run_without_a_manifest(run: Path) -> None:
+    shutil.copytree(run, run.with_name("other"))
+    next(run.with_name("other").rglob("rank_0001.step3.json")).unlink()
+    run.with_name("other").rename(run / "other")
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        copy_step,
+        copy_step_to_backup,
+        copy_step_into_role,
+        copy_run_without_run_file,
+        copy_manifest,
+        copy_run_without_a_manifest,
+    ],
+)
+def test_copies_in_a_run_do_not_count(cli: Cli, record: Record, copy: Callable[[Path], None]) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    expected = {("step3", 0): "complete", ("step3", 1): "complete"}
+    copy(run)
+    by_ls, _ = states(cli, run)
+    by_rank, count, warnings = ranks_and_warnings(cli, run)
+    assert by_ls == by_rank == expected
+    assert count == 2
+    assert copy is copy_manifest or "contains copies" in warnings or "is a different run" in warnings
+    (series,) = [one for one in json.loads(cli("trend", run, "--json").stdout)["series"] if "step" in one["what"]]
+    assert [point["ranks"] for point in series["points"]] == [2]
+    assert len(json.loads(cli("ls", run, "--json").stdout)["captures"][0]["ranks"]) == 2
+
+
+def test_moved_step_directory_is_reported_everywhere(cli: Cli, record: Record) -> None:
+    run = record(3, 5, ranks=(0, 1), world_size=2)
+    (run / "step_000003").rename(run / "step_000004")
+    by_ls, by_summary = states(cli, run)
+    assert by_ls == by_summary == {("step5", 0): "complete", ("step5", 1): "complete"}
+    assert "was copied or moved: its contents belong to another rank, step or role" in cli("ls", run, "--json").stdout
+    assert "contains copies" in " ".join(cli("summary", run).stderr.split())
+
+
+def test_order_and_spelling_of_paths_do_not_matter(cli: Cli, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    shutil.copytree(run, run.with_name("other"))
+    other = run.with_name("other").rename(run / "other")
+    (run.parent / "link").symlink_to(run)
+    for paths in ((run, other), (other, run)):
+        result = cli("summary", *paths, "--json")
+        document = json.loads(result.stdout)
+        assert (len(document["captures"]), len(document["ranks"]), result.stderr) == (4, 4, "")
+    monkeypatch.chdir(run.parent)
+    for paths in ((run, run.name), ("link", run), (run / "step_000003", run), (run.name, f"{run.name}/.")):
+        _, count, _ = ranks_and_warnings(cli, *paths)
+        assert count == 2
+
+
+def test_output_directory_contains_the_runs_that_ls_lists(cli: Cli, record: Record) -> None:
+    run = record(3, ranks=(0, 1), world_size=2)
+    copy_step_to_backup(run)
+    shutil.copytree(run, run.with_name("other"))
+    run.with_name("other").rename(run / "other")
+    _, count, warnings = ranks_and_warnings(cli, run.parent)
+    assert count == 2
+    assert "is a different run" in warnings
+    assert "contains copies" in warnings
+
+
+def test_silent_roles_are_those_of_each_run(cli: Cli, record: Record) -> None:
+    first = record(3)
+    second = first.with_name("second")
+    shutil.copytree(first, second)
+    for run, roles in ((first, ["trainer", "critic"]), (second, ["trainer"])):
+        document = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(document | {"roles": roles}))
+    for paths in ((first,), (first, second), (first.parent,)):
+        assert json.loads(cli("summary", *paths, "--json").stdout)["silent_roles"] == ["critic"]
+
+
+def test_run_that_cannot_be_read_is_no_empty_run(cli: Cli, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = record(3)
+    iterdir = Path.iterdir
+
+    def deny(path: Path) -> Iterator[Path]:
+        if path == run:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", deny)
+    result = cli("ls", run)
+    assert (result.exit_code, "cannot be read: Permission denied." in result.stderr) == (4, True)
 
 
 def test_diff_reports_incomplete_captures(cli: Cli, record: Record, tmp_path: Path) -> None:
