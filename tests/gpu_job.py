@@ -1,7 +1,7 @@
 """Synthetic Chrome traces of a GPU job in Kineto's format, with optional performance faults.
 
-Each step loads a batch, copies it to the device, launches a forward pass of matrix products, and ends with an all-reduce.
-The all-reduce ends on all ranks at the same time. Times are in microseconds.
+Each step loads a batch, copies it to the device, launches the matrix products of a forward pass, and ends with an
+all-reduce, which ends on all ranks at the same time. Times are in microseconds.
 """
 
 from __future__ import annotations

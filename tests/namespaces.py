@@ -14,7 +14,7 @@ import pytest
 from processes import ending
 
 OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs own "$0"; exec "$@"']
-"""Command prefix, to be followed by a directory: run the command with another host name, and with the directory empty."""
+"""Command prefix, followed by a directory: run the command with another host name and with the directory empty."""
 _OWN_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 _SWITCH = "ip link set lo up; ip link add switch type bridge; ip link set switch up; echo ready; exec cat"
 _HOST = 'hostname "$0"; mount -t tmpfs own "$1"; ip link set lo up; echo ready; exec cat'
@@ -93,7 +93,7 @@ def own_network() -> list[str]:
 
 @contextmanager
 def linked_hosts(count: int, own: Path) -> Iterator[list[Host]]:
-    """Create hosts that share a network and all files, except that the directory `own` is separate and empty on each host.
+    """Create hosts that share a network and all files, except that each has its own empty directory `own`.
 
     If the kernel has time namespaces, the hosts have different monotonic and boot clocks. The test is skipped if the
     process may not create the other namespaces.
@@ -113,7 +113,9 @@ def linked_hosts(count: int, own: Path) -> Iterator[list[Host]]:
 
         switch = start_in_namespaces("--net", "sh", "-c", _SWITCH)
         hosts = []
-        has_time_namespaces = not subprocess.run(["unshare", "--time", "true"], check=False, stderr=subprocess.DEVNULL).returncode
+        has_time_namespaces = not subprocess.run(
+            ["unshare", "--time", "true"], check=False, stderr=subprocess.DEVNULL
+        ).returncode
         for number in range(count):
             name = f"host-{number}"
             offset_s = str(_CLOCK_OFFSET_S * (number + 1))

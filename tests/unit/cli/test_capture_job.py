@@ -188,7 +188,8 @@ def test_rank_without_steps_makes_the_capture_partial(cli: Cli, job: Start, tmp_
     result = cli("capture", "job", tmp_path / "run", "--timeout", 2)
     assert result.exit_code == 1
     assert re.search(
-        r"trainer rank 1, process \d+ on .*: It has not begun a global step since the request\.", join_lines(result.stdout)
+        r"trainer rank 1, process \d+ on .*: It has not begun a global step since the request\.",
+        join_lines(result.stdout),
     )
     assert re.search(r"\d+ trainer 1 missing", join_lines(result.stdout))
     assert "The capture continues. To see it later: profdeck ls run" in result.stderr
@@ -354,7 +355,7 @@ def test_command_waits_for_a_job_to_join_its_store(
     monkeypatch.setenv("PAPER_BOARD", str(board))
     arguments = (tmp_path / "run", "--store", f"paper-board:{board}", "--json")
     command = spawn("-m", "profdeck", "capture", "job", *arguments)
-    until((board / "looked").exists, timeout_s=60)
+    until((board / "read").exists, timeout_s=60)
     job(on_demand="paper-board")
     stdout, stderr = command.communicate(timeout=60)
     assert command.returncode == 0, stderr
@@ -407,7 +408,9 @@ def test_files_on_another_host_are_reported(cli: Cli, start_on_two_hosts: Callab
     assert cli("ls", run).exit_code == 0
 
 
-def test_capture_is_complete_on_a_host_without_run_files(cli: Cli, start_on_two_hosts: Callable[..., str], tmp_path: Path) -> None:
+def test_capture_is_complete_on_a_host_without_run_files(
+    cli: Cli, start_on_two_hosts: Callable[..., str], tmp_path: Path
+) -> None:
     run = tmp_path / "elsewhere" / "run"
     result = cli("capture", "job", run, "--store", start_on_two_hosts(), "--json")
     assert result.exit_code == 0, result.output
@@ -417,7 +420,9 @@ def test_capture_is_complete_on_a_host_without_run_files(cli: Cli, start_on_two_
     assert not run.exists()
 
 
-def test_incomplete_capture_on_another_host_is_reported(cli: Cli, start_on_two_hosts: Callable[..., str], tmp_path: Path) -> None:
+def test_incomplete_capture_on_another_host_is_reported(
+    cli: Cli, start_on_two_hosts: Callable[..., str], tmp_path: Path
+) -> None:
     address = start_on_two_hosts(**{"trainer.options.fail_at": "stop"})
     result = cli("capture", "job", tmp_path / "run", "--store", address, "--json")
     document = json.loads(result.stdout)
@@ -444,7 +449,9 @@ def test_path_that_is_not_a_run_is_reported(cli: Cli, tmp_path: Path) -> None:
     assert "absent is not a run directory. It does not exist." in result.stderr
 
 
-def test_run_directory_without_write_access_is_reported(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any) -> None:
+def test_run_directory_without_write_access_is_reported(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any
+) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally"}
     profiler = Profiler.from_config(identity=Identity(), settings=settings)
 

@@ -110,7 +110,9 @@ def worker_list(*servers: SimulatedServer, **types: str) -> list[Act]:
 def test_capture_without_the_libraries_that_read_traces(fleet: Fleet, python_without: Program) -> None:
     libraries = ("stringzilla", "itanium_demangler", "jinja2", "markupsafe")
     with fleet(1) as servers:
-        completed = python_without(libraries, "-m", "profdeck", "capture", "servers", *url_options(servers), *FIVE_ITERATIONS)
+        completed = python_without(
+            libraries, "-m", "profdeck", "capture", "servers", *url_options(servers), *FIVE_ITERATIONS
+        )
     assert completed.returncode == 0, completed.stderr
     assert "0 server 0 complete" in join_lines(completed.stdout)
     assert "warning: Reading traces needs stringzilla" in completed.stderr
@@ -121,9 +123,7 @@ def test_several_servers_are_captured_together(cli: Cli, fleet: Fleet, manifest:
     with fleet(3) as servers:
         result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS)
         assert result.exit_code == 0, result.output
-        starts = [
-            next(arrival for arrival in server.arrivals if arrival.command == "start") for server in servers
-        ]
+        starts = [next(arrival for arrival in server.arrivals if arrival.command == "start") for server in servers]
     lines = list(map(join_lines, result.stdout.splitlines()))
     assert [line for line in lines if re.match(r"0 server/\d 0 complete", line)] == [
         f"0 server/{replica} 0 complete 1.1 kB 10" for replica in range(3)
@@ -170,7 +170,9 @@ def test_run_setting_overrides_the_environment(
 
 def test_policy_makes_a_single_server_a_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(1) as servers:
-        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY, "--set", "server.targets.policy=all")
+        result = cli(
+            "capture", "servers", *url_options(servers), *WITHOUT_SUMMARY, "--set", "server.targets.policy=all"
+        )
     assert result.exit_code == 0, result.output
     assert (manifest().target, manifest().policy) == ("fleet of 1", "all")
 
@@ -194,7 +196,9 @@ def test_only_workers_of_selected_types_are_captured(cli: Cli, fleet: Fleet, man
     with fleet(5) as (router, *servers):
         router.acts["workers"] = worker_list(*servers[:3], _1="decode", _2="prefill")
         options = ["--router", router.url, "--url", servers[3].url]
-        result = cli("capture", "servers", *options, "--set", "server.targets.worker_types=[regular, decode]", *WITHOUT_SUMMARY)
+        result = cli(
+            "capture", "servers", *options, "--set", "server.targets.worker_types=[regular, decode]", *WITHOUT_SUMMARY
+        )
         assert result.exit_code == 0, result.output
         assert "start" not in servers[2].commands()
         assert {router.commands().count(command) for command in ("start", "status")} == {0}
@@ -215,7 +219,9 @@ def test_worker_that_its_router_reports_unhealthy_is_not_captured(cli: Cli, flee
     assert "The router reports that this worker is unhealthy, so it is not captured." in join_lines(result.stderr)
 
 
-def test_servers_are_read_from_a_targets_file(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+def test_servers_are_read_from_a_targets_file(
+    cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path
+) -> None:
     with fleet(2) as servers:
         content = f"- {servers[0].url}\n- {{url: '{servers[1].url}', replica: 7, worker_type: regular}}\n"
         (tmp_path / "targets.yaml").write_text(content)
@@ -323,7 +329,9 @@ def test_health_route_depends_on_the_backend(cli: Cli, fleet: Fleet, monkeypatch
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("host", ["", "elsewhere"])
-def test_server_without_write_access_is_reported(cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, several: bool) -> None:
+def test_server_without_write_access_is_reported(
+    cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, several: bool
+) -> None:
     with fleet(1 + several) as servers:
         server_info = {"host": host or socket.gethostname(), "output": f"{tmp_path}/profiles", "profdeck": "0.1.0"}
         status = json.dumps({"server": server_info | {"writable": False}, "answer": {"ranks": []}})
@@ -380,7 +388,14 @@ def test_backend_setting_overrides_the_detected_backend(cli: Cli, fleet: Fleet) 
     with fleet(2) as servers:
         servers[0].backend = servers[1].backend = "unheard-of"
         for selected_servers in (servers, servers[:1]):
-            result = cli("capture", "servers", *url_options(selected_servers), *WITHOUT_SUMMARY, "--set", "server.backend=simulated")
+            result = cli(
+                "capture",
+                "servers",
+                *url_options(selected_servers),
+                *WITHOUT_SUMMARY,
+                "--set",
+                "server.backend=simulated",
+            )
             assert result.exit_code == 0, result.output
         result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY, "--set", "server.backend=paper")
     assert result.exit_code == 2
@@ -392,7 +407,18 @@ def test_backend_setting_overrides_the_detected_backend(cli: Cli, fleet: Fleet) 
 def test_capture_without_a_reachable_server_fails(cli: Cli, backend_option: list[str]) -> None:
     with unreachable_urls(2) as (first, second):
         single = cli("capture", "servers", "--url", first, *WITHOUT_SUMMARY, *backend_option)
-        several = cli("capture", "servers", "--url", first, "--url", second, *WITHOUT_SUMMARY, *backend_option, "--output", "profiles")
+        several = cli(
+            "capture",
+            "servers",
+            "--url",
+            first,
+            "--url",
+            second,
+            *WITHOUT_SUMMARY,
+            *backend_option,
+            "--output",
+            "profiles",
+        )
     assert (single.exit_code, several.exit_code) == (1, 1)
     assert f"error: {first} cannot be reached: Connection refused. Is the server running?" in join_lines(single.stderr)
     expected = "Only 0 of 2 targets are ready" if backend_option else "None of 2 servers can be captured."
@@ -609,9 +635,7 @@ def test_policy_decides_whether_a_partial_fleet_is_captured(
         document = json.loads(result.stdout)
         assert (document["complete"], document["problem"] is None) == (False, is_captured)
         (fleet_target,) = (target for target in document["ls"]["targets"] if target["targets"])
-        outcomes = [
-            member["outcome"] for member in fleet_target["targets"] if member["name"] == absent
-        ]
+        outcomes = [member["outcome"] for member in fleet_target["targets"] if member["name"] == absent]
         assert outcomes == ["unreachable"]
     elif is_captured:
         assert "Restart the target, or correct its address." in join_lines(result.stdout)
@@ -701,7 +725,10 @@ def test_check_connects_to_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> No
         rollout = {"backend": "simulated", "targets": {"urls": urls}, "options": {"auth": "none"}}
         config.write_text(json.dumps({"roles": {"rollout": rollout}}))
         result = cli("check", config)
-        assert (result.exit_code, "auth applies to servers that load this config" in join_lines(result.output)) == (0, True)
+        assert (result.exit_code, "auth applies to servers that load this config" in join_lines(result.output)) == (
+            0,
+            True,
+        )
         result = cli("check", config, "--connect", "--json")
     assert result.exit_code == 1
     (problem,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]

@@ -82,7 +82,11 @@ def test_unchanged_rows_are_counted(cli: Cli, write_document: Document) -> None:
 
 def test_new_kernel_is_shown_with_its_class(cli: Cli, write_document: Document) -> None:
     other_kernel = attrs.evolve(rank_summary().kernels[0], name="other")
-    result = cli("diff", write_document("a.json", rank_summary()), write_document("b.json", rank_summary(kernels=(other_kernel,))))
+    result = cli(
+        "diff",
+        write_document("a.json", rank_summary()),
+        write_document("b.json", rank_summary(kernels=(other_kernel,))),
+    )
     assert output_lines(result)[-4:-2] == [
         "0.400 0.000 -100.0% 0.0% gemm vanished; its class +0.0% [gemm]",
         "0.000 0.400 0.0% gemm appeared; its class +0.0% other",
@@ -92,20 +96,25 @@ def test_new_kernel_is_shown_with_its_class(cli: Cli, write_document: Document) 
 def test_changed_number_of_calls_is_shown(cli: Cli, write_document: Document) -> None:
     (gemm,) = rank_summary(1000, 800).kernels
     doubled = attrs.evolve(gemm, count=2 * gemm.count)
-    result = cli("diff", write_document("a.json", rank_summary()), write_document("b.json", rank_summary(kernels=(doubled,))))
+    result = cli(
+        "diff", write_document("a.json", rank_summary()), write_document("b.json", rank_summary(kernels=(doubled,)))
+    )
     assert "0.400 0.800 +100.0% 0.0% gemm slower; calls 1→2 [gemm]" in output_lines(result)
 
 
 def test_top_limits_the_kernels(cli: Cli, write_document: Document) -> None:
     def with_20_kernels(scale: float) -> RankSummary:
         kernels = [
-            attrs.evolve(rank_summary(gemm_us=scale * (40 - n)).kernels[0], name=f"k{n}", share=1 / 20) for n in range(20)
+            attrs.evolve(rank_summary(gemm_us=scale * (40 - n)).kernels[0], name=f"k{n}", share=1 / 20)
+            for n in range(20)
         ]
         return rank_summary(kernels=tuple(kernels))
 
     def count_kernels(*options: object) -> int:
         rows = cli("diff", a, b, *options).stdout.splitlines()
-        return sum(row.rpartition("  ")[2].startswith("k") for row in rows) - 2  # without the heading "kernel" and the sum "kernels"
+        return (
+            sum(row.rpartition("  ")[2].startswith("k") for row in rows) - 2
+        )  # without the heading "kernel" and the sum "kernels"
 
     a, b = write_document("a.json", with_20_kernels(1)), write_document("b.json", with_20_kernels(1.5))
     assert (count_kernels(), count_kernels("--top", 0)) == (8, 20)
@@ -140,8 +149,12 @@ def test_json_document_has_regressions_and_roles(cli: Cli, write_document: Docum
         ("5%", rank_summary(None, 416), 0),
     ],
 )
-def test_exit_code_depends_on_the_fail_over_limit(cli: Cli, write_document: Document, limit: str, after: RankSummary, code: int) -> None:
-    result = cli("diff", write_document("a.json", rank_summary()), write_document("b.json", after), "--fail-over", limit)
+def test_exit_code_depends_on_the_fail_over_limit(
+    cli: Cli, write_document: Document, limit: str, after: RankSummary, code: int
+) -> None:
+    result = cli(
+        "diff", write_document("a.json", rank_summary()), write_document("b.json", after), "--fail-over", limit
+    )
     assert result.exit_code == code
     assert ("Over the limit: trainer: " in result.stdout) == (code == 5)
 
@@ -164,7 +177,9 @@ def test_invalid_percentage_is_rejected(cli: Cli, write_document: Document, limi
 
 
 def test_role_without_comparable_times_fails(cli: Cli, write_document: Document) -> None:
-    incomparable = rank_summary(None, kernels=(), categories=(), busy_us=None, idle_us=None, communication_us=None, overlap_us=None)
+    incomparable = rank_summary(
+        None, kernels=(), categories=(), busy_us=None, idle_us=None, communication_us=None, overlap_us=None
+    )
     path = write_document("a.json", rank_summary(), attrs.evolve(incomparable, role="rollout"))
     assert cli("diff", path, path).exit_code == 0
     result = cli("diff", path, path, "--fail-over", "5%")
@@ -178,7 +193,11 @@ def test_role_without_comparable_times_fails(cli: Cli, write_document: Document)
 def test_incomplete_and_unmatched_traces_cause_warnings(cli: Cli, write_document: Document) -> None:
     truncated = rank_summary(problem="It ends early.", whole=False)
     unmatched = rank_summary(rank=1, path="run/rank1.trace.json")
-    result = cli("diff", write_document("a.json", truncated, unmatched), write_document("b.json", rank_summary(graph_launches=None)))
+    result = cli(
+        "diff",
+        write_document("a.json", truncated, unmatched),
+        write_document("b.json", rank_summary(graph_launches=None)),
+    )
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "warning: run/rank0.trace.json: It ends early. Only the readable part is compared.",
@@ -187,7 +206,9 @@ def test_incomplete_and_unmatched_traces_cause_warnings(cli: Cli, write_document
     assert "Operators are not compared: of some traces only the devices were read." in output_text(result)
 
 
-def test_directory_of_traces_is_summarised(cli: Cli, write_document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_traces_is_summarised(
+    cli: Cli, write_document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_paths: list[Sequence[Path]] = []
 
     def summarise(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
@@ -242,7 +263,9 @@ def test_run_equals_its_saved_summary(cli: Cli, record: Callable[..., Path], tmp
 
 
 @pytest.mark.parametrize(("judges", "code"), [(("steps",), 0), (("device",), 5), (("steps", "device"), 5)])
-def test_fail_on_selects_the_judged_times(cli: Cli, write_document: Document, judges: tuple[str, ...], code: int) -> None:
+def test_fail_on_selects_the_judged_times(
+    cli: Cli, write_document: Document, judges: tuple[str, ...], code: int
+) -> None:
     options = [option for judge in judges for option in ("--fail-on", judge)]
     slower = write_document("b.json", rank_summary(gemm_us=800))
     result = cli("diff", write_document("a.json", rank_summary()), slower, "--fail-over", "5%", *options)

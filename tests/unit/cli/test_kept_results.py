@@ -59,7 +59,9 @@ def summary_json(cli: Cli, path: Path, *options: object) -> str:
 @pytest.mark.shared_data
 @pytest.mark.parametrize("options", [(), ("--devices-only",)], ids=["all", "devices"])
 @each("gpu/*.json.gz", "npu/*.json")
-def test_cached_summary_equals_a_new_summary(cli: Cli, read_names: list[str], path: Path, options: Sequence[str]) -> None:
+def test_cached_summary_equals_a_new_summary(
+    cli: Cli, read_names: list[str], path: Path, options: Sequence[str]
+) -> None:
     first = summary_json(cli, path, *options)
     count = len(read_names)
     assert summary_json(cli, path, *options) == first

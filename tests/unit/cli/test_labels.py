@@ -64,7 +64,7 @@ def test_run_is_found_from_its_subdirectories(two_runs: list[Path], monkeypatch:
 
 
 def test_ranks_of_unrelated_jobs_are_not_compared(tmp_path: Path) -> None:
-    """Regression test: the summary of such a directory reported that rank 1 was slow."""
+    """Regression test: for such a directory, rank 1 was reported as slow."""
     for name, job in {"a": GpuJob(), "b": GpuJob(load_us=90_000), "c": GpuJob(ranks=2, slow_rank=1)}.items():
         for trace in job.write(tmp_path / name).iterdir():
             shutil.move(trace, tmp_path / f"{name}-{trace.name}")

@@ -101,7 +101,9 @@ def test_path_that_is_not_a_run_is_reported(cli: Cli, tmp_path: Path, subdirecto
     assert "is not a run directory" in result.stderr
 
 
-def test_runs_are_listed_newest_first_and_latest_is_resolved(cli: Cli, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_listed_newest_first_and_latest_is_resolved(
+    cli: Cli, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = record(3)
     monkeypatch.chdir(tmp_path)
     newer = tmp_path / "profiles" / "newer"

@@ -209,7 +209,9 @@ def test_clocks_without_data_are_unchanged(cli: Cli, record: Record, tmp_path: P
         ([], 2, "Missing option '--output'"),
     ],
 )
-def test_invalid_options_write_no_file(cli: Cli, record: Record, tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+def test_invalid_options_write_no_file(
+    cli: Cli, record: Record, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
     run = record(3)
     (tmp_path / "there.json").write_text("mine")
 

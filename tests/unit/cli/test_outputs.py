@@ -36,7 +36,9 @@ def job(tmp_path: Path) -> Path:
         ("export job", "--parquet DIR, --speedscope FILE"),
     ],
 )
-def test_unwritable_output_or_unreadable_trace_is_an_error(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
+def test_unwritable_output_or_unreadable_trace_is_an_error(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str
+) -> None:
     monkeypatch.chdir(job.parent)
     result = cli(*command.split())
     assert result.exit_code in {2, 4}

@@ -56,12 +56,19 @@ def screen_text(directory: Path, command: tuple[str, ...], size: tuple[int, int]
     arguments = [sys.executable, "-m", "profdeck", *command]
     environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
     if size is None:
-        completed = subprocess.run(arguments, check=False, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True)
+        completed = subprocess.run(
+            arguments, check=False, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+        )
         return completed.stdout
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
     process = subprocess.Popen(
-        arguments, cwd=directory, env=environment | {"TERM": "xterm"}, stdin=terminal, stdout=terminal, stderr=subprocess.DEVNULL
+        arguments,
+        cwd=directory,
+        env=environment | {"TERM": "xterm"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
     )
     os.close(terminal)
     data = b""

@@ -49,7 +49,9 @@ def test_full_output_has_the_tables_of_each_trace(cli: Cli, record: Record) -> N
         ({"request": "step3"}, "engine_iteration", "profiler step"),
     ],
 )
-def test_unit_of_steps_is_read_from_the_manifest(cli: Cli, record: Record, changes: dict[str, object], unit: str, label: str) -> None:
+def test_unit_of_steps_is_read_from_the_manifest(
+    cli: Cli, record: Record, changes: dict[str, object], unit: str, label: str
+) -> None:
     run = record(3)
     manifest = next(run.rglob("rank_0000.step3.json"))
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
@@ -77,7 +79,7 @@ def test_json_document_has_the_facts_of_a_trace(cli: Cli, record: Record) -> Non
 def test_top_limits_the_operators(cli: Cli, record: Record) -> None:
     run = record(3, sheets=20)
     (trace,) = json.loads(cli("summary", run, "--top", 2, "--json").stdout)["ranks"]
-    assert len(trace["operators"]) == 20  # JSON ignores --top, because it can be a baseline
+    assert len(trace["operators"]) == 20  # --top has no effect on JSON, which can be a baseline
     for options, count in ((["--top", 2], 2), ([], 15), (["--top", 0], 20)):
         assert cli("summary", run, "--full", *options).stdout.count("paper::fold") == count
 

@@ -86,7 +86,9 @@ def test_iterations_have_the_names_of_plugins(cli: Cli, trace: Path, monkeypatch
         ("1500000000ns..1500000001ns", ["ProfilerStep#1", "gemm"], "1500000000ns-1500000001ns"),
     ],
 )
-def test_time_option_keeps_the_events_in_a_range(cli: Cli, trace: Path, time_range: str, kept_names: list[str], suffix: str) -> None:
+def test_time_option_keeps_the_events_in_a_range(
+    cli: Cli, trace: Path, time_range: str, kept_names: list[str], suffix: str
+) -> None:
     assert cli("trim", trace, "--time", time_range).exit_code == 0
     assert read_names(trace.parent / f"rank_0001.step0.trim-{suffix}.trace.json.gz") == kept_names
 
@@ -142,7 +144,9 @@ def test_output_inside_a_run_is_rejected(cli: Cli, record: Record, monkeypatch: 
         (("--steps", "1", "-o", "none/out"), 2, "none is not a directory. Create it, or choose another --output."),
     ],
 )
-def test_invalid_options_change_no_file(cli: Cli, trace: Path, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_invalid_options_change_no_file(
+    cli: Cli, trace: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
     (trace.parent / "taken").write_text("precious")
     initial_files = sorted(trace.parent.iterdir())
 
