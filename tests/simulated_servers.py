@@ -89,7 +89,7 @@ class SimulatedEngine:
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks = ranks
-        self.current_request: CaptureRequest | None = None
+        self.asked: CaptureRequest | None = None
         self.state = RequestState.IDLE
         self.iterations = 0
         self.writes = True
@@ -107,47 +107,47 @@ class SimulatedEngine:
                 if self._now() in {RequestState.RECORDING, RequestState.WRITING}:
                     refusal, error = Outcome.ALREADY_ACTIVE, f"Capture {self._name} is {self._now()} in this engine."
                 else:
-                    self.current_request, self.state, self.iterations = request, RequestState.RECORDING, 0
+                    self.asked, self.state, self.iterations = request, RequestState.RECORDING, 0
             except ProfdeckError as problem:
                 refusal, error = Outcome.REFUSED, str(problem)
-        elif command == "stop" and self.current_request is not None:
-            is_current = payload["request"] == self.current_request.id and payload.get("token") in {
+        elif command == "stop" and self.asked is not None:
+            is_current = payload["request"] == self.asked.id and payload.get("token") in {
                 None,
-                self.current_request.token,
+                self.asked.token,
             }
             self.state = RequestState.WRITING if is_current and self.state is RequestState.RECORDING else self.state
         return [unstructure(self._reply(rank, error, refusal)) for rank in range(self.ranks)]
 
     def iterate(self, count: int) -> None:
         """Record `count` iterations, or fewer if the window ends first."""
-        if self.current_request is not None and self.state is RequestState.RECORDING:
-            window = self.current_request.iterations
+        if self.asked is not None and self.state is RequestState.RECORDING:
+            window = self.asked.iterations
             self.iterations += count
             if window is not None and window.count is not None and self.iterations >= window.count:
-                self.end_window(window.count)
+                self.end_by_itself(window.count)
 
-    def end_window(self, iterations: int) -> None:
+    def end_by_itself(self, iterations: int) -> None:
         """End the window after this total number of iterations."""
         self.state, self.iterations = RequestState.WRITING, iterations
 
     @property
     def _name(self) -> str:
-        return self.current_request.id if self.current_request else ""
+        return self.asked.id if self.asked else ""
 
     def _now(self) -> RequestState:
         return RequestState.ENDED if self.state is RequestState.WRITING and self.flushed.is_set() else self.state
 
     def _reply(self, rank: int, error: str | None, refusal: Outcome | None) -> Reply:
-        selected = self.current_request is not None and self.current_request.selects(rank)
+        selected = self.asked is not None and self.asked.selects(rank)
         return Reply(
             rank=rank,
             world_size=self.ranks,
             host=socket.gethostname(),
             pid=0,
             state=self._now() if selected else RequestState.IDLE,
-            request=self.current_request.id if self.current_request else None,
-            token=self.current_request.token if self.current_request else None,
-            owner=self.current_request.owner if self.current_request else None,
+            request=self.asked.id if self.asked else None,
+            token=self.asked.token if self.asked else None,
+            owner=self.asked.owner if self.asked else None,
             iterations=self.iterations if selected else 0,
             captures=(self._recorded(rank),) if selected and self.writes and self._now() is RequestState.ENDED else (),
             error=error,
@@ -250,14 +250,14 @@ class SimulatedServer:
         """Open connections."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Tasks of the requests in progress."""
-        self.connection_closed = asyncio.Event()
+        self.gone = asyncio.Event()
         """Event that is set when either side closes a connection."""
         self.token = token
         self.host, self.output, self.version = host or socket.gethostname(), output, version
         self.backend = backend
         self.traffic = 0
         """Number of iterations that the engine runs after each start."""
-        self.served_directory: Path | None = None
+        self.gives: Path | None = None
         """Directory from which the server serves files, or None if it has no file route."""
         self._server: asyncio.Server | None = None
         self.url = ""
@@ -292,7 +292,7 @@ class SimulatedServer:
         for connection in list(self.connections):
             connection.close()
 
-    def run_in_loop(self, call: Callable[[], object]) -> None:
+    def in_its_loop(self, call: Callable[[], object]) -> None:
         """Call a function in the server's event loop from another thread, and wait until it has returned."""
         assert self._server is not None
         done = threading.Event()
@@ -308,7 +308,7 @@ class SimulatedServer:
         """Return the commands of all received requests."""
         return [arrival.command for arrival in self.arrivals]
 
-    async def wait_for_command(self, command: str, count: int = 1) -> None:
+    async def heard(self, command: str, count: int = 1) -> None:
         """Wait until the server has received a command `count` times."""
         while self.commands().count(command) < count:
             self.arrived.clear()
@@ -330,8 +330,8 @@ class SimulatedServer:
             status, error = self._validate(method, path, arrival)
         if status != HTTPStatus.OK:
             return status, json.dumps({"error": error}).encode()
-        if self.served_directory is not None and path.startswith(FILES):
-            return self._serve_path(self.served_directory, unquote(path.removeprefix(FILES)), arrival)
+        if self.gives is not None and path.startswith(FILES):
+            return self._serve_path(self.gives, unquote(path.removeprefix(FILES)), arrival)
         return await self._run_command(arrival)
 
     async def _run_command(self, arrival: Arrival) -> tuple[int, bytes]:
@@ -365,7 +365,7 @@ class SimulatedServer:
         return 0, f"{head}ETag: {resource.tag}\r\n\r\n".encode() + content[first_byte:]
 
     def _validate(self, method: str, path: str, arrival: Arrival) -> tuple[int, str]:
-        route = FILES if self.served_directory is not None and path.startswith(FILES) else path
+        route = FILES if self.gives is not None and path.startswith(FILES) else path
         if route not in ROUTES:
             return 404, "Not Found"
         if ROUTES[route] != method:
@@ -396,7 +396,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
         # As in engine servers, a request continues after its client has disconnected.
         self._server.connections.discard(self)
-        self._server.connection_closed.set()
+        self._server.gone.set()
 
     def data_received(self, data: bytes) -> None:
         at_ns = time.monotonic_ns()

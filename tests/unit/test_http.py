@@ -143,7 +143,7 @@ def test_a_hung_request_does_not_keep_others_waiting() -> None:
         server.acts["start"] = [Act(raw=b"", hang=True)]
         await engine.about()
         start = asyncio.create_task(engine.command("start", START))
-        await server.wait_for_command("start")
+        await server.heard("start")
         assert (await engine.command("status", {})).ranks
         assert server.opened == 2
         start.cancel()
@@ -198,7 +198,7 @@ def test_a_connection_that_was_closed_while_idle_is_replaced(*, reset: bool) -> 
             linger = struct.pack("ii", 1, 0)
             connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         server.drop_idle()
-        await server.connection_closed.wait()
+        await server.gone.wait()
         await engine.command("start", START)
         assert [arrival.connection for arrival in server.arrivals] == [0, 1]
 
@@ -331,7 +331,7 @@ def test_a_server_that_hangs(raw: bytes) -> None:
         error = await failure(engine.has_profdeck())
         assert error.outcome is Outcome.TIMED_OUT
         assert str(error) == f"{server.url}: no response to {STATUS} within 0.1 seconds. Does the server hang?"
-        await server.connection_closed.wait()
+        await server.gone.wait()
 
     with_server(check, timeout_s=0.1)
 
@@ -417,7 +417,7 @@ def test_cancelling_drops_the_connection() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await server.connection_closed.wait()
+        await server.gone.wait()
         assert not server.connections
         assert await engine.has_profdeck()
 
@@ -591,7 +591,7 @@ def test_a_connection_that_closes_before_the_gate_opens_is_replaced() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         async def gate() -> None:
             server.drop_idle()
-            await server.connection_closed.wait()
+            await server.gone.wait()
 
         engine.gate = gate
         assert (await engine.command("start", START)).ranks
@@ -609,7 +609,7 @@ def test_a_gate_that_gives_up_sends_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await engine.command("start", START)
         await engine.close()
-        await server.connection_closed.wait()
+        await server.gone.wait()
         assert server.commands() == ["status"]
 
     with_server(check)
@@ -774,7 +774,7 @@ def test_a_file_that_cannot_be_written_is_no_fault_of_the_server() -> None:
             client = HttpClient(server.url, timeout_s=5)
             with pytest.raises(OSError, match="No space left"):
                 await client.download("/file", file, most_bytes=len(CONTENT))
-            await server.connection_closed.wait()
+            await server.gone.wait()
 
     with Path("/dev/full").open("r+b", buffering=0) as full:
         asyncio.run(main(full))
@@ -915,11 +915,11 @@ def test_a_certificate_that_is_trusted(tls: ssl.SSLContext, certificate: Path, m
         server.drop_idle()  # it says so and waits for the client to say so, too
         server.acts["stop"] = [Act(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n123", close=True)]
         assert (await failure(engine.request("POST", "/stop"))).outcome is Outcome.UNREACHABLE
-        await server.connection_closed.wait()
+        await server.gone.wait()
         assert server.opened == 2
         server.acts["stop"] = [Act(raw=b"", hang=True)]
         stop = asyncio.create_task(failure(engine.request("POST", "/stop")))
-        await server.wait_for_command("stop", 2)
+        await server.heard("stop", 2)
         for connection in list(server.connections):
             connection.abort()  # without a word of TLS
         assert "closed the connection without a response" in str(await stop)

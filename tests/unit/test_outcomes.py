@@ -153,7 +153,7 @@ def test_a_window_that_was_full_ended_by_itself(tmp_path: Path, iterations: int,
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         capture = capture_of(tmp_path, iterations=Iterations(count=5))
         await backend.profile_start(capture)
-        engine.end_window(iterations)
+        engine.end_by_itself(iterations)
         await backend.profile_stop(capture)
         assert backend.outcome is outcome
 
@@ -183,7 +183,7 @@ def test_a_target_that_was_restarted(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         capture = capture_of(tmp_path)
         await backend.profile_start(capture)
-        engine.current_request = None
+        engine.asked = None
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.FILES_MISSING
         assert "Its process may have been restarted." in capture.problems[0]
@@ -257,7 +257,7 @@ def test_the_roll_back_of_a_hung_server_has_an_end(tmp_path: Path, monkeypatch: 
         server.acts[""] = [Act(raw=b"", hang=True)]
         server.acts["status"] = [Act()]
         start = asyncio.ensure_future(backend.profile_start(capture_of(tmp_path)))
-        await server.wait_for_command("start")
+        await server.heard("start")
         began_s = time.monotonic()
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -265,8 +265,8 @@ def test_the_roll_back_of_a_hung_server_has_an_end(tmp_path: Path, monkeypatch: 
         assert time.monotonic() - began_s < 5
         assert server.commands() == ["status", "start", "stop"]
         while server.connections:
-            server.connection_closed.clear()
-            await server.connection_closed.wait()
+            server.gone.clear()
+            await server.gone.wait()
 
     with_target(check, rpc_timeout_s=60)
 

@@ -303,7 +303,7 @@ def test_version_mismatch_is_reported(cli: Cli, fleet: Fleet) -> None:
     assert "profdeck is 0.1.7" not in stderr
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("several", [False, True])
 def test_unhealthy_server_is_reported(cli: Cli, fleet: Fleet, *, several: bool) -> None:
     with fleet(1 + several) as servers:
         servers[0].acts = {"status": [Act(status=404)], "health": [Act(status=503)]}
@@ -327,7 +327,7 @@ def test_health_route_depends_on_the_backend(cli: Cli, fleet: Fleet, monkeypatch
     assert f"{servers[0].url}: The health check at /cheap failed." in join_lines(result.stderr)
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("host", ["", "elsewhere"])
 def test_server_without_write_access_is_reported(
     cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, several: bool
@@ -454,7 +454,7 @@ def test_router_errors_are_reported(cli: Cli, fleet: Fleet) -> None:
     assert f"{absent} cannot be reached: Connection refused." in join_lines(result.stderr)
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("several", [False, True])
 def test_router_is_rejected_as_a_server(cli: Cli, fleet: Fleet, *, several: bool) -> None:
     with fleet(2) as (router, server):
         router.acts["workers"] = worker_list(server)

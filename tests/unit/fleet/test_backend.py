@@ -322,9 +322,9 @@ def test_the_window_of_all(build: Build) -> None:
             assert not await profiler.await_window(0, told.append)
             assert sorted(state.iterations for state in profiler.states.values()) == [2, 3, 4]
             assert profiler.states.keys() == set(urls(servers))
-            engines[0].end_window(5)
+            engines[0].end_by_itself(5)
             await servers[1].stop()
-            engines[2].end_window(6)
+            engines[2].end_by_itself(6)
             assert await profiler.await_window(5, told.append)
             await servers[1].start()
         assert [(state.ended, state.iterations) for state in told] == [(False, 2), (True, 5)]
@@ -452,7 +452,7 @@ def test_a_replica_that_ends_during_its_flush(build: Build, manifest: Read) -> N
         await profiler.astart(1)
         engine.flushed.clear()
         stopping = asyncio.create_task(profiler.astop())
-        await servers[1].wait_for_command("stop")
+        await servers[1].heard("stop")
         await servers[1].stop()
         with pytest.raises(CaptureError, match="step1 is partial"):
             await stopping
@@ -470,7 +470,7 @@ def test_a_slow_flush_is_waited_for(build: Build, manifest: Read) -> None:
         await profiler.astart(1)
         engine.flushed.clear()
         stopping = asyncio.create_task(profiler.astop())
-        await servers[1].wait_for_command("status", 4)  # it is asked again and again
+        await servers[1].heard("status", 4)  # it is asked again and again
         assert not stopping.done()
         assert manifest().status is Status.RECORDING
         # Nobody waits for the slow one but the whole.
@@ -552,7 +552,7 @@ def test_what_a_target_can_come_to(build: Build, manifest: Read, tmp_path: Path)
         await active.engine.command("start", {"id": "other", "output": "/profiles", "run": "run", "role": "other"})
         profiler = build(urls(servers), {"rollout.iterations": {"count": 2}})
         await profiler.astart(1)
-        by_itself.engine.end_window(2)  # type: ignore[attr-defined]
+        by_itself.engine.end_by_itself(2)  # type: ignore[attr-defined]
         flushed.engine.iterations = 1  # type: ignore[attr-defined]
         with pytest.raises(CaptureError):
             await profiler.astop()
@@ -606,7 +606,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(build: Build, manifest:
         profiler = build(urls(servers))
         starting = asyncio.create_task(profiler.astart(1))
         for server in servers:
-            await server.wait_for_command(command)
+            await server.heard(command)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
@@ -628,7 +628,7 @@ def test_a_stop_that_is_cancelled_has_told_all_targets(build: Build, manifest: R
         await profiler.astart(1)
         stopping = asyncio.create_task(profiler.astop())
         for server in servers:
-            await server.wait_for_command("stop")
+            await server.heard("stop")
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
@@ -659,7 +659,7 @@ def test_a_driver_that_just_ends_stops_every_target(driver: Callable[..., Any], 
         ends.go_on()
         assert ends.said() == "started"
         for server in servers:
-            server.run_in_loop(server.drop_idle)
+            server.in_its_loop(server.drop_idle)
         ends.go_on()
         assert ends.process.wait() == 0
         assert [server.commands() for server in servers] == [GOOD] * 3

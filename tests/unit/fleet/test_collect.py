@@ -133,7 +133,7 @@ def remote(recording: Callable[..., Any], tmp_path: Path) -> Callable[..., None]
 
         async def main() -> None:
             async with SimulatedServer(engine, host="elsewhere", output=str(there)) as server:
-                server.served_directory = there
+                server.gives = there
                 await engine.command("start", unstructure(request))
                 engine.iterate(3)
                 await engine.command("stop", {"request": "step1"})
@@ -173,7 +173,7 @@ def test_files_of_other_hosts_come_into_the_run(
             for number, server in enumerate(servers):
                 there = tmp_path / f"host{number}"
                 server.engine = engine = recording(ranks=2, output=there)
-                server.served_directory, server.host, server.output = there, f"host{number}", str(there)
+                server.gives, server.host, server.output = there, f"host{number}", str(there)
                 engines.append(engine)
             async with build([server.url for server in servers]).capture(1):
                 for engine in engines:
@@ -234,7 +234,7 @@ def test_they_can_stay_where_they_are(
 
     async def main() -> None:
         async with SimulatedServer(recording(output=there), host="elsewhere", output=str(there)) as server:
-            server.served_directory = there
+            server.gives = there
             profiler = build([server.url], {"rollout.options.collect": False})
             with pytest.raises(CaptureError):
                 async with profiler.capture(1):
@@ -261,7 +261,7 @@ def test_merged_are_those_that_were_fetched(
 
     async def main() -> None:
         async with SimulatedServer(recording(ranks=2, output=there), host="elsewhere", output=str(there)) as server:
-            server.served_directory = there
+            server.gives = there
             async with build([server.url], {"rollout.options.merge": True}).capture(1):
                 server.engine.iterate(2)
 
@@ -407,7 +407,7 @@ def test_a_rank_that_does_not_answer_is_waited_for(
         ended = path.read_text()
         path.write_text(json.dumps(json.loads(ended) | {"status": "recording", "artifacts": []}))
         collecting = asyncio.create_task(found.collect())
-        await found.server.wait_for_command(path.name, 3)
+        await found.server.heard(path.name, 3)
         path.write_text(ended)
         assert (await collecting).complete
         path.write_text(ended.replace('"complete"', '"recording"'))
@@ -462,7 +462,7 @@ def test_an_engine_object_has_nothing_that_could_send_them(remote: Callable[...,
 
 def test_a_server_of_an_older_version(remote: Callable[..., None]) -> None:
     async def check(found: Remote) -> None:
-        found.server.served_directory = None
+        found.server.gives = None
         found.server.acts[MANIFEST] = [Act(status=404, content=b'{"detail":"Not Found"}')]
         found.server.version = "0.0.9"
         assert not (await found.collect()).complete
@@ -490,7 +490,7 @@ def test_a_server_that_dies_in_mid_transfer(remote: Callable[..., None]) -> None
         whole = message(found)
         found.server.acts[TRACE] = [Act(raw=whole[:1_500_000], hang=True)]
         collecting = asyncio.create_task(found.collect())
-        await found.server.wait_for_command(TRACE)
+        await found.server.heard(TRACE)
         await found.server.stop()
         assert not (await collecting).complete
         (problem,) = found.capture.problems
@@ -654,7 +654,7 @@ def test_a_collection_that_is_cancelled_tells_what_it_has_not_fetched(remote: Ca
         found.grow(3_000_000)
         found.server.acts[TRACE] = [Act(raw=message(found)[:2_000_000], hang=True)]
         collecting = asyncio.create_task(found.collect())
-        await found.server.wait_for_command(TRACE)
+        await found.server.heard(TRACE)
         collecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await collecting
@@ -761,7 +761,7 @@ def test_a_directory_is_waited_for_while_it_is_analysed(
         )
         write_state(directory, state)
         collecting = asyncio.create_task(found.collect())
-        await found.server.wait_for_command(directory.name, 3)
+        await found.server.heard(directory.name, 3)
         (directory / "ASCEND_PROFILER_OUTPUT").mkdir()
         (directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text("[]")
         write_state(directory, AnalysisState(**attrs.asdict(state) | {"state": "done"}))
@@ -848,7 +848,7 @@ def left(build: Build, recording: Callable[..., Any], tmp_path: Path) -> Callabl
                 hosts = [tmp_path / f"host{number}" for number in range(2)]
                 for server, there in zip(servers, hosts, strict=True):
                     server.engine = recording(ranks=2, output=there)
-                    server.served_directory, server.host, server.output = there, there.name, str(there)
+                    server.gives, server.host, server.output = there, there.name, str(there)
                 profiler = build(
                     [server.url for server in servers], {"rollout.options.collect": False, "on_error": "warn"}
                 )

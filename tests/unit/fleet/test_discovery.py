@@ -305,7 +305,7 @@ def test_router_receives_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
             None,
             "Bearer key in KEY_OF_ANOTHER_ROUTER",
         ]
-        await router.connection_closed.wait()
+        await router.gone.wait()
 
     with_router(check, answer(worker(A)))
 

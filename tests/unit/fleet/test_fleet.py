@@ -324,7 +324,7 @@ def test_a_cancelled_step_ends_all_roles(config: dict[str, Any], tmp_path: Path)
             fleet = Profiler.from_config(role=None, targets=targets, settings=config)
             starting = asyncio.create_task(fleet.astart(1))
             for server in servers:
-                await server.wait_for_command("start")
+                await server.heard("start")
             while "rollout" not in fleet.captures:  # noqa: ASYNC110  # there is no event to wait for
                 await asyncio.sleep(0)
             starting.cancel()
@@ -347,9 +347,9 @@ def test_the_windows_of_all_roles(config: dict[str, Any]) -> None:
             assert not await fleet.await_window(5)  # nothing runs
             states: list[TargetState] = []
             async with fleet.capture(1):
-                servers[0].engine.end_window(2)  # type: ignore[attr-defined]
+                servers[0].engine.end_by_itself(2)  # type: ignore[attr-defined]
                 assert not await fleet.await_window(0)
-                servers[1].engine.end_window(2)  # type: ignore[attr-defined]
+                servers[1].engine.end_by_itself(2)  # type: ignore[attr-defined]
                 assert await fleet.await_window(5, states.append)
             assert [(state.ended, state.iterations) for state in states] == [(True, 2)] * 2
 

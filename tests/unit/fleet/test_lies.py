@@ -100,7 +100,7 @@ def test_a_lie_costs_the_liar_only(
         honest = SimulatedServer(engines[0], host="elsewhere", output=str(there / "0"))
         liar = Liar(engines[1], host="elsewhere", output=str(there / "1"))
         liar.lie = (after, field, lie)
-        honest.served_directory, liar.served_directory = there / "0", there / "1"
+        honest.gives, liar.gives = there / "0", there / "1"
         async with honest, liar:
             own = {"output": str(here), "run": name, "rollout.options.flush_timeout_s": 0.5}
             profiler = build([honest.url, liar.url], own)

@@ -166,9 +166,9 @@ def test_of_two_drivers_at_once_one_gets_each_target(
         said = [one.said() for one in drivers]
         engines = [server.engine for server in servers]
         held = [
-            engine.current_request.run
+            engine.asked.run
             for engine in engines
-            if isinstance(engine, SimulatedEngine) and engine.current_request and engine.state is RequestState.RECORDING
+            if isinstance(engine, SimulatedEngine) and engine.asked and engine.state is RequestState.RECORDING
         ]
         started = [number for number, line in enumerate(said) if line == "started"]
         if policy == "any":
