@@ -111,10 +111,7 @@ class SimulatedEngine:
             except ProfdeckError as problem:
                 refusal, error = Outcome.REFUSED, str(problem)
         elif command == "stop" and self.asked is not None:
-            is_current = payload["request"] == self.asked.id and payload.get("token") in {
-                None,
-                self.asked.token,
-            }
+            is_current = payload["request"] == self.asked.id and payload.get("token") in {None, self.asked.token}
             self.state = RequestState.WRITING if is_current and self.state is RequestState.RECORDING else self.state
         return [unstructure(self._reply(rank, error, refusal)) for rank in range(self.ranks)]
 

@@ -326,8 +326,8 @@ class _Capturing:
             )
         if not names:
             raise ConfigError(
-                "No server is specified, and no role of the config specifies servers under targets. Specify urls, a "
-                "router, a targets file or actors, or add targets to the config."
+                "No servers specified, and no role in the config has targets. Specify urls, a router, a targets file "
+                "or actors, or add targets to the config."
             )
         return names if role is None else [role]
 

@@ -14,7 +14,7 @@ __all__ = ["NpuBackend", "NpuOptions", "identity"]
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy: profdeck imports this package to read any trace, which does not need the backend.
+    # Imported lazily: profdeck imports this package to read any trace, and reading does not need the backend.
     if name == "NpuBackend":
         from profdeck_npu.backend import NpuBackend
 

@@ -144,7 +144,7 @@ def fail(directory: Path, problem: str, state: AnalysisState | None = None) -> A
     try:
         write_state(directory, state)
     except OSError as error:
-        _log.warning("The state of the analysis of %s cannot be written: %s", directory, error)
+        _log.warning("Cannot save the analysis state of %s: %s", directory, error)
     return state
 
 

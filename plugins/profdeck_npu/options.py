@@ -176,7 +176,7 @@ class NpuOptions(CommonOptions):
             unused = [name for name in _DEVICE_OPTIONS if self._is_set(name)]
             if unused:
                 raise ValueError(
-                    f"{unused[0]}: requires the activity npu; add npu to activities, or remove {', '.join(unused)}"
+                    f"{unused[0]}: requires the npu activity; add npu to activities, or remove {', '.join(unused)}"
                 )
 
     def _check_domains(self) -> None:

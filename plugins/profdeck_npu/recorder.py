@@ -290,7 +290,7 @@ class _Cycle:
                 )
 
     def _name_part(self) -> str | None:
-        """Return the first recorded mini-batch, which distinguishes the cycles of a window. Manifests have the last."""
+        """Return the first recorded mini-batch. It distinguishes the cycles of a window. Manifests store the last."""
         if self._capture.window is None:
             return None
         first = self._position

@@ -52,7 +52,10 @@ class SglangBackend(ControlBackend[SglangOptions]):
             if role.iterations is None:
                 raise ConfigError("options.start_step: requires the role's iterations.count, which ends the window")
             if role.batch_kinds:
-                raise ConfigError("options.start_step: batch_kinds are counted separately; use iterations.skip")
+                raise ConfigError(
+                    "options.start_step: cannot be combined with batch_kinds, whose iterations are counted separately; "
+                    "use iterations.skip"
+                )
             if role.iterations.skip:
                 raise ConfigError("options.start_step: iterations.skip also sets the start of the window; set only one")
         if self.options.stage_min_batch_size and not (self.options.profile_by_stage or role.batch_kinds):

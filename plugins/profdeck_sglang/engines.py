@@ -205,7 +205,7 @@ class SglangObject(SglangEngine):
         except CaptureError:
             raise
         except Exception as error:
-            raise CaptureError(f"The engine does not reply: {describe_error(error)}") from error
+            raise CaptureError(f"The engine is not responding: {describe_error(error)}") from error
 
     async def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the engine's event loop.
@@ -304,7 +304,7 @@ class SglangObject(SglangEngine):
             run_without_loop(self._save())
         elif self._loop is not None and self._loop is not _running_loop():
             asyncio.run_coroutine_threadsafe(self._save(), self._loop).result(_SAVE_TIMEOUT_S)
-        # The event loop's thread cannot wait for the loop. Hosts must await the stop of a capture before the shutdown.
+        # The event loop's thread cannot wait for the loop. Hosts must await `astop` before they shut down the engine.
 
     async def _save_before_exit(self) -> None:
         """Poll for a graceful exit of the server, which SGLang itself checks only every five seconds."""

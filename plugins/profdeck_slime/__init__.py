@@ -1,1 +1,1 @@
-"""Plugin for slime and vime, whose command-line arguments name its functions; see docs/how-to/frameworks.md."""
+"""Plugin for slime and vime. Their command-line arguments load its functions; see docs/how-to/frameworks.md."""

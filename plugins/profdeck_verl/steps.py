@@ -26,7 +26,7 @@ class EveryStep:
         return True
 
     def __iter__(self) -> Iterator[int]:
-        """Yield only a step that no job reaches, because verl runs its own finish hook at the greatest step."""
+        """Yield one step beyond the end of any job, because verl runs its own finish hook at the last step."""
         yield sys.maxsize
 
     def __repr__(self) -> str:

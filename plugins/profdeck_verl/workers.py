@@ -29,7 +29,7 @@ def patch_profiler(module: ModuleType) -> None:
     def init(self: Any, rank: int, config: Any = None, *arguments: Any, **keywords: Any) -> None:
         original_init(self, rank, config, *arguments, **keywords)
         if getattr(config, "tool", None) == TOOL:
-            # SFT trainers do not prepare the config, so look for one on the stack.
+            # SFT trainers do not prepare the config, so find the trainer in the call stack.
             settings = _read_settings(config) or sft.prepare_trainer(config, sys._getframe(1))  # noqa: SLF001
             self._impl = WorkerProfiler(settings)
             self._enable = self._this_rank = True  # profdeck's config selects ranks.

@@ -138,7 +138,7 @@ class VllmObject(VllmEngine):
             if inspect.isawaitable(replies):
                 replies = await replies
         except Exception as error:
-            raise CaptureError(f"The engine does not reply: {describe_error(error)}") from error
+            raise CaptureError(f"The engine is not responding: {describe_error(error)}") from error
         return flatten(replies)
 
     def send_rpc(self, *arguments: Any) -> Any:

@@ -103,7 +103,7 @@ class OmniObject(VllmObject):
         replies = await super().call_workers(*arguments)
         errors = [reply["error"] for reply in replies if isinstance(reply, dict) and reply.get("supported") is False]
         if errors and arguments[0] != DESCRIBE_WORKER:
-            raise CaptureError(f"The engine does not reply: {errors[0]}")
+            raise CaptureError(f"The engine is not responding: {errors[0]}")
         return replies
 
     def send_rpc(self, *arguments: Any) -> Any:

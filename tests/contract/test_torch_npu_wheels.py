@@ -264,9 +264,9 @@ def test_our_option_values_match_torch_npu(config, version: str) -> None:
 
 def test_our_name_limits_match_torch_npu(constant) -> None:
     text = (ROOT / "plugins" / "profdeck_npu" / "recorder.py").read_text()  # importing this module requires torch_npu
-    limits = dict(re.findall(r"^(_\w+_LIMIT) = (\d+)$", text, re.MULTILINE))
-    assert int(limits["_WORKER_LIMIT"]) < constant("MAX_WORKER_NAME_LENGTH")
-    assert int(limits["_NAME_LIMIT"]) == constant("MAX_FILE_NAME_LENGTH")
+    limits = dict(re.findall(r"^(_MAX_\w+) = (\d+)$", text, re.MULTILINE))
+    assert int(limits["_MAX_WORKER_LENGTH"]) < constant("MAX_WORKER_NAME_LENGTH")
+    assert int(limits["_MAX_NAME_LENGTH"]) == constant("MAX_FILE_NAME_LENGTH")
 
 
 def test_these_environment_variables_disable_the_profiler(wheel, interface, constant, version: str) -> None:

@@ -366,6 +366,7 @@ def test_a_job_of_two_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_job_that_loses_a_rank(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     status, output = torchrun(tmp_path, AT_STEP_3="os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None")

@@ -11,7 +11,7 @@ from profdeck import Status
 from profdeck.verification.report_model import CaptureReport
 from profdeck.verification.run_report import read_run
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 BEGIN = """
 import sys, threading, torch

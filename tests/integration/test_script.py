@@ -123,6 +123,7 @@ def test_what_cannot_work_is_said(tmp_path: Path, arguments: tuple[str, ...], st
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_demo_in_one_document(tmp_path: Path) -> None:
     done = profdeck(tmp_path, "demo", "--json")
     assert done.returncode == 0, done.stderr

@@ -105,6 +105,7 @@ def test_a_rank_that_is_killed_costs_no_other(job: Path) -> None:
     assert second.ranks[0].artifacts[0].whole
 
 
+@pytest.mark.slow
 def test_a_restarted_job_overwrites_nothing(job: Path) -> None:
     # Without a process group: gloo's second rendezvous can meet addresses that the first one left in the store.
     # Both ranks reach step 3 before one fails: the launcher kills the other, which may not have recorded step 1.
@@ -124,6 +125,7 @@ def test_a_restarted_job_overwrites_nothing(job: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_unchanged_script_is_captured_on_every_rank(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ("--steps", "2..3", "--ranks", "all", "--output", "out")
@@ -134,6 +136,7 @@ def test_an_unchanged_script_is_captured_on_every_rank(tmp_path: Path) -> None:
     assert [(capture.first_step, capture.last_step, len(capture.ranks)) for capture in report.captures] == [(2, 3, 2)]
 
 
+@pytest.mark.slow
 def test_sigterm_to_the_launcher_saves_every_rank(job: Path) -> None:
     (job / "waiting").mkdir()
     wait = "open(f'waiting/{rank}', 'w').close(); import threading; threading.Event().wait()"

@@ -69,7 +69,7 @@ def test_file_instead_of_a_run(tmp_path: Path) -> None:
         ),
         (
             {"backend": "sglang", "options": {"start_step": 5}, "iterations": {"count": 2}, "batch_kinds": ["decode"]},
-            "batch_kinds are counted separately",
+            "cannot be combined with batch_kinds",
         ),
         (
             {"backend": "sglang", "options": {"stage_min_batch_size": 4}},

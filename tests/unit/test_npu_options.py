@@ -126,10 +126,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"activities": ["cpu"], "level": "level2", "mstx": True},
-        "level: requires the activity npu; add npu to activities, or remove level, mstx",
+        "level: requires the npu activity; add npu to activities, or remove level, mstx",
     ),
-    ({"activities": ["cpu"], "host_sys": ["cpu"]}, "host_sys: requires the activity npu; add npu"),
-    ({"activities": ["cpu"], "aic_metrics": "Memory"}, "aic_metrics: requires the activity npu; add npu"),
+    ({"activities": ["cpu"], "host_sys": ["cpu"]}, "host_sys: requires the npu activity; add npu"),
+    ({"activities": ["cpu"], "aic_metrics": "Memory"}, "aic_metrics: requires the npu activity; add npu"),
     ({"with_flops": True}, "with_flops: torch_npu's analysis does not support FLOPs; turn off with_flops"),
 ]
 
@@ -155,7 +155,7 @@ def test_every_device_option_requires_the_activity_npu() -> None:
     }
     assert own == {*values, "analyse", "analyse_timeout_s"}
     for name, value in values.items():
-        with pytest.raises(ConfigError, match=f"{name}: requires the activity npu"):
+        with pytest.raises(ConfigError, match=f"{name}: requires the npu activity"):
             options(activities=["cpu"], **{name: value})
 
 

@@ -132,7 +132,7 @@ def test_directories_are_listed(output: Path) -> None:
 def test_other_paths_are_not_found(output: Path, path: str) -> None:
     error = refusal(output, path)
     assert error.status is HTTPStatus.NOT_FOUND
-    assert f"of a capture below {output} on {socket.gethostname()}." in str(error)
+    assert f"found in {output} on {socket.gethostname()}." in str(error)
 
 
 def test_links_are_not_followed(output: Path, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ logger = logging.getLogger("profdeck")
 
 @attrs.define(eq=False)
 class CallProgress:
-    """Progress of the call of one hook implementation."""
+    """Progress of a call to one hook implementation."""
 
     results: list[Any] | None = None
     """The return values; None if the call has not returned or raised an exception."""

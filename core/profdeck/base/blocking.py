@@ -110,7 +110,7 @@ class _CallBatch:
             self.run()
 
     def run(self) -> None:
-        """Start a thread if calls are slow, and check again later until all calls have completed."""
+        """Check repeatedly whether calls are slow, and start a thread if they are, until all calls have completed."""
         previous, self._completed = self._completed, self._delivered + len(self.callbacks)
         if self._completed - previous < _FAST_CALLS:
             self._run_callbacks()

@@ -157,7 +157,7 @@ class TargetsConfig:
     def __attrs_post_init__(self) -> None:
         """Validate combinations of fields."""
         if (self.policy is Policy.QUORUM) != (self.quorum is not None):
-            raise ValueError("quorum: policy: quorum requires quorum, and other policies do not allow it")
+            raise ValueError("quorum: the policy 'quorum' requires this key, and other policies do not allow it")
         if self.worker_hosts and self.router is None:
             raise ValueError("worker_hosts: this key applies to the workers of a router; set router as well")
         if self.sample_by is SampleBy.LOAD and (self.router is None or self.sample is None):

@@ -70,7 +70,7 @@ class RoleGroup:
         )
 
     def _close_operations(self, error: BaseException) -> dict[Role, Operation[None]]:
-        """Return operations that end all captures. The host does not end them, because it receives an exception."""
+        """Return operations that end all captures. After an exception, the host does not end the captures itself."""
         failed = isinstance(error, Exception)
         reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"
         return {role: role.close(reason) for role in self.roles}

@@ -32,7 +32,7 @@ _POLL_S = 0.2
 _RESTART_S = 60.0
 # Maximum time for processes to appear in a remote store, and for all of them to see a request.
 _JOIN_S = 10.0
-# A process that sends no heartbeat for this time is treated as dead.
+# A process that sends no heartbeat for this long is treated as dead.
 _SILENT_S = 30.0
 _MOST_NAMED = 4
 

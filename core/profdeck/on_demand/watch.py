@@ -288,7 +288,7 @@ class RequestWatch:
         self._last_text = text
 
     def _agree(self, request: OnDemandRequest, step: int, capture: CaptureRecord | None) -> None:
-        """Read the plan of a request. If no process has planned its steps yet, write the plan."""
+        """Read the plan of a request, or write it if no process has planned the steps of the request yet."""
         plan = decide(self._store, plan_name(request.token), self._plan(request, step))
         if plan is None:
             return  # retried at the next boundary
@@ -336,7 +336,7 @@ class RequestWatch:
             self._assign_capture(demand, capture)  # the capture is warming up for the same step
 
     def _use_configured_captures(self, demand: OnDemandSteps, capture: CaptureRecord | None) -> bool:
-        """Use scheduled captures for a demand that has already begun in other processes.
+        """Use scheduled captures if other processes have already started on the request.
 
         Returns:
             True if scheduled captures of this process cover the steps of the demand.

@@ -67,7 +67,7 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         problems.append(f"{str(error.filename).removeprefix(f'{path}/')} cannot be read: {error.strerror}.")
 
     steps = sorted(path.glob(within))
-    problems += [f"{step.name} is a symbolic link. Its files are not read." for step in steps if step.is_symlink()]
+    problems += [f"{step.name} cannot be read: it is a symbolic link." for step in steps if step.is_symlink()]
     files = sorted(
         file for step in steps if not step.is_symlink() for file in files_below(step, on_error=report_unreadable)
     )
@@ -224,8 +224,8 @@ def _capture(
     group: list[tuple[Path, Manifest]], last_steps: Mapping[_RequestKey, int], checks: FileChecker | KnownChecks
 ) -> CaptureReport:
     manifest = group[0][1]
-    # Engines do not count global steps, so the last step is in the target's manifest. With a window of iterations,
-    # the capture can end before that step.
+    # Ranks of engines do not count global steps, so use the last step in the manifest of the target. With a window of
+    # iterations, the capture can end before that step.
     steps = [one.last_step for _, one in group]
     steps += [last_steps.get((file.parent, one.request), 0) for file, one in group if one.iterations is None]
     ranks = [_rank(file, manifest, checks) for file, manifest in group]

@@ -35,7 +35,6 @@ def command(  # noqa: PLR0913 - the options of a command line
     The page is a single file without external resources. It opens in any browser.
     """
     from profdeck_traces.inputs.sources import find_sources
-    from profdeck_traces.report.page import write_page
     from profdeck_traces.trend.points import points_of
     from profdeck_traces.trend.trend import trend_of
 
@@ -51,6 +50,8 @@ def command(  # noqa: PLR0913 - the options of a command line
             raise TraceError(" ".join(path_problems))
         runs.append(summary)
         problems += path_problems
+    from profdeck_traces.report.page import write_page  # needs jinja2; the trace reader reports its libraries first
+
     page = write_page(runs, [terminal.short_path(path) for path in paths], trend_of(points_of(runs, sources)))
     terminal.write_file(file, page.encode("utf-8", "replace"))
     typer.echo(f"{terminal.short_path(file)}: {terminal.size(file.stat().st_size)}")

@@ -7,6 +7,7 @@ dependencies inside their methods.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import os
@@ -176,14 +177,17 @@ def files_below(path: Path, on_error: Callable[[OSError], None] | None = None) -
     """Yield the files below a directory, unsorted. A directory that is an artifact counts as a file.
 
     Args:
-        path: The directory. Symbolic links in it are not followed.
-        on_error: Called with the error for each directory that cannot be read.
+        path: The directory. Symbolic links to directories below it are not followed.
+        on_error: Called with an error for each directory that cannot be read or is a symbolic link.
     """
     suffixes = tuple(kind.suffix for kind in kinds() if kind.suffix)
     for name, directories, files in os.walk(path, onerror=on_error):
         directory = Path(name)
         artifacts = {child for child in directories if suffixes and child.endswith(suffixes)}
         yield from (directory / child for child in (*artifacts, *files))
+        for child in map(directory.joinpath, set(directories) - artifacts):
+            if on_error is not None and child.is_symlink():
+                on_error(OSError(errno.ELOOP, "it is a symbolic link", str(child)))
         directories[:] = [child for child in directories if child not in artifacts and not child.startswith(ASIDE)]
 
 

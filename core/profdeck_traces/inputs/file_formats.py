@@ -14,7 +14,7 @@ _HEAD_BYTES = 1 << 20
 _FIRST_BYTES = 1 << 12
 _MERGED = re.compile(rb'\s*\{\s*"profdeck"\s*:\s*\{\s*"sources"')
 _EVENTS = re.compile(rb'\s*(?:\{.*"traceEvents"\s*:\s*\[|\[\s*\{.*"ph"\s*:)', re.DOTALL)
-# VizTracer writes Chrome traces of Python functions. Their category "fee" means function entry and exit.
+# VizTracer writes Chrome traces of Python functions. In them, the category "fee" means function entry and exit.
 _VIZTRACER = re.compile(rb'\s*\{.*(?:"viztracer_metadata"|"cat"\s*:\s*"fee")', re.DOTALL | re.IGNORECASE)
 _BY_CONTENT = (
     (re.compile(rb"SQLite format 3\0"), "an SQLite database, for example from nsys export. Open it in Nsight Systems"),

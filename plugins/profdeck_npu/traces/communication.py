@@ -42,7 +42,7 @@ OTHER_OPERATIONS = "(other operations)"
 _MAX_OPERATIONS = 10_000
 _MAX_LINKS = 100
 _CHUNK_BYTES = 1 << 20
-# A call with its links takes about 2 kB. A file without a complete call in this many bytes has another format.
+# A call with its links takes about 2 kB. If these bytes contain no complete call, the file has a different format.
 _MAX_CALL_BYTES = 16 << 20
 # Number of open objects after a complete call: document, step and kind.
 _CALL_DEPTH = 3

@@ -189,7 +189,7 @@ def test_the_engine_records_after_all_that(job: Any) -> None:
 
 def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(job: Any) -> None:
     assert job.results["killed"]["status"] == "partial"
-    assert "does not reply" in " ".join(job.results["killed"]["problems"])
+    assert "is not responding" in " ".join(job.results["killed"]["problems"])
     (capture,) = read_run(job.output / "killed").captures
     alive, killed = capture.ranks
     assert (killed.rank, killed.status) == (1, Status.MISSING)

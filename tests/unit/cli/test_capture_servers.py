@@ -491,7 +491,7 @@ URL = "http://127.0.0.1:1"
         (["--url", URL, "--batch-kind", "encode"], "batch_kinds[0]: expected one of prefill, decode, mixed"),
         (["--url", URL, "--role", "a b"], "'a b' is not a role"),
         (["--url", URL, "--set", "run=profiles/run"], "run: 'profiles/run' is not a directory name"),
-        (["--config", "job.yaml"], "no role of the config specifies servers under targets"),
+        (["--config", "job.yaml"], "no role in the config has targets"),
         (["--config", "job.yaml", "--role", "trainer"], "The role 'trainer' has no servers under targets"),
         (["--url", URL, "--config", "job.yaml", "--role", "TRAINER"], "Its roles are trainer."),
         ([], "No server is specified. Use --url, --router"),

@@ -165,9 +165,14 @@ def test_linked_step_directories_are_not_read(cli: Cli, record: Record, tmp_path
     run = record(3, 5, ranks=(0, 1), world_size=2)
     (run / "step_000005").rename(tmp_path / "elsewhere")
     (run / "step_000005").symlink_to(tmp_path / "elsewhere")
+    shutil.copytree(run / "step_000003" / "trainer", tmp_path / "role")
+    (run / "step_000003" / "linked").symlink_to(tmp_path / "role")
     by_ls, by_summary = read_statuses(cli, run)
     assert by_summary == by_ls == {("step3", 0): "complete", ("step3", 1): "complete"}
-    assert "step_000005 is a symbolic link. Its files are not read." in " ".join(cli("ls", run).stdout.split())
+    ls_output, summary_errors = cli("ls", run).stdout, cli("summary", run).stderr
+    for name in ("step_000005", "step_000003/linked"):
+        assert f"{name} cannot be read: it is a symbolic link." in " ".join(ls_output.split())
+        assert f"{name} cannot be read: it is a symbolic link." in " ".join(summary_errors.split())
 
 
 def test_diff_reports_incomplete_captures(cli: Cli, record: Record, tmp_path: Path) -> None:

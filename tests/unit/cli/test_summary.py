@@ -205,4 +205,4 @@ def test_corrupt_npu_table_is_reported(cli: Cli, tmp_path: Path) -> None:
     result = cli("summary", directory, "--full")
     assert result.exit_code == 0
     assert "AI_CORE" in result.stdout
-    assert "communication.json: The JSON is not closed" in result.stderr
+    assert "communication.json: The JSON is truncated" in result.stderr

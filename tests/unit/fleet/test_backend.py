@@ -396,7 +396,7 @@ def test_one_refused_start_among_eight(
     assert (refused.fix, refused.started_ns) == (Outcome.REFUSED.fix, None)
     assert manifest(replica=5).status is Status.FAILED
     assert manifest(replica=4).status is (Status.COMPLETE if goes_on else Status.PARTIAL)
-    lines = [line for line in ls._of_targets(read_run(tmp_path / "run")) if "rollout/5" in line]
+    lines = [line for line in ls._target_problems(read_run(tmp_path / "run")) if "rollout/5" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"Step 1, rollout/5, {refused.name}: refused: {refused.reason}")
     assert lines[0].endswith("Fix the problem described in the reason. The target was not changed.")
@@ -577,7 +577,7 @@ def test_what_a_target_can_come_to(build: Build, manifest: Read, tmp_path: Path)
     assert [target["outcome"] for target in whole["targets"]] == [
         "flushed", "ended_by_itself", "files_missing", "not_enabled", "already_active",
     ]  # fmt: skip
-    shown = "\n".join(ls._of_targets(read_run(tmp_path / "run")))
+    shown = "\n".join(ls._target_problems(read_run(tmp_path / "run")))
     assert f"rollout/3, {fleet.targets[3].name}: not_enabled: " in shown
     assert "Start the engine with PROFDECK_CONFIG in its environment" in shown
 
@@ -714,8 +714,8 @@ def test_what_a_config_cannot_mean(build: Build, settings: dict[str, Any], tmp_p
         (None, {}, {"urls": ["127.0.0.1:1"]}, "urls: '127.0.0.1:1' is not the URL of a server"),
         (None, {}, {"router": "nowhere"}, "router: 'nowhere' is not the URL of a server"),
         (None, {}, {"file": str(tmp_path / "targets.yaml")}, "targets.yaml: cannot be read"),
-        (None, {}, {"urls": [url], "policy": "quorum"}, "quorum: policy: quorum requires quorum"),
-        (None, {}, {"urls": [url], "quorum": 2}, "quorum: policy: quorum requires quorum"),
+        (None, {}, {"urls": [url], "policy": "quorum"}, "quorum: the policy 'quorum' requires this key"),
+        (None, {}, {"urls": [url], "quorum": 2}, "quorum: the policy 'quorum' requires this key"),
         (None, {}, {"urls": [url], "replicas": []}, "replicas: expected numbers that are at least 0"),
         (None, {}, {"urls": [url], "worker_types": ["decoder"]}, "Did you mean 'decode'?"),
         ([url], {"rollout.iterations": {"count": 1, "first": 0}}, {}, "iterations.first: with this option, the"),

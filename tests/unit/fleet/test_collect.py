@@ -388,9 +388,7 @@ def test_ranks_on_hosts_that_the_server_cannot_see_are_named(remote: Callable[..
         assert not (await found.collect()).complete
         known, unknown = found.capture.problems
         assert known.startswith(f"Files of rank 1 are on elsewhere, in {found.source}, not accessible from this host")
-        assert (
-            "returned status 404: There is no file 'run/step_000001/rollout/rank_0001.step1.json' of a capture" in known
-        )
+        assert "returned status 404: No capture file 'run/step_000001/rollout/rank_0001.step1.json' found" in known
         assert unknown.startswith(f"Files of rank 2 are on another host, in {found.there}, not accessible")
         assert "They are not on elsewhere, the server's host" in unknown
 

@@ -142,6 +142,7 @@ def test_damage_is_left_to_one_process(tmp_path: Path) -> None:
     assert in_parts(path) is not None
 
 
+@pytest.mark.slow
 def test_commands_read_a_large_trace_on_all_cores(tmp_path: Path) -> None:
     """In processes of their own: the text of both is the same, and so is that of a damaged file."""
     (packed,) = GpuJob(steps=150, products=400, launch_us=40, product_us=30, items=3).write(tmp_path / "job").iterdir()

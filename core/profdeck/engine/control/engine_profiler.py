@@ -147,8 +147,8 @@ class OwnProfilerCapture(ABC, Generic[EngineT, OptionsT]):
             except OSError:
                 self._unwatch()
                 raise CaptureError(
-                    f"Another capture is waiting for traces in {directory}, and the file names of {self._engine.name} "
-                    "do not distinguish captures. Start each engine with its own trace directory, or capture the "
+                    f"Another capture is waiting for traces in {directory}, and the trace names of {self._engine.name} "
+                    "are not unique per capture. Start each engine with its own trace directory, or capture the "
                     "engines one after the other."
                 ) from None
         self._earlier_files = set(self._files())

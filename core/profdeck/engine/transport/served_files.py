@@ -167,7 +167,7 @@ def _size(directory: int, name: str) -> int | None:
 def _not_found(output: Path, path: str) -> NotServedError:
     host = socket.gethostname()
     return NotServedError(
-        f"There is no file {path!r} of a capture below {output} on {host}. Other ranks of the engine may have written "
-        "on other hosts.",
+        f"No capture file {path!r} found in {output} on {host}. Other ranks of the engine may have written their files "
+        "to other hosts.",
         HTTPStatus.NOT_FOUND,
     )

@@ -63,7 +63,7 @@ class CaptureJob:
             backend=backend.name, versions=versions, options=unstructure(backend.options), expected_ranks=selected
         )
         iterations = request.iterations
-        # `first` counts from the start of the engine. Such requests are created at engine startup.
+        # `first` counts from the start of the engine. Requests with `first` are created at engine startup.
         skip = 0 if iterations is None else iterations.skip if iterations.first is None else iterations.first
         new_window = functools.partial(IterationWindow, skip, iterations.count if iterations else None)
         self._windows: dict[BatchKind | None, IterationWindow] = {
