@@ -1,4 +1,4 @@
-"""Writes runs of many captures, as jobs on GPUs leave them: traces of `gpu_job.GpuJob` with manifests."""
+"""Write runs of GPU jobs with several captures: the traces of `gpu_job.GpuJob` and their manifests."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def write_run(
 
     Args:
         run: Its directory.
-        captures: How many, of one step each and more.
-        job: Returns the job to record, by capture number.
-        every: Global steps from one capture to the next.
+        captures: Number of captures.
+        job: Function that maps a capture number to the recorded job.
+        every: Number of global steps between the starts of two captures.
         first_ns: Start time of the first capture. Each capture takes one second.
-        cold: Returns whether a capture's first step is cold, by capture number; None omits it from the manifest.
+        cold: Function that maps a capture number to the manifest's `cold_first_step`. None omits the key.
     """
     for number in range(captures):
         write_capture(run, number * every, job(number), first_ns + number * _S, cold=cold(number))
@@ -70,5 +70,5 @@ def write_capture(
         for state in (CaptureState.STARTING, CaptureState.RECORDING, CaptureState.STOPPING):
             capture.move_to(state)
         capture.conclude((Artifact(path=trace, size_bytes=trace.stat().st_size),))
-        recorder = ManifestWriter(backend="torch", versions={}, options={}, expected_ranks=tuple(range(job.ranks)))
-        write_manifest(capture, attrs.evolve(recorder, write=lambda path, content: path.write_bytes(content) and None))
+        writer = ManifestWriter(backend="torch", versions={}, options={}, expected_ranks=tuple(range(job.ranks)))
+        write_manifest(capture, attrs.evolve(writer, write=lambda path, content: path.write_bytes(content) and None))

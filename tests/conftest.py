@@ -1,4 +1,4 @@
-"""Fixtures that all tests share."""
+"""Fixtures and settings for all tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if examples := os.environ.get("PROFDECK_FUZZ_EXAMPLES"):
 HERE = Path(__file__).parent
 _DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or HERE.parent.parent / "shared" / "data")
 
-# What a launcher, a user or CI may have set must not reach the tests.
+# Remove variables that a launcher, the user or CI may have set.
 for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORCHELASTIC_", "SLURM_"))]:
     if _name not in {
         "PROFDECK_TEST_AXE",
@@ -47,18 +47,18 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
         "PROFDECK_CHAOS_JOBS",
     }:
         del os.environ[_name]
-os.environ["PROFDECK_CACHE"] = "off"  # of what is started before a test has a directory of its own
-# Which readline sets in the process that starts the workers of pytest-xdist.
+os.environ["PROFDECK_CACHE"] = "off"  # for processes that start before `isolated_directories` sets the variable
+# readline sets these in the process that starts the pytest-xdist workers.
 for _name in ("COLUMNS", "LINES"):
     os.environ.pop(_name, None)
-# Ctrl-C is ignored in jobs that a shell runs in the background, and then in all that they start.
+# Background jobs of a shell ignore SIGINT, and their child processes inherit this.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """The folder with real traces."""
+    """The directory of real traces. The test is skipped if it does not exist."""
     if not _DATA.is_dir():
         pytest.skip(f"there are no real traces in {_DATA}; PROFDECK_TEST_DATA names another folder")
     return _DATA
@@ -66,7 +66,7 @@ def data() -> Path:
 
 @pytest.fixture(scope="session")
 def tally_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A PYTHONPATH that offers the backend `tally` as an installed distribution would."""
+    """A PYTHONPATH on which the distribution of the backend `tally` is installed."""
     site = tmp_path_factory.mktemp("site")
     backends = "tally = tally_backend:TallyBackend\ntally-engine = tally_backend:TallyEngineBackend"
     listeners = "diary = tally_backend:Diary"
@@ -85,7 +85,7 @@ def tally(tally_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
     from profdeck.backends.plugin_manager import plugin_manager
     from profdeck.engine.worker.device import device_backend
 
-    for cache in (device_backend, plugin_manager):  # the next test imports a module of its own
+    for cache in (device_backend, plugin_manager):  # they refer to the module that the previous test imported
         cache.cache_clear()
     yield tally_backend
     sys.modules.pop("tally_backend", None)
@@ -93,11 +93,13 @@ def tally(tally_path: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTy
         cache.cache_clear()
 
 
-_numbers = itertools.count()
+_test_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def own_directories(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the leases of a test, and what it read, to itself."""
+def isolated_directories(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Give each test its own directories for leases and cached results."""
     monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))
-    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path_factory.getbasetemp() / "results" / str(next(_numbers))))
+    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path_factory.getbasetemp() / "results" / str(next(_test_numbers))))

@@ -1,4 +1,4 @@
-"""Installs distributions that consist only of metadata, in a directory on the import path."""
+"""Install distributions that consist only of metadata into a directory on the import path."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Writes Chrome traces of a job on GPUs, as Kineto writes them: synthetic, with faults that can be planted.
+"""Synthetic Chrome traces of a GPU job in Kineto's format, with optional performance faults.
 
-Each step loads a batch, copies it, launches a forward pass of some matrix products, and waits in an all-reduce that
-ends on all ranks together. Times are microseconds.
+Each step loads a batch, copies it to the device, launches the matrix products of a forward pass, and ends with an
+all-reduce, which ends on all ranks at the same time. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ MAIN, PID = 100, 4000
 
 @attrs.frozen(kw_only=True)
 class GpuJob:
-    """What each step of a rank does."""
+    """A job in which every rank runs the same steps, except for the faults."""
 
     steps: int = 5
     ranks: int = 1
     products: int = 20
-    """Matrix products of a step."""
+    """Number of matrix products per step."""
     product_us: float = 400.0
     name: str = "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_nn"
     launch_us: float = 8.0
-    """From one launch to the next, on the host."""
+    """Time between two launches on the host."""
     load_us: float = 30.0
     slow_rank: int | None = None
-    """The rank whose loader takes ``slow_load_us``."""
+    """Rank whose data loading takes ``slow_load_us``."""
     slow_load_us: float = 6_000.0
     uneven_us: float = 0.0
-    """How much longer one rank loads, another one in each step."""
+    """Extra data loading time of one rank per step. The rank changes from step to step."""
     reduce_us: float = 300.0
-    """Of the all-reduce itself."""
+    """Duration of the all-reduce after the last rank has arrived."""
     items: int = 0
-    """How many times a step waits for the device, as `.item()` does, at regular places between the products."""
+    """Number of device synchronizations per step, as in `.item()`, evenly spaced between the products."""
     pageable_us: float = 0.0
-    """How long a copy from pageable memory takes."""
+    """Duration of the copy from pageable memory. 0 for no copy."""
     small: int = 0
-    """How many kernels of 3 us each step has besides."""
+    """Number of additional kernels of 3 us per step."""
     allocate_us: float = 0.0
     """Duration of an allocation in the middle of each step, while the device is idle."""
     slow_step: int | None = None
@@ -60,12 +60,12 @@ class GpuJob:
             states = [_Rank(self, rank, step, clocks[rank], events[rank]) for rank in range(self.ranks)]
             ready = max(state.run() for state in states)
             clocks = [state.reduce(ready + self.reduce_us) for state in states]
-        for rank, of_rank in enumerate(events):
+        for rank, rank_events in enumerate(events):
             document = {
                 "distributedInfo": {"rank": rank, "world_size": self.ranks},
                 "deviceProperties": [{"id": 0, "name": "GPU"}],
                 "baseTimeNanoseconds": 1_700_000_000 * 10**9,
-                "traceEvents": of_rank,
+                "traceEvents": rank_events,
             }
             text = json.dumps(document).encode()
             (directory / f"rank{rank}.trace.json.gz").write_bytes(gzip.compress(text, 1))
@@ -81,7 +81,7 @@ class _Rank:
         self.first: float | None = None
 
     def run(self) -> float:
-        """Do all up to the all-reduce; return when the device is ready for it."""
+        """Run the step up to the all-reduce. Return the time at which the rank is ready for the all-reduce."""
         job = self.job
         load = job.slow_load_us if self.rank == job.slow_rank else job.load_us
         load += job.uneven_us if self.step % job.ranks == self.rank else 0.0
@@ -95,7 +95,7 @@ class _Rank:
             )
         for product in range(job.products):
             cold_us = job.cold_us if product == self.step == 0 else 0.0
-            self._launch("cudaLaunchKernel", job.name, job.product_us, "kernel", more_us=cold_us)
+            self._launch("cudaLaunchKernel", job.name, job.product_us, "kernel", extra_us=cold_us)
             if job.items and product % max(1, job.products // job.items) == 0:
                 self._wait("cudaStreamSynchronize", 400)
             if job.allocate_us and product == job.products // 2:
@@ -106,7 +106,7 @@ class _Rank:
         return max(self.host, self.device)
 
     def reduce(self, end: float) -> float:
-        """Do the all-reduce, which ends then; return when the next step begins."""
+        """Run the all-reduce, which ends at `end`. Return the start time of the next step."""
         begin = max(self.device, self.host)
         args = {
             "Collective name": "allreduce",
@@ -122,9 +122,8 @@ class _Rank:
         self._host("cuda_runtime", "cudaLaunchKernel", 5)
         self.host = max(self.host, end)
         self.events.append(self._event("user_annotation", f"ProfilerStep#{self.step}", self.begin, self.host))
-        last = end
         self.events.append(
-            self._event("gpu_user_annotation", f"ProfilerStep#{self.step}", self.first or begin, last)
+            self._event("gpu_user_annotation", f"ProfilerStep#{self.step}", self.first or begin, end)
             | {"pid": 0, "tid": 7}
         )
         return self.host
@@ -138,11 +137,11 @@ class _Rank:
         self.host += duration
 
     def _launch(
-        self, call: str, name: str, duration: float, category: str, *, waits: bool = False, more_us: float = 0.0
+        self, call: str, name: str, duration: float, category: str, *, waits: bool = False, extra_us: float = 0.0
     ) -> None:
         job = self.job
-        self.events.append(self._event("cpu_op", "aten::mm", self.host, self.host + more_us + job.launch_us))
-        self.host += more_us
+        self.events.append(self._event("cpu_op", "aten::mm", self.host, self.host + extra_us + job.launch_us))
+        self.host += extra_us
         self.events.append(self._event("cuda_runtime", call, self.host + 1, self.host + 4))
         begin = max(self.device, self.host + 5)
         self.first = begin if self.first is None else self.first
@@ -150,8 +149,8 @@ class _Rank:
         self.events.append(self._event(category, name, begin, self.device) | {"pid": 0, "tid": 7})
         self.host = self.device if waits else self.host + job.launch_us
 
-    def _wait(self, call: str, more: float) -> None:
-        """Wait for the device, and so much longer, in which the device has nothing to do."""
-        end = max(self.device, self.host) + more
+    def _wait(self, call: str, idle_us: float) -> None:
+        """Wait for the device, then for `idle_us` more, during which the device is idle."""
+        end = max(self.device, self.host) + idle_us
         self.events.append(self._event("cuda_runtime", call, self.host, end))
         self.host = end

@@ -1,4 +1,4 @@
-"""Hosts of a test's own: network, mount, UTS and time namespaces with a link between them, and clocks set apart."""
+"""Simulated hosts: linked network, mount, UTS and time namespaces, and Unix clocks with an offset."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from processes import ending
 
 OTHER_HOST = ["unshare", "--uts", "--mount", "sh", "-c", 'hostname elsewhere; mount -t tmpfs own "$0"; exec "$@"']
-"""What a command begins with, with a directory behind it, to run on a host with another name and nothing in that."""
+"""Command prefix, followed by a directory: run the command with another host name and with the directory empty."""
 _OWN_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 _SWITCH = "ip link set lo up; ip link add switch type bridge; ip link set switch up; echo ready; exec cat"
 _HOST = 'hostname "$0"; mount -t tmpfs own "$1"; ip link set lo up; echo ready; exec cat'
-_APART_S = 1_000_000
-"""By how much the clocks of two hosts differ that nobody sets."""
+_CLOCK_OFFSET_S = 1_000_000
+"""Offset between the monotonic clocks of two hosts."""
 _CLOCK = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,7 +27,7 @@ _CLOCK = """
 #include <sys/time.h>
 #include <time.h>
 
-/* Unix time alone is set apart, by AHEAD_NS: what counts durations stays. */
+/* Only Unix time is ahead, by AHEAD_NS. Monotonic clocks are unchanged. */
 static long long ahead(void) {
     const char *text = getenv("AHEAD_NS");
     return text ? atoll(text) : 0;
@@ -64,69 +64,70 @@ time_t time(time_t *found) {
 
 @attrs.frozen
 class Host:
-    """A host; its name is ``host-0``, ``host-1`` and so on."""
+    """A simulated host, named ``host-0``, ``host-1`` and so on."""
 
     name: str
     address: str
     enter: tuple[str, ...]
-    """What a command begins with that is to run there."""
+    """Command prefix that runs a command on this host."""
 
-    def link(self, *how: str) -> None:
-        """Change its link, by words of ``ip link set eth0``."""
-        subprocess.run([*self.enter, "ip", "link", "set", "eth0", *how], check=True)
+    def link(self, *arguments: str) -> None:
+        """Run ``ip link set eth0`` with the given arguments."""
+        subprocess.run([*self.enter, "ip", "link", "set", "eth0", *arguments], check=True)
 
     def limit(self, rate: str | None) -> None:
-        """Let it send so much in a second at most, such as ``1mbit``, or as much as there is."""
+        """Limit the host's send rate, such as to ``1mbit``. None removes the limit."""
         shape = ["root", "tbf", "rate", rate, "burst", "16kbit", "latency", "400ms"] if rate else ["root"]
         subprocess.run([*self.enter, "tc", "qdisc", "replace" if rate else "del", "dev", "eth0", *shape], check=True)
 
 
 def own_network() -> list[str]:
-    """Return what a command begins with that is to run in a network namespace of its own, where Ray joins nodes.
+    """Return a command prefix that runs a command in a new network namespace.
 
-    Skips the test where that is not allowed.
+    The test is skipped if the process may not create network namespaces.
     """
     if subprocess.run([*_OWN_NETWORK, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("there is no second node: unshare is not allowed to make network namespaces here")
+        pytest.skip("a second node is unavailable: unshare is not allowed to create network namespaces")
     return _OWN_NETWORK
 
 
 @contextmanager
 def linked_hosts(count: int, own: Path) -> Iterator[list[Host]]:
-    """Make hosts that share a network, and all files but those below one directory, which is empty on each.
+    """Create hosts that share a network and all files, except that each has its own empty directory `own`.
 
-    Each was started at another time, as its monotonic clock and that since the boot say, where the kernel has
-    namespaces of time. Skips the test where other namespaces are not allowed.
+    If the kernel has time namespaces, the hosts have different monotonic and boot clocks. The test is skipped if the
+    process may not create the other namespaces.
     """
     if shutil.which("ip") is None:
-        pytest.skip("there are no other hosts: ip(8) of iproute2 is not installed")
+        pytest.skip("other hosts are unavailable: ip(8) of iproute2 is not installed")
     with ending() as started:
 
-        def unshared(*command: str) -> str:
+        def start_in_namespaces(*command: str) -> str:
             pipe = subprocess.PIPE
-            given = ["unshare", *command]
-            started.append(subprocess.Popen(given, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
-            stdout = started[-1].stdout
-            assert stdout is not None
-            if stdout.readline() != "ready\n":
-                pytest.skip("there are no other hosts: unshare is not allowed to make namespaces here")
-            return str(started[-1].pid)
+            process = subprocess.Popen(["unshare", *command], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+            started.append(process)
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                pytest.skip("other hosts are unavailable: unshare is not allowed to create namespaces")
+            return str(process.pid)
 
-        switch = unshared("--net", "sh", "-c", _SWITCH)
+        switch = start_in_namespaces("--net", "sh", "-c", _SWITCH)
         hosts = []
-        has_time = not subprocess.run(["unshare", "--time", "true"], check=False, stderr=subprocess.DEVNULL).returncode
+        has_time_namespaces = not subprocess.run(
+            ["unshare", "--time", "true"], check=False, stderr=subprocess.DEVNULL
+        ).returncode
         for number in range(count):
             name = f"host-{number}"
-            since = str(_APART_S * (number + 1))
-            time = ["--time", "--monotonic", since, "--boottime", since] if has_time else []
-            pid = unshared("--net", "--mount", "--uts", *time, "sh", "-c", _HOST, name, str(own))
+            offset_s = str(_CLOCK_OFFSET_S * (number + 1))
+            time = ["--time", "--monotonic", offset_s, "--boottime", offset_s] if has_time_namespaces else []
+            pid = start_in_namespaces("--net", "--mount", "--uts", *time, "sh", "-c", _HOST, name, str(own))
             port = ["name", f"port{number}", "netns", switch]
             link = ["ip", "link", "add", "eth0", "netns", pid, "type", "veth", "peer", *port]
             subprocess.run(link, check=True)
-            in_switch = ["nsenter", "-t", switch, "--net", "--", "ip", "link", "set", f"port{number}"]
-            subprocess.run([*in_switch, "master", "switch", "up"], check=True)
-            entered = ["--net", "--mount", "--uts", *(["--time"] if has_time else [])]
-            enter = ("nsenter", "-t", pid, *entered, "--")
+            set_port = ["nsenter", "-t", switch, "--net", "--", "ip", "link", "set", f"port{number}"]
+            subprocess.run([*set_port, "master", "switch", "up"], check=True)
+            namespaces = ["--net", "--mount", "--uts", *(["--time"] if has_time_namespaces else [])]
+            enter = ("nsenter", "-t", pid, *namespaces, "--")
             address = f"10.77.0.{number + 1}"
             subprocess.run([*enter, "ip", "address", "add", f"{address}/24", "dev", "eth0"], check=True)
             hosts.append(Host(name, address, enter))
@@ -135,12 +136,12 @@ def linked_hosts(count: int, own: Path) -> Iterator[list[Host]]:
 
 
 def clock_that_is_ahead(directory: Path, ahead_ns: int) -> dict[str, str]:
-    """Return what programs are to have in their environment so that their Unix time is ahead by so much.
+    """Return environment variables that set a program's Unix time ahead by `ahead_ns`.
 
-    Skips the test where there is no C compiler.
+    The test is skipped if there is no C compiler.
     """
     if shutil.which("cc") is None:
-        pytest.skip("clocks cannot be set apart: there is no C compiler")
+        pytest.skip("clocks cannot be set ahead: there is no C compiler")
     library = directory / "clock.so"
     if not library.exists():
         source = directory / "clock.c"

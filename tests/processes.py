@@ -1,4 +1,4 @@
-"""Processes that tests start."""
+"""Helpers for tests that start processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """Return a port at which nothing listens."""
+    """Return a TCP port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -40,7 +40,7 @@ def command_path(directory: Path) -> str:
 
 @contextmanager
 def ending() -> Iterator[list[subprocess.Popen[str]]]:
-    """Take processes, with pipes, and end those that still run."""
+    """Yield a list for the started processes. At the end, kill the processes in it that are still running."""
     started: list[subprocess.Popen[str]] = []
     try:
         yield started
@@ -52,8 +52,8 @@ def ending() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def until(condition: Callable[[], object], *, every_s: float = 0.01, timeout_s: float = 120) -> None:
-    """Wait for what no event tells, such as a file of another process."""
+    """Poll a condition until it is true, for changes without an event, such as a file of another process."""
     pause, deadline = threading.Event(), time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"It did not come within {timeout_s:g} seconds."
+        assert time.monotonic() < deadline, f"The condition was not met within {timeout_s:g} seconds."
         pause.wait(every_s)

@@ -165,16 +165,16 @@ class CommittedFacts:
         return symbols is not None and self._recorded(symbols, symbol, f"{path}: {symbol}") is not None
 
     def fact(self, path: str, symbol: str, name: str, key: str | None) -> Any:
-        where = f"{path}: {symbol}: {name}"
-        value = self._recorded(self._files[path][symbol], name, where)
-        return value if key is None else self._recorded(value, key, f"{where}: {key}")
+        location = f"{path}: {symbol}: {name}"
+        value = self._recorded(self._files[path][symbol], name, location)
+        return value if key is None else self._recorded(value, key, f"{location}: {key}")
 
     def node(self, path: str, symbol: str) -> ast.AST:
         raise MissingFactError(f"{self}: {path}: {symbol}: a test reads source text. Mark it with `wheels`.")
 
-    def _recorded(self, facts: dict[str, Any], key: str, where: str) -> Any:
+    def _recorded(self, facts: dict[str, Any], key: str, location: str) -> Any:
         if key not in facts:
-            raise MissingFactError(f"{self} has no fact {where}. {REGENERATE}")
+            raise MissingFactError(f"{self} has no fact {location}. {REGENERATE}")
         return facts[key]
 
 
@@ -273,13 +273,13 @@ def differences(committed: dict[str, Any], wheel: dict[str, Any]) -> list[str]:
     lines = []
     for keys in sorted(before.keys() | after.keys()):
         old, new = (json.dumps(facts[keys]) if keys in facts else None for facts in (before, after))
-        where = f"{release}: {': '.join(keys)}"
+        location = f"{release}: {': '.join(keys)}"
         if new is None:
-            lines.append(f"{where}: no test reads this fact")
+            lines.append(f"{location}: no test reads this fact")
         elif old is None:
-            lines.append(f"{where}: {new} in the wheel, not in the committed facts")
+            lines.append(f"{location}: {new} in the wheel, not in the committed facts")
         elif old != new:
-            lines.append(f"{where}: {old} in the committed facts, {new} in the wheel")
+            lines.append(f"{location}: {old} in the committed facts, {new} in the wheel")
     return lines
 
 
@@ -301,6 +301,6 @@ def _flat(facts: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield (path, symbol, "exists"), values is not None
             for name, value in (values or {}).items():
                 if isinstance(value, dict) and value:
-                    yield from (((path, symbol, name, key), answer) for key, answer in value.items())
+                    yield from (((path, symbol, name, key), keyed_value) for key, keyed_value in value.items())
                 else:
                     yield (path, symbol, name), value

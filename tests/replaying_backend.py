@@ -1,4 +1,4 @@
-"""The backend `replaying`: a recorder that leaves traces as Kineto writes them, of `gpu_job.GpuJob`."""
+"""The backend `replaying`, which writes traces of `gpu_job.GpuJob`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from profdeck import Artifact, Backend, Capture, hookimpl
 
 @attrs.define
 class ReplayingBackend(Backend):
-    """Records nothing, and leaves what a job of one rank on a GPU would."""
+    """Records nothing. When a capture stops, writes the trace of a GPU job with one rank."""
 
     name: ClassVar[str] = "replaying"
 
     @hookimpl
     def profile_start(self, capture: Capture) -> None:
-        """Do nothing."""
+        """Record nothing."""
 
     @hookimpl
     def profile_stop(self, capture: Capture) -> Sequence[Artifact]:
         """Write the trace."""
         trace = capture.artifact_path(".trace.json.gz")
-        place = capture.directory / f".replayed-{capture.id}"
-        GpuJob(steps=4, product_us=100.0 + capture.first_step).write(place)
-        shutil.move(place / "rank0.trace.json.gz", trace)
-        place.rmdir()
+        directory = capture.directory / f".replayed-{capture.id}"
+        GpuJob(steps=4, product_us=100.0 + capture.first_step).write(directory)
+        shutil.move(directory / "rank0.trace.json.gz", trace)
+        directory.rmdir()
         return [Artifact(path=trace, size_bytes=trace.stat().st_size)]

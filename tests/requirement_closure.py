@@ -1,4 +1,4 @@
-"""Finds an installed distribution's direct and indirect requirements."""
+"""Find an installed distribution's direct and indirect requirements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def required(name: str) -> set[str]:
             continue
         for requirement in map(Requirement, texts):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                found = canonicalize_name(requirement.name)
-                closure.add(found)
-                pending += [(found, wanted) for wanted in ("", *requirement.extras)]
+                required_name = canonicalize_name(requirement.name)
+                closure.add(required_name)
+                pending += [(required_name, required_extra) for required_extra in ("", *requirement.extras)]
     return closure

@@ -1,8 +1,8 @@
-"""Simulated servers of engines, for tests and benchmarks: they have our routes, and no engine behind them.
+"""Simulated engine servers with profdeck's routes, but without an engine.
 
-Many run on one event loop. Each keeps what arrived and when, and can be told what to do with its next requests: be
-slow, refuse, hang, close the connection, or send any bytes. Requests that our routes would not take are refused here as
-well.
+Many servers can share an event loop. Each server records its requests. Tests can script its next replies: delay,
+reject, hang, close the connection, or send arbitrary bytes. The servers reject the requests that profdeck's routes
+reject.
 """
 
 from __future__ import annotations
@@ -45,47 +45,47 @@ from profdeck_traces.base.errors import ProfdeckError
 FILES = "/profdeck/files/"
 ROUTES = {"/profdeck/status": "GET", "/profdeck/start": "POST", "/profdeck/stop": "POST", FILES: "GET"}
 ABOUT = "/simulated"
-"""The route by which a backend recognises a simulated server: it answers with the name of that backend."""
+"""Route by which a backend recognises a simulated server. It returns the name of the server's backend."""
 
 
 @attrs.frozen(kw_only=True)
 class Act:
-    """What a simulated server does with one request."""
+    """Scripted reply to one request."""
 
     delay_s: float = 0.0
-    """How long it waits before it answers."""
+    """Delay before the reply."""
     status: int = 200
-    """Any other one is answered instead of asking the engine."""
+    """Status of the reply. If it is not 200, the request does not reach the engine."""
     error: str = "simulated"
-    """What it then says is wrong."""
+    """Error message of a reply with another status than 200."""
     content: bytes | None = None
-    """What it answers instead of JSON."""
+    """Body of the reply, which replaces the JSON document."""
     raw: bytes | None = None
-    """What it sends instead of an answer, byte by byte."""
+    """Bytes that replace the complete reply, including the status line and headers."""
     piece_bytes: int = 0
-    """How much it sends at once; 0 for all."""
+    """Number of bytes per write. 0 sends the reply in one write."""
     pause_s: float = 0.0
-    """How long it waits between pieces."""
+    """Delay between two writes."""
     chunked: bool = False
-    """Whether its content comes in chunks, without a length."""
+    """True to send the body with chunked encoding, without a length."""
     hang: bool = False
-    """Whether it says nothing more on this connection, and leaves it open."""
+    """True to ignore later requests on this connection, which stays open."""
     close: bool = False
-    """Whether it closes the connection afterwards, without having announced it."""
+    """True to close the connection after the reply, without a ``Connection: close`` header."""
 
 
 class CommandedEngine(Protocol):
-    """What a server asks: the replies of all ranks, as plain data."""
+    """The engine of a simulated server. It returns the replies of all ranks as plain data."""
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Carry out start, stop or status."""
+        """Run a start, stop or status command on all ranks."""
 
     def iterate(self, count: int) -> None:
-        """Run some iterations, as an engine that is asked for as many tokens does."""
+        """Run `count` iterations."""
 
 
 class SimulatedEngine:
-    """Ranks that take requests as those of an engine do, and record nothing."""
+    """Ranks that accept requests like those of an engine, but record nothing."""
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks = ranks
@@ -93,13 +93,13 @@ class SimulatedEngine:
         self.state = RequestState.IDLE
         self.iterations = 0
         self.writes = True
-        """Whether a stop leaves files."""
+        """True if a stopped capture has files."""
         self.flushed = asyncio.Event()
-        """Cleared, files stay unfinished."""
+        """While this event is cleared, the files remain incomplete."""
         self.flushed.set()
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Carry out start, stop or status."""
+        """Run a start, stop or status command on all ranks."""
         refusal = error = None
         if command == "start":
             try:
@@ -111,12 +111,12 @@ class SimulatedEngine:
             except ProfdeckError as problem:
                 refusal, error = Outcome.REFUSED, str(problem)
         elif command == "stop" and self.asked is not None:
-            ours = payload["request"] == self.asked.id and payload.get("token") in {None, self.asked.token}
-            self.state = RequestState.WRITING if ours and self.state is RequestState.RECORDING else self.state
+            is_current = payload["request"] == self.asked.id and payload.get("token") in {None, self.asked.token}
+            self.state = RequestState.WRITING if is_current and self.state is RequestState.RECORDING else self.state
         return [unstructure(self._reply(rank, error, refusal)) for rank in range(self.ranks)]
 
     def iterate(self, count: int) -> None:
-        """Record some iterations, until the window is full."""
+        """Record `count` iterations, or fewer if the window ends first."""
         if self.asked is not None and self.state is RequestState.RECORDING:
             window = self.asked.iterations
             self.iterations += count
@@ -124,7 +124,7 @@ class SimulatedEngine:
                 self.end_by_itself(window.count)
 
     def end_by_itself(self, iterations: int) -> None:
-        """Let the window be full."""
+        """End the window after this total number of iterations."""
         self.state, self.iterations = RequestState.WRITING, iterations
 
     @property
@@ -164,7 +164,7 @@ class SimulatedEngine:
 
 
 class RecordingEngine:
-    """An engine whose ranks record iterations using a device backend that the test installs.
+    """An engine whose ranks record iterations with a device backend that the test installs.
 
     Args:
         device: the device type of the backend.
@@ -181,13 +181,16 @@ class RecordingEngine:
         return any(recorder.active for recorder in self.ranks)
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Carry out start, stop or status."""
+        """Run a start, stop or status command on all ranks."""
         if command == "start" and self._output:
             payload = {**payload, "output": str(self._output)}
-        return [reply_data(handle_command(command, payload, one, one.start, one.stop)) for one in self.ranks]
+        return [
+            reply_data(handle_command(command, payload, recorder, recorder.start, recorder.stop))
+            for recorder in self.ranks
+        ]
 
     def iterate(self, count: int = 1) -> None:
-        """Run some iterations."""
+        """Run `count` iterations on each rank."""
         for recorder in self.ranks:
             for _ in range(count):
                 recorder.begin(BatchKind.DECODE, "execute")
@@ -196,23 +199,23 @@ class RecordingEngine:
 
 @attrs.define(kw_only=True)
 class Arrival:
-    """A request that has come."""
+    """A received request."""
 
     command: str
-    """The last part of the path."""
+    """Last component of the path."""
     path: str
     at_ns: int
-    """By `time.monotonic_ns`, before anything was done with it."""
+    """Time of receipt, from `time.monotonic_ns`."""
     connection: int
-    """Of the server's connections, counted from 0."""
+    """Index of the connection among all connections of the server."""
     headers: Mapping[str, str]
     body: Mapping[str, Any]
     answered_ns: int | None = None
-    """When its answer was sent, all of it."""
+    """Time at which the complete reply was written, from `time.monotonic_ns`."""
 
 
 class SimulatedServer:
-    """One server. What it is told to do with a command goes for the next requests, one act each."""
+    """A server on loopback. `acts` scripts its replies, one act per request."""
 
     def __init__(
         self,
@@ -225,46 +228,46 @@ class SimulatedServer:
         backend: str = "simulated",
     ) -> None:
         """Args:
-        engine: what it asks; a `SimulatedEngine` if None.
-        token: what clients must have.
-        host: where it says it is; here by default.
-        output: where it says it writes.
-        version: what it says of its profdeck.
-        backend: the backend that recognises it.
+        engine: the server's engine. None creates a `SimulatedEngine`.
+        token: the token that clients must send, or None if no token is required.
+        host: the host name that the server reports. The default is the name of this host.
+        output: the output directory that the server reports.
+        version: the version of profdeck that the server reports.
+        backend: the name of the backend that recognises the server.
         """
         self.engine = engine or SimulatedEngine()
         self.arrivals: list[Arrival] = []
         self.acts: dict[str, list[Act]] = {}
-        """By command; ``""`` for those that have none of their own. The last act stays."""
+        """Scripted replies by command. ``""`` applies to commands without acts. The last act of a list is repeated."""
         self.arrived = asyncio.Event()
-        """Set by each request."""
+        """Event that each request sets."""
         self.opened = 0
-        """Connections so far."""
+        """Number of connections opened so far."""
         self.connections: set[_Connection] = set()
-        """Those that are open."""
+        """Open connections."""
         self.tasks: set[asyncio.Task[None]] = set()
-        """Requests that are being served."""
+        """Tasks of the requests in progress."""
         self.gone = asyncio.Event()
-        """Set when a connection has been closed, by either side."""
+        """Event that is set when either side closes a connection."""
         self.token = token
         self.host, self.output, self.version = host or socket.gethostname(), output, version
         self.backend = backend
         self.traffic = 0
-        """Iterations that the engine runs after each start."""
+        """Number of iterations that the engine runs after each start."""
         self.gives: Path | None = None
-        """The output directory whose files it sends, as our routes do; None if it has no such route."""
+        """Directory from which the server serves files, or None if it has no file route."""
         self._server: asyncio.Server | None = None
         self.url = ""
 
     async def start(self, *, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on loopback."""
+        """Listen on loopback, at a free port if `port` is 0."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", port, ssl=tls, backlog=1024)
         port = self._server.sockets[0].getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{port}"
 
     async def stop(self) -> None:
-        """End it as a process that is killed."""
+        """Abort all connections and tasks, as if the process was killed."""
         assert self._server is not None
         self._server.close()
         for connection in list(self.connections):
@@ -282,83 +285,83 @@ class SimulatedServer:
         await self.stop()
 
     def drop_idle(self) -> None:
-        """Close all connections as a server does that has waited long enough for a next request."""
+        """Close all connections, as a server does after its keep-alive timeout."""
         for connection in list(self.connections):
             connection.close()
 
     def in_its_loop(self, call: Callable[[], object]) -> None:
-        """Make a call in the loop that the server runs in, from another thread, and wait until it has been made."""
+        """Call a function in the server's event loop from another thread, and wait until it has returned."""
         assert self._server is not None
         done = threading.Event()
 
-        def make() -> None:
+        def run() -> None:
             call()
             done.set()
 
-        self._server.get_loop().call_soon_threadsafe(make)
+        self._server.get_loop().call_soon_threadsafe(run)
         done.wait()
 
     def commands(self) -> list[str]:
-        """Return what has been asked for."""
+        """Return the commands of all received requests."""
         return [arrival.command for arrival in self.arrivals]
 
     async def heard(self, command: str, count: int = 1) -> None:
-        """Wait until it has been asked for something as often."""
+        """Wait until the server has received a command `count` times."""
         while self.commands().count(command) < count:
             self.arrived.clear()
             await self.arrived.wait()
 
     def act(self, command: str) -> Act:
-        """Take the next act for a command."""
+        """Return the next act for a command. Remove it unless it is the last."""
         acts = self.acts.get(command) or self.acts.get("") or [Act()]
         return acts.pop(0) if len(acts) > 1 else acts[0]
 
     async def answer(self, method: str, path: str, arrival: Arrival, act: Act) -> tuple[int, bytes]:
-        """Return status and content of an answer; of a file, no status and the whole message."""
+        """Return the status and body of a reply. For a file, return status 0 and the complete message."""
         if act.content is not None:
             return act.status, act.content
         status, error = act.status, act.error
         if path == ABOUT and status == HTTPStatus.OK:
             return status, json.dumps({"backend": self.backend}).encode()
         if status == HTTPStatus.OK:
-            status, error = self._admitted(method, path, arrival)
+            status, error = self._validate(method, path, arrival)
         if status != HTTPStatus.OK:
             return status, json.dumps({"error": error}).encode()
         if self.gives is not None and path.startswith(FILES):
-            return self._given(self.gives, unquote(path.removeprefix(FILES)), arrival)
-        return await self._commanded(arrival)
+            return self._serve_path(self.gives, unquote(path.removeprefix(FILES)), arrival)
+        return await self._run_command(arrival)
 
-    async def _commanded(self, arrival: Arrival) -> tuple[int, bytes]:
+    async def _run_command(self, arrival: Arrival) -> tuple[int, bytes]:
         replies = await self.engine.command(arrival.command, arrival.body)
-        refused = " ".join(dict.fromkeys(str(reply["error"]) for reply in replies if reply["error"]))
-        about = attrs.asdict(ServerInfo(host=self.host, output=self.output, profdeck=self.version))
+        error = " ".join(dict.fromkeys(str(reply["error"]) for reply in replies if reply["error"]))
+        server_info = attrs.asdict(ServerInfo(host=self.host, output=self.output, profdeck=self.version))
         now_ns = time.time_ns()
         times = {"received_ns": now_ns, "sent_ns": now_ns}
-        content = {"server": about, "answer": {"ranks": replies, "frontends": {}}, "times": times}
-        if refused:
-            return 409, json.dumps({**content, "error": refused}).encode()
+        content = {"server": server_info, "answer": {"ranks": replies, "frontends": {}}, "times": times}
+        if error:
+            return 409, json.dumps({**content, "error": error}).encode()
         if arrival.command == "start" and self.traffic:
             self.engine.iterate(self.traffic)
         return 200, json.dumps(content).encode()
 
-    def _given(self, directory: Path, place: str, arrival: Arrival) -> tuple[int, bytes]:
+    def _serve_path(self, directory: Path, path: str, arrival: Arrival) -> tuple[int, bytes]:
         try:
-            found = open_path(directory, place)
+            resource = open_path(directory, path)
         except NotServedError as error:
             return error.status, json.dumps({"error": str(error)}).encode()
-        if not isinstance(found, ServedFile):
-            files = [{"name": name, "size_bytes": size} for name, size in found.items()]
+        if not isinstance(resource, ServedFile):
+            files = [{"name": name, "size_bytes": size} for name, size in resource.items()]
             return 200, json.dumps({"files": files}).encode()
-        size, first, status = found.size_bytes, 0, "200 OK"
-        content = found.read(0, size)
-        found.close()
-        if "range" in arrival.headers and arrival.headers["if-range"] == found.tag:
-            first = int(arrival.headers["range"].removeprefix("bytes=").removesuffix("-"))
-            status = f"206 Partial Content\r\nContent-Range: bytes {first}-{size - 1}/{size}"
-        head = f"HTTP/1.1 {status}\r\nContent-Type: {FILE_TYPE}\r\nContent-Length: {size - first}\r\n"
-        return 0, f"{head}ETag: {found.tag}\r\n\r\n".encode() + content[first:]
+        size, first_byte, status = resource.size_bytes, 0, "200 OK"
+        content = resource.read(0, size)
+        resource.close()
+        if "range" in arrival.headers and arrival.headers["if-range"] == resource.tag:
+            first_byte = int(arrival.headers["range"].removeprefix("bytes=").removesuffix("-"))
+            status = f"206 Partial Content\r\nContent-Range: bytes {first_byte}-{size - 1}/{size}"
+        head = f"HTTP/1.1 {status}\r\nContent-Type: {FILE_TYPE}\r\nContent-Length: {size - first_byte}\r\n"
+        return 0, f"{head}ETag: {resource.tag}\r\n\r\n".encode() + content[first_byte:]
 
-    def _admitted(self, method: str, path: str, arrival: Arrival) -> tuple[int, str]:
+    def _validate(self, method: str, path: str, arrival: Arrival) -> tuple[int, str]:
         route = FILES if self.gives is not None and path.startswith(FILES) else path
         if route not in ROUTES:
             return 404, "Not Found"
@@ -366,14 +369,14 @@ class SimulatedServer:
             return 405, "Method Not Allowed"
         if self.token is not None and arrival.headers.get("authorization") != f"Bearer {self.token}":
             return 401, "The token is missing or wrong. Set PROFDECK_TOKEN to the server's token."
-        known = {"start": set(attrs.fields_dict(CaptureRequest)), "stop": {"request", "token", "reason", "wait_s"}}
-        if unknown := set(arrival.body) - known.get(arrival.command, set()):
-            return 400, f"unknown keys: {', '.join(sorted(unknown))}"
+        valid_keys = {"start": set(attrs.fields_dict(CaptureRequest)), "stop": {"request", "token", "reason", "wait_s"}}
+        if unknown_keys := set(arrival.body) - valid_keys.get(arrival.command, set()):
+            return 400, f"unknown keys: {', '.join(sorted(unknown_keys))}"
         return 200, ""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of a server: HTTP/1.1, one request after the other."""
+    """A connection to a server. It handles HTTP/1.1 requests sequentially."""
 
     def __init__(self, server: SimulatedServer) -> None:
         self._server = server
@@ -388,7 +391,7 @@ class _Connection(asyncio.Protocol):
         self._server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
-        # What a request has begun goes on, as in servers of engines.
+        # As in engine servers, a request continues after its client has disconnected.
         self._server.connections.discard(self)
         self._server.gone.set()
 
@@ -399,25 +402,25 @@ class _Connection(asyncio.Protocol):
             self._write(_message(400, b"", chunked=False))
             self.close()
             return
-        head, end, rest = self._data.partition(b"\r\n\r\n")
-        if not end or self._task is not None:
+        head, separator, body = self._data.partition(b"\r\n\r\n")
+        if not separator or self._task is not None:
             return
-        first, *lines = head.decode("ascii").split("\r\n")
-        method, path, version = first.split(" ")
-        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        request_line, *header_lines = head.decode("ascii").split("\r\n")
+        method, path, version = request_line.split(" ")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in header_lines)}
         size = int(headers.get("content-length", 0))
-        if len(rest) < size:
+        if len(body) < size:
             return
         assert version == "HTTP/1.1", version
         assert headers["host"] in self._server.url, headers
-        self._data = rest[size:]
+        self._data = body[size:]
         arrival = Arrival(
             command=path.rpartition("/")[2],
             path=path,
             at_ns=at_ns,
             connection=self._number,
             headers=headers,
-            body=json.loads(rest[:size] or b"{}"),
+            body=json.loads(body[:size] or b"{}"),
         )
         self._server.arrivals.append(arrival)
         self._server.arrived.set()
@@ -450,12 +453,12 @@ class _Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close it when all has been sent."""
+        """Close the connection after all data has been sent."""
         assert self._transport is not None
         self._transport.close()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection immediately."""
         assert self._transport is not None
         self._transport.abort()
 
@@ -484,7 +487,7 @@ class SimulatedOptions(EngineOptions):
 
 @attrs.define
 class SimulatedBackend(ControlBackend[SimulatedOptions]):
-    """The backend of simulated servers, which have no profiler of their own."""
+    """The backend of simulated servers, which have no native profiler."""
 
     name: ClassVar[str] = "simulated"
     Options: ClassVar[type[SimulatedOptions]] = SimulatedOptions
@@ -494,7 +497,7 @@ class SimulatedBackend(ControlBackend[SimulatedOptions]):
 
     @classmethod
     async def recognises(cls, url: str) -> bool:
-        """Ask whose it is."""
+        """Query the server for the name of its backend."""
         client = HttpClient(url, timeout_s=10)
         try:
             return bool((await client.request("GET", ABOUT, idempotent=True)).json() == {"backend": cls.name})
@@ -509,16 +512,16 @@ class SimulatedBackend(ControlBackend[SimulatedOptions]):
 
 @attrs.define
 class OtherBackend(SimulatedBackend):
-    """The backend of simulated servers of another kind."""
+    """A second backend of simulated servers."""
 
     name: ClassVar[str] = "other"
 
 
 def offer(site: Path) -> str:
-    """Return a PYTHONPATH that offers both backends as an installed distribution would.
+    """Install a distribution with both backends, and return a PYTHONPATH that includes it.
 
     Args:
-        site: an empty directory for what says so.
+        site: an empty directory for the distribution's metadata.
     """
     module = Path(__file__).stem
     backends = f"[profdeck.backends]\nsimulated = {module}:SimulatedBackend\nother = {module}:OtherBackend\n"
@@ -528,19 +531,19 @@ def offer(site: Path) -> str:
 
 @contextlib.asynccontextmanager
 async def simulated_servers(count: int) -> AsyncIterator[list[SimulatedServer]]:
-    """Run servers on the present event loop."""
+    """Run servers on the current event loop."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(SimulatedServer()) for _ in range(count)]
 
 
 class ServersInThread:
-    """Servers on an event loop of their own, for tests that use several loops, or none."""
+    """Servers on an event loop in a separate thread, for tests without a loop or with several loops."""
 
     def __init__(self, count: int = 1) -> None:
         self.servers: list[SimulatedServer] = []
         self._count = count
         self._ready = threading.Event()
-        self._end: asyncio.Event | None = None
+        self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
 
@@ -551,15 +554,15 @@ class ServersInThread:
 
     def __exit__(self, *_: object) -> None:
         assert self._loop is not None
-        assert self._end is not None
-        self._loop.call_soon_threadsafe(self._end.set)
+        assert self._stop is not None
+        self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
     async def _serve(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         try:
             async with simulated_servers(self._count) as self.servers:
                 self._ready.set()
-                await self._end.wait()
+                await self._stop.wait()
         finally:
             self._ready.set()

@@ -24,8 +24,8 @@ _REMOVED_VARIABLES = {"RANK", "WORLD_SIZE", "COLUMNS", "FORCE_COLOR", "SLURM_PRO
 
 
 @pytest.fixture(autouse=True)
-def _paper_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Install the distribution in `SITE`, and remove environment variables that affect profdeck."""
+def _install_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Install the distribution in `SITE`, remove variables that affect profdeck, and change to `tmp_path`."""
     monkeypatch.syspath_prepend(SITE)
     for name in [*os.environ]:
         if (name.startswith("PROFDECK") and name not in _KEPT_VARIABLES) or name in _REMOVED_VARIABLES:
@@ -60,6 +60,7 @@ def python_without(tmp_path_factory: pytest.TempPathFactory) -> Program:
 
 
 def run_python(first_paths: list[Path], *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run Python with `first_paths` at the start of its import path. Warnings are errors."""
     path = os.pathsep.join([*map(str, first_paths), *filter(None, sys.path)])
     command = [sys.executable, "-W", "error", *map(str, arguments)]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, text=True, capture_output=True, check=False)
@@ -67,7 +68,7 @@ def run_python(first_paths: list[Path], *arguments: object) -> subprocess.Comple
 
 @pytest.fixture
 def record(tmp_path: Path) -> Record:
-    """Return a function that records a run with the backend `paper`, one rank after another."""
+    """Return a function that records a run with the backend `paper`. The ranks are recorded sequentially."""
 
     def run(*steps: int, ranks: tuple[int, ...] = (0,), world_size: int = 1, role: str = "trainer",
             replica: int | None = None, stage: str | None = None, **options: object) -> Path:  # fmt: skip

@@ -18,7 +18,7 @@ Cli = Callable[..., Result]
 
 
 @pytest.fixture(autouse=True)
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write three runs of one capture: the baseline, an equal run and a slower run."""
     for name, product_us in (("main", 400.0), ("same", 400.0), ("slower", 500.0)):
         write_run(tmp_path / name, 1, lambda _, us=product_us: GpuJob(ranks=2, steps=8, product_us=us))  # type: ignore[misc]
@@ -26,7 +26,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def saved(cli: Cli) -> None:
+def saved_baseline(cli: Cli) -> None:
     assert cli("baseline", "save", "main", "main").exit_code == 0
 
 
@@ -34,30 +34,30 @@ def output_text(result: Result) -> str:
     return " ".join(result.output.split())
 
 
-@pytest.mark.usefixtures("saved")
+@pytest.mark.usefixtures("saved_baseline")
 def test_slower_run_exceeds_the_limit(cli: Cli) -> None:
     result = cli("baseline", "check", "main", "slower")
     assert result.exit_code == 5
     assert "trainer is slower: the median global step takes 10.3" in output_text(result)
     assert output_text(result).endswith("Over the limit of 5%.")
-    within = cli("baseline", "check", "main", "slower", "--fail-over", "40%")
-    assert (within.exit_code, output_text(within).endswith("Within the limit of 40%.")) == (0, True)
+    passed = cli("baseline", "check", "main", "slower", "--fail-over", "40%")
+    assert (passed.exit_code, output_text(passed).endswith("Within the limit of 40%.")) == (0, True)
     assert cli("baseline", "check", "main", "same").exit_code == 0
 
 
-@pytest.mark.usefixtures("saved")
-def test_check_agrees_with_diff(cli: Cli) -> None:
-    checked = json.loads(cli("baseline", "check", "main", "slower", "--json").stdout)
-    compared = json.loads(cli("diff", "main", "slower", "--json", "--fail-over", "5%").stdout)
-    (change,) = checked["judged"]
-    (role,) = compared["roles"]
+@pytest.mark.usefixtures("saved_baseline")
+def test_check_and_diff_report_the_same_change(cli: Cli) -> None:
+    check_document = json.loads(cli("baseline", "check", "main", "slower", "--json").stdout)
+    diff_document = json.loads(cli("diff", "main", "slower", "--json", "--fail-over", "5%").stdout)
+    (change,) = check_document["judged"]
+    (role,) = diff_document["roles"]
     assert {key: change[key] for key in role["iterations"][0]} == role["iterations"][0]
-    assert change["over"] is bool(compared["regressions"]) is True
+    assert change["over"] is bool(diff_document["regressions"]) is True
     assert cli("diff", "baselines/main.json", "slower", "--fail-over", "5%").exit_code == 5  # diff reads the saved file
 
 
-@pytest.mark.usefixtures("saved")
-def test_junit_and_github_messages_match(cli: Cli) -> None:
+@pytest.mark.usefixtures("saved_baseline")
+def test_junit_and_github_report_the_same_failures(cli: Cli) -> None:
     result = cli(
         "baseline",
         "check",
@@ -71,25 +71,25 @@ def test_junit_and_github_messages_match(cli: Cli) -> None:
         "--fail-on",
         "device",
     )
-    suite = ET.parse("out/j.xml").getroot()  # noqa: S314 - our own file
+    suite = ET.parse("out/j.xml").getroot()  # noqa: S314 - written by this test
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "2", "0")
-    texts = [failure.get("message") for failure in suite.iter("failure")]
+    messages = [failure.get("message") for failure in suite.iter("failure")]
     assert [line.partition("::trainer")[0] for line in result.output.splitlines() if line.startswith("::")] == [
         "::error title=profdeck main"
     ] * 2
-    assert all(f"::{str(text).replace('%', '%25')}" in result.output for text in texts)
+    assert all(f"::{str(message).replace('%', '%25')}" in result.output for message in messages)
 
 
-@pytest.mark.usefixtures("saved")
-def test_github_annotations_are_on_by_default_in_actions(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("saved_baseline")
+def test_github_annotations_are_enabled_in_github_actions(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     assert "::error title=profdeck main::" in cli("baseline", "check", "main", "slower").output
     assert "::error" not in cli("baseline", "check", "main", "slower", "--no-github").output
     json.loads(cli("baseline", "check", "main", "slower", "--json").stdout)
 
 
-@pytest.mark.usefixtures("saved")
-def test_undecided_check_fails(cli: Cli, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("saved_baseline")
+def test_check_without_comparable_times_fails(cli: Cli, tmp_path: Path) -> None:
     GpuJob(ranks=2, steps=8).write(tmp_path / "other")
     for trace in (tmp_path / "other").iterdir():  # remove device events
         document = json.loads(gzip.decompress(trace.read_bytes()))
@@ -98,19 +98,19 @@ def test_undecided_check_fails(cli: Cli, tmp_path: Path) -> None:
     result = cli("baseline", "check", "main", "other", "--fail-on", "device", "--junit", "j.xml", "--github")
     assert result.exit_code == 4
     assert "::warning title=profdeck main::" in result.output
-    (error,) = ET.parse("j.xml").getroot().iter("error")  # noqa: S314 - our own file
+    (error,) = ET.parse("j.xml").getroot().iter("error")  # noqa: S314 - written by this test
     assert str(error.get("message")) in output_text(result)
 
 
 def test_incomplete_run_cannot_be_a_baseline(cli: Cli, tmp_path: Path) -> None:
-    (cut, *_) = sorted((tmp_path / "main").rglob("*.gz"))
-    cut.write_bytes(cut.read_bytes()[:-300])
+    (trace, *_) = sorted((tmp_path / "main").rglob("*.gz"))
+    trace.write_bytes(trace.read_bytes()[:-300])
     result = cli("baseline", "save", "main", "main")
     assert (result.exit_code, "cannot be a baseline because it is incomplete" in output_text(result)) == (4, True)
     assert not Path("baselines").exists()
 
 
-def test_names_and_directories(cli: Cli) -> None:
+def test_baseline_names_and_directories_are_validated(cli: Cli) -> None:
     missing = cli("baseline", "check", "main", "same")
     assert (missing.exit_code, "There is no baseline main in baselines" in output_text(missing)) == (2, True)
     assert cli("baseline", "save", "../main", "main").exit_code == 2

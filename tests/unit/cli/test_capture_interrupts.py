@@ -1,4 +1,4 @@
-"""Server captures by a `profdeck capture` process: Ctrl-C, SIGTERM and terminal progress."""
+"""Tests for `profdeck capture servers` in a process: Ctrl-C, SIGTERM and terminal progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def start(simulated_path: str) -> Iterator[Start]:
-    """Yield a function that starts the command in a new process. Remaining processes are ended after the test."""
+    """Yield a function that starts the command in a new process. Running processes are killed after the test."""
     with ending() as started:
 
         def run(*arguments: object, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
@@ -53,44 +53,41 @@ def start(simulated_path: str) -> Iterator[Start]:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Read:
-    """Return a function that reads the manifest of the complete capture."""
+    """Return a function that reads the manifest of the fleet's capture."""
     return lambda: read_manifest(tmp_path / "profiles" / "run" / "step_000000" / "server" / "target.step0.json")
 
 
 @contextlib.contextmanager
-def running(count: int, output: Path) -> Iterator[list[SimulatedServer]]:
-    """Run servers on this host that iterate only when the test tells them to."""
+def run_servers(count: int, output: Path) -> Iterator[list[SimulatedServer]]:
+    """Run servers whose engines run no iterations by default."""
     with ServersInThread(count) as servers:
         for server in servers:
             server.output = str(output / "profiles")
         yield servers
 
 
-def engine(server: SimulatedServer) -> SimulatedEngine:
+def engine_of(server: SimulatedServer) -> SimulatedEngine:
     assert isinstance(server.engine, SimulatedEngine)
     return server.engine
 
 
 def url_options(servers: list[SimulatedServer]) -> list[str]:
-    return [part for server in servers for part in ("--url", server.url)]
+    return [argument for server in servers for argument in ("--url", server.url)]
 
 
 # Signals.
 
 
-def recording(servers: list[SimulatedServer], state: RequestState = RequestState.RECORDING) -> Callable[[], bool]:
-    return lambda: all(engine(server).state is state for server in servers)
+def wait_for_recording(servers: list[SimulatedServer]) -> None:
+    """Wait until all servers have been polled for progress after their start."""
+    until(lambda: all(server.commands().count("status") >= 3 for server in servers))
 
 
-def is_recording_checked(servers: list[SimulatedServer]) -> Callable[[], bool]:
-    """Return a predicate: True when all servers have been polled for progress after their start."""
-    return lambda: all(server.commands().count("status") >= 3 for server in servers)
-
-
-def interrupted(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> None:
+def interrupt(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> None:
+    """Send a signal and wait until the command exits with status 130."""
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130, said
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
 
 
 @pytest.mark.parametrize(
@@ -111,76 +108,78 @@ def test_signal_stops_recording_on_all_servers(
     code: int,
     status: str,
 ) -> None:
-    with running(2, tmp_path) as servers:
+    with run_servers(2, tmp_path) as servers:
         for server in servers:
             server.engine, server.traffic = RecordingEngine("tally-device"), 3
         process = start(*url_options(servers), *window, "--set", "run=run")
-        until(is_recording_checked(servers))
+        wait_for_recording(servers)
         process.send_signal(number)
-        listed, said = process.communicate(timeout=60)
-        assert process.returncode == code, said
-        assert "Stopping the recording. Press Ctrl-C again to exit without waiting for files." in said
-        assert f"2 captures; ranks: 2 {status}" in listed
+        stdout, stderr = process.communicate(timeout=60)
+        assert process.returncode == code, stderr
+        assert "Stopping the recording. Press Ctrl-C again to exit without waiting for files." in stderr
+        assert f"2 captures; ranks: 2 {status}" in stdout
     assert {record.outcome for record in manifest().targets} == {"flushed"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_during_start(start: Start, tmp_path: Path, manifest: Read, number: signal.Signals) -> None:
-    with running(8, tmp_path) as servers:
+def test_signal_during_start_stops_all_servers(
+    start: Start, tmp_path: Path, manifest: Read, number: signal.Signals
+) -> None:
+    with run_servers(8, tmp_path) as servers:
         servers[3].acts["start"] = [Act(delay_s=0.5)]
         process = start(*url_options(servers), "--set", "run=run")
         until(lambda: "start" in servers[3].commands())
-        interrupted(process, number)
+        interrupt(process, number)
         assert all("stop" in server.commands() for server in servers)
         until(lambda: not any(server.tasks for server in servers))
         others = [server for server in servers if server is not servers[3]]
-        assert RequestState.RECORDING not in {engine(server).state for server in others}
+        assert RequestState.RECORDING not in {engine_of(server).state for server in others}
     assert manifest().status == "failed"
 
 
 @pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_while_files_are_written(start: Start, tmp_path: Path, manifest: Read, presses: int) -> None:
-    """Ctrl-C during the flush, or before and during the flush, exits. The servers still write their files."""
-    with running(8, tmp_path) as servers:
-        slow = engine(servers[5])
-        servers[5].in_its_loop(slow.flushed.clear)
+def test_ctrl_c_exits_while_files_are_written(start: Start, tmp_path: Path, manifest: Read, presses: int) -> None:
+    """With two presses, the first stops the recording. The servers continue to write their files."""
+    with run_servers(8, tmp_path) as servers:
+        slow_engine = engine_of(servers[5])
+        servers[5].in_its_loop(slow_engine.flushed.clear)
         process = start(*url_options(servers), "--set", "run=run")
-        until(is_recording_checked(servers))
+        wait_for_recording(servers)
         if presses == 1:
             for server in servers:
-                server.in_its_loop(functools.partial(engine(server).end_by_itself, 5))
+                server.in_its_loop(functools.partial(engine_of(server).end_by_itself, 5))
         else:
             process.send_signal(signal.SIGINT)
         until(lambda: all("stop" in server.commands() for server in servers))
-        interrupted(process)
-        assert recording(servers, RequestState.WRITING)()
+        interrupt(process)
+        assert {engine_of(server).state for server in servers} == {RequestState.WRITING}
     assert manifest().status == "partial"
 
 
 # Progress.
 
 
-def test_progress_on_a_terminal(start: Start, tmp_path: Path) -> None:
-    terminal, program = pty.openpty()
-    shown = b""
+def test_terminal_shows_progress_of_recording_and_files(start: Start, tmp_path: Path) -> None:
+    controller, terminal = pty.openpty()
+    output = b""
 
-    def see(text: bytes) -> None:
-        nonlocal shown
-        while text not in shown:
-            assert select.select([terminal], [], [], 60)[0], shown
-            shown += os.read(terminal, 65536)
+    def read_until(text: bytes) -> None:
+        nonlocal output
+        while text not in output:
+            assert select.select([controller], [], [], 60)[0], output
+            output += os.read(controller, 65536)
 
-    with running(4, tmp_path) as servers:
-        slow = engine(servers[2])
-        servers[2].in_its_loop(slow.flushed.clear)
-        process = start(*url_options(servers), "--iterations", 5, "--set", "run=run", stderr=program)
-        see(b"0 of 4 targets have recorded 5 iterations")
+    with run_servers(4, tmp_path) as servers:
+        slow_engine = engine_of(servers[2])
+        servers[2].in_its_loop(slow_engine.flushed.clear)
+        process = start(*url_options(servers), "--iterations", 5, "--set", "run=run", stderr=terminal)
+        read_until(b"0 of 4 targets have recorded 5 iterations")
         for server in servers[:3]:
-            server.in_its_loop(functools.partial(engine(server).iterate, 9))
-        see(b"3 of 4 targets have recorded 5 iterations")
-        servers[3].in_its_loop(functools.partial(engine(servers[3]).iterate, 5))
-        see(f"Waiting for the files of {servers[2].url}".encode())
-        servers[2].in_its_loop(slow.flushed.set)
+            server.in_its_loop(functools.partial(engine_of(server).iterate, 9))
+        read_until(b"3 of 4 targets have recorded 5 iterations")
+        servers[3].in_its_loop(functools.partial(engine_of(servers[3]).iterate, 5))
+        read_until(f"Waiting for the files of {servers[2].url}".encode())
+        servers[2].in_its_loop(slow_engine.flushed.set)
         process.wait(60)
-    os.close(program)
     os.close(terminal)
+    os.close(controller)

@@ -30,26 +30,26 @@ JOB = """
 import json, select, sys
 from pathlib import Path
 from profdeck import Identity, Profiler
-given = json.loads(sys.argv[1])
-settings = given["settings"]
+job = json.loads(sys.argv[1])
+settings = job["settings"]
 ranks = [
     Profiler.from_config(
-        identity=Identity(rank=rank, world_size=given["world_size"]),
+        identity=Identity(rank=rank, world_size=job["world_size"]),
         settings=settings | {"output": settings["output"].format(rank=rank)},
     )
-    for rank in given["ranks"]
+    for rank in job["ranks"]
 ]
 print("ready", flush=True)
-if given["stuck"]:
+if job["stuck"]:
     sys.stdin.read()
     sys.exit()
-run = Path(given["settings"]["output"], given["settings"]["run"])
+run = Path(settings["output"], settings["run"])
 step = 0
-while not select.select([sys.stdin], [], [], 0.01)[0]:  # the work of a step; the test ends the job
+while not select.select([sys.stdin], [], [], 0.01)[0]:  # the timeout is the step time; input ends the job
     for rank, profiler in enumerate(ranks):
-        if rank and given["ahead"] and not list(run.glob("demand.*.json")):
-            continue  # the other ranks choose the step
-        with profiler.capture(step + rank * given["ahead"]), profiler.stage("work"):
+        if rank and job["ahead"] and not list(run.glob("demand.*.json")):
+            continue  # rank 0 must choose the step
+        with profiler.capture(step + rank * job["ahead"]), profiler.stage("work"):
             pass
     step += 1
 """
@@ -57,7 +57,7 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:  # the work of a step; th
 
 @pytest.fixture
 def spawn(tally_path: str) -> Iterator[Start]:
-    """Yield a function that starts Python with the backend `tally`. Remaining processes are ended after the test."""
+    """Yield a function that starts Python with the backend `tally`. Running processes are killed after the test."""
     with ending() as started:
 
         def run(*arguments: object) -> subprocess.Popen[str]:
@@ -78,14 +78,17 @@ def spawn(tally_path: str) -> Iterator[Start]:
 
 @pytest.fixture
 def job(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Return a function that starts ranks of a job in a process and waits until they accept requests."""
+    """Return a function that starts ranks of a job in a process and waits until they accept requests.
+
+    Each rank is `ahead` steps ahead of the previous rank. The ranks of a `stuck` job run no steps.
+    """
 
     def start(
         ranks: tuple[int, ...] = (0,), world_size: int = 1, *, ahead: int = 0, stuck: bool = False, **settings: Any
     ) -> subprocess.Popen[str]:
         config = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally", "trainer.ranks": "all"} | settings
-        given = {"ranks": ranks, "world_size": world_size, "ahead": ahead, "stuck": stuck, "settings": config}
-        process = spawn("-c", JOB, json.dumps(given))
+        content = {"ranks": ranks, "world_size": world_size, "ahead": ahead, "stuck": stuck, "settings": config}
+        process = spawn("-c", JOB, json.dumps(content))
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process
@@ -95,14 +98,14 @@ def job(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
 
 @pytest.fixture
 def start_capture(spawn: Start, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
-    """Return a function that starts the command with a short wait for restarted ranks."""
+    """Return a function that starts the command. It waits only 0.5 seconds for restarted ranks."""
     program = (
         "import profdeck.on_demand.client as client; from profdeck.cli import main; client._RESTART_S = 0.5; main()"
     )
     return lambda *options: spawn("-c", program, "capture", "job", tmp_path / "run", *options)
 
 
-def line_with(text: str, process: subprocess.Popen[str]) -> str:
+def read_line_with(text: str, process: subprocess.Popen[str]) -> str:
     """Read stderr until a line contains `text`, and return the line."""
     assert process.stderr is not None
     for line in process.stderr:
@@ -111,23 +114,23 @@ def line_with(text: str, process: subprocess.Popen[str]) -> str:
     raise AssertionError(f"stderr ended without {text!r}")
 
 
-def words(text: str) -> str:
+def join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_capture_of_a_running_job(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_running_job_is_captured_at_the_requested_steps(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0, 1), 2)
     result = cli("capture", "job", tmp_path / "run", "--in", 20, "--steps", 3)
     assert result.exit_code == 0, result.output
-    said = result.stderr.splitlines()
-    assert said[0] == "Sent the request to 2 processes of run."
-    agreed = re.fullmatch(
+    messages = result.stderr.splitlines()
+    assert messages[0] == "Sent the request to 2 processes of run."
+    plan = re.fullmatch(
         r"Steps (\d+) to (\d+) will be captured, as planned by trainer rank 0 at step (\d+)\.",
-        said[1],
+        messages[1],
     )
-    assert agreed is not None, said
-    first, last, at = map(int, agreed.groups())
-    assert (first - at, last - at) == (20, 22)
+    assert plan is not None, messages
+    first, last, planned_at = map(int, plan.groups())
+    assert (first - planned_at, last - planned_at) == (20, 22)
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert [line for line in lines if re.match(rf"{first}\.\.{last} trainer [01] complete ", line)]
     assert any(line.startswith("run: 1 capture; ranks: 2 complete;") for line in lines)
@@ -135,7 +138,7 @@ def test_capture_of_a_running_job(cli: Cli, job: Start, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
-def test_only_requested_captures_are_shown(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_json_document_contains_only_the_requested_capture(cli: Cli, job: Start, tmp_path: Path) -> None:
     process = job(steps=[0])
     result = cli("capture", "job", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output
@@ -160,7 +163,7 @@ def test_only_requested_captures_are_shown(cli: Cli, job: Start, tmp_path: Path)
     assert len(list((tmp_path / "run").glob("step_*"))) == 2
 
 
-def test_stages_of_a_discrete_job(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_stages_of_a_discrete_job_are_captured_separately(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(mode="discrete")
     result = cli("capture", "job", tmp_path / "run", "--steps", 2, "--json")
     assert result.exit_code == 0, result.output
@@ -170,7 +173,7 @@ def test_stages_of_a_discrete_job(cli: Cli, job: Start, tmp_path: Path) -> None:
     assert document["processes"][0]["captures"] == [f"step{first}-work", f"step{first + 1}-work"]
 
 
-def test_rank_far_ahead_makes_capture_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_rank_far_ahead_makes_the_capture_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0, 1), 2, ahead=1000)
     result = cli("capture", "job", tmp_path / "run", "--json")
     document = json.loads(result.stdout)
@@ -179,17 +182,18 @@ def test_rank_far_ahead_makes_capture_partial(cli: Cli, job: Start, tmp_path: Pa
     assert re.search(r"seen here at step 1\d{3}, after step \d+ had begun", document["processes"][1]["problem"])
 
 
-def test_rank_without_steps_makes_capture_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_rank_without_steps_makes_the_capture_partial(cli: Cli, job: Start, tmp_path: Path) -> None:
     job((0,), 2)
     job((1,), 2, stuck=True)
     result = cli("capture", "job", tmp_path / "run", "--timeout", 2)
     assert result.exit_code == 1
     assert re.search(
-        r"trainer rank 1, process \d+ on .*: It has not begun a global step since the request\.", words(result.stdout)
+        r"trainer rank 1, process \d+ on .*: It has not begun a global step since the request\.",
+        join_lines(result.stdout),
     )
-    assert re.search(r"\d+ trainer 1 missing", words(result.stdout))
+    assert re.search(r"\d+ trainer 1 missing", join_lines(result.stdout))
     assert "The capture continues. To see it later: profdeck ls run" in result.stderr
-    assert (tmp_path / "run" / "demand.json").exists()  # for the rank that has not seen it
+    assert (tmp_path / "run" / "demand.json").exists()  # because one rank has not read it
 
 
 def test_request_times_out_if_the_job_runs_no_step(cli: Cli, job: Start, tmp_path: Path) -> None:
@@ -202,7 +206,7 @@ def test_request_times_out_if_the_job_runs_no_step(cli: Cli, job: Start, tmp_pat
     assert result.stdout == ""
 
 
-def test_request_times_out_before_the_step(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_request_times_out_before_the_capture_begins(cli: Cli, job: Start, tmp_path: Path) -> None:
     job()
     result = cli("capture", "job", tmp_path / "run", "--in", 1_000_000, "--timeout", 2)
     assert result.exit_code == 1
@@ -213,33 +217,33 @@ def test_request_times_out_before_the_step(cli: Cli, job: Start, tmp_path: Path)
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
-def test_job_ends_before_the_step(job: Start, start_capture: Start, tmp_path: Path) -> None:
+def test_job_that_ends_before_the_step_is_reported(job: Start, start_capture: Start, tmp_path: Path) -> None:
     process, command = job(), start_capture("--in", 1_000_000)
-    line_with("will be captured", command)
+    read_line_with("will be captured", command)
     process.communicate("end")
-    _, said = command.communicate()
+    _, stderr = command.communicate()
     assert command.returncode == 1
-    assert "trainer rank 0: it ended before the capture had ended." in said
+    assert "trainer rank 0: it ended before the capture had ended." in stderr
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
-def test_job_is_killed_before_it_sees_the_request(job: Start, start_capture: Start, tmp_path: Path) -> None:
+def test_job_killed_before_it_reads_the_request_is_reported(job: Start, start_capture: Start, tmp_path: Path) -> None:
     process, command = job(stuck=True), start_capture()
-    line_with("Sent the request to 1 process", command)
+    read_line_with("Sent the request to 1 process", command)
     process.kill()
     process.wait()
-    _, said = command.communicate()
+    _, stderr = command.communicate()
     assert command.returncode == 1
-    assert "Nothing was captured, because the job ended before it began another global step." in said
+    assert "Nothing was captured, because the job ended before it began another global step." in stderr
 
 
-def test_job_killed_during_the_capture_makes_it_incomplete(job: Start, start_capture: Start, tmp_path: Path) -> None:
+def test_capture_is_incomplete_if_the_job_is_killed_during_it(job: Start, start_capture: Start, tmp_path: Path) -> None:
     process, command = job(), start_capture("--steps", 1_000_000, "--json")
     until(lambda: list((tmp_path / "run").glob("step_*/trainer/rank_0000.*.json")))
     process.kill()
     process.wait()
-    out, _ = command.communicate()
-    document = json.loads(out)
+    stdout, _ = command.communicate()
+    document = json.loads(stdout)
     assert (command.returncode, document["complete"]) == (1, False)
     assert document["processes"][0]["problem"] == "it ended before the capture had ended"
     (capture,) = document["ls"]["captures"]
@@ -247,16 +251,16 @@ def test_job_killed_during_the_capture_makes_it_incomplete(job: Start, start_cap
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_withdraws_a_request_that_has_not_begun(
+def test_signal_withdraws_a_request_before_the_capture_begins(
     job: Start, start_capture: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     job()
     command = start_capture("--in", 1_000_000)
-    line_with("will be captured", command)
+    read_line_with("will be captured", command)
     command.send_signal(number)
-    _, said = command.communicate()
+    _, stderr = command.communicate()
     assert command.returncode == 130
-    assert "The request is withdrawn. Nothing is captured." in said
+    assert "The request is withdrawn. Nothing is captured." in stderr
     assert not (tmp_path / "run" / "demand.json").exists()
 
 
@@ -277,20 +281,20 @@ def test_ctrl_c_does_not_stop_a_started_capture(job: Start, start_capture: Start
     process, command = job(), start_capture("--steps", 1_000_000)
     until(lambda: list((tmp_path / "run").glob("step_*/trainer/rank_0000.*.json")))
     command.send_signal(signal.SIGINT)
-    _, said = command.communicate()
+    _, stderr = command.communicate()
     assert command.returncode == 130
-    assert "The capture has begun and continues. To see it: profdeck ls run" in said
+    assert "The capture has begun and continues. To see it: profdeck ls run" in stderr
     process.communicate("end")
     (manifest,) = (tmp_path / "run").glob("step_*/trainer/rank_0000.*[0-9].json")
     assert json.loads(manifest.read_text())["status"] == "partial"
 
 
-def test_second_request_is_rejected_during_the_first(
+def test_second_request_is_rejected_while_the_first_is_pending(
     cli: Cli, job: Start, start_capture: Start, tmp_path: Path
 ) -> None:
     job(stuck=True)
     first = start_capture()
-    line_with("Sent the request to 1 process", first)
+    read_line_with("Sent the request to 1 process", first)
     result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 1
     assert f"requested by process {first.pid} on " in result.stderr
@@ -301,33 +305,33 @@ def test_request_of_a_killed_command_is_replaced(cli: Cli, job: Start, start_cap
     job((0,), 2)
     stuck = job((1,), 2, stuck=True)
     first = start_capture("--in", 1_000_000)
-    line_with("will be captured", first)
+    read_line_with("will be captured", first)
     first.kill()
     first.wait()
     stuck.communicate("end")
     result = cli("capture", "job", tmp_path / "run", "--json")
     document = json.loads(result.stdout)
-    assert (result.exit_code, document["complete"]) == (1, False)  # rank 1 was expected to record, but has ended
+    assert (result.exit_code, document["complete"]) == (1, False)  # rank 1 has exited, but was expected to record
     assert document["first_step"] < 1_000_000
 
 
-def test_capture_would_begin_after_the_last_step(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_capture_after_the_last_step_is_rejected(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(final_step=999_999)
     result = cli("capture", "job", tmp_path / "run", "--in", 1_000_000)
     assert result.exit_code == 1
     assert re.search(
         r"Nothing is captured: the capture would begin at step 1\d{6}, and the job ends with step 999999\.",
-        words(result.stderr),
+        join_lines(result.stderr),
     )
 
 
-def test_warm_up_delays_the_capture(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_capture_begins_after_the_warm_up(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(**{"trainer.warmup_steps": 3})
     result = cli("capture", "job", tmp_path / "run", "--in", 3)
     assert result.exit_code == 2
     assert (
         "The capture cannot begin in 3 steps: the role 'trainer' warms up for 3 step(s) before a capture. Use at "
-        "least 4. The default, 5, allows for ranks that are one step apart." in words(result.stderr)
+        "least 4. The default, 5, allows for ranks that are one step apart." in join_lines(result.stderr)
     )
     result = cli("capture", "job", tmp_path / "run", "--json")
     assert result.exit_code == 0, result.output
@@ -335,7 +339,7 @@ def test_warm_up_delays_the_capture(cli: Cli, job: Start, tmp_path: Path) -> Non
     assert json.loads(manifest.read_text())["notes"] == []
 
 
-def test_no_process_accepts_requests(cli: Cli, tmp_path: Path) -> None:
+def test_ended_job_is_rejected(cli: Cli, tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper"}
     with Profiler.from_config(settings=settings) as profiler, profiler.capture(0):
         pass
@@ -350,17 +354,20 @@ def test_command_waits_for_a_job_to_join_its_store(
     (board := tmp_path / "board").mkdir()
     monkeypatch.setenv("PAPER_BOARD", str(board))
     arguments = (tmp_path / "run", "--store", f"paper-board:{board}", "--json")
-    asked = spawn("-m", "profdeck", "capture", "job", *arguments)
-    until((board / "looked").exists, timeout_s=60)
+    command = spawn("-m", "profdeck", "capture", "job", *arguments)
+    until((board / "read").exists, timeout_s=60)
     job(on_demand="paper-board")
-    out, err = asked.communicate(timeout=60)
-    assert asked.returncode == 0, err
-    assert json.loads(out)["complete"]
+    stdout, stderr = command.communicate(timeout=60)
+    assert command.returncode == 0, stderr
+    assert json.loads(stdout)["complete"]
 
 
 @pytest.fixture
-def store(job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Return a function that starts two ranks, which write to host0 and host1, and returns their store's address."""
+def start_on_two_hosts(job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Return a function that starts two ranks and returns the address of their store.
+
+    Rank 0 writes to the directory `host0`, and rank 1 to `host1`.
+    """
 
     def start(**settings: Any) -> str:
         (board := tmp_path / "board" / "run").mkdir(parents=True)
@@ -371,17 +378,17 @@ def store(job: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     return start
 
 
-def listed(document: dict[str, Any]) -> list[tuple[int, str]]:
+def rank_statuses(document: dict[str, Any]) -> list[tuple[int, str]]:
     return [(rank["rank"], rank["status"]) for capture in document["ls"]["captures"] for rank in capture["ranks"]]
 
 
-def test_files_on_another_host_are_reported(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
-    run, address = tmp_path / "host0" / "run", store()
+def test_files_on_another_host_are_reported(cli: Cli, start_on_two_hosts: Callable[..., str], tmp_path: Path) -> None:
+    run, address = tmp_path / "host0" / "run", start_on_two_hosts()
     result = cli("capture", "job", run, "--store", address, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
-    assert (document["complete"], listed(document)) == (True, [(0, "complete")])
-    assert [(one["directory"], one["files_here"], one["problem"]) for one in document["processes"]] == [
+    assert (document["complete"], rank_statuses(document)) == (True, [(0, "complete")])
+    assert [(process["directory"], process["files_here"], process["problem"]) for process in document["processes"]] == [
         (str(run), True, None),
         (str(tmp_path / "host1" / "run"), False, None),
     ]
@@ -389,37 +396,41 @@ def test_files_on_another_host_are_reported(cli: Cli, store: Callable[..., str],
     result = cli("capture", "job", run, "--store", address)
     assert result.exit_code == 0, result.output
     directory = tmp_path / "host1" / "run"
-    assert f"trainer rank 1: its files are on {ProcessId().host}, in {directory}" in words(result.stdout)
-    assert "copy the step_* directories from there into host0/run" in words(result.stdout)
+    assert f"trainer rank 1: its files are on {ProcessId().host}, in {directory}" in join_lines(result.stdout)
+    assert "copy the step_* directories from there into host0/run" in join_lines(result.stdout)
     assert "missing" not in result.stdout
     result = cli("collect", run)
     assert result.exit_code == 0, result.output
-    assert "Files that processes of the job wrote on other hosts are not fetched." in words(result.stderr)
+    assert "Files that processes of the job wrote on other hosts are not fetched." in join_lines(result.stderr)
     # The run is complete after its files have been copied.
     for file in directory.glob("step_*/trainer/*"):
         shutil.copy2(file, run / file.relative_to(directory))
     assert cli("ls", run).exit_code == 0
 
 
-def test_capture_from_a_host_without_run_files(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
+def test_capture_is_complete_on_a_host_without_run_files(
+    cli: Cli, start_on_two_hosts: Callable[..., str], tmp_path: Path
+) -> None:
     run = tmp_path / "elsewhere" / "run"
-    result = cli("capture", "job", run, "--store", store(), "--json")
+    result = cli("capture", "job", run, "--store", start_on_two_hosts(), "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["complete"], document["ls"]) == (True, None)
-    assert [one["files_here"] for one in document["processes"]] == [False, False]
+    assert [process["files_here"] for process in document["processes"]] == [False, False]
     assert not run.exists()
 
 
-def test_incomplete_capture_on_another_host(cli: Cli, store: Callable[..., str], tmp_path: Path) -> None:
-    address = store(**{"trainer.options.fail_at": "stop"})
+def test_incomplete_capture_on_another_host_is_reported(
+    cli: Cli, start_on_two_hosts: Callable[..., str], tmp_path: Path
+) -> None:
+    address = start_on_two_hosts(**{"trainer.options.fail_at": "stop"})
     result = cli("capture", "job", tmp_path / "run", "--store", address, "--json")
     document = json.loads(result.stdout)
     assert (result.exit_code, document["complete"]) == (1, False)
-    assert all("stop does not work" in one["problem"] for one in document["processes"])
+    assert all("stop does not work" in process["problem"] for process in document["processes"])
 
 
-def test_job_does_not_accept_requests(cli: Cli, tmp_path: Path) -> None:
+def test_job_that_accepts_no_requests_is_rejected(cli: Cli, tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "paper", "steps": [0], "on_demand": False}
     with Profiler.from_config(settings=settings).capture(0):
         pass
@@ -428,34 +439,36 @@ def test_job_does_not_accept_requests(cli: Cli, tmp_path: Path) -> None:
     assert "this job accepts no capture requests. Its config contains on_demand: false" in result.stderr
 
     (tmp_path / "run/run.json").write_text('{"config": []}')
-    damaged = cli("capture", "job", tmp_path / "run")
-    assert (damaged.exit_code, damaged.stderr) == (result.exit_code, result.stderr)
+    with_invalid_config = cli("capture", "job", tmp_path / "run")
+    assert (with_invalid_config.exit_code, with_invalid_config.stderr) == (result.exit_code, result.stderr)
 
 
-def test_directory_is_not_a_run(cli: Cli, tmp_path: Path) -> None:
+def test_path_that_is_not_a_run_is_reported(cli: Cli, tmp_path: Path) -> None:
     result = cli("capture", "job", tmp_path / "absent")
     assert result.exit_code == 4
     assert "absent is not a run directory. It does not exist." in result.stderr
 
 
-def test_run_directory_is_not_writable(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any) -> None:
+def test_run_directory_without_write_access_is_reported(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Any
+) -> None:
     settings = {"output": str(tmp_path), "run": "run", "trainer.backend": "tally"}
     profiler = Profiler.from_config(identity=Identity(), settings=settings)
 
-    def refuse(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(stores, "write_new", refuse)
+    monkeypatch.setattr(stores, "write_new", fail)
     result = cli("capture", "job", tmp_path / "run")
     assert profiler.enabled
     assert result.exit_code == 1
-    assert "demand.json cannot be written: PermissionError" in words(result.stderr)
+    assert "demand.json cannot be written: PermissionError" in join_lines(result.stderr)
 
 
-def test_error_names_the_host_of_another_request(cli: Cli, job: Start, tmp_path: Path) -> None:
+def test_error_names_the_host_of_a_pending_request(cli: Cli, job: Start, tmp_path: Path) -> None:
     job(stuck=True)
     request = OnDemandRequest(in_steps=1, steps=1, by=ProcessId(host="another-host", pid=7))
     (tmp_path / "run" / "demand.json").write_bytes(requests.encode(request))
     result = cli("capture", "job", tmp_path / "run")
     assert result.exit_code == 1
-    assert "requested by process 7 on another-host" in words(result.stderr)
+    assert "requested by process 7 on another-host" in join_lines(result.stderr)

@@ -37,9 +37,9 @@ from simulated_servers import (
 Cli = Callable[..., Result]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 Fleet = Callable[..., AbstractContextManager[list[SimulatedServer]]]
-FIVE = ("--iterations", 5, "--set", "run=run")
-QUIET = (*FIVE, "--json")
-"""Options for captures without a summary, which would start processes to read several traces."""
+FIVE_ITERATIONS = ("--iterations", 5, "--set", "run=run")
+WITHOUT_SUMMARY = (*FIVE_ITERATIONS, "--json")
+"""Options for captures without a summary, because a summary of several traces starts processes."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fleet:
-    """Return a context manager that starts busy servers on this host. They record to tmp_path/profiles."""
+    """Return a context manager that starts servers whose engines iterate and record to tmp_path/profiles."""
     for path in simulated_path.split(os.pathsep):
         monkeypatch.syspath_prepend(path)
 
@@ -67,7 +67,7 @@ def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Callable[..., Manifest]:
-    """Return a function that reads the manifest of a role's capture, or of one replica."""
+    """Return a function that reads the manifest of a role's capture, or of one of its replicas."""
 
     def read(replica: int | None = None, role: str = "server") -> Manifest:
         directory = tmp_path / "profiles" / "run" / "step_000000" / role
@@ -78,10 +78,10 @@ def manifest(tmp_path: Path) -> Callable[..., Manifest]:
 
 
 def url_options(servers: list[SimulatedServer]) -> list[str]:
-    return [part for server in servers for part in ("--url", server.url)]
+    return [argument for server in servers for argument in ("--url", server.url)]
 
 
-def words(text: str) -> str:
+def join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -90,16 +90,16 @@ def unreachable_urls(count: int = 1) -> Iterator[list[str]]:
     """Yield URLs without a server, at ports that are reserved during the block."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        yield [f"http://127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+        for unconnected in sockets:
+            unconnected.bind(("127.0.0.1", 0))
+        yield [f"http://127.0.0.1:{unconnected.getsockname()[1]}" for unconnected in sockets]
 
 
-def workers(*listed: SimulatedServer, **types: str) -> list[Act]:
-    """Return a router's list of workers. Keywords set worker types by index, such as ``_1="decode"``."""
+def worker_list(*servers: SimulatedServer, **types: str) -> list[Act]:
+    """Return a router's reply with its workers. Keywords set worker types by index, such as ``_1="decode"``."""
     content = [
-        {"url": one.url, "worker_type": types.get(f"_{number}", "regular"), "is_healthy": True}
-        for number, one in enumerate(listed)
+        {"url": server.url, "worker_type": types.get(f"_{index}", "regular"), "is_healthy": True}
+        for index, server in enumerate(servers)
     ]
     return [Act(content=json.dumps({"workers": content}).encode())]
 
@@ -110,29 +110,31 @@ def workers(*listed: SimulatedServer, **types: str) -> list[Act]:
 def test_capture_without_the_libraries_that_read_traces(fleet: Fleet, python_without: Program) -> None:
     libraries = ("stringzilla", "itanium_demangler", "jinja2", "markupsafe")
     with fleet(1) as servers:
-        done = python_without(libraries, "-m", "profdeck", "capture", "servers", *url_options(servers), *FIVE)
-    assert done.returncode == 0, done.stderr
-    assert "0 server 0 complete" in words(done.stdout)
-    assert "warning: Reading traces needs stringzilla" in done.stderr
-    assert "pip install 'profdeck[traces]'" in done.stderr
+        completed = python_without(
+            libraries, "-m", "profdeck", "capture", "servers", *url_options(servers), *FIVE_ITERATIONS
+        )
+    assert completed.returncode == 0, completed.stderr
+    assert "0 server 0 complete" in join_lines(completed.stdout)
+    assert "warning: Reading traces needs stringzilla" in completed.stderr
+    assert "pip install 'profdeck[traces]'" in completed.stderr
 
 
 def test_several_servers_are_captured_together(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(3) as servers:
-        result = cli("capture", "servers", *url_options(servers), *FIVE)
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS)
         assert result.exit_code == 0, result.output
-        starts = [next(one for one in server.arrivals if one.command == "start") for server in servers]
-    lines = list(map(words, result.stdout.splitlines()))
+        starts = [next(arrival for arrival in server.arrivals if arrival.command == "start") for server in servers]
+    lines = list(map(join_lines, result.stdout.splitlines()))
     assert [line for line in lines if re.match(r"0 server/\d 0 complete", line)] == [
         f"0 server/{replica} 0 complete 1.1 kB 10" for replica in range(3)
     ]
     assert any(line.startswith("profiles/run: 3 captures; ranks: 3 complete;") for line in lines)
-    assert "1 capture, 3 ranks of server, 30 events, all whole" in words(result.stdout)  # the summary
+    assert "1 capture, 3 ranks of server, 30 events, all whole" in join_lines(result.stdout)  # the summary
     for server in servers:
-        assert f"{server.url} server/" in words(result.stderr)
-    assert words(result.stderr).count("simulated 0.1.0 ready") == 3
-    assert {(one.body["id"], one.body["iterations"]["count"]) for one in starts} == {("step0", 5)}
-    assert sorted(one.body["replica"] for one in starts) == [0, 1, 2]
+        assert f"{server.url} server/" in join_lines(result.stderr)
+    assert join_lines(result.stderr).count("simulated 0.1.0 ready") == 3
+    assert {(start.body["id"], start.body["iterations"]["count"]) for start in starts} == {("step0", 5)}
+    assert sorted(start.body["replica"] for start in starts) == [0, 1, 2]
     assert (manifest().target, manifest().policy, len(manifest().targets)) == ("fleet of 3", "any", 3)
     assert manifest(2).status == "complete"
 
@@ -141,18 +143,18 @@ def test_single_server_is_not_a_fleet(
     cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path
 ) -> None:
     with fleet(1) as servers:
-        result = cli("capture", "servers", *url_options(servers), *FIVE)
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS)
         assert result.exit_code == 0, result.output
         assert (manifest().target, manifest().targets) == (servers[0].url, ())
         assert result.stderr == ""
-        result = cli("capture", "servers", *url_options(servers), *FIVE, "--role", "rollout")
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS, "--role", "rollout")
     assert result.exit_code == 0, result.output
     assert manifest(role="rollout").target == servers[0].url
 
 
-def test_output_directory_option(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_output_option_sets_the_run_directory(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(1) as servers:
-        result = cli("capture", "servers", *url_options(servers), *QUIET, "--output", tmp_path / "elsewhere")
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY, "--output", tmp_path / "elsewhere")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["run"] == str(tmp_path / "elsewhere" / "run")
 
@@ -162,62 +164,68 @@ def test_run_setting_overrides_the_environment(
 ) -> None:
     monkeypatch.setenv("PROFDECK_RUN", "other")
     with fleet(1) as servers:
-        result = cli("capture", "servers", *url_options(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
     assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
 
 
 def test_policy_makes_a_single_server_a_fleet(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(1) as servers:
-        result = cli("capture", "servers", *url_options(servers), *QUIET, "--set", "server.targets.policy=all")
+        result = cli(
+            "capture", "servers", *url_options(servers), *WITHOUT_SUMMARY, "--set", "server.targets.policy=all"
+        )
     assert result.exit_code == 0, result.output
     assert (manifest().target, manifest().policy) == ("fleet of 1", "all")
 
 
-def test_json_document(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_json_document_has_run_servers_and_outcomes(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(2) as servers:
-        result = cli("capture", "servers", *url_options(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(result.stdout)
     assert (document["run"], document["complete"]) == (str(tmp_path / "profiles" / "run"), True)
     assert (document["problem"], document["ls"]["status"]) == (None, "complete")
-    facts = {"role": "server", "worker_type": None, "backend": "simulated", "profdeck": "0.1.0"}
-    assert [one["url"] for one in document["servers"]] == sorted(server.url for server in servers)
+    expected = {"role": "server", "worker_type": None, "backend": "simulated", "profdeck": "0.1.0"}
+    assert [server["url"] for server in document["servers"]] == sorted(server.url for server in servers)
     for replica, server in enumerate(document["servers"]):
-        assert server == facts | {"url": server["url"], "replica": replica, "state": "ready", "reason": None}
-    (whole,) = (target for target in document["ls"]["targets"] if target["targets"])
-    assert [one["outcome"] for one in whole["targets"]] == ["ended_by_itself"] * 2
+        assert server == expected | {"url": server["url"], "replica": replica, "state": "ready", "reason": None}
+    (fleet_target,) = (target for target in document["ls"]["targets"] if target["targets"])
+    assert [member["outcome"] for member in fleet_target["targets"]] == ["ended_by_itself"] * 2
 
 
-def test_router_with_worker_types(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+def test_only_workers_of_selected_types_are_captured(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(5) as (router, *servers):
-        router.acts["workers"] = workers(*servers[:3], _1="decode", _2="prefill")
-        where = ["--router", router.url, "--url", servers[3].url]
-        result = cli("capture", "servers", *where, "--set", "server.targets.worker_types=[regular, decode]", *QUIET)
+        router.acts["workers"] = worker_list(*servers[:3], _1="decode", _2="prefill")
+        options = ["--router", router.url, "--url", servers[3].url]
+        result = cli(
+            "capture", "servers", *options, "--set", "server.targets.worker_types=[regular, decode]", *WITHOUT_SUMMARY
+        )
         assert result.exit_code == 0, result.output
         assert "start" not in servers[2].commands()
         assert {router.commands().count(command) for command in ("start", "status")} == {0}
-        kinds = {record.name: record.worker_type for record in manifest().targets}
-        assert kinds == {servers[0].url: "regular", servers[1].url: "decode", servers[3].url: None}
-    assert re.search(r"server/\d decode simulated", words(result.stderr))
+        worker_types = {record.name: record.worker_type for record in manifest().targets}
+        assert worker_types == {servers[0].url: "regular", servers[1].url: "decode", servers[3].url: None}
+    assert re.search(r"server/\d decode simulated", join_lines(result.stderr))
 
 
-def test_worker_is_unhealthy_according_to_its_router(cli: Cli, fleet: Fleet) -> None:
+def test_worker_that_its_router_reports_unhealthy_is_not_captured(cli: Cli, fleet: Fleet) -> None:
     with fleet(3) as (router, *servers):
-        listed = [{"url": one.url, "is_healthy": one is servers[0]} for one in servers]
-        router.acts["workers"] = [Act(content=json.dumps({"workers": listed}).encode())]
-        result = cli("capture", "servers", "--router", router.url, *FIVE, "--json")
+        worker_states = [{"url": server.url, "is_healthy": server is servers[0]} for server in servers]
+        router.acts["workers"] = [Act(content=json.dumps({"workers": worker_states}).encode())]
+        result = cli("capture", "servers", "--router", router.url, *FIVE_ITERATIONS, "--json")
         assert result.exit_code == 1
         assert servers[1].commands() == []
-    states = {one["url"]: one["state"] for one in json.loads(result.stdout)["servers"]}
+    states = {server["url"]: server["state"] for server in json.loads(result.stdout)["servers"]}
     assert states == {servers[0].url: "ready", servers[1].url: "unhealthy"}
-    assert "The router reports that this worker is unhealthy, so it is not captured." in words(result.stderr)
+    assert "The router reports that this worker is unhealthy, so it is not captured." in join_lines(result.stderr)
 
 
-def test_targets_file(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path) -> None:
+def test_servers_are_read_from_a_targets_file(
+    cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest], tmp_path: Path
+) -> None:
     with fleet(2) as servers:
-        listed = f"- {servers[0].url}\n- {{url: '{servers[1].url}', replica: 7, worker_type: regular}}\n"
-        (tmp_path / "targets.yaml").write_text(listed)
-        result = cli("capture", "servers", "--targets", "targets.yaml", *QUIET)
+        content = f"- {servers[0].url}\n- {{url: '{servers[1].url}', replica: 7, worker_type: regular}}\n"
+        (tmp_path / "targets.yaml").write_text(content)
+        result = cli("capture", "servers", "--targets", "targets.yaml", *WITHOUT_SUMMARY)
         assert result.exit_code == 0, result.output
         assert {record.replica: record.name for record in manifest().targets} == {
             0: servers[0].url,
@@ -225,8 +233,9 @@ def test_targets_file(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest],
         }
 
 
-def test_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest: Callable[..., Manifest]) -> None:
-    """Two roles with different backends are captured together into one run."""
+def test_roles_with_different_backends_are_captured_into_one_run(
+    cli: Cli, fleet: Fleet, tmp_path: Path, manifest: Callable[..., Manifest]
+) -> None:
     with fleet(3) as servers:
         servers[2].backend = "other"
         roles = {
@@ -239,13 +248,13 @@ def test_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest: Cal
             "trainer": {"backend": "paper"},
         }
         (tmp_path / "job.yaml").write_text(json.dumps({"roles": roles}))
-        result = cli("capture", "servers", "--config", "job.yaml", *FIVE, "--json")
+        result = cli("capture", "servers", "--config", "job.yaml", *FIVE_ITERATIONS, "--json")
         assert result.exit_code == 0, result.output
         assert manifest(role="reward").backend == "other"
-        starts = [one.body for server in servers for one in server.arrivals if one.command == "start"]
-        assert [(one["role"], one["ranks"]) for one in starts] == [("rollout", "all")] * 2 + [("reward", [0])]
+        starts = [arrival.body for server in servers for arrival in server.arrivals if arrival.command == "start"]
+        assert [(start["role"], start["ranks"]) for start in starts] == [("rollout", "all")] * 2 + [("reward", [0])]
         assert {server["role"] for server in json.loads(result.stdout)["servers"]} == {"rollout", "reward"}
-        result = cli("capture", "servers", "--config", "job.yaml", "--role", "reward", *FIVE)
+        result = cli("capture", "servers", "--config", "job.yaml", "--role", "reward", *FIVE_ITERATIONS)
         assert result.exit_code == 0, result.output
         assert [server.commands().count("start") for server in servers] == [1, 1, 2]
 
@@ -256,29 +265,29 @@ def test_roles_of_a_config(cli: Cli, fleet: Fleet, tmp_path: Path, manifest: Cal
 def test_servers_with_different_backends_are_rejected(cli: Cli, fleet: Fleet) -> None:
     with fleet(3) as servers:
         servers[1].backend = "other"
-        result = cli("capture", "servers", *url_options(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
         assert result.exit_code == 2
         assert not any("start" in server.commands() for server in servers)
-    said = words(result.stderr)
+    stderr = join_lines(result.stderr)
     simulated = ", ".join(sorted([servers[0].url, servers[2].url]))
-    assert f"simulated: {simulated}" in said
-    assert f"other: {servers[1].url}" in said
-    assert "Define a role for each backend in a config" in said
+    assert f"simulated: {simulated}" in stderr
+    assert f"other: {servers[1].url}" in stderr
+    assert "Define a role for each backend in a config" in stderr
 
 
-def test_servers_with_different_output_directories(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_servers_with_different_output_directories_are_rejected(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(2) as servers:
         servers[1].output = str(tmp_path / "elsewhere")
-        result = cli("capture", "servers", *url_options(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
         assert result.exit_code == 2
         assert "start" not in servers[0].commands()
-    assert f"{tmp_path}/elsewhere: {servers[1].url}" in words(result.stderr)
+    assert f"{tmp_path}/elsewhere: {servers[1].url}" in join_lines(result.stderr)
 
 
-def test_server_on_another_host_has_its_own_directory(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
+def test_output_directory_of_a_server_on_another_host_is_ignored(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
     with fleet(1) as servers:
         servers[0].host, servers[0].output = "elsewhere", "/nowhere"
-        result = cli("capture", "servers", *url_options(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS, "--json")
     assert json.loads(result.stdout)["run"] == str(tmp_path / "profiles" / "run")
 
 
@@ -286,24 +295,24 @@ def test_version_mismatch_is_reported(cli: Cli, fleet: Fleet) -> None:
     with fleet(4) as servers:
         for server, version in zip(servers, ("0.1.7", "0.0.9", "0.0.9", "strange"), strict=True):
             server.version = version
-        result = cli("capture", "servers", *url_options(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
     assert result.exit_code == 0, result.output
-    said = words(result.stderr)
-    assert "and 1 more: the version of profdeck is 0.0.9 there and 0.1.0 here." in said
-    assert f"{servers[3].url}: the version of profdeck is strange there and 0.1.0 here." in said
-    assert "profdeck is 0.1.7" not in said
+    stderr = join_lines(result.stderr)
+    assert "and 1 more: the version of profdeck is 0.0.9 there and 0.1.0 here." in stderr
+    assert f"{servers[3].url}: the version of profdeck is strange there and 0.1.0 here." in stderr
+    assert "profdeck is 0.1.7" not in stderr
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_server_is_unhealthy(cli: Cli, fleet: Fleet, *, many: bool) -> None:
-    with fleet(1 + many) as servers:
+@pytest.mark.parametrize("several", [False, True])
+def test_unhealthy_server_is_reported(cli: Cli, fleet: Fleet, *, several: bool) -> None:
+    with fleet(1 + several) as servers:
         servers[0].acts = {"status": [Act(status=404)], "health": [Act(status=503)]}
-        result = cli("capture", "servers", *url_options(servers), *QUIET)
-        assert [server.commands().count("health") for server in servers] == [1, 0][: 1 + many]
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
+        assert [server.commands().count("health") for server in servers] == [1, 0][: 1 + several]
     assert result.exit_code == 1
-    said = words(result.stderr)
-    assert ("warning" in said) is not many
-    assert f"{servers[0].url}: The health check at /health failed." in said
+    stderr = join_lines(result.stderr)
+    assert ("warning" in stderr) is not several
+    assert f"{servers[0].url}: The health check at /health failed." in stderr
 
 
 def test_health_route_depends_on_the_backend(cli: Cli, fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,127 +321,147 @@ def test_health_route_depends_on_the_backend(cli: Cli, fleet: Fleet, monkeypatch
         for server in servers:
             server.acts = {"status": [Act(status=404)], "cheap": [Act(status=503)]}
         servers[1].backend = "unheard-of"  # no health route is known
-        result = cli("capture", "servers", *url_options(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
         assert [server.commands().count("cheap") for server in servers] == [1, 0]
         assert "health" not in servers[0].commands() + servers[1].commands()
-    assert f"{servers[0].url}: The health check at /cheap failed." in words(result.stderr)
+    assert f"{servers[0].url}: The health check at /cheap failed." in join_lines(result.stderr)
 
 
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("host", ["", "elsewhere"])
-def test_server_cannot_write(cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, many: bool) -> None:
-    with fleet(1 + many) as servers:
-        here = {"host": host or socket.gethostname(), "output": f"{tmp_path}/profiles", "profdeck": "0.1.0"}
-        about = json.dumps({"server": here | {"writable": False}, "answer": {"ranks": []}})
-        servers[0].acts["status"] = [Act(content=about.encode()), Act()]
+def test_server_without_write_access_is_reported(
+    cli: Cli, fleet: Fleet, tmp_path: Path, host: str, *, several: bool
+) -> None:
+    with fleet(1 + several) as servers:
+        server_info = {"host": host or socket.gethostname(), "output": f"{tmp_path}/profiles", "profdeck": "0.1.0"}
+        status = json.dumps({"server": server_info | {"writable": False}, "answer": {"ranks": []}})
+        servers[0].acts["status"] = [Act(content=status.encode()), Act()]
         servers[0].acts["start"] = [Act(status=409, error="nothing can be written")]
-        result = cli("capture", "servers", *url_options(servers), *FIVE, "--json")
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS, "--json")
         assert "start" in servers[0].commands()  # the check of permissions is not conclusive
     assert result.exit_code == 1
-    said = words(result.stderr)
-    sentence = f"{servers[0].url}: The server cannot write to {tmp_path}/profiles on {here['host']}."
-    assert sentence.replace(" ", "") in said.replace(" ", "")  # a long path is wrapped
-    assert ("warning" in said) is not many
-    assert ("simulated 0.1.0 not writable" in said) is many
-    if many:
-        (told,) = (one for one in json.loads(result.stdout)["servers"] if one["url"] == servers[0].url)
-        assert told["state"] == "not_writable"
-        assert "restart it with another output in its config" in told["reason"]
+    stderr = join_lines(result.stderr)
+    message = f"{servers[0].url}: The server cannot write to {tmp_path}/profiles on {server_info['host']}."
+    assert message.replace(" ", "") in stderr.replace(" ", "")  # a long path is wrapped
+    assert ("warning" in stderr) is not several
+    assert ("simulated 0.1.0 not writable" in stderr) is several
+    if several:
+        (server,) = (server for server in json.loads(result.stdout)["servers"] if server["url"] == servers[0].url)
+        assert server["state"] == "not_writable"
+        assert "restart it with another output in its config" in server["reason"]
 
 
-def test_server_has_no_profiler(cli: Cli, fleet: Fleet) -> None:
+def test_server_without_profdeck_is_reported(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].acts["status"] = [Act(status=404)]
-        result = cli("capture", "servers", *url_options(servers), *FIVE)
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS)
         assert result.exit_code == 1
-        assert f"{servers[0].url} server/" in words(result.stderr)
-        assert re.search(r"simulated own profiler only", words(result.stderr))
-        assert f"{servers[0].url}: not_enabled:" in words(result.stdout)
-        assert "Start the engine with PROFDECK_CONFIG in its environment" in words(result.stdout)
+        assert f"{servers[0].url} server/" in join_lines(result.stderr)
+        assert re.search(r"simulated own profiler only", join_lines(result.stderr))
+        assert f"{servers[0].url}: not_enabled:" in join_lines(result.stdout)
+        assert "Start the engine with PROFDECK_CONFIG in its environment" in join_lines(result.stdout)
 
 
-def test_server_requires_a_token(cli: Cli, fleet: Fleet) -> None:
+def test_missing_token_is_reported(cli: Cli, fleet: Fleet) -> None:
     with fleet(1) as servers:
         servers[0].token = "a secret"  # noqa: S105  # not a real token
-        result = cli("capture", "servers", *url_options(servers), *FIVE)
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS)
         assert (result.exit_code, result.stdout) == (1, "")
-        assert "returned status 401: The token is missing or wrong. Set PROFDECK_TOKEN" in words(result.stderr)
+        assert "returned status 401: The token is missing or wrong. Set PROFDECK_TOKEN" in join_lines(result.stderr)
 
 
-def test_server_without_a_matching_backend(cli: Cli, fleet: Fleet) -> None:
+def test_server_without_a_matching_backend_is_reported(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].backend = servers[1].backend = "unheard-of"
-        one = cli("capture", "servers", "--url", servers[0].url, *QUIET)
-        two = cli("capture", "servers", *url_options(servers), *QUIET)
+        single = cli("capture", "servers", "--url", servers[0].url, *WITHOUT_SUMMARY)
+        several = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
         servers[1].backend = "simulated"
-        some = cli("capture", "servers", *url_options(servers), *QUIET)
-    assert (one.exit_code, two.exit_code) == (3, 3)
-    assert f"No backend recognises the server at {servers[0].url}. Check its address." in words(one.stderr)
-    assert "and 1 more. Check its address." in words(two.stderr)
-    assert f"{servers[0].url}: No installed backend recognises this server." in words(some.stderr)
-    assert some.exit_code == 0, some.output  # the server is captured with the backend of the others
+        mixed = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
+    assert (single.exit_code, several.exit_code) == (3, 3)
+    assert f"No backend recognises the server at {servers[0].url}. Check its address." in join_lines(single.stderr)
+    assert "and 1 more. Check its address." in join_lines(several.stderr)
+    assert f"{servers[0].url}: No installed backend recognises this server." in join_lines(mixed.stderr)
+    assert mixed.exit_code == 0, mixed.output  # the server is captured with the backend of the others
 
 
-def test_backend_setting(cli: Cli, fleet: Fleet) -> None:
+def test_backend_setting_overrides_the_detected_backend(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].backend = servers[1].backend = "unheard-of"
-        for some in (servers, servers[:1]):
-            result = cli("capture", "servers", *url_options(some), *QUIET, "--set", "server.backend=simulated")
+        for selected_servers in (servers, servers[:1]):
+            result = cli(
+                "capture",
+                "servers",
+                *url_options(selected_servers),
+                *WITHOUT_SUMMARY,
+                "--set",
+                "server.backend=simulated",
+            )
             assert result.exit_code == 0, result.output
-        result = cli("capture", "servers", *url_options(servers), *QUIET, "--set", "server.backend=paper")
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY, "--set", "server.backend=paper")
     assert result.exit_code == 2
-    assert "The backend 'paper' records its own process and cannot control servers." in words(result.stderr)
+    assert "The backend 'paper' records its own process and cannot control servers." in join_lines(result.stderr)
 
 
-@pytest.mark.parametrize("given", [[], ["--set", "server.backend=simulated"]])
+@pytest.mark.parametrize("backend_option", [[], ["--set", "server.backend=simulated"]])
 @pytest.mark.usefixtures("fleet")
-def test_no_server_responds(cli: Cli, given: list[str]) -> None:
+def test_capture_without_a_reachable_server_fails(cli: Cli, backend_option: list[str]) -> None:
     with unreachable_urls(2) as (first, second):
-        one = cli("capture", "servers", "--url", first, *QUIET, *given)
-        two = cli("capture", "servers", "--url", first, "--url", second, *QUIET, *given, "--output", "profiles")
-    assert (one.exit_code, two.exit_code) == (1, 1)
-    assert f"error: {first} cannot be reached: Connection refused. Is the server running?" in words(one.stderr)
-    expected = "Only 0 of 2 targets are ready" if given else "None of 2 servers can be captured."
-    assert expected in words(two.stderr)
-    assert words(two.stderr).count("unreachable") == 2
+        single = cli("capture", "servers", "--url", first, *WITHOUT_SUMMARY, *backend_option)
+        several = cli(
+            "capture",
+            "servers",
+            "--url",
+            first,
+            "--url",
+            second,
+            *WITHOUT_SUMMARY,
+            *backend_option,
+            "--output",
+            "profiles",
+        )
+    assert (single.exit_code, several.exit_code) == (1, 1)
+    assert f"error: {first} cannot be reached: Connection refused. Is the server running?" in join_lines(single.stderr)
+    expected = "Only 0 of 2 targets are ready" if backend_option else "None of 2 servers can be captured."
+    assert expected in join_lines(several.stderr)
+    assert join_lines(several.stderr).count("unreachable") == 2
 
 
 def test_long_table_omits_servers_that_are_ready(cli: Cli, fleet: Fleet) -> None:
     with fleet(20) as servers:
         servers[7].backend = "unheard-of"
-        result = cli("capture", "servers", *url_options(servers), *QUIET)
+        result = cli("capture", "servers", *url_options(servers), *WITHOUT_SUMMARY)
     assert result.exit_code == 0, result.output
-    said = result.stderr.splitlines()
-    assert {line.partition(" ")[0].rstrip(":") for line in said if line.startswith("http://")} == {servers[7].url}
-    assert "19 of 20 servers are ready." in said
+    messages = result.stderr.splitlines()
+    assert {line.partition(" ")[0].rstrip(":") for line in messages if line.startswith("http://")} == {servers[7].url}
+    assert "19 of 20 servers are ready." in messages
 
 
-def test_router_errors(cli: Cli, fleet: Fleet) -> None:
+def test_router_errors_are_reported(cli: Cli, fleet: Fleet) -> None:
     with fleet(1) as (router,):
-        for act, text in (
+        for act, message in (
             (Act(status=503), f"The router {router.url} replied to /workers with 503. Check its log."),
             (Act(status=401), "Set the environment variable in router_key_variable to its API key."),
             (Act(content=b'{"workers": []}'), f"There is no target (none found). Searched: {router.url}."),
             (Act(content=b"<html>"), "replied to /workers with an unknown format"),
         ):
             router.acts["workers"] = [act]
-            result = cli("capture", "servers", "--router", router.url, *FIVE)
+            result = cli("capture", "servers", "--router", router.url, *FIVE_ITERATIONS)
             assert (result.exit_code, result.stdout) == (1, "")
-            assert text in words(result.stderr)
+            assert message in join_lines(result.stderr)
     with unreachable_urls() as (absent,):
-        result = cli("capture", "servers", "--router", absent, *FIVE)
+        result = cli("capture", "servers", "--router", absent, *FIVE_ITERATIONS)
     assert result.exit_code == 1
-    assert f"{absent} cannot be reached: Connection refused." in words(result.stderr)
+    assert f"{absent} cannot be reached: Connection refused." in join_lines(result.stderr)
 
 
-@pytest.mark.parametrize("many", [False, True])
-def test_router_is_rejected_as_a_server(cli: Cli, fleet: Fleet, *, many: bool) -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_router_is_rejected_as_a_server(cli: Cli, fleet: Fleet, *, several: bool) -> None:
     with fleet(2) as (router, server):
-        router.acts["workers"] = workers(server)
-        result = cli("capture", "servers", *url_options([router, *[server] * many]), *QUIET)
+        router.acts["workers"] = worker_list(server)
+        result = cli("capture", "servers", *url_options([router, *[server] * several]), *WITHOUT_SUMMARY)
         assert (result.exit_code, result.stdout) == (2, "")
         assert "start" not in [*router.commands(), *server.commands()]
-    assert f"{router.url}: this is a router" in words(result.stderr)
+    assert f"{router.url}: this is a router" in join_lines(result.stderr)
 
 
 URL = "http://127.0.0.1:1"
@@ -475,11 +504,11 @@ URL = "http://127.0.0.1:1"
         (["--url", URL, "--set", "roles=3"], "roles: expected a mapping of role names, got 3"),
     ],
 )
-def test_invalid_options(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
+def test_invalid_options_are_rejected(cli: Cli, tmp_path: Path, arguments: list[str], message: str) -> None:
     (tmp_path / "job.yaml").write_text("roles: {trainer: {backend: paper}}")
     result = cli("capture", "servers", *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert message in words(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
+    assert message in join_lines(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
 
 
 @pytest.mark.parametrize(
@@ -500,7 +529,7 @@ def test_invalid_options(cli: Cli, tmp_path: Path, arguments: list[str], message
 def test_removed_options_and_commands_name_their_replacement(cli: Cli, arguments: list[str], message: str) -> None:
     result = cli("capture", *arguments)
     assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert message in words(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
+    assert message in join_lines(re.sub(r"[│╭╮╰╯─]", " ", result.stderr))
 
 
 @pytest.mark.parametrize(
@@ -521,14 +550,14 @@ def test_invalid_requests_are_rejected(changes: dict[str, Any], message: str) ->
         capture_servers(ServerRequest(**({"urls": (URL,)} | changes)))
 
 
-def test_stop_event_ends_the_recording_early(fleet: Fleet) -> None:
-    class Stopping(ServerObserver):
+def test_stop_event_ends_the_recording(fleet: Fleet) -> None:
+    class StoppingObserver(ServerObserver):
         def recording_started(self, *_: object) -> None:
             stop.set()
 
     with fleet(1) as servers:
         stop, request = asyncio.Event(), ServerRequest(urls=(servers[0].url,), settings={"run": "run"})
-        captured = asyncio.run(acapture_servers(request, Stopping(), stop))
+        captured = asyncio.run(acapture_servers(request, StoppingObserver(), stop))
         assert captured.error is None
         assert "stop" in servers[0].commands()
 
@@ -539,7 +568,7 @@ def test_error_names_the_source_of_settings() -> None:
         capture_servers(request, settings_source="file x")
 
 
-def test_the_sync_function_rejects_a_running_event_loop() -> None:
+def test_capture_servers_rejects_a_running_event_loop() -> None:
     async def host() -> None:
         capture_servers(ServerRequest(urls=(URL,)))
 
@@ -548,15 +577,15 @@ def test_the_sync_function_rejects_a_running_event_loop() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_servers_of_a_request_replace_those_of_the_config(fleet: Fleet, tmp_path: Path, count: int) -> None:
-    listed, config = tmp_path / "servers.yaml", tmp_path / "profdeck.yaml"
+def test_servers_of_a_request_replace_the_servers_of_the_config(fleet: Fleet, tmp_path: Path, count: int) -> None:
+    targets_file, config = tmp_path / "servers.yaml", tmp_path / "profdeck.yaml"
     with fleet(count + 1) as servers:
-        wanted = [server.url for server in servers[:count]]
-        listed.write_text(json.dumps([servers[-1].url]))
-        targets = {"file": str(listed), "actors": ["rollout_*"]}
+        urls = [server.url for server in servers[:count]]
+        targets_file.write_text(json.dumps([servers[-1].url]))
+        targets = {"file": str(targets_file), "actors": ["rollout_*"]}
         config.write_text(json.dumps({"run": "run", "roles": {"server": {"targets": targets}}}))
-        captured = capture_servers(ServerRequest(urls=tuple(wanted), iterations=5, config=config, output=tmp_path))
-        assert sorted(server.url for server in captured.servers) == sorted(wanted)
+        captured = capture_servers(ServerRequest(urls=tuple(urls), iterations=5, config=config, output=tmp_path))
+        assert sorted(server.url for server in captured.servers) == sorted(urls)
         assert ["start" in server.commands() for server in servers] == [True] * count + [False]
 
 
@@ -578,10 +607,10 @@ POLICIES = [
 ]
 
 
-@pytest.mark.parametrize("json_too", [False, True])
-@pytest.mark.parametrize(("policy", "goes_on"), POLICIES)
-def test_unreachable_server_with_each_policy(
-    cli: Cli, fleet: Fleet, policy: list[str], *, goes_on: bool, json_too: bool
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(("policy", "is_captured"), POLICIES)
+def test_policy_decides_whether_a_partial_fleet_is_captured(
+    cli: Cli, fleet: Fleet, policy: list[str], *, is_captured: bool, as_json: bool
 ) -> None:
     with unreachable_urls() as (absent,), fleet(7) as servers:
         result = cli(
@@ -591,43 +620,43 @@ def test_unreachable_server_with_each_policy(
             "--url",
             absent,
             *policy,
-            *FIVE,
-            *(["--json"] if json_too else []),
+            *FIVE_ITERATIONS,
+            *(["--json"] if as_json else []),
         )
         assert result.exit_code == 1
         started = ["start" in server.commands() for server in servers]
-        assert started == [goes_on] * 7
-    said = words(result.stderr)
-    assert re.search(rf"{absent} server/\d unreachable", said)
-    assert f"{absent} cannot be reached: Connection refused. Is the server running?" in said
-    assert ("Only 7 of 8 targets are ready" in said) is not goes_on
-    assert ("To list the result of each server: profdeck ls profiles/run" in said) is not goes_on
-    if json_too:
+        assert started == [is_captured] * 7
+    stderr = join_lines(result.stderr)
+    assert re.search(rf"{absent} server/\d unreachable", stderr)
+    assert f"{absent} cannot be reached: Connection refused. Is the server running?" in stderr
+    assert ("Only 7 of 8 targets are ready" in stderr) is not is_captured
+    assert ("To list the result of each server: profdeck ls profiles/run" in stderr) is not is_captured
+    if as_json:
         document = json.loads(result.stdout)
-        assert (document["complete"], document["problem"] is None) == (False, goes_on)
-        (whole,) = (target for target in document["ls"]["targets"] if target["targets"])
-        outcomes = [one["outcome"] for one in whole["targets"] if one["name"] == absent]
+        assert (document["complete"], document["problem"] is None) == (False, is_captured)
+        (fleet_target,) = (target for target in document["ls"]["targets"] if target["targets"])
+        outcomes = [member["outcome"] for member in fleet_target["targets"] if member["name"] == absent]
         assert outcomes == ["unreachable"]
-    elif goes_on:
-        assert "Restart the target, or correct its address." in words(result.stdout)
+    elif is_captured:
+        assert "Restart the target, or correct its address." in join_lines(result.stdout)
         assert "7 captures; ranks: 7 complete" in result.stdout
     else:
         assert result.stdout == ""
 
 
-def test_time_limit_ends_an_incomplete_window(cli: Cli, fleet: Fleet) -> None:
+def test_timeout_ends_an_incomplete_window(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
         servers[0].traffic = 0
-        result = cli("capture", "servers", *url_options(servers), *FIVE, "--timeout", 1)
+        result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS, "--timeout", 1)
     assert result.exit_code == 1
-    assert "Only 0 of 5 iterations ran before the stop." in words(result.stdout)
+    assert "Only 0 of 5 iterations ran before the stop." in join_lines(result.stdout)
     assert "1 complete" in result.stdout
 
 
-def test_all_servers_fail_during_the_capture(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
+def test_capture_fails_if_all_servers_fail_during_it(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(2) as servers:
         for server in servers:
-            server.engine, server.traffic = SimulatedEngine(), 0  # nothing is recorded, so no stop is needed
+            server.engine, server.traffic = SimulatedEngine(), 0  # this engine records nothing, so no stop is needed
             server.acts["status"] = [Act(), Act(), Act(), Act(status=500, error="dead")]
             server.acts["stop"] = [Act(status=500, error="dead")]
         result = cli("capture", "servers", *url_options(servers), "--iterations", 5, "--set", "run=run", "--json")
@@ -656,8 +685,8 @@ def test_error_of_an_observer_is_recorded(
 # Progress.
 
 
-def test_progress_texts() -> None:
-    far = {
+def test_progress_text_describes_the_target_states() -> None:
+    states = {
         "http://armed": TargetState(ended=False, iterations=0),
         "http://recording": TargetState(ended=False, iterations=1),
         "http://writing": TargetState(ended=True, iterations=2, writing=True),
@@ -665,20 +694,20 @@ def test_progress_texts() -> None:
     }
     describe_recording, describe_files = capture_progress.describe_recording, capture_progress.describe_files
     completed_and_total = capture_progress.completed_and_total
-    assert describe_recording(far, 3, 4) == "2 of 4 targets have recorded 3 iterations"
-    assert describe_recording(far, None, 5) == "2 of 5 targets have recorded their windows"
-    assert describe_recording({"http://armed": far["http://armed"]}, 1, 1) == "Recording 1 iteration"
+    assert describe_recording(states, 3, 4) == "2 of 4 targets have recorded 3 iterations"
+    assert describe_recording(states, None, 5) == "2 of 5 targets have recorded their windows"
+    assert describe_recording({"http://armed": states["http://armed"]}, 1, 1) == "Recording 1 iteration"
     assert describe_recording({}, None, 1) == "Recording"
-    waiting = {"http://armed": attrs.evolve(far["http://armed"], waits_for="trainer, step3")}
+    waiting = {"http://armed": attrs.evolve(states["http://armed"], waits_for="trainer, step3")}
     assert describe_recording(waiting, 1, 1) == "Recording 1 iteration (http://armed waits for trainer, step3)"
-    assert describe_files(far) == "Waiting for the files of http://writing"
-    many = {f"http://{number}": far["http://writing"] for number in range(4)}
-    assert describe_files(many) == "Waiting for the files of http://0, http://1 and 2 more"
-    assert describe_files({"http://ended": far["http://ended"]}) == "Collecting the files"
-    assert completed_and_total(far, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
-    assert completed_and_total(far, None, stopping=False) == (0, None)
+    assert describe_files(states) == "Waiting for the files of http://writing"
+    writing = {f"http://{index}": states["http://writing"] for index in range(4)}
+    assert describe_files(writing) == "Waiting for the files of http://0, http://1 and 2 more"
+    assert describe_files({"http://ended": states["http://ended"]}) == "Collecting the files"
+    assert completed_and_total(states, 3, stopping=False) == (0 + 1 + 3 + 3, 12)
+    assert completed_and_total(states, None, stopping=False) == (0, None)
     assert completed_and_total({}, 3, stopping=False) == (0, None)
-    assert completed_and_total(far, 3, stopping=True) == (3, 4)
+    assert completed_and_total(states, 3, stopping=True) == (3, 4)
 
 
 def test_check_connects_to_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> None:
@@ -696,7 +725,10 @@ def test_check_connects_to_targets(cli: Cli, fleet: Fleet, tmp_path: Path) -> No
         rollout = {"backend": "simulated", "targets": {"urls": urls}, "options": {"auth": "none"}}
         config.write_text(json.dumps({"roles": {"rollout": rollout}}))
         result = cli("check", config)
-        assert (result.exit_code, "auth applies to servers that load this config" in words(result.output)) == (0, True)
+        assert (result.exit_code, "auth applies to servers that load this config" in join_lines(result.output)) == (
+            0,
+            True,
+        )
         result = cli("check", config, "--connect", "--json")
     assert result.exit_code == 1
     (problem,) = [check for check in json.loads(result.stdout)["checks"] if not check["ok"]]

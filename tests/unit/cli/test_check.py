@@ -9,7 +9,7 @@ from typer.testing import Result
 
 Cli = Callable[..., Result]
 
-GOOD = """
+VALID_CONFIG = """
 output: out/deep
 steps: [10, 20..22]
 listeners: [paper-log]
@@ -22,11 +22,11 @@ roles:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "a.yaml"
-    path.write_text(GOOD, encoding="utf-8")
+    path.write_text(VALID_CONFIG, encoding="utf-8")
     return path
 
 
-def problems(result: Result) -> dict[str, str]:
+def failed_checks(result: Result) -> dict[str, str]:
     return {check["what"]: check["detail"] for check in json.loads(result.stdout)["checks"] if not check["ok"]}
 
 
@@ -43,7 +43,7 @@ def test_valid_config_lists_all_checks(cli: Cli, config: Path) -> None:
     ]  # fmt: skip
 
 
-def test_no_files_are_created(cli: Cli, config: Path, tmp_path: Path) -> None:
+def test_check_creates_no_files(cli: Cli, config: Path, tmp_path: Path) -> None:
     assert cli("check", config).exit_code == 0
     assert [*tmp_path.iterdir()] == [config]
 
@@ -69,73 +69,73 @@ def test_all_problems_are_reported_together(cli: Cli, config: Path, tmp_path: Pa
         "critic.backend": "paper-old",
         "reward.backend": "paper-broken",
     }
-    arguments = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    arguments = [argument for key, value in settings.items() for argument in ("--set", f"{key}={value}")]
     result = cli("check", config, "--json", "--set", "nonsense", *arguments)
-    found = problems(result)
+    problems = failed_checks(result)
     assert result.exit_code == 2
-    assert "expected key=value" in found["--set"]
-    assert found["steps"].startswith("No step is selected")
-    assert "file is not a directory" in found["output"]
-    assert "profile_stop has no argument 'paper'" in found["listeners.paper-wrong"]
-    assert "Did you mean 'paper-log'?" in found["listeners.papr-log"]
-    assert "'sheets' must be >= 1" in found["roles.trainer.options"]
-    assert "Did you mean 'paper'?" in found["roles.rollout.backend"]
-    assert "pip install" in found["roles.ref.backend"]
-    assert "expected an integer" in found["roles.ref.options"]
-    assert "version 1.5 is installed" in found["roles.critic.backend"]
-    assert "No module named 'paper_nowhere'" in found["roles.reward.backend"]
-    assert len(found) == 11
+    assert "expected key=value" in problems["--set"]
+    assert problems["steps"].startswith("No step is selected")
+    assert "file is not a directory" in problems["output"]
+    assert "profile_stop has no argument 'paper'" in problems["listeners.paper-wrong"]
+    assert "Did you mean 'paper-log'?" in problems["listeners.papr-log"]
+    assert "'sheets' must be >= 1" in problems["roles.trainer.options"]
+    assert "Did you mean 'paper'?" in problems["roles.rollout.backend"]
+    assert "pip install" in problems["roles.ref.backend"]
+    assert "expected an integer" in problems["roles.ref.options"]
+    assert "version 1.5 is installed" in problems["roles.critic.backend"]
+    assert "No module named 'paper_nowhere'" in problems["roles.reward.backend"]
+    assert len(problems) == 11
 
 
-def test_exit_code_of_a_plugin_problem(cli: Cli, config: Path) -> None:
+def test_unusable_plugin_has_its_own_exit_code(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--set", "trainer.backend=paper-absent")
     assert result.exit_code == 3
     assert "10 checked, 1 failed." in result.stdout
 
 
-def test_invalid_config(cli: Cli, config: Path) -> None:
+def test_all_errors_of_an_invalid_config_are_reported(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--set", "on_error=explode", "--set", "trainer.warmup_steps=true")
     assert result.exit_code == 2
-    assert "on_error: expected one of warn, raise" in problems(result)["config"]
-    assert "roles.trainer.warmup_steps: expected an integer" in problems(result)["config"]
+    assert "on_error: expected one of warn, raise" in failed_checks(result)["config"]
+    assert "roles.trainer.warmup_steps: expected an integer" in failed_checks(result)["config"]
 
 
 @pytest.mark.parametrize(("name", "text"), [("absent.yaml", None), ("a.json", "{}"), ("b.toml", "= 1")])
-def test_file_is_not_a_config(cli: Cli, tmp_path: Path, name: str, text: str | None) -> None:
+def test_file_that_is_not_a_config_is_reported(cli: Cli, tmp_path: Path, name: str, text: str | None) -> None:
     if text is not None:
         (tmp_path / name).write_text(text, encoding="utf-8")
     result = cli("check", tmp_path / name, "--json")
     assert result.exit_code == 2
-    assert name in problems(result)["config"]
+    assert name in failed_checks(result)["config"]
 
 
-def test_first_step_is_after_final_step(cli: Cli, config: Path) -> None:
+def test_first_step_after_the_final_step_is_reported(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--set", "final_step=5")
-    assert problems(result) == {"steps": "The first selected step is 10, but final_step is 5."}
+    assert failed_checks(result) == {"steps": "The first selected step is 10, but final_step is 5."}
 
 
-def test_no_roles(cli: Cli, tmp_path: Path) -> None:
+def test_config_without_roles_is_rejected(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "b.yaml"
     path.write_text("steps: [1]", encoding="utf-8")
     result = cli("check", path, "--json")
-    assert (result.exit_code, [*problems(result)]) == (2, ["roles"])
+    assert (result.exit_code, [*failed_checks(result)]) == (2, ["roles"])
 
 
-def test_one_role(cli: Cli, config: Path) -> None:
+def test_role_option_skips_other_roles(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--role", "trainer", "--set", "rollout.backend=papper")
     assert result.exit_code == 0
     assert "roles.rollout" not in result.stdout
 
 
-def test_unknown_role(cli: Cli, config: Path) -> None:
+def test_unknown_role_suggests_the_nearest(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--json", "--role", "trainr")
     assert result.exit_code == 2
-    assert "Did you mean 'trainer'? Its roles: trainer, rollout." in problems(result)["roles.trainr"]
+    assert "Did you mean 'trainer'? Its roles: trainer, rollout." in failed_checks(result)["roles.trainr"]
 
 
-def test_output_is_not_writable(cli: Cli, config: Path) -> None:
-    found = problems(cli("check", config, "--json", "--set", "output=/proc/profiles"))
-    assert found["output"].startswith("/proc cannot be written: ")
+def test_output_without_write_access_is_reported(cli: Cli, config: Path) -> None:
+    problems = failed_checks(cli("check", config, "--json", "--set", "output=/proc/profiles"))
+    assert problems["output"].startswith("/proc cannot be written: ")
 
 
 def test_removed_measure_option_is_an_error(cli: Cli, config: Path) -> None:
@@ -145,18 +145,18 @@ def test_removed_measure_option_is_an_error(cli: Cli, config: Path) -> None:
 
 
 def test_here_runs_the_preflight_of_the_backend(cli: Cli, config: Path) -> None:
-    jammed = ("check", config, "--json", "--set", "trainer.options.jammed=true")
-    assert cli(*jammed).exit_code == 0
-    result = cli(*jammed, "--here")
+    arguments = ("check", config, "--json", "--set", "trainer.options.jammed=true")
+    assert cli(*arguments).exit_code == 0
+    result = cli(*arguments, "--here")
     assert result.exit_code == 2
-    assert problems(result) == {"roles.trainer on this machine": "The paper is jammed. Open the tray."}
+    assert failed_checks(result) == {"roles.trainer on this machine": "The paper is jammed. Open the tray."}
 
 
 def test_here_uses_the_identity_of_the_launcher(cli: Cli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     result = cli("check", config, "--json", "--here", "--set", "trainer.ranks=[4]")
-    assert problems(result) == {
+    assert failed_checks(result) == {
         "roles.trainer on this machine": "None of the selected ranks is in this job, which has the ranks 0 to 3."
     }
 
@@ -168,7 +168,7 @@ def test_config_of_engines_needs_no_steps(cli: Cli, tmp_path: Path) -> None:
     result = cli("check", config, "--json")
     assert result.exit_code == 0, result.stdout
     config.write_text("on_demand: false\nroles: {chat: {backend: tally-engine}, trainer: {backend: tally}}\n")
-    assert "No step is selected" in problems(cli("check", config, "--json"))["steps"]
+    assert "No step is selected" in failed_checks(cli("check", config, "--json"))["steps"]
 
 
 def test_on_demand_config_needs_no_steps(cli: Cli, config: Path) -> None:

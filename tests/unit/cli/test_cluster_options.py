@@ -41,21 +41,21 @@ ACTORS = {"steps": [1], "rollout.backend": "vllm", "rollout.targets.actors": ["a
 
 
 @pytest.fixture(autouse=True)
-def clean_cache() -> Iterator[None]:
+def clear_cache() -> Iterator[None]:
     installed_clusters.cache_clear()
     yield
     installed_clusters.cache_clear()
 
 
 @pytest.fixture
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def hide_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide all installed cluster plugins."""
-    of_group = metadata.entry_points
+    entry_points = metadata.entry_points
 
-    def without(**select: str) -> metadata.EntryPoints:
-        return metadata.EntryPoints() if select.get("group") == CLUSTERS else of_group(**select)
+    def entry_points_without_clusters(**select: str) -> metadata.EntryPoints:
+        return metadata.EntryPoints() if select.get("group") == CLUSTERS else entry_points(**select)
 
-    monkeypatch.setattr(metadata, "entry_points", without)
+    monkeypatch.setattr(metadata, "entry_points", entry_points_without_clusters)
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
-    text = cli("capture", "servers", "--help").stdout
-    assert text.index("--targets") < text.index("--ray") < text.index("--config")
+def test_help_lists_cluster_options_after_server_options(cli: Cli) -> None:
+    help_text = cli("capture", "servers", "--help").stdout
+    assert help_text.index("--targets") < help_text.index("--ray") < help_text.index("--config")
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_options_follow_the_options_of_other_servers(cli: Cli) -> None:
         ([], "Use --url, --router, --targets, --ray or --config."),
     ],
 )
-def test_inconsistent_options_are_rejected(cli: Cli, arguments: list[str], message: str) -> None:
+def test_removed_or_missing_options_are_rejected(cli: Cli, arguments: list[str], message: str) -> None:
     result = cli("capture", "servers", *arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
@@ -92,8 +92,8 @@ def test_missing_library_error_has_the_install_command(cli: Cli) -> None:
     assert "ray, which is not installed. Install it with: pip install 'profdeck[ray]'" in result.stderr
 
 
-@pytest.mark.usefixtures("no_cluster")
-def test_without_plugins_actors_are_rejected(cli: Cli) -> None:
+@pytest.mark.usefixtures("hide_clusters")
+def test_actors_are_rejected_without_cluster_plugins(cli: Cli) -> None:
     assert "No such option: --ray" in cli("capture", "servers", "--ray", "*").stderr
     assert "Use --url, --router, --targets or --config." in cli("capture", "servers").stderr
     with pytest.raises(UnknownPluginError, match=r"targets\.actors: no cluster plugin is installed .*Install a"):
@@ -101,9 +101,9 @@ def test_without_plugins_actors_are_rejected(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("yard")
-def test_plugin_adds_its_options(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
-    text = cli("capture", "servers", "--help").stdout
-    assert "--crane" in text
+def test_plugin_adds_its_options_to_the_command(cli: Cli, caplog: pytest.LogCaptureFixture) -> None:
+    help_text = cli("capture", "servers", "--help").stdout
+    assert "--crane" in help_text
     assert f"'wrong' in {CLUSTERS} must be an instance of " in caplog.text
     with pytest.raises(ConfigError, match=r"several cluster plugins are installed: ray, yard\."):
         Profiler.from_config(role="rollout", settings=ACTORS)
@@ -112,12 +112,12 @@ def test_plugin_adds_its_options(cli: Cli, caplog: pytest.LogCaptureFixture) -> 
 def test_selected_actors_become_targets(
     cli: Cli, yard: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    of_group = metadata.entry_points
+    entry_points = metadata.entry_points
 
-    def without_ray(**select: str) -> metadata.EntryPoints:
-        return metadata.EntryPoints(point for point in of_group(**select) if (select, point.name) != (RAY, "ray"))
+    def entry_points_without_ray(**select: str) -> metadata.EntryPoints:
+        return metadata.EntryPoints(point for point in entry_points(**select) if (select, point.name) != (RAY, "ray"))
 
-    monkeypatch.setattr(metadata, "entry_points", without_ray)
+    monkeypatch.setattr(metadata, "entry_points", entry_points_without_ray)
     result = cli("capture", "servers", "--yard", "--crane", "c7")
     assert result.stdout.startswith("joined")
     assert "The south is closed." in result.stderr

@@ -20,16 +20,16 @@ Document = Callable[..., Path]
 STEPS = 5
 
 
-def rank(step_us: float | None = 1000, gemm_us: float = 400, **members: Any) -> RankSummary:
-    """Return the summary of a rank with equal steps, or without steps."""
+def rank_summary(step_us: float | None = 1000, gemm_us: float = 400, **members: Any) -> RankSummary:
+    """Return the summary of a rank with equal steps, or without steps if `step_us` is None."""
     steps = () if step_us is None else [step_us] * STEPS
     summary = trace({"[gemm]": [gemm_us] * STEPS}, steps=steps, of=STEP if steps else None, path="run/rank0.trace.json")
     return attrs.evolve(summary, **{"capture": "step1", "idle_us": 0, **members})
 
 
 @pytest.fixture
-def document(tmp_path: Path) -> Document:
-    """Return a function that writes a summary of ranks to a JSON file."""
+def write_document(tmp_path: Path) -> Document:
+    """Return a function that writes a run summary with the given ranks to a JSON file."""
 
     def write(name: str, *ranks: RankSummary) -> Path:
         path = tmp_path / name
@@ -39,19 +39,19 @@ def document(tmp_path: Path) -> Document:
     return write
 
 
-def lines(result: Result) -> list[str]:
+def output_lines(result: Result) -> list[str]:
     return [" ".join(line.split()) for line in result.stdout.splitlines()]
 
 
-def words(result: Result) -> str:
-    """Return stdout as one line."""
+def output_text(result: Result) -> str:
+    """Return stdout as a single line."""
     return " ".join(result.stdout.split())
 
 
-def test_slower_run(cli: Cli, document: Document) -> None:
-    result = cli("diff", document("a.json", rank()), document("b.json", rank(1100, 500)))
+def test_slower_run_has_a_verdict_and_tables(cli: Cli, write_document: Document) -> None:
+    result = cli("diff", write_document("a.json", rank_summary()), write_document("b.json", rank_summary(1100, 500)))
     assert (result.exit_code, result.stderr) == (0, "")
-    assert lines(result) == [
+    assert output_lines(result) == [
         "trainer is slower: the median global step takes 1.100 ms, before 1.000 ms,",
         "+10.0% (p 0.004); most of it: gemm +0.100 ms, [gemm] +0.100 ms.",
         "Times are per global step, of 5 before and 5 after in all.",
@@ -71,59 +71,66 @@ def test_slower_run(cli: Cli, document: Document) -> None:
     ]
 
 
-def test_unchanged_rows_are_counted(cli: Cli, document: Document) -> None:
-    path = document("a.json", rank())
+def test_unchanged_rows_are_counted(cli: Cli, write_document: Document) -> None:
+    path = write_document("a.json", rank_summary())
     result = cli("diff", path, path, "--fail-over", "0%")
     assert result.exit_code == 0
-    said = "trainer is the same: the median global step takes 1.000 ms, before 1.000 ms, +0.0% (p 1). "
-    assert words(result).startswith(said)
-    assert lines(result)[-1] == "The same: 1 class, 1 kernel."
+    verdict = "trainer is the same: the median global step takes 1.000 ms, before 1.000 ms, +0.0% (p 1). "
+    assert output_text(result).startswith(verdict)
+    assert output_lines(result)[-1] == "The same: 1 class, 1 kernel."
 
 
-def test_new_kernel_is_shown_with_its_class(cli: Cli, document: Document) -> None:
-    other = attrs.evolve(rank().kernels[0], name="other")
-    result = cli("diff", document("a.json", rank()), document("b.json", rank(kernels=(other,))))
-    assert lines(result)[-4:-2] == [
+def test_new_kernel_is_shown_with_its_class(cli: Cli, write_document: Document) -> None:
+    other_kernel = attrs.evolve(rank_summary().kernels[0], name="other")
+    result = cli(
+        "diff",
+        write_document("a.json", rank_summary()),
+        write_document("b.json", rank_summary(kernels=(other_kernel,))),
+    )
+    assert output_lines(result)[-4:-2] == [
         "0.400 0.000 -100.0% 0.0% gemm vanished; its class +0.0% [gemm]",
         "0.000 0.400 0.0% gemm appeared; its class +0.0% other",
     ]
 
 
-def test_number_of_calls_is_shown_for_a_change(cli: Cli, document: Document) -> None:
-    (gemm,) = rank(1000, 800).kernels
-    twice = attrs.evolve(gemm, count=2 * gemm.count)
-    result = cli("diff", document("a.json", rank()), document("b.json", rank(kernels=(twice,))))
-    assert "0.400 0.800 +100.0% 0.0% gemm slower; calls 1→2 [gemm]" in lines(result)
+def test_changed_number_of_calls_is_shown(cli: Cli, write_document: Document) -> None:
+    (gemm,) = rank_summary(1000, 800).kernels
+    doubled = attrs.evolve(gemm, count=2 * gemm.count)
+    result = cli(
+        "diff", write_document("a.json", rank_summary()), write_document("b.json", rank_summary(kernels=(doubled,)))
+    )
+    assert "0.400 0.800 +100.0% 0.0% gemm slower; calls 1→2 [gemm]" in output_lines(result)
 
 
-def test_top(cli: Cli, document: Document) -> None:
-    def many(scale: float) -> RankSummary:
+def test_top_limits_the_kernels(cli: Cli, write_document: Document) -> None:
+    def with_20_kernels(scale: float) -> RankSummary:
         kernels = [
-            attrs.evolve(rank(gemm_us=scale * (40 - n)).kernels[0], name=f"k{n}", share=1 / 20) for n in range(20)
+            attrs.evolve(rank_summary(gemm_us=scale * (40 - n)).kernels[0], name=f"k{n}", share=1 / 20)
+            for n in range(20)
         ]
-        return rank(kernels=tuple(kernels))
+        return rank_summary(kernels=tuple(kernels))
 
-    def shown(*options: object) -> int:
+    def count_kernels(*options: object) -> int:
+        rows = cli("diff", a, b, *options).stdout.splitlines()
         return (
-            sum(line.rpartition("  ")[2].startswith("k") for line in cli("diff", a, b, *options).stdout.splitlines())
-            - 2
-        )
+            sum(row.rpartition("  ")[2].startswith("k") for row in rows) - 2
+        )  # without the heading "kernel" and the sum "kernels"
 
-    a, b = document("a.json", many(1)), document("b.json", many(1.5))
-    assert (shown(), shown("--top", 0)) == (8, 20)
-    assert "... and 12 more that changed: --top 0 shows all." in lines(cli("diff", a, b))
+    a, b = write_document("a.json", with_20_kernels(1)), write_document("b.json", with_20_kernels(1.5))
+    assert (count_kernels(), count_kernels("--top", 0)) == (8, 20)
+    assert "... and 12 more that changed: --top 0 shows all." in output_lines(cli("diff", a, b))
     (role,) = json.loads(cli("diff", a, b, "--top", 2, "--json").stdout)["roles"]
     assert [change["name"] for change in role["kernels"]] == ["k0", "k1"]
 
 
-def test_json_document(cli: Cli, document: Document) -> None:
-    a, b = document("a.json", rank()), document("b.json", rank(1100))
+def test_json_document_has_regressions_and_roles(cli: Cli, write_document: Document) -> None:
+    a, b = write_document("a.json", rank_summary()), write_document("b.json", rank_summary(1100))
     result = cli("diff", a, b, "--json", "--fail-over", "5%")
     assert (result.exit_code, result.stderr) == (5, "")
-    plain = json.loads(result.stdout)
-    assert (plain["before"], plain["after"], plain["fail_over"]) == (str(a), str(b), 0.05)
-    assert plain["regressions"] == [{"role": "trainer", "stage": None, "name": "global step"}]
-    (role,) = plain["roles"]
+    document = json.loads(result.stdout)
+    assert (document["before"], document["after"], document["fail_over"]) == (str(a), str(b), 0.05)
+    assert document["regressions"] == [{"role": "trainer", "stage": None, "name": "global step"}]
+    (role,) = document["roles"]
     assert (role["basis"], role["steps_before"], role["iterations"][0]["verdict"]) == ("global_step", 5, "slower")
     assert role["ranks"][0]["before"] == ["run/rank0.trace.json"]
 
@@ -131,25 +138,29 @@ def test_json_document(cli: Cli, document: Document) -> None:
 @pytest.mark.parametrize(
     ("limit", "after", "code"),
     [
-        ("5%", rank(1051), 5),
-        ("5", rank(1051), 5),
-        ("5%", rank(1049), 0),
-        (" 5.2 %", rank(1051), 0),
-        ("0.5%", rank(1006), 5),
-        ("0", rank(1006), 5),
-        ("5%", rank(900), 0),
-        ("5%", rank(None, 424), 5),
-        ("5%", rank(None, 416), 0),
+        ("5%", rank_summary(1051), 5),
+        ("5", rank_summary(1051), 5),
+        ("5%", rank_summary(1049), 0),
+        (" 5.2 %", rank_summary(1051), 0),
+        ("0.5%", rank_summary(1006), 5),
+        ("0", rank_summary(1006), 5),
+        ("5%", rank_summary(900), 0),
+        ("5%", rank_summary(None, 424), 5),
+        ("5%", rank_summary(None, 416), 0),
     ],
 )
-def test_fail_over(cli: Cli, document: Document, limit: str, after: RankSummary, code: int) -> None:
-    result = cli("diff", document("a.json", rank()), document("b.json", after), "--fail-over", limit)
+def test_exit_code_depends_on_the_fail_over_limit(
+    cli: Cli, write_document: Document, limit: str, after: RankSummary, code: int
+) -> None:
+    result = cli(
+        "diff", write_document("a.json", rank_summary()), write_document("b.json", after), "--fail-over", limit
+    )
     assert result.exit_code == code
     assert ("Over the limit: trainer: " in result.stdout) == (code == 5)
 
 
 @pytest.mark.parametrize(
-    ("limit", "told"),
+    ("limit", "message"),
     [
         ("0.05", "Write 5% or 0.05%."),
         ("five", "'five' is not a percentage, such as 5% or 2.5%."),
@@ -158,16 +169,18 @@ def test_fail_over(cli: Cli, document: Document, limit: str, after: RankSummary,
         ("1e3%", "is not a percentage"),
     ],
 )
-def test_invalid_percentage(cli: Cli, document: Document, limit: str, told: str) -> None:
-    path = document("a.json", rank())
+def test_invalid_percentage_is_rejected(cli: Cli, write_document: Document, limit: str, message: str) -> None:
+    path = write_document("a.json", rank_summary())
     result = cli("diff", path, path, "--fail-over", limit)
     assert result.exit_code == 2
-    assert told in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split())
 
 
-def test_role_without_comparable_times_fails(cli: Cli, document: Document) -> None:
-    empty = rank(None, kernels=(), categories=(), busy_us=None, idle_us=None, communication_us=None, overlap_us=None)
-    path = document("a.json", rank(), attrs.evolve(empty, role="rollout"))
+def test_role_without_comparable_times_fails(cli: Cli, write_document: Document) -> None:
+    incomparable = rank_summary(
+        None, kernels=(), categories=(), busy_us=None, idle_us=None, communication_us=None, overlap_us=None
+    )
+    path = write_document("a.json", rank_summary(), attrs.evolve(incomparable, role="rollout"))
     assert cli("diff", path, path).exit_code == 0
     result = cli("diff", path, path, "--fail-over", "5%")
     assert result.exit_code == 4
@@ -177,56 +190,62 @@ def test_role_without_comparable_times_fails(cli: Cli, document: Document) -> No
     )
 
 
-def test_warnings_about_incomplete_traces(cli: Cli, document: Document) -> None:
-    cut = rank(problem="It ends early.", whole=False)
-    alone = rank(rank=1, path="run/rank1.trace.json")
-    result = cli("diff", document("a.json", cut, alone), document("b.json", rank(graph_launches=None)))
+def test_incomplete_and_unmatched_traces_cause_warnings(cli: Cli, write_document: Document) -> None:
+    truncated = rank_summary(problem="It ends early.", whole=False)
+    unmatched = rank_summary(rank=1, path="run/rank1.trace.json")
+    result = cli(
+        "diff",
+        write_document("a.json", truncated, unmatched),
+        write_document("b.json", rank_summary(graph_launches=None)),
+    )
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
         "warning: run/rank0.trace.json: It ends early. Only the readable part is compared.",
         "warning: a.json: the other run has no trace that corresponds to run/rank1.trace.json",
     ]
-    assert "Operators are not compared: of some traces only the devices were read." in words(result)
+    assert "Operators are not compared: of some traces only the devices were read." in output_text(result)
 
 
-def test_traces_are_summarised(cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Sequence[Path]] = []
+def test_directory_of_traces_is_summarised(
+    cli: Cli, write_document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_paths: list[Sequence[Path]] = []
 
     def summarise(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
-        read.append(paths)
+        read_paths.append(paths)
         assert cache
-        return run(rank(1100)), ["rank1.trace.json: it is empty"]
+        return run(rank_summary(1100)), ["rank1.trace.json: it is empty"]
 
     monkeypatch.setattr(arguments, "summarise_paths", summarise)
-    result = cli("diff", document("a.json", rank()), tmp_path, "--fail-over", "5%")
-    assert read == [[tmp_path]]
+    result = cli("diff", write_document("a.json", rank_summary()), tmp_path, "--fail-over", "5%")
+    assert read_paths == [[tmp_path]]
     assert (result.exit_code, result.stderr) == (4, "error: rank1.trace.json: it is empty\n")
     assert "Over the limit: trainer: global step" in result.stdout
 
 
 def test_read_errors_are_reported_if_no_trace_is_readable(
-    cli: Cli, document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, write_document: Document, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arguments, "summarise_paths", lambda _, **_how: (run(), ["rank0.trace.json: it is empty"]))
-    result = cli("diff", document("a.json", rank()), tmp_path)
+    monkeypatch.setattr(arguments, "summarise_paths", lambda _, **_options: (run(), ["rank0.trace.json: it is empty"]))
+    result = cli("diff", write_document("a.json", rank_summary()), tmp_path)
     assert (result.exit_code, result.stdout) == (4, "")
     assert result.stderr.startswith("error: rank0.trace.json: it is empty\nerror: There is nothing to compare: ")
 
 
-def test_document_is_not_a_summary(cli: Cli, document: Document, tmp_path: Path) -> None:
-    wrong = tmp_path / "b.json"
-    wrong.write_text('{"ranks": [{}]}', encoding="utf-8")
-    result = cli("diff", document("a.json", rank()), wrong)
+def test_document_that_is_not_a_summary_is_rejected(cli: Cli, write_document: Document, tmp_path: Path) -> None:
+    invalid = tmp_path / "b.json"
+    invalid.write_text('{"ranks": [{}]}', encoding="utf-8")
+    result = cli("diff", write_document("a.json", rank_summary()), invalid)
     assert (result.exit_code, result.stdout) == (4, "")
     assert "is no summary by this version of profdeck: Object missing required field `path`" in result.stderr
 
 
-def test_error_ends_the_command(cli: Cli, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_error_ends_the_command(cli: Cli, write_document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(paths: Sequence[Path], *, cache: bool) -> tuple[RunSummary, list[str]]:
         raise TraceError(f"No trace found in {paths[0].name}.")
 
     monkeypatch.setattr(arguments, "summarise_paths", fail)
-    path = document("a.json", rank())
+    path = write_document("a.json", rank_summary())
     result = cli("diff", path, path.parent)
     assert (result.exit_code, result.stdout) == (4, "")
     assert "No trace found in" in result.stderr
@@ -244,30 +263,33 @@ def test_run_equals_its_saved_summary(cli: Cli, record: Callable[..., Path], tmp
 
 
 @pytest.mark.parametrize(("judges", "code"), [(("steps",), 0), (("device",), 5), (("steps", "device"), 5)])
-def test_fail_on_selects_the_judged_times(cli: Cli, document: Document, judges: tuple[str, ...], code: int) -> None:
-    options = [word for judge in judges for word in ("--fail-on", judge)]
-    slower = document("b.json", rank(gemm_us=800))
-    result = cli("diff", document("a.json", rank()), slower, "--fail-over", "5%", *options)
+def test_fail_on_selects_the_judged_times(
+    cli: Cli, write_document: Document, judges: tuple[str, ...], code: int
+) -> None:
+    options = [option for judge in judges for option in ("--fail-on", judge)]
+    slower = write_document("b.json", rank_summary(gemm_us=800))
+    result = cli("diff", write_document("a.json", rank_summary()), slower, "--fail-over", "5%", *options)
     assert result.exit_code == code
-    assert "slower inside: 1 of 1 classes, 1 of 1 kernels" in words(result)
+    assert "slower inside: 1 of 1 classes, 1 of 1 kernels" in output_text(result)
 
 
 @pytest.mark.parametrize(
-    ("middle_us", "said"), [(1010, "trainer is the same:"), (1300, "trainer may differ by chance:")]
+    ("median_us", "verdict"), [(1010, "trainer is the same:"), (1300, "trainer may differ by chance:")]
 )
 def test_large_uncertain_change_is_not_called_the_same(
-    cli: Cli, document: Document, middle_us: float, said: str
+    cli: Cli, write_document: Document, median_us: float, verdict: str
 ) -> None:
     def noisy(*durations_us: float) -> RankSummary:
-        plain = rank()
-        return attrs.evolve(plain, steps=[attrs.evolve(plain.steps[0], duration_us=one) for one in durations_us])
+        summary = rank_summary()
+        steps = [attrs.evolve(summary.steps[0], duration_us=duration_us) for duration_us in durations_us]
+        return attrs.evolve(summary, steps=steps)
 
-    sides = document("a.json", noisy(600, 1000, 1400)), document("b.json", noisy(700, middle_us, 1900))
-    assert lines(cli("diff", *sides))[0].startswith(said)
+    paths = write_document("a.json", noisy(600, 1000, 1400)), write_document("b.json", noisy(700, median_us, 1900))
+    assert output_lines(cli("diff", *paths))[0].startswith(verdict)
 
 
-def test_fail_on_stages_without_stages(cli: Cli, document: Document) -> None:
-    path = document("a.json", rank())
+def test_fail_on_stages_fails_without_stages(cli: Cli, write_document: Document) -> None:
+    path = write_document("a.json", rank_summary())
     result = cli("diff", path, path, "--fail-over", "5%", "--fail-on", "stages")
     assert result.exit_code == 4
     assert (

@@ -14,7 +14,7 @@ from real_traces import each
 from typer.testing import Result
 
 from gpu_job import GpuJob
-from profdeck.verification import file_checks as proving
+from profdeck.verification import file_checks
 from profdeck_traces.analysis import summary
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.result_keys import identity_of
@@ -25,7 +25,7 @@ Record = Callable[..., Path]
 
 
 @pytest.fixture(autouse=True)
-def _clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def _set_clock_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the clock three seconds ahead, because recently changed files are not cached."""
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3_000_000_000)
@@ -34,20 +34,20 @@ def _clock_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the names of files are appended when this process reads them."""
-    found: list[str] = []
-    read, check = summary.read_trace, proving.check_trace
+    names: list[str] = []
+    read_trace, check_trace = summary.read_trace, file_checks.check_trace
 
-    def reading(path: Path, **how: object) -> object:
-        found.append(path.name)
-        return read(path, **how)  # type: ignore[arg-type]
+    def read_and_record(path: Path, **options: object) -> object:
+        names.append(path.name)
+        return read_trace(path, **options)  # type: ignore[arg-type]
 
-    def checking(path: Path, **how: object) -> object:
-        found.append(path.name)
-        return check(path, **how)  # type: ignore[arg-type]
+    def check_and_record(path: Path, **options: object) -> object:
+        names.append(path.name)
+        return check_trace(path, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(summary, "read_trace", reading)
-    monkeypatch.setattr(proving, "check_trace", checking)
-    return found
+    monkeypatch.setattr(summary, "read_trace", read_and_record)
+    monkeypatch.setattr(file_checks, "check_trace", check_and_record)
+    return names
 
 
 def summary_json(cli: Cli, path: Path, *options: object) -> str:
@@ -59,7 +59,9 @@ def summary_json(cli: Cli, path: Path, *options: object) -> str:
 @pytest.mark.shared_data
 @pytest.mark.parametrize("options", [(), ("--devices-only",)], ids=["all", "devices"])
 @each("gpu/*.json.gz", "npu/*.json")
-def test_cached_summary_equals_a_read_one(cli: Cli, read_names: list[str], path: Path, options: Sequence[str]) -> None:
+def test_cached_summary_equals_a_new_summary(
+    cli: Cli, read_names: list[str], path: Path, options: Sequence[str]
+) -> None:
     first = summary_json(cli, path, *options)
     count = len(read_names)
     assert summary_json(cli, path, *options) == first
@@ -74,16 +76,16 @@ def test_each_rank_is_cached_separately(cli: Cli, tmp_path: Path, read_names: li
     read_names.clear()
     changed = directory / "rank2.trace.json.gz"
     changed.write_bytes(changed.read_bytes()[:-30])
-    again = json.loads(summary_json(cli, directory))
+    second = json.loads(summary_json(cli, directory))
     assert read_names == ["rank2.trace.json.gz"]
-    assert [rank["whole"] for rank in again["ranks"]] == [True, True, False]
-    assert again["ranks"][:2] == json.loads(first)["ranks"][:2]
-    assert again["skew"]  # computed from cached and read ranks
+    assert [rank["whole"] for rank in second["ranks"]] == [True, True, False]
+    assert second["ranks"][:2] == json.loads(first)["ranks"][:2]
+    assert second["skew"]  # computed from cached and read ranks
 
 
 def test_summary_and_report_share_results(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     directory = GpuJob(ranks=3, slow_rank=1).write(tmp_path / "job")
-    pages = [tmp_path / name for name in ("first.html", "read.html")]
+    pages = [tmp_path / name for name in ("cached.html", "read.html")]
     first = summary_json(cli, directory)
     read_names.clear()
     assert cli("report", directory, "-o", pages[0], "--processes", 1).exit_code == 0
@@ -121,15 +123,15 @@ def test_file_that_changes_while_it_is_read_is_not_cached(
     cli: Cli, tmp_path: Path, read_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
-    read = summary.read_trace
+    read_trace = summary.read_trace
 
-    def reading(file: Path, **how: object) -> object:
-        found = read(file, **how)  # type: ignore[arg-type]
+    def read_and_change(file: Path, **options: object) -> object:
+        result = read_trace(file, **options)  # type: ignore[arg-type]
         file.write_bytes(file.read_bytes())
-        return found
+        return result
 
     with monkeypatch.context() as patch:
-        patch.setattr(summary, "read_trace", reading)
+        patch.setattr(summary, "read_trace", read_and_change)
         summary_json(cli, path)
     read_names.clear()
     summary_json(cli, path)
@@ -152,22 +154,22 @@ def test_recently_changed_file_is_not_cached(
     """With timestamps in whole seconds, a second change in the same second is not visible."""
     (tmp_path / "file").write_bytes(b"{}")
     changed_ns += 1_700_000_000_000_000_000
-    about = (tmp_path / "file").stat()
+    real_stat = (tmp_path / "file").stat()
 
-    class Times:
-        """A ``stat`` result with a chosen change time, which programs cannot set."""
+    class ChangedStat:
+        """A ``stat`` result with another change time, because programs cannot set the change time of a file."""
 
         st_ctime_ns = st_mtime_ns = changed_ns
 
         def __getattr__(self, name: str) -> object:
-            return getattr(about, name)
+            return getattr(real_stat, name)
 
-    monkeypatch.setattr(os, "fstat", lambda _descriptor: Times())
+    monkeypatch.setattr(os, "fstat", lambda _descriptor: ChangedStat())
     monkeypatch.setattr(time, "time_ns", lambda: changed_ns + age_ns)
     assert (identity_of(tmp_path / "file") is not None) is is_cached
 
 
-def test_options_are_part_of_the_key(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
+def test_options_are_part_of_the_cache_key(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:
     (path,) = GpuJob(steps=3).write(tmp_path / "job").iterdir()
     (tmp_path / "rules.yaml").write_text("- {class: mine, pattern: bf16}\n")
     first = summary_json(cli, path)
@@ -196,13 +198,13 @@ def test_all_commands_share_results(cli: Cli, tmp_path: Path, read_names: list[s
     assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
 
 
-def test_changed_manifest_is_read(cli: Cli, record: Record, read_names: list[str]) -> None:
+def test_changed_manifest_is_read_again(cli: Cli, record: Record, read_names: list[str]) -> None:
     run = record(3)
     first = json.loads(summary_json(cli, run))
     (manifest,) = run.rglob("rank_*.step3.json")
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"host": "another"}))
-    again = json.loads(summary_json(cli, run))
-    assert first["ranks"][0]["host"] != again["ranks"][0]["host"] == "another"
+    second = json.loads(summary_json(cli, run))
+    assert first["ranks"][0]["host"] != second["ranks"][0]["host"] == "another"
 
 
 def test_cache_is_independent_of_the_working_directory(
@@ -212,20 +214,20 @@ def test_cache_is_independent_of_the_working_directory(
     summary_json(cli, run)
     count = len(read_names)
     monkeypatch.chdir(run.parent)
-    found = json.loads(summary_json(cli, Path(run.name)))
+    document = json.loads(summary_json(cli, Path(run.name)))
     assert len(read_names) == count
-    assert found["ranks"][0]["path"].startswith(f"{run.name}/step_000003")
-    assert found["ranks"][0]["run"] == run.name
+    assert document["ranks"][0]["path"].startswith(f"{run.name}/step_000003")
+    assert document["ranks"][0]["run"] == run.name
 
 
 def test_ls_reads_only_changed_files(cli: Cli, record: Record, read_names: list[str]) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
     assert cli("ls", run, "--processes", 1).exit_code == 0
     assert len(read_names) == 4
-    again = cli("ls", run, "--processes", 1)
-    assert again.exit_code == 0
+    unchanged = cli("ls", run, "--processes", 1)
+    assert unchanged.exit_code == 0
     assert len(read_names) == 4
-    assert "4 unchanged files were not read again" in again.stdout
+    assert "4 unchanged files were not read again" in unchanged.stdout
     report = json.loads(cli("ls", run, "--processes", 1, "--json").stdout)
     assert report["totals"]["not_read_again"] == 4
     trace = next(run.rglob("rank_0001*step3.trace.json*"))
@@ -241,14 +243,14 @@ def test_ls_reads_only_changed_files(cli: Cli, record: Record, read_names: list[
 
 def test_ls_uses_checks_of_a_summary(cli: Cli, record: Record, read_names: list[str]) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
-    listed = cli("ls", run, "--json", "--no-cache", "--processes", 1).stdout
+    expected = cli("ls", run, "--json", "--no-cache", "--processes", 1).stdout
     read_names.clear()
     summary_json(cli, run)
     assert len(read_names) == 2
-    again = cli("ls", run, "--json", "--processes", 1)
+    result = cli("ls", run, "--json", "--processes", 1)
     assert len(read_names) == 2
-    expected = listed.replace('"kept": false', '"kept": true').replace('"not_read_again": 0', '"not_read_again": 2')
-    assert again.stdout == expected
+    expected = expected.replace('"kept": false', '"kept": true').replace('"not_read_again": 0', '"not_read_again": 2')
+    assert result.stdout == expected
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -256,11 +258,11 @@ def test_results_are_independent_of_cache_and_processes(tmp_path: Path, processe
     directory = GpuJob(ranks=4, slow_rank=2, items=3).write(tmp_path / "job")
     (tmp_path / "cache").mkdir()
     cache = ResultCache(tmp_path / "cache")
-    found = [
-        summarise([directory], cache=way, processes=count, buckets=256)[0]
-        for way, count in ((None, 1), (cache, processes), (cache, 1), (cache, 2))
+    results = [
+        summarise([directory], cache=used_cache, processes=count, buckets=256)[0]
+        for used_cache, count in ((None, 1), (cache, processes), (cache, 1), (cache, 2))
     ]
-    assert all(one == found[0] for one in found)
+    assert all(result == results[0] for result in results)
     assert [*(tmp_path / "cache").rglob("*")]
 
 
@@ -285,9 +287,9 @@ def test_invalid_cache_entry_is_replaced(cli: Cli, tmp_path: Path, read_names: l
 def test_result_that_cannot_be_cached_is_returned(cli: Cli, tmp_path: Path, read_names: list[str], member: str) -> None:
     text = '{"traceEvents": [{"ph": "X", "cat": "kernel", "tid": 7, "ts": 1, "dur": 2, MEMBER}]}'
     (tmp_path / "a.trace.json").write_text(text.replace("MEMBER", member))
-    found = [summary_json(cli, tmp_path / "a.trace.json") for _ in range(2)]
-    assert found[0] == found[1] == summary_json(cli, tmp_path / "a.trace.json", "--no-cache")
-    assert json.loads(found[0])["ranks"][0]["whole"]
+    outputs = [summary_json(cli, tmp_path / "a.trace.json") for _ in range(2)]
+    assert outputs[0] == outputs[1] == summary_json(cli, tmp_path / "a.trace.json", "--no-cache")
+    assert json.loads(outputs[0])["ranks"][0]["whole"]
 
 
 def test_errors_are_not_cached(cli: Cli, tmp_path: Path, read_names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Traces of different runs or programs are not treated as ranks of one job."""
+"""Tests that traces of different runs or programs are not treated as ranks of the same job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Cli = Callable[..., Result]
 Record = Callable[..., Path]
 
 
-def read(*paths: Path) -> RunSummary:
+def read_run(*paths: Path) -> RunSummary:
     run, errors = summarise(paths)
     assert not errors
     return run
@@ -36,7 +36,7 @@ def two_runs(record: Record, tmp_path: Path) -> list[Path]:
 
 
 def test_two_runs_are_two_teams(two_runs: list[Path], cli: Cli) -> None:
-    run = read(*two_runs)
+    run = read_run(*two_runs)
     teams = teams_of(run)
     assert [team.name for team in teams] == ["trainer of main", "trainer of change"]
     assert [len(team.views) for team in teams] == [2, 2]
@@ -50,26 +50,26 @@ def test_two_runs_are_two_teams(two_runs: list[Path], cli: Cli) -> None:
         assert page.count(f">{path}<") == 1
 
 
-def test_runs_with_one_name_are_labelled_by_directory(two_runs: list[Path], tmp_path: Path) -> None:
-    again = Path(shutil.copytree(two_runs[0], tmp_path / "elsewhere" / "main"))
-    labels = labels_of(read(two_runs[0], again).ranks)
+def test_runs_with_the_same_name_are_labelled_by_directory(two_runs: list[Path], tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(two_runs[0], tmp_path / "elsewhere" / "main"))
+    labels = labels_of(read_run(two_runs[0], copy).ranks)
     assert len(set(labels.values())) == len(labels) == 4
 
 
 def test_run_is_found_from_its_subdirectories(two_runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     (step,) = two_runs[0].glob("step_*")
-    assert {rank.run for rank in read(step).ranks} == {str(two_runs[0])}
+    assert {rank.run for rank in read_run(step).ranks} == {str(two_runs[0])}
     monkeypatch.chdir(step / "trainer")
-    assert {rank.run for rank in read(Path()).ranks} == {str(two_runs[0])}
+    assert {rank.run for rank in read_run(Path()).ranks} == {str(two_runs[0])}
 
 
 def test_ranks_of_unrelated_jobs_are_not_compared(tmp_path: Path) -> None:
-    """Regression test: such a directory had the finding that rank 1 was slow."""
+    """Regression test: for such a directory, rank 1 was reported as slow."""
     for name, job in {"a": GpuJob(), "b": GpuJob(load_us=90_000), "c": GpuJob(ranks=2, slow_rank=1)}.items():
         for trace in job.write(tmp_path / name).iterdir():
             shutil.move(trace, tmp_path / f"{name}-{trace.name}")
         (tmp_path / name).rmdir()
-    run = read(tmp_path)
+    run = read_run(tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert sorted(labels_of(run.ranks).values()) == names
     assert sorted(team.name for team in teams_of(run)) == names
@@ -79,15 +79,15 @@ def test_ranks_of_unrelated_jobs_are_not_compared(tmp_path: Path) -> None:
 
 def test_different_world_sizes_are_different_jobs(tmp_path: Path) -> None:
     directory = GpuJob(ranks=2).write(tmp_path / "job")
-    assert [team.name for team in teams_of(read(directory))] == [""]
+    assert [team.name for team in teams_of(read_run(directory))] == [""]
     second = directory / "rank1.trace.json.gz"
     document = json.loads(gzip.decompress(second.read_bytes()))
     document["distributedInfo"]["world_size"] = 8
     second.write_bytes(gzip.compress(json.dumps(document).encode()))
-    assert len(teams_of(read(directory))) == 2
+    assert len(teams_of(read_run(directory))) == 2
 
 
-def test_timeline_links_skip_a_corrupt_trace(tmp_path: Path) -> None:
+def test_timeline_has_no_link_to_a_trace_without_events(tmp_path: Path) -> None:
     directory = GpuJob(ranks=2, slow_rank=1).write(tmp_path / "job")
     (directory / "rank0.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": [{"ph": "M", "name": "x"}]}'))
     run, _ = summarise([directory], buckets=256)
@@ -104,17 +104,17 @@ def test_steps_of_several_captures_are_counted_together(record: Record, tmp_path
     for step, trace in enumerate(sorted(run.rglob("*.trace.json*")), 1):
         GpuJob(steps=1).write(tmp_path / str(step))
         shutil.copy(tmp_path / str(step) / "rank0.trace.json.gz", trace)
-        rules = {finding.rule for finding in read(*sorted(run.glob("step_*"))[:step]).findings}
+        rules = {finding.rule for finding in read_run(*sorted(run.glob("step_*"))[:step]).findings}
         assert ("few-steps" in rules) is (step < 3)
 
 
-def test_many_traces_are_truncated(tmp_path: Path, cli: Cli) -> None:
+def test_only_some_of_many_traces_are_shown(tmp_path: Path, cli: Cli) -> None:
     for number in range(20):
         (trace,) = GpuJob(steps=3).write(tmp_path / str(number)).iterdir()
         shutil.move(trace, tmp_path / f"{number}.trace.json.gz")
-    shown = cli("summary", tmp_path).stdout
-    assert shown.count("steps on the host") == 4
-    assert "16 more traces with --full." in shown
+    output = cli("summary", tmp_path).stdout
+    assert output.count("steps on the host") == 4
+    assert "16 more traces with --full." in output
     assert cli("summary", tmp_path, "--full").stdout.count("steps on the host") == 20
     run, _ = summarise([tmp_path], buckets=64)
     page = write_page([run], ["many"])

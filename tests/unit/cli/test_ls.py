@@ -12,22 +12,22 @@ import ascend_files
 import pytest
 from typer.testing import Result
 
-from profdeck_traces.cli.terminal import size
+from profdeck_traces.cli import terminal
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def words(result: Result) -> list[str]:
+def output_lines(result: Result) -> list[str]:
     return [" ".join(line.split()) for line in result.stdout.splitlines()]
 
 
-def test_complete_run(cli: Cli, record: Record) -> None:
+def test_complete_run_is_listed_with_its_totals(cli: Cli, record: Record) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     result = cli("ls", run)
     assert result.exit_code == 0
-    lines = words(result)
+    lines = output_lines(result)
     assert lines[0] == "steps role rank status size events"
     bytes_each = (run / "step_000003/trainer/rank_0000.step3.trace.json").stat().st_size
     assert lines[1:3] == [f"3 trainer {rank} complete {bytes_each} B 5" for rank in (0, 1)]
@@ -39,11 +39,11 @@ def test_complete_run(cli: Cli, record: Record) -> None:
     ("size_bytes", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_540_000, "1.5 MB"), (2 * 10**9, "2.0 GB"), (10**13, "10.0 TB")],
 )
-def test_sizes(size_bytes: int, text: str) -> None:
-    assert size(size_bytes) == text
+def test_size_is_formatted_with_a_decimal_unit(size_bytes: int, text: str) -> None:
+    assert terminal.size(size_bytes) == text
 
 
-def test_json_document(cli: Cli, record: Record) -> None:
+def test_json_document_has_captures_and_ranks(cli: Cli, record: Record) -> None:
     run = record(3, 4, ranks=(1,), world_size=2, role="rollout", replica=2)
     result = cli("ls", run, "--json")
     assert (result.exit_code, result.stderr) == (1, "")
@@ -52,40 +52,40 @@ def test_json_document(cli: Cli, record: Record) -> None:
     assert document["totals"]["ranks_by_status"] == {"missing": 1, "complete": 1}
     (capture,) = document["captures"]
     assert (capture["first_step"], capture["last_step"], capture["replica"]) == (3, 4, 2)
-    absent, there = capture["ranks"]
-    assert (absent["rank"], absent["status"], absent["events"]) == (0, "missing", 0)
-    assert (there["rank"], there["status"], there["events"]) == (1, "complete", 5)
-    assert there["artifacts"][0]["path"] == str(run / "step_000003/rollout/replica_002/rank_0001.step3.trace.json")
+    missing, complete = capture["ranks"]
+    assert (missing["rank"], missing["status"], missing["events"]) == (0, "missing", 0)
+    assert (complete["rank"], complete["status"], complete["events"]) == (1, "complete", 5)
+    assert complete["artifacts"][0]["path"] == str(run / "step_000003/rollout/replica_002/rank_0001.step3.trace.json")
 
 
-def test_missing_rank(cli: Cli, record: Record) -> None:
+def test_missing_rank_is_reported(cli: Cli, record: Record) -> None:
     result = cli("ls", record(3, 4, ranks=(1,), world_size=2, role="rollout", replica=2))
     assert result.exit_code == 1
-    assert "3..4 rollout/2 0 missing 0 B 0" in words(result)
+    assert "3..4 rollout/2 0 missing 0 B 0" in output_lines(result)
     assert "Step 3..4, rollout/2, rank 0: This rank was expected to record, but wrote no files" in " ".join(
-        words(result)
+        output_lines(result)
     )
 
 
-def test_truncated_trace(cli: Cli, record: Record) -> None:
+def test_truncated_trace_is_partial(cli: Cli, record: Record) -> None:
     run = record(3)
     trace = run / "step_000003/trainer/rank_0000.step3.trace.json"
     os.truncate(trace, trace.stat().st_size - 20)
     result = cli("ls", run)
     assert result.exit_code == 1
-    assert any(line.startswith("3 trainer 0 partial ") for line in words(result))
-    assert "rank 0: rank_0000.step3.trace.json: " in " ".join(words(result))
+    assert any(line.startswith("3 trainer 0 partial ") for line in output_lines(result))
+    assert "rank 0: rank_0000.step3.trace.json: " in " ".join(output_lines(result))
 
 
-def test_repeated_step_and_stages(cli: Cli, record: Record) -> None:
+def test_repeated_step_is_listed_as_a_second_take(cli: Cli, record: Record) -> None:
     record(3, stage="actor_update")
     run = record(3, stage="actor_update")
-    lines = words(cli("ls", run))
+    lines = output_lines(cli("ls", run))
     assert any(line.startswith("3 trainer actor_update 0 complete ") for line in lines)
     assert any(line.startswith("3 take2 trainer actor_update 0 complete ") for line in lines)
 
 
-def test_fits_80_columns_and_keeps_names(cli: Cli, record: Record) -> None:
+def test_table_fits_80_columns_and_keeps_names(cli: Cli, record: Record) -> None:
     run = record(123456, role="a-role-with-a-rather-long-name", stage="a_stage_with_a_rather_long_name")
     trace = next(run.rglob("*.trace.json"))
     trace.unlink()
@@ -94,20 +94,22 @@ def test_fits_80_columns_and_keeps_names(cli: Cli, record: Record) -> None:
     assert trace.name in "".join(result.stdout.split("\n"))
 
 
-@pytest.mark.parametrize("below", ["", "nothing"])
-def test_not_a_run(cli: Cli, tmp_path: Path, below: str) -> None:
-    result = cli("ls", tmp_path / below, "--json")
+@pytest.mark.parametrize("subdirectory", ["", "nothing"])
+def test_path_that_is_not_a_run_is_reported(cli: Cli, tmp_path: Path, subdirectory: str) -> None:
+    result = cli("ls", tmp_path / subdirectory, "--json")
     assert (result.exit_code, result.stdout) == (4, "")
     assert "is not a run directory" in result.stderr
 
 
-def test_list_of_runs_and_latest(cli: Cli, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_listed_newest_first_and_latest_is_resolved(
+    cli: Cli, record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = record(3)
     monkeypatch.chdir(tmp_path)
     newer = tmp_path / "profiles" / "newer"
     shutil.copytree(job, newer)
-    about = json.loads((newer / "run.json").read_text())
-    (newer / "run.json").write_text(json.dumps(about | {"created_ns": about["created_ns"] + 5 * 10**9}))
+    run_file = json.loads((newer / "run.json").read_text())
+    (newer / "run.json").write_text(json.dumps(run_file | {"created_ns": run_file["created_ns"] + 5 * 10**9}))
     (trace,) = newer.rglob("*.trace.json*")
     trace.write_bytes(trace.read_bytes()[:-1])
     shutil.copytree(job, tmp_path / "profiles" / "broken")
@@ -115,39 +117,39 @@ def test_list_of_runs_and_latest(cli: Cli, record: Record, tmp_path: Path, monke
 
     result = cli("ls")
     assert result.exit_code == 0, result.output
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    lines = output_lines(result)
     assert lines[0] == "started run captures size status"
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d profiles/newer 1 [\d.]+ k?B partial", lines[1])
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d profiles/job 1 [\d.]+ k?B complete", lines[2])
     assert lines[-1].endswith("profdeck ls profiles/newer")
     runs = {run["path"]: run for run in json.loads(cli("ls", "profiles", "--json").stdout)["runs"]}
-    one, other, broken = (runs[f"profiles/{name}"] for name in ("newer", "job", "broken"))
-    assert (one["status"], other["status"], broken["status"]) == ("partial", "complete", "failed")
-    assert "cannot be read" in broken["problem"]
-    assert one["created_ns"] - other["created_ns"] == 5 * 10**9
+    newer_run, job_run, broken_run = (runs[f"profiles/{name}"] for name in ("newer", "job", "broken"))
+    assert (newer_run["status"], job_run["status"], broken_run["status"]) == ("partial", "complete", "failed")
+    assert "cannot be read" in broken_run["problem"]
+    assert newer_run["created_ns"] - job_run["created_ns"] == 5 * 10**9
     for name in ("latest", "profiles/latest"):
-        named = json.loads(cli("ls", name, "--json").stdout)
-        assert named["path"] == "profiles/newer"
+        latest = json.loads(cli("ls", name, "--json").stdout)
+        assert latest["path"] == "profiles/newer"
 
 
-def test_latest_without_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_is_rejected_without_runs(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = cli("summary", "latest")
     assert result.exit_code == 2
     assert "There is no run in profiles, so 'latest' cannot be resolved." in " ".join(result.stderr.split())
 
 
-def test_run_without_captures(cli: Cli, record: Record) -> None:
+def test_run_without_captures_names_its_roles(cli: Cli, record: Record) -> None:
     run = record(3)
     for file in run.rglob("rank_*"):
         file.unlink()
     result = cli("ls", run)
     assert result.exit_code == 1
-    assert words(result)[0] == "The role 'trainer' recorded nothing."
-    assert words(result)[-1] == "profiles/job: 0 captures; ranks: none; 0 B, 0 events"
+    assert output_lines(result)[0] == "The role 'trainer' recorded nothing."
+    assert output_lines(result)[-1] == "profiles/job: 0 captures; ranks: none; 0 B, 0 events"
 
 
-def test_manifest_with_an_invalid_file_name(cli: Cli, record: Record) -> None:
+def test_invalid_file_name_in_a_manifest_is_reported(cli: Cli, record: Record) -> None:
     run = record(3)
     manifest = run / "step_000003/trainer/rank_0000.step3.json"
     manifest.write_text(manifest.read_text().replace("rank_0000.step3.trace.json", "x" * 300))
@@ -166,7 +168,7 @@ def test_lines_are_not_wrapped_in_a_pipe(python: Program, record: Record) -> Non
 
 @pytest.fixture
 def torch_npu_directory(record: Record) -> Path:
-    """Return a directory of torch_npu in a run."""
+    """Return a directory of raw torch_npu data in a run."""
     run = record(3)
     (trace,) = run.rglob("*.trace.json")
     trace.unlink()
@@ -178,28 +180,28 @@ def torch_npu_directory(record: Record) -> Path:
     return directory
 
 
-def test_raw_data_of_torch_npu(cli: Cli, torch_npu_directory: Path) -> None:
+def test_raw_data_of_torch_npu_is_complete_without_events(cli: Cli, torch_npu_directory: Path) -> None:
     run = torch_npu_directory.parents[2]
     result = cli("ls", run)
     assert result.exit_code == 0
     size_bytes = sum(file.stat().st_size for file in torch_npu_directory.rglob("*") if file.is_file())
-    assert words(result)[1] == f"3 trainer 0 complete {size_bytes} B"  # the number of events is unknown
-    assert f"rank 0: {torch_npu_directory.name}: raw data only, not analysed" in " ".join(words(result))
+    assert output_lines(result)[1] == f"3 trainer 0 complete {size_bytes} B"  # the number of events is unknown
+    assert f"rank 0: {torch_npu_directory.name}: raw data only, not analysed" in " ".join(output_lines(result))
     (artifact,) = json.loads(cli("ls", run, "--json").stdout)["captures"][0]["ranks"][0]["artifacts"]
     assert (artifact["events"], artifact["kind"], artifact["whole"]) == (None, "ascend_pt", True)
     assert artifact["notes"] == ["raw data only, not analysed"]
 
 
-def test_analysed_data_of_torch_npu(cli: Cli, torch_npu_directory: Path) -> None:
+def test_analysis_of_torch_npu_data_is_verified(cli: Cli, torch_npu_directory: Path) -> None:
     output = ascend_files.analysed(torch_npu_directory)
     result = cli("ls", torch_npu_directory.parents[2])
     assert result.exit_code == 0
-    assert words(result)[1].startswith("3 trainer 0 complete 6.")
-    assert words(result)[1].endswith(" kB 35")
+    assert output_lines(result)[1].startswith("3 trainer 0 complete 6.")
+    assert output_lines(result)[1].endswith(" kB 35")
     (output / "trace_view.json").unlink()
     result = cli("ls", torch_npu_directory.parents[2])
     assert result.exit_code == 1
-    assert "has neither trace_view.json nor a database: the analysis failed." in " ".join(words(result))
+    assert "has neither trace_view.json nor a database: the analysis failed." in " ".join(output_lines(result))
 
 
 @pytest.mark.parametrize(

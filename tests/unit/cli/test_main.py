@@ -15,17 +15,17 @@ Cli = Callable[..., Result]
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_version(cli: Cli) -> None:
+def test_version_option_prints_the_version(cli: Cli) -> None:
     result = cli("--version")
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"profdeck {profdeck.__version__}\n", "")
 
 
-def test_python_m_profdeck(python: Program) -> None:
+def test_package_can_be_run_as_a_module(python: Program) -> None:
     result = python("-m", "profdeck", "--version")
     assert (result.returncode, result.stdout, result.stderr) == (0, f"profdeck {profdeck.__version__}\n", "")
 
 
-def test_version_imports_no_large_module(python: Program) -> None:
+def test_version_option_imports_no_large_module(python: Program) -> None:
     code = """
 import sys
 from profdeck.cli import app
@@ -37,17 +37,17 @@ except SystemExit:
     assert python("-c", code).stdout.splitlines()[1:] == ["[]"]
 
 
-def test_help_names_all_commands_in_80_columns(cli: Cli) -> None:
+def test_help_lists_all_commands_in_80_columns(cli: Cli) -> None:
     result = cli("--help")
     assert result.exit_code == 0
     sections = result.stdout.partition("Capture:\n")[2].split("\n\n")
-    listed = [[line.split()[0] for line in section.splitlines() if line.startswith("  ")] for section in sections]
-    assert {"capture", "check", "ls"} < set(listed[0])
-    assert {"diff", "report", "summary"} < set(listed[1])
-    assert {"demo", "paper-cut", "run"} < set(listed[2])
+    commands = [[line.split()[0] for line in section.splitlines() if line.startswith("  ")] for section in sections]
+    assert {"capture", "check", "ls"} < set(commands[0])
+    assert {"diff", "report", "summary"} < set(commands[1])
+    assert {"demo", "paper-cut", "run"} < set(commands[2])
     assert max(map(len, result.stdout.splitlines())) <= 80
-    own = "\n".join(line for line in result.stdout.splitlines() if "paper" not in line)
-    assert "..." not in own.partition("Capture:")[2], "a short help text is cut off"
+    without_plugins = "\n".join(line for line in result.stdout.splitlines() if "paper" not in line)
+    assert "..." not in without_plugins.partition("Capture:")[2], "a short help text is truncated"
 
 
 @pytest.mark.parametrize("command", ["check", "plugins", "capture", "collect", "ls", "summary", "config"])
@@ -58,7 +58,7 @@ def test_every_command_has_help(cli: Cli, command: str) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_no_command_shows_the_help(cli: Cli) -> None:
+def test_help_is_shown_without_a_command(cli: Cli) -> None:
     result = cli()
     assert result.exit_code == 2
     assert "Read traces:" in result.output
@@ -86,14 +86,14 @@ def test_help_lists_plugin_commands_including_broken_ones(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("file", "--any=option")])
-def test_plugin_command_with_a_failing_import(cli: Cli, arguments: tuple[str, ...]) -> None:
+def test_failed_import_of_a_plugin_command_is_reported(cli: Cli, arguments: tuple[str, ...]) -> None:
     result = cli("paper-broken", *arguments)
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.startswith("error: The command 'paper-broken' of paper 1.5 fails to import")
     assert "No module named 'paper_nowhere'" in result.stderr
 
 
-def test_plugin_command_is_not_a_function(cli: Cli) -> None:
+def test_plugin_command_that_is_not_a_function_is_reported(cli: Cli) -> None:
     result = cli("paper-number")
     assert result.exit_code == 3
     assert (
@@ -112,8 +112,8 @@ import sys
 from profdeck.cli import app
 try:
     app(["plugins", "paper"])
-except SystemExit as ended:
-    print(ended.code, "paper_commands" in sys.modules)
+except SystemExit as error:
+    print(error.code, "paper_commands" in sys.modules)
 """
     assert python("-c", code).stdout.splitlines()[-1] == "0 False"
 
@@ -131,7 +131,7 @@ def test_bug_has_a_traceback(python: Program) -> None:
     assert result.stderr.endswith("RuntimeError: scissors\n")
 
 
-def test_interrupt(cli: Cli) -> None:
+def test_interrupt_exits_with_status_130(cli: Cli) -> None:
     result = cli("paper-cut", "--interrupt")
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
@@ -151,7 +151,7 @@ def test_closed_pipe_exits_quietly(arguments: tuple[str, ...], monkeypatch: pyte
 
 def test_verbose_logs_to_stderr_and_restores_logging(cli: Cli) -> None:
     logger = logging.getLogger("profdeck")
-    before = (logger.level, [*logger.handlers])
+    initial = (logger.level, [*logger.handlers])
     assert "The scissors are open." in cli("-v", "paper-cut").stderr
     assert cli("paper-cut").stderr == ""
-    assert (logger.level, logger.handlers) == before
+    assert (logger.level, logger.handlers) == initial

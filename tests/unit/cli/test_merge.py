@@ -15,18 +15,19 @@ Cli = Callable[..., Result]
 Record = Callable[..., Path]
 
 
-def events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[dict[str, Any]]:
     data = path.read_bytes()
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
-    return found
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    return events
 
 
-def labels(path: Path) -> list[str]:
-    return sorted({event["args"]["name"] for event in events(path) if event["name"] == "process_name"})
+def read_labels(path: Path) -> list[str]:
+    """Return the process names in a trace. They start with the label of a rank."""
+    return sorted({event["args"]["name"] for event in read_events(path) if event["name"] == "process_name"})
 
 
 @pytest.mark.parametrize("name", ["all.json", "all.json.gz"])
-def test_merge_of_a_run(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
+def test_processes_in_a_merged_run_are_labelled_by_rank(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     record(3, role="rollout", replica=1)
 
@@ -35,35 +36,35 @@ def test_merge_of_a_run(cli: Cli, record: Record, tmp_path: Path, name: str) -> 
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith(f"{tmp_path / name}: 3 traces, ")
     assert result.stdout.endswith("; clocks aligned by: none\n")
-    named = labels(tmp_path / name)
-    assert [label.split(":")[0] for label in named if label.startswith("rollout")] == ["rollout/1 rank 0"] * (
-        sum(label.startswith("rollout") for label in named)
+    labels = read_labels(tmp_path / name)
+    assert [label.split(":")[0] for label in labels if label.startswith("rollout")] == ["rollout/1 rank 0"] * (
+        sum(label.startswith("rollout") for label in labels)
     )
-    assert {label.split(":")[0] for label in named} == {"rollout/1 rank 0", "trainer rank 0", "trainer rank 1"}
+    assert {label.split(":")[0] for label in labels} == {"rollout/1 rank 0", "trainer rank 0", "trainer rank 1"}
 
 
-def test_json_document(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_json_document_describes_the_merged_trace(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3)
-    found = json.loads(cli("merge", run, "-o", tmp_path / "all.json", "--json").stdout)
+    document = json.loads(cli("merge", run, "-o", tmp_path / "all.json", "--json").stdout)
     (trace,) = run.rglob("*.trace.json")
-    assert found == {
+    assert document == {
         "path": str(tmp_path / "all.json"),
         "traces": [str(trace)],
         "align": "none",
         "unaligned": 0,
         "clock_error_us": None,
-        "events": sum("ph" in event for event in events(tmp_path / "all.json")),
+        "events": sum("ph" in event for event in read_events(tmp_path / "all.json")),
         "size_bytes": (tmp_path / "all.json").stat().st_size,
         "problems": [],
     }
 
 
-def test_role_and_rank_options(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_role_and_rank_options_select_traces(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, ranks=(0, 1, 2), world_size=3)
     record(3, role="ref")
 
     cli("merge", run, "-o", tmp_path / "all.json", "--role", "trainer", "--rank", "1..2")
-    assert {label.split(":")[0] for label in labels(tmp_path / "all.json")} == {"trainer rank 1", "trainer rank 2"}
+    assert {label.split(":")[0] for label in read_labels(tmp_path / "all.json")} == {"trainer rank 1", "trainer rank 2"}
 
     result = cli("merge", run, "-o", tmp_path / "none.json", "--role", "critic")
     assert result.exit_code == 4
@@ -71,11 +72,11 @@ def test_role_and_rank_options(cli: Cli, record: Record, tmp_path: Path) -> None
     assert not (tmp_path / "none.json").exists()
 
 
-def test_step_option(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_category_and_steps_options_select_events(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3)
     result = cli("merge", run, "-o", tmp_path / "part.json", "--category", "kernel")
     assert result.exit_code == 0
-    assert {event["cat"] for event in events(tmp_path / "part.json") if event["ph"] == "X"} == {"kernel"}
+    assert {event["cat"] for event in read_events(tmp_path / "part.json") if event["ph"] == "X"} == {"kernel"}
     missing = cli("merge", run, "-o", tmp_path / "missing.json", "--steps", "9")
     assert missing.exit_code == 4
     assert "9" in missing.stderr
@@ -115,10 +116,10 @@ def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record
     assert result.stdout.startswith(f"{tmp_path / 'all.json'}: 1 traces, ")
     assert "MatMulV2" not in (tmp_path / "all.json").read_text()
 
-    alone = cli("merge", table, "-o", tmp_path / "alone.json")
-    assert alone.exit_code == 4
-    assert "There are no JSON traces. To merge these traces, use a slim trace: -o OUT.pftrace" in alone.stderr
-    assert not (tmp_path / "alone.json").exists()
+    without_traces = cli("merge", table, "-o", tmp_path / "table.json")
+    assert without_traces.exit_code == 4
+    assert "There are no JSON traces. To merge these traces, use a slim trace: -o OUT.pftrace" in without_traces.stderr
+    assert not (tmp_path / "table.json").exists()
 
     result = cli("merge", run, table, "-o", tmp_path / "all.pftrace")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -137,48 +138,50 @@ def test_anchors_align_clocks_of_different_hosts(cli: Cli, record: Record, tmp_p
             "anchors": [{"unix_ns": 2_000_000 + shift_ms * 1_000_000, "uncertainty_ns": 10, "trace_us": "2000.000"}],
         }
         file.write_bytes(msgspec.json.encode(manifest))
-    plain = cli("merge", run, "-o", tmp_path / "plain.json", "--align", "none")
+    unaligned = cli("merge", run, "-o", tmp_path / "plain.json", "--align", "none")
     result = cli("merge", run, "-o", tmp_path / "aligned.json")
 
-    assert plain.exit_code == result.exit_code == 0
+    assert unaligned.exit_code == result.exit_code == 0
     assert "clocks aligned by: anchors" in result.stdout
 
-    def steps(path: Path) -> list[float]:
-        return [float(event["ts"]) for event in events(path) if event["name"] == "ProfilerStep#3"]
+    def step_times(path: Path) -> list[float]:
+        return [float(event["ts"]) for event in read_events(path) if event["name"] == "ProfilerStep#3"]
 
-    moved = [
+    shifts_us = [
         after - before
-        for before, after in zip(steps(tmp_path / "plain.json"), steps(tmp_path / "aligned.json"), strict=True)
+        for before, after in zip(
+            step_times(tmp_path / "plain.json"), step_times(tmp_path / "aligned.json"), strict=True
+        )
     ]
-    assert moved == [1000 * shift_ms for shift_ms in shifts_ms]
+    assert shifts_us == [1000 * shift_ms for shift_ms in shifts_ms]
 
 
 def test_clock_offsets_of_hosts_are_applied(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3)
     rollouts = record(3, role="rollout", ranks=(0, 1), world_size=2)
     anchor = {"unix_ns": 2_000_000, "uncertainty_ns": 10_000, "trace_us": "2000.000"}
-    of_ranks = sorted(run.rglob("trainer/rank_*.step3.json")) + sorted(rollouts.rglob("rollout/rank_*.step3.json"))
-    for file, host, token in zip(of_ranks, ("head", "far", "farther"), (None, "t", "t"), strict=True):
+    manifests = sorted(run.rglob("trainer/rank_*.step3.json")) + sorted(rollouts.rglob("rollout/rank_*.step3.json"))
+    for file, host, token in zip(manifests, ("head", "far", "farther"), (None, "t", "t"), strict=True):
         manifest = msgspec.json.decode(file.read_bytes())
         manifest |= {"host": host, "request": token, "request_token": token}
         manifest["artifacts"][0] |= {"base_time_ns": 0, "anchors": [anchor]}
         file.write_bytes(msgspec.json.encode(manifest))
     clock = {"host": "far", "reference": "head", "offset_ns": 7_000_000, "error_ns": 190_000}
-    of_target = {"host": "head", "target": "http://far:1", "clock": clock, "artifacts": []}
-    about = msgspec.json.decode(of_ranks[1].read_bytes())
-    (of_ranks[1].parent / "target.step3.json").write_bytes(msgspec.json.encode(about | of_target))
+    target = {"host": "head", "target": "http://far:1", "clock": clock, "artifacts": []}
+    content = msgspec.json.decode(manifests[1].read_bytes())
+    (manifests[1].parent / "target.step3.json").write_bytes(msgspec.json.encode(content | target))
 
-    def steps(*options: object) -> list[float]:
+    def step_times(*options: object) -> list[float]:
         path = tmp_path / f"{len([*tmp_path.glob('*.json')])}.json"
         assert cli("merge", run, "-o", path, *options).exit_code == 0
-        return [float(event["ts"]) for event in events(path) if event["name"] == "ProfilerStep#3"]
+        return [float(event["ts"]) for event in read_events(path) if event["name"] == "ProfilerStep#3"]
 
-    plain = steps("--align", "none")
-    assert [after - before for before, after in zip(plain, steps(), strict=True)] == [7000, 0, 0]
-    known = cli("merge", run, "-o", tmp_path / "known.json", "--rank", "0")
-    assert known.stdout.endswith("; clocks aligned by: anchors within 200 us\n")
-    partly = cli("merge", run, "-o", tmp_path / "partly.json")
-    assert partly.stdout.endswith("; clocks aligned by: anchors\n")  # the clock of one host is unknown
+    unaligned = step_times("--align", "none")
+    assert [after - before for before, after in zip(unaligned, step_times(), strict=True)] == [7000, 0, 0]
+    with_known_clock = cli("merge", run, "-o", tmp_path / "known.json", "--rank", "0")
+    assert with_known_clock.stdout.endswith("; clocks aligned by: anchors within 200 us\n")
+    with_unknown_clock = cli("merge", run, "-o", tmp_path / "partly.json")
+    assert with_unknown_clock.stdout.endswith("; clocks aligned by: anchors\n")
 
 
 def test_clocks_without_data_are_unchanged(cli: Cli, record: Record, tmp_path: Path) -> None:
@@ -186,8 +189,8 @@ def test_clocks_without_data_are_unchanged(cli: Cli, record: Record, tmp_path: P
     result = cli("merge", run, "-o", tmp_path / "all.json", "--align", "anchors")
     assert result.exit_code == 0
     assert result.stderr.count("no clock data for --align anchors. The times are unchanged.") == 2
-    shared = cli("merge", run, "-o", tmp_path / "shared.json", "--align", "collectives")
-    assert (shared.exit_code, shared.stderr) == (0, "")  # ranks of one host share a clock
+    same_host = cli("merge", run, "-o", tmp_path / "shared.json", "--align", "collectives")
+    assert (same_host.exit_code, same_host.stderr) == (0, "")  # ranks of one host share a clock
 
 
 @pytest.mark.parametrize(
@@ -206,7 +209,9 @@ def test_clocks_without_data_are_unchanged(cli: Cli, record: Record, tmp_path: P
         ([], 2, "Missing option '--output'"),
     ],
 )
-def test_errors(cli: Cli, record: Record, tmp_path: Path, arguments: list[str], code: int, message: str) -> None:
+def test_invalid_options_write_no_file(
+    cli: Cli, record: Record, tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
     run = record(3)
     (tmp_path / "there.json").write_text("mine")
 
@@ -243,7 +248,7 @@ def test_directories_of_torch_npu_are_labelled_by_rank(cli: Cli, tmp_path: Path)
 
     result = cli("merge", tmp_path, "-o", tmp_path / "all.json", "--rank", "1..2", "--steps", "10")
     assert result.exit_code == 0
-    assert {label.partition(":")[0] for label in labels(tmp_path / "all.json")} == {"rank 1", "rank 2"}
+    assert {label.partition(":")[0] for label in read_labels(tmp_path / "all.json")} == {"rank 1", "rank 2"}
 
     result = cli("merge", tmp_path, "-o", tmp_path / "more.json")
     assert result.exit_code == 0
@@ -261,7 +266,7 @@ def test_directories_of_torch_npu_are_labelled_by_rank(cli: Cli, tmp_path: Path)
     assert "Available: rank 1, rank 2, rank 3." in " ".join(result.stderr.split())
 
 
-def test_directory_without_analysis(cli: Cli, tmp_path: Path) -> None:
+def test_directory_of_raw_torch_npu_data_is_rejected(cli: Cli, tmp_path: Path) -> None:
     ascend_files.raw(tmp_path)
     for name in ("all.json", "all.pftrace"):
         result = cli("merge", tmp_path, "-o", tmp_path / name)

@@ -36,7 +36,9 @@ def job(tmp_path: Path) -> Path:
         ("export job", "--parquet DIR, --speedscope FILE"),
     ],
 )
-def test_errors(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
+def test_unwritable_output_or_unreadable_trace_is_an_error(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str
+) -> None:
     monkeypatch.chdir(job.parent)
     result = cli(*command.split())
     assert result.exit_code in {2, 4}
@@ -46,14 +48,14 @@ def test_errors(cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch, command: s
     assert not Path("page.html").exists()
 
 
-def test_page_of_a_corrupt_trace(cli: Cli, job: Path, tmp_path: Path) -> None:
+def test_page_reports_a_corrupt_trace(cli: Cli, job: Path, tmp_path: Path) -> None:
     (trace,) = job.iterdir()
     trace.write_bytes(trace.read_bytes()[:-40])
     assert cli("report", job, "-o", tmp_path / "new" / "page.html").exit_code == 0
     assert "damaged: " in (tmp_path / "new" / "page.html").read_text()
 
 
-def test_load_without_readable_traces(job: Path) -> None:
+def test_load_raises_trace_error_without_a_readable_trace(job: Path) -> None:
     for path in (job.parent / "nowhere", job.parent / "no.txt"):
         with pytest.raises(TraceError):
             traces.load(path)

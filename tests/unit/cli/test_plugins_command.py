@@ -60,15 +60,15 @@ class Fails(Base):
 
 
 @pytest.fixture
-def odd_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install the listeners above under their class names, and return a config that uses them."""
+def listeners_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install the classes in `LISTENERS` as listeners, and return a config that uses them."""
     names = [line.split()[1].split("(")[0].rstrip(":") for line in LISTENERS.splitlines() if line.startswith("class ")]
     names = [name for name in names if name not in {"Base", "Options"}]
-    (tmp_path / "odd_listeners.py").write_text(LISTENERS)
-    points = "".join(f"{name} = odd_listeners:{name}\n" for name in names)
-    install(tmp_path, "odd_listeners", f"[profdeck.listeners]\n{points}")
+    (tmp_path / "other_listeners.py").write_text(LISTENERS)
+    points = "".join(f"{name} = other_listeners:{name}\n" for name in names)
+    install(tmp_path, "other_listeners", f"[profdeck.listeners]\n{points}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "odd_listeners", raising=False)
+    monkeypatch.delitem(sys.modules, "other_listeners", raising=False)
     config = {
         "steps": [1],
         "roles": {"trainer": {"backend": "paper"}},
@@ -80,7 +80,7 @@ def odd_listeners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def test_broken_plugins_do_not_break_the_list(cli: Cli) -> None:
+def test_plugins_with_errors_are_listed_with_their_problem(cli: Cli) -> None:
     result = cli("plugins", "--json")
     assert result.exit_code == 0
     plugins = {(plugin["kind"], plugin["name"]): plugin for plugin in json.loads(result.stdout)["plugins"]}
@@ -109,7 +109,7 @@ def test_broken_plugins_do_not_break_the_list(cli: Cli) -> None:
     assert {kind for kind, _ in plugins} == kinds
 
 
-def test_table(cli: Cli) -> None:
+def test_table_lists_plugins_in_80_columns(cli: Cli) -> None:
     result = cli("plugins")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert "backend paper paper 1.5 profile_start yes" in lines
@@ -119,7 +119,7 @@ def test_table(cli: Cli) -> None:
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_none_installed(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_without_plugins_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     command = metadata.EntryPoint("plugins", "profdeck.cli.plugins:command", "profdeck.commands")
     points = {"profdeck.commands": metadata.EntryPoints([command])}
     monkeypatch.setattr(metadata, "entry_points", lambda group: points.get(group, metadata.EntryPoints()))
@@ -133,28 +133,28 @@ def test_removed_command_names_its_replacement(cli: Cli) -> None:
     assert "No such command 'backends'. Use 'profdeck plugins'." in result.stderr
 
 
-def test_options_of_a_backend(cli: Cli) -> None:
+def test_options_of_a_backend_are_listed(cli: Cli) -> None:
     result = cli("plugins", "paper")
     assert result.exit_code == 0
     assert "backend paper: Writes traces of invented operators." in result.stdout
     assert "Hooks: profile_start, profile_stop." in result.stdout
     assert "Supports paper >=1,<2: paper 1.5." in result.stdout
-    own, common = result.stdout.split("Supported common options")
-    assert "sheets: int (>= 1) = 3" in own
-    assert "Default: 3. More give larger `.trace.json` files." in own
-    assert "max_capture_s: float (> 0.0, <= 31536000.0) = 1800.0" in common
+    backend_options, common_options = result.stdout.split("Supported common options")
+    assert "sheets: int (>= 1) = 3" in backend_options
+    assert "Default: 3. More give larger `.trace.json` files." in backend_options
+    assert "max_capture_s: float (> 0.0, <= 31536000.0) = 1800.0" in common_options
     assert "with_stack" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
-def test_options_of_a_listener(cli: Cli) -> None:
+def test_options_of_a_listener_are_listed(cli: Cli) -> None:
     result = cli("plugins", "paper-timer")
     assert "listener paper-timer: Measures starts." in result.stdout
     assert "Hooks: profile_start (wrapper)." in result.stdout
     assert "unit: Literal['s', 'ms'] = s" in result.stdout
 
 
-def test_json_schema_of_options(cli: Cli) -> None:
+def test_json_has_a_schema_of_the_options(cli: Cli) -> None:
     (plugin,) = json.loads(cli("plugins", "paper", "--json").stdout)["plugins"]
     schema = plugin["options_schema"]
     assert schema["properties"]["sheets"] == {
@@ -169,7 +169,7 @@ def test_json_schema_of_options(cli: Cli) -> None:
     assert timer["options_schema"]["properties"]["unit"]["enum"] == ["s", "ms"]
 
 
-def test_options_of_an_unusable_backend(cli: Cli) -> None:
+def test_options_of_an_unusable_backend_are_listed(cli: Cli) -> None:
     result = cli("plugins", "paper-absent")
     assert result.exit_code == 3
     assert "Supports papyrus >=3: not installed." in result.stdout
@@ -177,7 +177,7 @@ def test_options_of_an_unusable_backend(cli: Cli) -> None:
     assert result.stderr.startswith("warning: The backend 'paper-absent' needs papyrus")
 
 
-def test_plugin_that_cannot_be_loaded(cli: Cli) -> None:
+def test_broken_or_unknown_plugin_is_reported(cli: Cli) -> None:
     (broken, _) = json.loads(cli("plugins", "paper-broken", "--json").stdout)["plugins"]
     assert "fails to import" in broken["problem"]
     result = cli("plugins", "papr", "--json")
@@ -197,10 +197,10 @@ PROBLEMS = {
 }
 
 
-def test_usable_listeners_match_check(cli: Cli, odd_listeners: Path) -> None:
+def test_plugins_and_check_report_the_same_problems(cli: Cli, listeners_config: Path) -> None:
     plugins = {plugin["name"]: plugin for plugin in json.loads(cli("plugins", "--json").stdout)["plugins"]}
-    listed = json.loads(cli("check", odd_listeners, "--json").stdout)["checks"]
-    checks = {check["what"].removeprefix("listeners."): check for check in listed}
+    check_list = json.loads(cli("check", listeners_config, "--json").stdout)["checks"]
+    checks = {check["what"].removeprefix("listeners."): check for check in check_list}
     for name, problem in PROBLEMS.items():
         assert not plugins[name]["usable"]
         assert problem in plugins[name]["problem"]
@@ -209,19 +209,19 @@ def test_usable_listeners_match_check(cli: Cli, odd_listeners: Path) -> None:
     assert plugins["NoLibrary"]["hooks"] == [{"name": "profile_stop", "wrapper": False, "order": "tryfirst"}]
 
 
-def test_listener_with_required_options_is_usable(cli: Cli, odd_listeners: Path) -> None:
+def test_listener_with_required_options_is_usable(cli: Cli, listeners_config: Path) -> None:
     (plugin,) = json.loads(cli("plugins", "Fine", "--json").stdout)["plugins"]
     assert (plugin["usable"], plugin["problem"]) == (True, None)
     properties = plugin["options_schema"]["properties"]
     assert properties["word"] == {"type": "string", "minLength": 1, "maxLength": 9}
     assert properties["ratios"] == {"type": "array", "items": {"type": "number"}, "minItems": 0, "default": []}
     assert properties["activities"]["anyOf"][0]["items"] == {"enum": ["cpu", "cuda", "npu"]}
-    text = cli("plugins", "Fine").stdout
-    assert "Hooks: profile_stop (tryfirst)." in text
-    assert "word: str (length >= 1, length <= 9) = required" in text
+    output = cli("plugins", "Fine").stdout
+    assert "Hooks: profile_stop (tryfirst)." in output
+    assert "word: str (length >= 1, length <= 9) = required" in output
 
 
-def test_options_that_are_not_an_attrs_class_are_not_listed(cli: Cli, odd_listeners: Path) -> None:
+def test_options_that_are_not_an_attrs_class_are_not_listed(cli: Cli, listeners_config: Path) -> None:
     result = cli("plugins", "OptionsAreADict")
     assert result.exit_code == 3
     assert "has Options, so it must be a class, and Options must be an attrs class" in result.stderr

@@ -1,4 +1,4 @@
-"""Control characters in names from traces, manifests and servers are escaped before they reach the terminal."""
+"""Tests that control characters in names are escaped in terminal output."""
 
 from __future__ import annotations
 
@@ -30,43 +30,43 @@ def test_control_characters_are_escaped(text: str, escaped: str) -> None:
     assert terminal.printable(text) == escaped
 
 
-def trace(path: Path, name: str) -> Path:
+def write_trace(path: Path, name: str) -> Path:
     event = {"ph": "X", "cat": "cpu_op", "name": name, "ts": 1, "dur": 5, "pid": 1, "tid": 1}
     path.write_text(json.dumps({"traceEvents": [event]}))
     return path
 
 
 @pytest.mark.parametrize("name", [CONTROL_CHARACTERS, "half \ud800 of a pair"])
-def test_names_of_traces(cli: Callable[..., Any], tmp_path: Path, name: str) -> None:
-    file = trace(tmp_path / "a.json", name)
+def test_event_names_are_escaped(cli: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    file = write_trace(tmp_path / "a.json", name)
     for command in (["summary", file], ["summary", file, "--full"], ["diff", file, file]):
         result = cli(*command)
         assert result.exit_code == 0, result.output
-        assert not any(ord(one) < 32 and one not in "\n\t" for one in result.output), command
+        assert not any(ord(character) < 32 and character not in "\n\t" for character in result.output), command
         assert "\x9b" not in result.output
 
 
-def test_names_of_files(cli: Callable[..., Any], tmp_path: Path) -> None:
-    result = cli("summary", trace(tmp_path / "\x1b[31mred.json", "x"))
+def test_file_names_are_escaped(cli: Callable[..., Any], tmp_path: Path) -> None:
+    result = cli("summary", write_trace(tmp_path / "\x1b[31mred.json", "x"))
     assert "\x1b" not in result.output
     result = cli("summary", tmp_path / "absent\x1b[2J.json")
     assert result.exit_code == 4
     assert "\x1b" not in result.output + result.stderr
 
 
-def test_names_in_headings(cli: Callable[..., Any], tmp_path: Path) -> None:
-    """With several traces or runs, headings contain their names."""
+def test_file_names_in_headings_are_escaped(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """If there are several traces or runs, headings contain their names."""
     for name in ("a\x1b[31m.json", "b\x1b[2J.json"):
-        trace(tmp_path / name, "x")
+        write_trace(tmp_path / name, "x")
     for command in (["summary", tmp_path], ["summary", tmp_path, "--full"], ["diff", tmp_path, tmp_path]):
         result = cli(*command)
         assert result.exit_code == 0, result.output
         assert "\x1b" not in result.output, command
 
 
-def test_names_of_runs(cli: Callable[..., Any], record: Callable[..., Path]) -> None:
+def test_run_names_are_escaped(cli: Callable[..., Any], record: Callable[..., Path]) -> None:
     run = record(3)
-    runs = [run.rename(run.with_name(f"{number}\x1b[2J")) for number, run in enumerate([run])]
+    runs = [run.rename(run.with_name("0\x1b[2J"))]
     runs.append(Path(shutil.copytree(runs[0], run.with_name("1\x1b[31m"))))
     for command in (["summary", *runs], ["summary", *runs, "--full"], ["ls", runs[0]], ["ls", run.parent]):
         result = cli(*command)

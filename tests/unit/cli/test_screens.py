@@ -23,7 +23,8 @@ from gpu_job import GpuJob
 
 SCREENS = Path(__file__).parent / "screens"
 SIZES = {"80x24": (80, 24), "120x35": (120, 35), "piped": None}
-WIDE = ("summary-8-ranks", "diff")  # only these commands have a 120x35 screen
+WIDE = ("summary-8-ranks", "diff")
+"""Commands with a snapshot for the size 120x35."""
 COMMANDS = {
     "summary-8-ranks": ("summary", "eight"),
     "summary-long-names": ("summary", "long"),
@@ -32,21 +33,21 @@ COMMANDS = {
     "diff-same": ("diff", "two", "two"),
     "trend": ("trend", "captures"),
 }
-LONG = "void at::native::(anonymous namespace)::" + "vectorized_layer_norm_kernel<float, " * 20 + "float>" * 20
+LONG_NAME = "void at::native::(anonymous namespace)::" + "vectorized_layer_norm_kernel<float, " * 20 + "float>" * 20
 SCREENSHOTS = [(name, size) for name in COMMANDS for size in SIZES if size != "120x35" or name in WIDE]
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def jobs(directory: Path) -> None:
+def write_jobs(directory: Path) -> None:
     GpuJob(ranks=8, slow_rank=5, products=12, items=2).write(directory / "eight")
-    GpuJob(ranks=1, name=LONG).write(directory / "long")
+    GpuJob(ranks=1, name=LONG_NAME).write(directory / "long")
     GpuJob(ranks=2, steps=8).write(directory / "two")
     GpuJob(ranks=2, steps=8, product_us=500).write(directory / "slower")
-    write_run(directory / "captures", 24, _growing_slow)
+    write_run(directory / "captures", 24, _job_of_capture)
 
 
-def _growing_slow(number: int) -> GpuJob:
-    """Return a job whose data loader is slow on one rank, from the 12th capture on."""
+def _job_of_capture(number: int) -> GpuJob:
+    """Return the job of a capture. From capture 12, the data loader is slow on one rank."""
     return GpuJob(ranks=2, steps=3, load_us=30 + number % 5, slow_rank=1 if number >= 12 else None, slow_load_us=700)
 
 
@@ -55,35 +56,42 @@ def screen_text(directory: Path, command: tuple[str, ...], size: tuple[int, int]
     arguments = [sys.executable, "-m", "profdeck", *command]
     environment = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
     if size is None:
-        done = subprocess.run(arguments, check=False, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True)
-        return done.stdout
-    near, far = pty.openpty()
-    fcntl.ioctl(far, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+        completed = subprocess.run(
+            arguments, check=False, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        return completed.stdout
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
     process = subprocess.Popen(
-        arguments, cwd=directory, env=environment | {"TERM": "xterm"}, stdin=far, stdout=far, stderr=subprocess.DEVNULL
+        arguments,
+        cwd=directory,
+        env=environment | {"TERM": "xterm"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
     )
-    os.close(far)
+    os.close(terminal)
     data = b""
     try:
-        while block := os.read(near, 1 << 16):
+        while block := os.read(controller, 1 << 16):
             data += block
     except OSError:  # the last process has closed the terminal
         pass
     finally:
-        os.close(near)
+        os.close(controller)
         process.wait()
     return _ESCAPES.sub("", data.decode()).replace("\r\n", "\n")
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("screens")
-    jobs(found)
-    return found
+    path = tmp_path_factory.mktemp("screens")
+    write_jobs(path)
+    return path
 
 
 @pytest.mark.parametrize(("name", "size"), SCREENSHOTS)
-def test_screens_match(directory: Path, name: str, size: str) -> None:
+def test_output_equals_its_snapshot(directory: Path, name: str, size: str) -> None:
     text = screen_text(directory, COMMANDS[name], SIZES[size])
     assert text == (SCREENS / f"{name}.{size}.txt").read_text(encoding="utf-8")
     lines = text.splitlines()
@@ -92,12 +100,12 @@ def test_screens_match(directory: Path, name: str, size: str) -> None:
     if size == "piped":
         assert [line for line in lines if line != line.rstrip()] == []
     if name == "summary-8-ranks" and size == "120x35":
-        assert len(lines) < 35  # one line is left for the prompt
+        assert len(lines) < 35  # one line remains for the prompt
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        jobs(Path(made))
+    with tempfile.TemporaryDirectory() as _temporary:
+        write_jobs(Path(_temporary))
         for _name, _size in SCREENSHOTS:
-            _text = screen_text(Path(made), COMMANDS[_name], SIZES[_size])
+            _text = screen_text(Path(_temporary), COMMANDS[_name], SIZES[_size])
             (SCREENS / f"{_name}.{_size}.txt").write_text(_text, encoding="utf-8")

@@ -24,17 +24,19 @@ Cli = Callable[..., Result]
 Record = Callable[..., Path]
 
 
-def states(cli: Cli, run: Path) -> tuple[dict[tuple[str, int], str], dict[tuple[str, int], str]]:
-    listed = json.loads(cli("ls", run, "--json").stdout)
+def read_statuses(cli: Cli, run: Path) -> tuple[dict[tuple[str, int], str], dict[tuple[str, int], str]]:
+    """Return the status by capture and rank, according to `profdeck ls` and to `profdeck summary`."""
+    report = json.loads(cli("ls", run, "--json").stdout)
     by_ls = {
-        (capture["id"], rank["rank"]): rank["status"] for capture in listed["captures"] for rank in capture["ranks"]
+        (capture["id"], rank["rank"]): rank["status"] for capture in report["captures"] for rank in capture["ranks"]
     }
     summary = json.loads(cli("summary", run, "--json").stdout)
-    by_summary = {(one["capture"], one["rank"]): one["status"] for one in summary["captures"]}
+    by_summary = {(entry["capture"], entry["rank"]): entry["status"] for entry in summary["captures"]}
     return by_ls, by_summary
 
 
 def add_digests(run: Path) -> None:
+    """Add the SHA-256 digests of the artifacts to the manifests of a run."""
     for file in run.rglob("rank_*.json"):
         if is_manifest(file):
             document = json.loads(file.read_text())
@@ -44,7 +46,7 @@ def add_digests(run: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["none", "other content", "zeros", "cut", "gone", "empty", "manifest gone", "dead"])
-def test_states_agree(cli: Cli, record: Record, damage: str) -> None:
+def test_ls_and_summary_report_the_same_statuses(cli: Cli, record: Record, damage: str) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
     trace = next(run.rglob("rank_0001*step3.trace.json*"))
     manifest = next(run.rglob("rank_0001*step3.json"))
@@ -55,7 +57,7 @@ def test_states_agree(cli: Cli, record: Record, damage: str) -> None:
         case "zeros":
             trace.write_bytes(bytes(trace.stat().st_size))
         case "cut":
-            trace.write_bytes(trace.read_bytes()[:-20])
+            truncate(trace)
         case "gone":
             trace.unlink()
         case "empty":
@@ -65,22 +67,22 @@ def test_states_agree(cli: Cli, record: Record, damage: str) -> None:
         case "dead":
             document = json.loads(manifest.read_text())
             manifest.write_text(json.dumps(document | {"status": "recording", "artifacts": [], "pid": 2**22 + 1}))
-    by_ls, by_summary = states(cli, run)
+    by_ls, by_summary = read_statuses(cli, run)
     assert by_summary == by_ls
     assert (by_ls["step3", 1] == "complete") is (damage == "none")
     assert by_ls["step5", 1] == "complete"
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
 
 def change_content(path: Path) -> None:
-    """Rename events, so that the checksum changes but the trace remains valid."""
-    packed = path.read_bytes().startswith(b"\x1f\x8b")
-    text = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
+    """Rename events, which changes the digest but not the validity of the trace."""
+    is_compressed = path.read_bytes().startswith(b"\x1f\x8b")
+    text = gzip.decompress(path.read_bytes()) if is_compressed else path.read_bytes()
     text = text.replace(b"paper::fold", b"paper::tear")
-    path.write_bytes(gzip.compress(text) if packed else text)
+    path.write_bytes(gzip.compress(text) if is_compressed else text)
 
 
 def remove_events(path: Path) -> None:
@@ -97,7 +99,7 @@ def copy_to_other_rank(path: Path) -> None:
 
 
 DAMAGES: list[Callable[[Path], object]] = [
-    cut,
+    truncate,
     change_content,
     remove_events,
     replace_by_link,
@@ -114,7 +116,7 @@ DAMAGES: list[Callable[[Path], object]] = [
     damages=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(DAMAGES)), min_size=1, max_size=4),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_states_agree_for_all_damages(
+def test_statuses_agree_for_combinations_of_damages(
     record: Record, tmp_path: Path, damages: list[tuple[int, Callable[[Path], object]]]
 ) -> None:
     recorded = tmp_path / "profiles" / "job"
@@ -132,27 +134,27 @@ def test_states_agree_for_all_damages(
     by_ls = {(capture.id, rank.rank): str(rank.status) for capture in report.captures for rank in capture.ranks}
     try:
         summary, _ = summarise([run])
-    except TraceError:  # no trace is left
+    except TraceError:  # no trace remains
         return
-    assert {(one.capture, one.rank): one.status for one in summary.captures} == by_ls
+    assert {(entry.capture, entry.rank): entry.status for entry in summary.captures} == by_ls
 
 
 @pytest.mark.parametrize("directory", ["trainer", "."])
-def test_copied_manifests_do_not_count_in_relative_paths(
+def test_copied_manifests_are_ignored_with_relative_paths(
     record: Record, monkeypatch: pytest.MonkeyPatch, directory: str
 ) -> None:
     role = record(3, ranks=(0, 1), world_size=2) / "step_000003" / "trainer"
     shutil.copy(role / "rank_0000.step3.json", role / "rank_9000.step3.json")
     monkeypatch.chdir(role if directory == "." else role.parent)
     summary, _ = summarise([Path(directory)])
-    assert [(one.rank, one.status) for one in summary.captures] == [(0, "complete"), (1, "complete")]
+    assert [(entry.rank, entry.status) for entry in summary.captures] == [(0, "complete"), (1, "complete")]
 
 
-def test_a_run_inside_a_run_is_not_part_of_it(cli: Cli, record: Record) -> None:
+def test_run_inside_another_run_is_ignored(cli: Cli, record: Record) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     shutil.copytree(run, run / "backup")
     shutil.copy(run / "run.json", run / "step_000003")
-    by_ls, by_summary = states(cli, run)
+    by_ls, by_summary = read_statuses(cli, run)
     assert by_summary == by_ls == {("step3", 0): "complete", ("step3", 1): "complete"}
     summary = cli("summary", run)
     assert "1 capture, 2 ranks" in " ".join(summary.stdout.split())
@@ -166,12 +168,12 @@ def test_linked_step_directories_are_not_read(cli: Cli, record: Record, tmp_path
     (run / "step_000005").symlink_to(tmp_path / "elsewhere")
     shutil.copytree(run / "step_000003" / "trainer", tmp_path / "role")
     (run / "step_000003" / "linked").symlink_to(tmp_path / "role")
-    by_ls, by_summary = states(cli, run)
+    by_ls, by_summary = read_statuses(cli, run)
     assert by_summary == by_ls == {("step3", 0): "complete", ("step3", 1): "complete"}
-    listed, summary = cli("ls", run).stdout, cli("summary", run).stderr
+    ls_output, summary_errors = cli("ls", run).stdout, cli("summary", run).stderr
     for name in ("step_000005", "step_000003/linked"):
-        assert f"{name} cannot be read: it is a symbolic link." in " ".join(listed.split())
-        assert f"{name} cannot be read: it is a symbolic link." in " ".join(summary.split())
+        assert f"{name} cannot be read: it is a symbolic link." in " ".join(ls_output.split())
+        assert f"{name} cannot be read: it is a symbolic link." in " ".join(summary_errors.split())
 
 
 def ranks_and_warnings(cli: Cli, *paths: object) -> tuple[dict[tuple[str, int], str], int, str]:
@@ -321,7 +323,7 @@ def test_diff_reports_incomplete_captures(cli: Cli, record: Record, tmp_path: Pa
     assert "incomplete captures" not in cli("diff", run, run).stderr
 
 
-def test_pipe_is_not_read(cli: Cli, record: Record) -> None:
+def test_named_pipe_is_reported_and_not_read(cli: Cli, record: Record) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     trace = next(run.rglob("rank_0001*step3.trace.json"))
     trace.unlink()
@@ -331,7 +333,7 @@ def test_pipe_is_not_read(cli: Cli, record: Record) -> None:
     assert (result.exit_code, "is not a regular file." in result.stderr) == (4, True)
 
 
-def test_corrupt_run_file(cli: Cli, record: Record) -> None:
+def test_run_with_a_corrupt_run_file_is_listed(cli: Cli, record: Record) -> None:
     run = record(3)
     (run / "run.json").write_text('{"roles": {"a": 1}, "config": [], "created_ns": "x"}')
     assert json.loads(cli("ls", run, "--json").stdout)["captures"]

@@ -19,7 +19,7 @@ Program = Callable[..., "subprocess.CompletedProcess[str]"]
 Record = Callable[..., Path]
 
 
-def test_run(cli: Cli, record: Record) -> None:
+def test_screen_of_a_run_has_its_kernels_and_steps(cli: Cli, record: Record) -> None:
     result = cli("summary", record(3, ranks=(0, 1), world_size=2))
     assert (result.exit_code, result.stderr) == (0, "")
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
@@ -28,7 +28,7 @@ def test_run(cli: Cli, record: Record) -> None:
     assert "1 4.000 4.000 4.000 global step" in lines or "1 4.000 global step" in lines
 
 
-def test_all_tables(cli: Cli, record: Record) -> None:
+def test_full_output_has_the_tables_of_each_trace(cli: Cli, record: Record) -> None:
     lines = [
         " ".join(line.split())
         for line in cli("summary", record(3, ranks=(0, 1), world_size=2), "--full").stdout.splitlines()
@@ -42,24 +42,26 @@ def test_all_tables(cli: Cli, record: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "unit", "said"),
+    ("changes", "unit", "label"),
     [
         ({}, "global_step", "global step"),
         ({"window": {"active": 1}}, "mini_batch", "mini batch"),
         ({"request": "step3"}, "engine_iteration", "profiler step"),
     ],
 )
-def test_kinds_of_recorder_steps(cli: Cli, record: Record, own: dict[str, object], unit: str, said: str) -> None:
+def test_unit_of_steps_is_read_from_the_manifest(
+    cli: Cli, record: Record, changes: dict[str, object], unit: str, label: str
+) -> None:
     run = record(3)
     manifest = next(run.rglob("rank_0000.step3.json"))
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | own))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
     lines = [" ".join(line.split()) for line in cli("summary", run).stdout.splitlines()]
-    assert f"1 4.000 {said}" in lines
+    assert f"1 4.000 {label}" in lines
     (trace,) = json.loads(cli("summary", run, "--json").stdout)["ranks"]
     assert (trace["unit"], trace["iterations"][0]["kind"]) == (unit, "global_step")
 
 
-def test_json_document(cli: Cli, record: Record) -> None:
+def test_json_document_has_the_facts_of_a_trace(cli: Cli, record: Record) -> None:
     run = record(3, role="rollout", replica=1)
     (trace,) = json.loads(cli("summary", run / "step_000003", "--json").stdout)["ranks"]
     assert trace["path"] == str(run / "step_000003/rollout/replica_001/rank_0000.step3.trace.json")
@@ -74,20 +76,20 @@ def test_json_document(cli: Cli, record: Record) -> None:
     assert (step["start_us"], step["duration_us"], step["device_us"]) == (0, 4000, 2)
 
 
-def test_top(cli: Cli, record: Record) -> None:
+def test_top_limits_the_operators(cli: Cli, record: Record) -> None:
     run = record(3, sheets=20)
     (trace,) = json.loads(cli("summary", run, "--top", 2, "--json").stdout)["ranks"]
-    assert len(trace["operators"]) == 20  # --top does not apply to JSON, which can be a baseline
-    for top, shown in ((["--top", 2], 2), ([], 15), (["--top", 0], 20)):
-        assert cli("summary", run, "--full", *top).stdout.count("paper::fold") == shown
+    assert len(trace["operators"]) == 20  # --top has no effect on JSON, which can be a baseline
+    for options, count in ((["--top", 2], 2), ([], 15), (["--top", 0], 20)):
+        assert cli("summary", run, "--full", *options).stdout.count("paper::fold") == count
 
 
-def test_file_with_its_manifest_and_without(cli: Cli, record: Record, tmp_path: Path) -> None:
+def test_role_and_rank_are_read_from_the_manifest_of_a_trace(cli: Cli, record: Record, tmp_path: Path) -> None:
     trace = next(record(3).rglob("*.trace.json"))
-    alone = trace.rename(tmp_path / "any.json")
+    without_manifest = trace.rename(tmp_path / "any.json")
     copied = trace.parent / trace.name
-    copied.write_bytes(alone.read_bytes())
-    first, second = json.loads(cli("summary", copied, alone, copied, "--json").stdout)["ranks"]
+    copied.write_bytes(without_manifest.read_bytes())
+    first, second = json.loads(cli("summary", copied, without_manifest, copied, "--json").stdout)["ranks"]
     assert (first["role"], first["rank"]) == ("trainer", 0)
     assert (second["role"], second["rank"]) == (None, 6)
 
@@ -100,9 +102,9 @@ def test_truncated_trace_is_summarised_with_a_warning(cli: Cli, record: Record) 
     assert "partial: trainer step 3 rank 0" in result.stdout
     assert "[press]" in result.stdout
     assert "warning: profiles/job/step_000003/trainer/rank_0000.step3.trace.json: " in result.stderr
-    (plain,) = json.loads(cli("summary", trace, "--json").stdout)["ranks"]
-    assert plain["whole"] is False
-    assert plain["problem"] is not None
+    (document,) = json.loads(cli("summary", trace, "--json").stdout)["ranks"]
+    assert document["whole"] is False
+    assert document["problem"] is not None
 
 
 def test_unreadable_trace_does_not_hide_others(cli: Cli, record: Record, tmp_path: Path) -> None:
@@ -111,9 +113,9 @@ def test_unreadable_trace_does_not_hide_others(cli: Cli, record: Record, tmp_pat
     result = cli("summary", tmp_path / "absent.json", tmp_path / "no.txt", run, "--json")
     assert result.exit_code == 4
     assert len(json.loads(result.stdout)["ranks"]) == 1
-    absent, no_trace = result.stderr.splitlines()
+    absent, invalid = result.stderr.splitlines()
     assert absent.startswith("error: Cannot read ")
-    assert no_trace == f"error: {tmp_path}/no.txt: The JSON is broken at offset 0: unexpected 'n'."
+    assert invalid == f"error: {tmp_path}/no.txt: The JSON is broken at offset 0: unexpected 'n'."
 
 
 def test_progress_is_on_stderr_and_only_on_a_terminal(python: Program, record: Record) -> None:
@@ -134,19 +136,19 @@ def test_progress_starts_no_thread(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setenv("FORCE_COLOR", "1")
     threads = threading.active_count()
     with terminal.show_progress("Reading") as on_progress:
-        for done in range(10):
-            on_progress(done, 10)
+        for completed in range(10):
+            on_progress(completed, 10)
         assert threading.active_count() == threads
     assert "Reading" in capsys.readouterr().err
 
 
-def test_directory_without_traces(cli: Cli, tmp_path: Path) -> None:
+def test_directory_without_traces_is_reported(cli: Cli, tmp_path: Path) -> None:
     result = cli("summary", tmp_path)
     assert (result.exit_code, result.stdout) == (4, "")
     assert "No trace found in" in result.stderr
 
 
-def test_trace_with_an_unreadable_manifest(cli: Cli, record: Record) -> None:
+def test_unreadable_manifest_is_ignored(cli: Cli, record: Record) -> None:
     run = record(3)
     next(run.rglob("rank_0000.step3.json")).write_text("{", encoding="utf-8")
     (trace,) = json.loads(cli("summary", run, "--json").stdout)["ranks"]
@@ -156,7 +158,7 @@ def test_trace_with_an_unreadable_manifest(cli: Cli, record: Record) -> None:
 JOB = Job(lambda rank, _step: 700.0 + 300 * (rank == 1), ranks=2)
 
 
-def test_npu_trace(cli: Cli, tmp_path: Path) -> None:
+def test_npu_tables_and_findings_are_shown(cli: Cli, tmp_path: Path) -> None:
     JOB.write(tmp_path / "job")
     result = cli("summary", tmp_path / "job", "--full")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -181,7 +183,7 @@ def test_npu_trace(cli: Cli, tmp_path: Path) -> None:
         ("links", {"name": "allReduce", "link": "HCCS", "size_bytes": "120000000", "bytes_per_s": "200000000000.0"}),
     ],
 )
-def test_rows_of_csv(cli: Cli, tmp_path: Path, rows: str, expected: dict[str, str]) -> None:
+def test_rows_option_selects_the_csv_table(cli: Cli, tmp_path: Path, rows: str, expected: dict[str, str]) -> None:
     JOB.write(tmp_path / "job")
     options = [] if rows == "kernels" else ["--rows", rows]
     first, *others = csv.DictReader(cli("summary", tmp_path / "job", "--csv", *options).stdout.splitlines())

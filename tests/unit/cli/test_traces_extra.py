@@ -29,16 +29,16 @@ from profdeck_traces import compress_in_child
 settings = {"output": ".", "run": "run", "steps": [1], "trainer.backend": "paper", "on_error": "raise"}
 with Profiler.from_config(settings=settings) as profiler, profiler.capture(1):
     pass
-done = compress_in_child(Path(sys.argv[1]), Path("packed.json.gz"), gzip=True, anchor_name="clock")
-print(done.check.whole, len(done.anchors))
+compressed = compress_in_child(Path(sys.argv[1]), Path("packed.json.gz"), gzip=True, anchor_name="clock")
+print(compressed.check.whole, len(compressed.anchors))
 """
 
 
 def run_without(python: Program, modules: tuple[str, ...], *commands: tuple[object, ...]) -> list[tuple[int, str, str]]:
     """Run commands in one process that cannot import `modules`. Return each command's exit code, stdout and stderr."""
-    done = python(modules, "-c", COMMANDS, json.dumps([[*map(str, command)] for command in commands]))
-    assert done.returncode == 0, done.stderr
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    completed = python(modules, "-c", COMMANDS, json.dumps([[*map(str, command)] for command in commands]))
+    assert completed.returncode == 0, completed.stderr
+    return [tuple(json.loads(line)) for line in completed.stdout.splitlines()]
 
 
 def test_commands_that_read_traces_name_the_extra(python_without: Program, record: Record) -> None:
@@ -55,15 +55,15 @@ def test_commands_that_read_traces_name_the_extra(python_without: Program, recor
         ("view", run, "--no-browser"),
         ("baseline", "save", "good", run),
     )
-    how = "Install it with: pip install 'profdeck[traces]'\n"
-    error = f"error: Reading traces needs stringzilla, which is not installed. {how}"
+    instruction = "Install it with: pip install 'profdeck[traces]'\n"
+    error = f"error: Reading traces needs stringzilla, which is not installed. {instruction}"
     results = run_without(python_without, LIBRARIES, *commands)
     assert {command[0]: result for command, result in zip(commands, results, strict=True)} == {
         command[0]: (3, "", error) for command in commands
     }
 
 
-def test_each_library_is_named(python_without: Program, record: Record) -> None:
+def test_error_names_the_missing_library(python_without: Program, record: Record) -> None:
     run = record(3)
     (trace,) = run.rglob("*.trace.json")
     trace.write_text(trace.read_text().replace("void [press]<int, 2>", "_Z5pressIiLi2EEvT_"))
@@ -73,13 +73,13 @@ def test_each_library_is_named(python_without: Program, record: Record) -> None:
     assert (code, error.startswith("error: Names of C++ kernels need itanium-demangler, which")) == (3, True), error
 
 
-def test_captures_are_compressed_and_checked(python_without: Program, tmp_path: Path) -> None:
+def test_captures_are_compressed_and_verified_without_the_extra(python_without: Program, tmp_path: Path) -> None:
     events = [{"ph": "X", "name": "clock", "ts": 1.5, "dur": 1}, {"ph": "X", "name": "op", "ts": 3, "dur": 1}]
     (tmp_path / "raw.json").write_text(json.dumps({"traceEvents": events}))
     captured = python_without(LIBRARIES, "-c", CAPTURE, "raw.json")
     assert captured.stdout == "True 1\n", captured.stderr
     assert json.loads(gzip.decompress((tmp_path / "packed.json.gz").read_bytes()))["traceEvents"] == events
-    others = ("--help",), ("summary", "--help"), ("plugins",), ("config", "show")
-    listed, *results = run_without(python_without, LIBRARIES, ("ls", "run", "--json"), *others)
-    assert (listed[0], json.loads(listed[1])["status"]) == (0, "complete"), listed
+    other_commands = ("--help",), ("summary", "--help"), ("plugins",), ("config", "show")
+    ls_result, *results = run_without(python_without, LIBRARIES, ("ls", "run", "--json"), *other_commands)
+    assert (ls_result[0], json.loads(ls_result[1])["status"]) == (0, "complete"), ls_result
     assert [result[0] for result in results] == [0, 0, 0, 0], results

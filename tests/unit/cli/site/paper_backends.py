@@ -1,4 +1,4 @@
-"""Backends and listeners as a distribution of someone else's offers them; `Paper` really records."""
+"""Backends, listeners and a store of a third-party distribution. The backend `Paper` writes traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PaperOptions(CommonOptions):
 
 
 class Board(FileStore):
-    """Notes in a directory, which count as those of another process; the first one who looks for all leaves a file."""
+    """A remote store in a directory. It creates a file when a process reads all entries."""
 
     remote = True
 
@@ -42,13 +42,13 @@ class Board(FileStore):
 
     def read_all(self, prefix: str) -> Mapping[str, bytes]:
         """See `Store`."""
-        found = super().read_all(prefix)
-        (self._directory / "looked").touch()
-        return found
+        entries = super().read_all(prefix)
+        (self._directory / "read").touch()
+        return entries
 
 
 def board(_: str, address: str | None) -> Store:
-    """Return the board at an address, or the job's."""
+    """Return the store at an address, or the job's store."""
     return Board(Path(address or os.environ["PAPER_BOARD"]))
 
 
@@ -98,14 +98,14 @@ class Paper(Backend):
 
 
 class Absent(Paper):
-    """Drives a library that nobody has."""
+    """Requires a library that is not installed."""
 
     name: ClassVar[str] = "paper-absent"
     libraries: ClassVar[tuple[Library, ...]] = (Library(("papyrus",), ">=3"),)
 
 
 class Old(Paper):
-    """Drives a library of an earlier version."""
+    """Requires an earlier version of a library."""
 
     name: ClassVar[str] = "paper-old"
     libraries: ClassVar[tuple[Library, ...]] = (Library(("paper",), "<1"),)

@@ -1,4 +1,4 @@
-"""Commands as a distribution of someone else's offers them."""
+"""Commands of a third-party distribution."""
 
 from __future__ import annotations
 
