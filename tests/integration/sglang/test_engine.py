@@ -201,7 +201,7 @@ def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, n
 @pytest.mark.parametrize(("name", "step"), [("first", 20), ("first_alone", 22)])
 def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any, name: str, step: int) -> None:
     assert job.results[f"{name}_second"] == {"status": None}
-    assert f"Capture step{step} is" in target(job, step + 1)["problems"][0]
+    assert f"while capture step{step} is" in target(job, step + 1)["problems"][0]
     found = job.results[name]
     assert (found["status"], found["problems"]) == ("complete", [])
     assert found["stop_s"] < 10  # the tokenizer and the detokenizer of the first one were not lost
