@@ -139,6 +139,16 @@ def test_dry_run_deletes_nothing(run: Path) -> None:
     assert sorted(run.rglob("*")) == before
 
 
+def test_pinned_steps_do_not_replace_newer_steps(run: Path) -> None:
+    names = sorted(path.name for path in run.glob("step_*"))
+    (run / names[0] / "pinned").touch()
+    sizes = {step.directory.name: step.pruned.size_bytes for step in prune(run, dry_run=True, steps=len(names))}
+    newest = names[-2:]
+    for limits in ({"steps": 2}, {"size_bytes": sum(sizes[name] for name in newest)}):
+        kept = [step.directory.name for step in prune(run, dry_run=True, **limits) if not step.is_deleted]
+        assert kept == [names[0], *newest]
+
+
 def pin_step(run: Path) -> None:
     (step_directory(run, 1) / "pinned").touch()
 

@@ -58,12 +58,14 @@ def prune(
     age_days: float | None = None,
     dry_run: bool = False,
 ) -> list[StepOnDisk]:
-    """Delete the oldest steps until the remaining steps are within the limits. The newest step is always kept.
+    """Delete the steps that are older than the newest steps within the limits. The newest step is always kept.
+
+    Older steps that cannot be deleted, such as pinned steps, are kept in addition to the newest steps.
 
     Args:
         run: the run directory.
-        steps: maximum number of captured global steps; None for no limit.
-        size_bytes: maximum total size of all captures.
+        steps: number of global steps to keep, counted from the newest; None for no limit.
+        size_bytes: total size of the newest steps to keep.
         age_days: maximum age in days, counted from the end of a step's last capture. If a capture has no recorded end,
             its start counts.
         dry_run: whether to return the steps without deleting any.
@@ -99,16 +101,15 @@ def _delete_hidden(run: Path) -> None:
 def _inspected(run: Path, limit: int | None, limit_bytes: float | None, limit_days: float | None) -> list[StepOnDisk]:
     """Return all steps, with `exceeds` set to True for steps that exceed a limit."""
     steps = [_inspect(directory) for directory in step_directories(run)]
-    count, size_bytes = len(steps), sum(step.pruned.size_bytes for step in steps)
-    for step in steps[:-1]:
+    size_bytes = 0
+    for count, step in enumerate(reversed(steps), start=1):
+        size_bytes += step.pruned.size_bytes
         age_ns = time.time_ns() - step.ended_ns
-        step.exceeds = (
+        step.exceeds = count > 1 and (
             (limit is not None and count > limit)
             or (limit_bytes is not None and size_bytes > limit_bytes)
             or (limit_days is not None and age_ns > limit_days * _NS_PER_DAY)
         )
-        if step.is_deleted:
-            count, size_bytes = count - 1, size_bytes - step.pruned.size_bytes
     return steps
 
 

@@ -243,7 +243,7 @@ def test_copies_in_a_run_do_not_count(cli: Cli, record: Record, copy: Callable[[
     run = record(3, ranks=(0, 1), world_size=2)
     expected = {("step3", 0): "complete", ("step3", 1): "complete"}
     copy(run)
-    by_ls, _ = states(cli, run)
+    by_ls, _ = read_statuses(cli, run)
     by_rank, count, warnings = ranks_and_warnings(cli, run)
     assert by_ls == by_rank == expected
     assert count == 2
@@ -256,7 +256,7 @@ def test_copies_in_a_run_do_not_count(cli: Cli, record: Record, copy: Callable[[
 def test_moved_step_directory_is_reported_everywhere(cli: Cli, record: Record) -> None:
     run = record(3, 5, ranks=(0, 1), world_size=2)
     (run / "step_000003").rename(run / "step_000004")
-    by_ls, by_summary = states(cli, run)
+    by_ls, by_summary = read_statuses(cli, run)
     assert by_ls == by_summary == {("step5", 0): "complete", ("step5", 1): "complete"}
     assert "was copied or moved: its contents belong to another rank, step or role" in cli("ls", run, "--json").stdout
     assert "contains copies" in " ".join(cli("summary", run).stderr.split())
