@@ -56,7 +56,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     host: Annotated[str | None, typer.Option(metavar="NAME", help="Check that this framework loads profdeck.")] = None,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Check a config before the job starts, and show all problems."""
+    """Check a config before the job starts, and show its problems."""
     if measure:
         raise ConfigError(
             "--measure was removed without a replacement: profdeck no longer predicts the size of captures."
