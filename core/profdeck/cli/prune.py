@@ -28,7 +28,9 @@ def command(  # noqa: PLR0913  # the options of a command line
         float | None, typer.Option(min=0, metavar="DAYS", help="Keep steps captured in the last DAYS days.")
     ] = None,
     role: Annotated[str | None, typer.Option("--role", hidden=True)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing; print the number of steps and their size.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Delete nothing; print the number of steps and their size.")
+    ] = False,
     json: terminal.JsonOption = False,
 ) -> None:
     """Delete old captures of a run.
