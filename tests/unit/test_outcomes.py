@@ -251,7 +251,7 @@ def test_rejected_start_has_the_outcome_of_its_ranks() -> None:
 
 
 def test_roll_back_of_a_hanging_server_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_backend, "_ROLL_BACK_S", 0.05)
+    monkeypatch.setattr(control_backend, "_ROLL_BACK_S", 1.0)
 
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         server.acts[""] = [Act(raw=b"", hang=True)]
