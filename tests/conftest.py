@@ -100,6 +100,6 @@ _test_numbers = itertools.count()
 def isolated_directories(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Give each test its own directories for leases and cached results."""
+    """Use separate directories for the leases and cached results of each test."""
     monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path_factory.getbasetemp() / "results" / str(next(_test_numbers))))

@@ -120,7 +120,7 @@ class NpuOptions(CommonOptions):
     Default: no recording. Requires the activity `cpu`."""
 
     data_simplification: bool = True
-    """Let the analysis delete raw data that it no longer needs. Default: on. If off, all data of CANN is kept."""
+    """Delete raw CANN data that is unnecessary after the analysis. Default: on."""
 
     export: tuple[Export, ...] = (Export.TEXT,)
     """Output formats of the analysis: `text` (trace_view.json and tables, default), `db` (one SQLite file), or both.

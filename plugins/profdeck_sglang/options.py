@@ -21,8 +21,8 @@ class SglangOptions(EngineOptions):
     `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
-    """Merge the complete traces of all ranks into one file in the same directory. Default: off. Uses the traces on this
-    host, including those that `collect` downloads."""
+    """Merge the complete traces of all ranks into one file in the same directory. Default: off. Only traces on
+    this host are merged; `collect` downloads the others first."""
 
     start_step: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     """First forward pass to record, counted from the launch of each scheduler (SGLang's `forward_ct`). Default: none;

@@ -20,8 +20,8 @@ class VllmOptions(EngineOptions):
     `batch_kinds` selects the kinds."""
 
     merge_profiles: bool = False
-    """Merge the complete traces of all ranks into one file in the same directory. Default: off. Uses the traces on this
-    host, including those that `collect` downloads."""
+    """Merge the complete traces of all ranks into one file in the same directory. Default: off. Only traces on
+    this host are merged; `collect` downloads the others first."""
 
     detailed_trace_annotation: bool = False
     """Include the attention work of prefill and decode requests in each iteration's name, like vLLM's option of the

@@ -58,8 +58,6 @@ class Runner:
         self._deadline_s = deadline_s
         self._mutex = threading.Lock()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._starting = threading.Lock()
-        """Held while a part starts, so that an interruption either prevents the start or terminates the part."""
         self._is_interrupted = False
         self.results: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "host": host, "parts": {}}
 
@@ -79,7 +77,7 @@ class Runner:
                 wait(started)
             except BaseException:  # SIGTERM or Ctrl-C
                 pool.shutdown(wait=False, cancel_futures=True)
-                with self._starting:
+                with self._mutex:  # an interruption either prevents the start of a part or terminates it
                     self._is_interrupted = True
                 for token, process in [*self._running.items()]:
                     terminate(process, token)
@@ -148,7 +146,7 @@ class Runner:
             **part.environment,
         }
         command = [sys.executable, *(word.replace("{out}", str(directory)) for word in part.command)]
-        with log.open("wb") as file, self._starting:
+        with log.open("wb") as file, self._mutex:
             if self._is_interrupted:
                 return None
             process = subprocess.Popen(

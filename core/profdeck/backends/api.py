@@ -183,7 +183,7 @@ class EngineBackend(Backend[OptionsT_co]):
         """Release the resources that `reach` acquired, if no start follows."""
 
     def wait_for(self, gate: Callable[[], Awaitable[None]]) -> bool:  # noqa: ARG002  # for subclasses
-        """Let the next start await the gate as late as possible, so that many targets start at the same time.
+        """Set a gate that the next start awaits as late as possible, so that many targets start at the same time.
 
         Returns:
             True if the next start awaits the gate. If False, the caller must await the gate before the start.

@@ -44,7 +44,7 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Profile LLM engines: check the config before a job, and verify and analyse the traces after it."""
+    """Profile LLM jobs: check the config before a job, and verify and analyse the traces after it."""
     if verbose:
         logger = logging.getLogger("profdeck")
         handler = logging.StreamHandler()

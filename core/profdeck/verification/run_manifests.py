@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from profdeck.base.identity import file_stem
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, is_step_directory, replica_directory, run_of
 from profdeck_traces.base.errors import ProfdeckError
-from profdeck_traces.inputs.artifact_kinds import files_below, kind_of
+from profdeck_traces.inputs.artifact_kinds import files_below, is_trace_path
 
-COPY = "contains copies: the manifests in it belong to other ranks, steps or roles. Its traces are skipped"
+_COPIES = "contains copies: the manifests in it belong to other ranks, steps or roles. Its traces are skipped"
 
 
 @attrs.frozen
@@ -59,15 +59,16 @@ def find_manifests(path: Path) -> RunManifests:
     Below a run directory, only the files of this run count. Other directories can contain several runs. In a directory
     outside of all runs, all manifests count.
     """
-    is_trace = not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112  # never raises
+    is_trace = is_trace_path(path)
     directory = path.parent if is_trace else path
     base = Path(os.path.realpath(directory))
     is_run = cache(is_run_directory)
     run_above = next(filter(is_run, base.parents), None)
     own, skipped, other_runs = [], [], []
     for file in sorted(directory.glob("*.json") if is_trace else files_below(directory)):
-        real_file = base / file.relative_to(directory)
-        runs = _runs_between(base, real_file.parent, is_run)
+        relative = file.relative_to(directory)
+        real_file = base / relative
+        runs = [level for parent in reversed(relative.parents) if is_run(level := base / parent)]  # outermost first
         run = runs[0] if runs else run_above
         if file.name == RUN_FILE and is_run(real_file.parent) and real_file.parent != run:
             other_runs.append(file.parent)
@@ -82,12 +83,11 @@ def find_manifests(path: Path) -> RunManifests:
             shown = _shown(manifest_run, directory, base)
             own.append(RunManifest(file, real_file, manifest, shown, manifest_run))
             continue
-        reason = COPY
-        skipped_directory = file.parent
         if len(runs) > 1 and is_run(manifest_run):
-            skipped_directory = _shown(manifest_run, directory, base)
             reason = f"is a different run than {_shown(run, directory, base)}. To read it, pass its path"
-        skipped.append(SkippedManifest(file, manifest, skipped_directory, reason))
+            skipped.append(SkippedManifest(file, manifest, _shown(manifest_run, directory, base), reason))
+        else:
+            skipped.append(SkippedManifest(file, manifest, file.parent, _COPIES))
     return RunManifests(own, skipped, other_runs)
 
 
@@ -113,18 +113,6 @@ def is_in_place(file: Path, manifest: Manifest, run: Path) -> bool:
         directory = replica_directory(directory, manifest.replica)
     stem = "target" if manifest.target is not None else file_stem(manifest.rank, manifest.parallel)
     return file == directory / f"{stem}.{manifest.capture}.json"
-
-
-def _runs_between(base: Path, directory: Path, is_run: Callable[[Path], bool]) -> list[Path]:
-    """Return the runs on the path from `base` to `directory`, both included, outermost first."""
-    return [level for level in _levels(base, directory) if is_run(level)]
-
-
-def _levels(base: Path, directory: Path) -> Iterator[Path]:
-    yield base
-    for part in directory.relative_to(base).parts:
-        base /= part
-        yield base
 
 
 def _shown(run: Path, directory: Path, base: Path) -> Path:

@@ -99,7 +99,7 @@ def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list
 
 
 def _of_team(team: Team, named: bool, width: int) -> tuple[list[list[Text]], list[list[Text]]]:  # noqa: FBT001
-    """Return the blocks of a role that precede its kernel table, and those that follow it."""
+    """Return the blocks of a role before its kernel table, and the blocks after it."""
     return [_stages(team, named, width), _device(team, named, width)], [_steps(team, named, width)]
 
 

@@ -191,6 +191,11 @@ def files_below(path: Path, on_error: Callable[[OSError], None] | None = None) -
         directories[:] = [child for child in directories if child not in artifacts and not child.startswith(ASIDE)]
 
 
+def is_trace_path(path: Path) -> bool:
+    """Return True if a path is itself a trace, and False if it is a directory to search."""
+    return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112  # never raises
+
+
 def chrome_trace(path: Path) -> Path:
     """Return the path of the Chrome trace: the file itself, or the trace in an artifact of a plugin's kind.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import attrs
 
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.inputs.artifact_kinds import files_below, kind_of, kinds, size_to_read
+from profdeck_traces.inputs.artifact_kinds import files_below, is_trace_path, kind_of, kinds, size_to_read
 from profdeck_traces.inputs.facts import RecordedTraces, TraceFacts, run_records
 from profdeck_traces.inputs.file_formats import FileFormat, format_of, reader_of
 
@@ -66,8 +66,8 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
 
     Args:
         paths: Files and directories.
-        on_left_out: Called with the path and the reason for each skipped path: a merged trace below a directory, a
-            profile of another tool, or a directory that cannot be read.
+        on_left_out: Called with the path and the reason for each skipped path: copies and other runs inside a run,
+            merged traces, profiles of other tools, and directories that cannot be read.
 
     Raises:
         TraceError: There is no trace below a directory, or a file is a profile of another tool.
@@ -79,7 +79,7 @@ def find_sources(paths: Sequence[Path], *, on_left_out: Callable[[Path, str], No
             # The manifest is in the parent directory and refers to the artifact by name.
             path = Path(os.path.abspath(path))  # noqa: PTH100  # does not resolve links
         recorded = run_records().traces(path)
-        if _is_trace_path(path):
+        if is_trace_path(path):
             _reject_unreadable(path, is_recorded=path in recorded.facts)
             found.add(TraceSource(path, recorded.facts.get(path)))
             continue
@@ -102,13 +102,14 @@ class _FoundTraces:
         self.sources.setdefault(self._key(source.path), source)
 
     def skip(self, recorded: RecordedTraces) -> None:
-        self._skipped |= {self._key(trace): reason for trace, reason in recorded.skipped.items()}
+        self._skipped |= {self._key(trace): report for trace, report in recorded.skipped.items()}
 
     def report_skipped(self, on_left_out: Callable[[Path, str], None] | None) -> None:
         """Report the directories of skipped traces that no other path includes."""
         if on_left_out is None:
             return
-        for path, reason in dict.fromkeys(text for trace, text in self._skipped.items() if trace not in self.sources):
+        reports = (report for trace, report in self._skipped.items() if trace not in self.sources)
+        for path, reason in dict.fromkeys(reports):
             on_left_out(path, reason)
 
     def _key(self, path: Path) -> Path:
@@ -160,9 +161,9 @@ def _sources_below(
     sources = [TraceSource(file, facts.get(file)) for file in sorted(below)]
     sources = [source for source in sources if source.facts is None or source.facts.rank is not None]
     if not sources:
-        reasons = [f"{skipped} {reason}." for skipped, reason in dict.fromkeys(recorded.skipped.values())]
-        expected = f"(expected names ending in {' or '.join(_endings())})"
-        raise TraceError(f"No trace found in {path}{f': {reasons[0]}' if reasons else f' {expected}.'}")
+        for skipped, reason in recorded.skipped.values():
+            raise TraceError(f"No trace found in {path}: {skipped} {reason}.")
+        raise TraceError(f"No trace found in {path} (expected names ending in {' or '.join(_endings())}).")
     return sources
 
 
@@ -198,11 +199,6 @@ def recorded_sources(
             f"No trace with a manifest found in {', '.join(map(str, paths))}. Pass runs recorded by profdeck."
         )
     return [*found.sources.values()]
-
-
-def _is_trace_path(path: Path) -> bool:
-    """Return True if a path is itself a trace, and False if it is a directory to search."""
-    return not os.path.isdir(path) or kind_of(path) is not None  # noqa: PTH112 - never raises
 
 
 def _has_trace_name(path: Path) -> bool:

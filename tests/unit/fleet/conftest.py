@@ -123,7 +123,7 @@ class Driver:
         )
 
     def resume(self) -> None:
-        """Let the driver run its next command."""
+        """Continue the driver with its next command."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("profdeck")
 
 _MAX_LABELS = 4
-_REMOTE_FILES_MESSAGE = "Files of ", ", not accessible from this host "
-"""Parts of the message about files on another host, also used to recognise the message."""
+_REMOTE_FILES = "Files of "
+"""Start of the message about files on another host, also used to recognise the message."""
 _RANK = re.compile(r"rank_(\d{4,9})")
 
 
@@ -277,8 +277,8 @@ class RankFiles:
             omitted_count = len(labels) - _MAX_LABELS
             names = ", ".join([*labels[:_MAX_LABELS], *([f"{omitted_count} more"] if omitted_count > 0 else [])])
             self.capture.problems.append(
-                f"{_REMOTE_FILES_MESSAGE[0]}{names} are on {location.host}, in {location.directory}"
-                f"{_REMOTE_FILES_MESSAGE[1]}({socket.gethostname()}). {sentence(location.reason)} "
+                f"{_REMOTE_FILES}{names} are on {location.host}, in {location.directory}, not accessible from this "
+                f"host ({socket.gethostname()}). {sentence(location.reason)} "
                 f"{fix}, or set output to a directory that all hosts share."
             )
 
@@ -286,7 +286,7 @@ class RankFiles:
 def is_remote_files_problem(problem: str) -> bool:
     """Return whether a capture's problem is that files are on another host."""
     # Manifests of earlier versions contain another wording after the directory.
-    return problem.startswith(_REMOTE_FILES_MESSAGE[0]) and " are on " in problem
+    return problem.startswith(_REMOTE_FILES) and " are on " in problem
 
 
 def _parse_rank(path: Path) -> int:
