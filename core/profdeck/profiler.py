@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from profdeck.base.operations import Operation, begin, finish
-from profdeck.lifecycle.scopes import Scope, check_stage, reason_of
-from profdeck.records.capture import Capture, Step, Unit
+from profdeck.lifecycle.scopes import Scope, reason_of
+from profdeck.records.capture import MAX_INDEX, Capture, Unit
 
 if TYPE_CHECKING:
     from profdeck.backends.api import TargetState
@@ -32,8 +32,10 @@ class Profiler:
 
     Call ``start(n)`` when global step ``n`` begins and ``stop()`` when it ends, or wrap the step in
     ``with profiler.capture(n)``. In between, ``step(n)`` marks the end of a global step inside a longer capture,
-    and ``step(i, "mini_batch")`` marks the end of a mini-batch. If profiling fails, none of these calls raises an
-    error unless the config sets ``on_error: raise``.
+    and ``step(i, "mini_batch")`` marks the end of a mini-batch. If profiling fails or an argument is invalid, none of
+    these calls raises an error unless the config sets ``on_error: raise``. An invalid argument is logged once.
+
+    Steps and indexes can be any integers, including NumPy integers and integer tensors with one element.
 
     A profiler has one or more roles. The captures of all engines start and stop together, and this process starts
     recording after the engines. Capture IDs are derived from global steps, so the captures of all roles and processes
@@ -49,7 +51,9 @@ class Profiler:
         self._group = group
         self._shared = shared
         self._caller = object()  # not the profiler: shared steps must not keep the profiler alive
-        self._roles, self._busy = group.roles, group.busy  # the only attributes that idle steps read
+        self._roles, self._busy = group.roles, group.busy  # the only attributes that idle steps read, with the next one
+        self._checks_reports = bool(group.roles)
+        """True until the first call of `step`, whose arguments are checked even if no capture is running."""
 
     @classmethod
     def from_config(  # noqa: PLR0913 - all but the first are keywords
@@ -215,23 +219,29 @@ class Profiler:
 
     # The sync façade.
 
-    def start(self, global_step: int) -> Capture | None:
+    def start(self, global_step: SupportsIndex) -> Capture | None:
         """Begin a global step. Depending on the config, start captures, continue them or do nothing.
 
         Returns:
             The running capture, or None; the same value as `active`.
         """
+        if type(global_step) is int and global_step <= MAX_INDEX:  # avoids a slower call in idle steps
+            index = global_step
+        elif not self._roles or (converted := self._group.to_index("global_step", global_step)) is None:
+            return None
+        else:
+            index = converted
         if self._shared is None:
             for role in self._roles:  # a loop, because any() is slower in idle steps
-                if role.must_start(global_step):
+                if role.must_start(index):
                     break
             else:
                 return None
-        for roles in self._group.phases(self._roles_to_start(global_step)):
-            self._group.finish_start(begin([role.start(global_step) for role in roles]))
+        for roles in self._group.phases(self._roles_to_start(index)):
+            self._group.finish_start(begin([role.start(index) for role in roles]))
         return self.active
 
-    def step(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+    def step(self, index: SupportsIndex, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Report that a global step, or a unit inside it, has ended. Does nothing if no capture is running.
 
         Args:
@@ -240,8 +250,8 @@ class Profiler:
             unit: the unit that has ended.
         """
         # A flag, not a swapped method: hosts may cache profiler.step before the loop.
-        if self._busy:
-            self._group.blocker.finish(begin(self._step_operations(index, Unit(unit))))
+        if self._busy or self._checks_reports:
+            self._group.blocker.finish(begin(self._step_operations(index, unit)))
 
     def stop(self) -> None:
         """End the global step. Its captures end too, unless they also record the next step.
@@ -276,16 +286,19 @@ class Profiler:
 
     # The async façade.
 
-    async def astart(self, global_step: int) -> Capture | None:
+    async def astart(self, global_step: SupportsIndex) -> Capture | None:
         """Async version of `start`."""
-        for roles in self._group.phases(self._roles_to_start(global_step)):
-            await self._group.afinish_start(begin([role.start(global_step) for role in roles]))
+        index = self._group.to_index("global_step", global_step) if self._roles else 0
+        if index is None:
+            return None
+        for roles in self._group.phases(self._roles_to_start(index)):
+            await self._group.afinish_start(begin([role.start(index) for role in roles]))
         return self.active
 
-    async def astep(self, index: int, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+    async def astep(self, index: SupportsIndex, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Async version of `step`."""
-        if self._busy:
-            await finish(begin(self._step_operations(index, Unit(unit))))
+        if self._busy or self._checks_reports:
+            await finish(begin(self._step_operations(index, unit)))
 
     async def astop(self) -> None:
         """Async version of `stop`."""
@@ -326,13 +339,16 @@ class Profiler:
 
     # Scopes.
 
-    def capture(self, global_step: int) -> Scope[Capture | None]:
+    def capture(self, global_step: SupportsIndex) -> Scope[Capture | None]:
         """Return a sync and async context manager that starts a global step at entry and stops it at exit.
 
         An exception inside the block ends the captures and propagates to the caller. The traces of these captures are
         kept and marked partial.
         """
-        return Scope(self, self._group, global_step, None)
+        index = self._group.to_index("global_step", global_step) if self._roles else 0
+        return (
+            Profiler().capture(0) if index is None else Scope(self, self._group, index, None)
+        )  # the first does nothing
 
     def stage(self, name: str) -> Scope[None]:
         """Return a decorator and context manager, sync and async, for a named stage of the global step.
@@ -340,10 +356,11 @@ class Profiler:
         In continuous mode, the stage is annotated in the trace. In discrete mode, it is a separate capture of all
         roles. Stages are not annotated in the traces of engines.
 
-        Raises:
-            ConfigError: the name cannot be used in file names.
+        File names contain the name. If it has other characters than letters, digits, ``_`` and ``-``, the stage is not
+        recorded.
         """
-        check_stage(name)
+        if not self._group.is_stage_name(name):
+            return Profiler().stage("invalid")  # does nothing
         return Scope(self, self._group, None, name)
 
     # Operations.
@@ -363,10 +380,16 @@ class Profiler:
             return self._shared.is_inside(self._caller, step)
         return any(role.machine.is_open(step) for role in self._roles)
 
-    def _step_operations(self, index: int, unit: Unit) -> list[Operation[None]]:
-        if self._shared is not None and not self._shared.counts(self._caller, index, unit):
+    def _step_operations(self, index: SupportsIndex, unit: Unit | str) -> list[Operation[None]]:
+        self._checks_reports = False
+        step = self._group.to_step(index, unit)
+        if (
+            step is None
+            or not self._busy
+            or (self._shared is not None and not self._shared.counts(self._caller, step.index, step.unit))
+        ):
             return []
-        return [role.step(Step(unit, index)) for role in self._group.busy_roles]
+        return [role.step(step) for role in self._group.busy_roles]
 
     def _stop_operations(self) -> dict[Role, Operation[None]]:
         if self._shared is not None and not self._shared.leave(self._caller):

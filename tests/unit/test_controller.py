@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
@@ -190,10 +191,82 @@ def test_stages_are_captures_in_discrete_mode(build: Build, tmp_path: Path) -> N
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_invalid_stage_name_and_generator_are_rejected(build: Build) -> None:
+class BrokenIndex:
+    def __index__(self) -> int:
+        raise RuntimeError("broken")
+
+
+INVALID_STEPS = [997.5, "3", None, 10**18, BrokenIndex(), np.array([1, 2])]
+
+
+@pytest.mark.parametrize("step", [np.int64(1), np.array(1), True])
+def test_any_integer_is_a_step(build: Build, tmp_path: Path, step: Any) -> None:
+    profiler = build(steps=[1], **{"trainer.window": {"warmup": 0, "active": 2}})
+    with profiler.capture(step):
+        for index in np.arange(2):
+            profiler.step(index, "mini_batch")
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+    assert manifests(tmp_path)["step1"]["last_step"] == 1
+
+
+@pytest.mark.parametrize("step", INVALID_STEPS)
+def test_invalid_step_is_logged_once(build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, step: Any) -> None:
     profiler = build(steps=[1])
-    with pytest.raises(ConfigError, match="stage 'a/b'"):
-        profiler.stage("a/b")
+
+    async def run_async() -> None:
+        async with profiler.capture(step):
+            await profiler.astep(step)
+        assert await profiler.astart(step) is None
+        await profiler.astop()
+
+    for _ in range(2):
+        with profiler.capture(step) as capture:
+            assert capture is None
+        assert profiler.start(step) is None
+        profiler.stop()
+        with profiler.capture(1):
+            profiler.step(step)
+            profiler.step(0, "epoch")
+        asyncio.run(run_async())
+    messages = [record.getMessage().partition(",")[0] for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(message.partition(":")[0] for message in messages) == ["global_step", "index", "unit"]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_first_report_is_checked_without_a_capture(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    profiler = build(steps=[100])
+    for _ in range(3):
+        profiler.step(0, "epoch")
+    assert [record.getMessage() for record in caplog.records] == [
+        "unit: expected global_step or mini_batch or engine_iteration, got 'epoch'. The call is ignored."
+    ]
+
+
+@pytest.mark.parametrize("name", ["a/b", "", "x" * 65, None, 3])
+def test_invalid_stage_name_is_logged_once(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: Any
+) -> None:
+    profiler = build(steps=[1])
+    for _ in range(2):
+        with profiler.capture(1), profiler.stage(name), profiler.stage("update"):
+            pass
+    assert sum("stage: expected a letter" in record.getMessage() for record in caplog.records) == 1
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_invalid_arguments_are_raised_if_configured(build: Build) -> None:
+    profiler = build(steps=[1], on_error="raise")
+    for call in (
+        lambda: profiler.start(0.5),
+        lambda: profiler.step(0, "epoch"),
+        lambda: profiler.stage("a/b"),
+    ):
+        with pytest.raises(ConfigError, match="expected"):
+            call()
+
+
+def test_generator_cannot_be_decorated(build: Build) -> None:
+    profiler = build(steps=[1])
     with pytest.raises(ConfigError, match="cannot decorate the generator"):
 
         @profiler.stage("a")

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import attrs
 
+from profdeck.base.identity import NAME
 from profdeck.base.operations import Blocker, Operation, RunningOperation, begin, finish
-from profdeck_traces.base.errors import describe_error
+from profdeck.records.capture import MAX_INDEX, Step, Unit
+from profdeck_traces.base.errors import ConfigError, describe_error
 
 if TYPE_CHECKING:
     from profdeck.lifecycle.role import Role
+
+logger = logging.getLogger("profdeck")
+
+_UNITS = tuple(map(str, Unit))
 
 
 @attrs.define(eq=False)
@@ -22,6 +30,53 @@ class RoleGroup:
     busy: set[Role] = attrs.field(factory=set, init=False)
     """Roles that are capturing, or may capture in this step. Each role adds and removes itself."""
     blocker: Blocker = attrs.field(factory=Blocker, init=False)
+    _rejected: set[str] = attrs.field(factory=set, init=False)
+    """Names of arguments that were rejected."""
+
+    def to_index(self, argument: str, value: SupportsIndex) -> int | None:
+        """Convert a step number or index from the host. Return None if it is invalid."""
+        try:
+            index = operator.index(value)
+        except Exception:  # noqa: BLE001  # the value's class can raise any exception
+            self._reject(argument, f"expected an integer, got {_describe(value)}")
+            return None
+        if index > MAX_INDEX:
+            self._reject(argument, f"expected at most {MAX_INDEX:,}, got a larger integer")
+            return None
+        return index
+
+    def to_step(self, index: SupportsIndex, unit: Unit | str) -> Step | None:
+        """Convert the arguments of `profdeck.Profiler.step`. Return None if they are invalid."""
+        if unit not in _UNITS:
+            self._reject("unit", f"expected {' or '.join(_UNITS)}, got {_describe(unit)}")
+            return None
+        number = self.to_index("index", index)
+        return None if number is None else Step(Unit(unit), number)
+
+    def is_stage_name(self, name: object) -> bool:
+        """Return whether a stage can be recorded under a name."""
+        if isinstance(name, str) and NAME.fullmatch(name):
+            return True
+        self._reject(
+            "stage",
+            "expected a letter, then up to 63 letters, digits, '_' or '-', because file names contain the stage, "
+            f"got {_describe(name)}",
+        )
+        return False
+
+    def _reject(self, argument: str, problem: str) -> None:
+        """Report an invalid argument of a host's call.
+
+        Raises:
+            ConfigError: the config sets ``on_error: raise``.
+        """
+        from profdeck.config.model import OnError
+
+        if any(role.config.on_error is OnError.RAISE for role in self.roles):
+            raise ConfigError(f"{argument}: {problem}")
+        if argument not in self._rejected:
+            self._rejected.add(argument)
+            logger.warning("%s: %s. The call is ignored.", argument, problem)
 
     @property
     def busy_roles(self) -> list[Role]:
@@ -74,3 +129,8 @@ class RoleGroup:
         failed = isinstance(error, Exception)
         reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"
         return {role: role.close(reason) for role in self.roles}
+
+
+def _describe(value: object) -> str:
+    """Describe an invalid argument. The `repr` of other objects can raise an error or be long."""
+    return repr(value)[:100] if isinstance(value, str | float) else f"an object of type {type(value).__qualname__}"

@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
-from profdeck.base.identity import NAME
 from profdeck.base.operations import Operation, begin, finish
 from profdeck_traces.base.errors import ConfigError
 
@@ -140,19 +139,6 @@ class _Steps(Protocol):
 
 class _SyncAsyncContext(AbstractContextManager[object], AbstractAsyncContextManager[object], Protocol):
     """Context manager for ``with`` and ``async with``."""
-
-
-def check_stage(name: str) -> None:
-    """Check the name of a stage.
-
-    Raises:
-        ConfigError: the name cannot be used in file names.
-    """
-    if not NAME.fullmatch(name):
-        raise ConfigError(
-            f"stage {name!r}: expected a letter, then up to 63 letters, digits, '_' or '-', because "
-            "file names contain the stage."
-        )
 
 
 def _decorate(function: F, name: str, create_scope: Callable[[], _SyncAsyncContext] | None) -> F:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from profdeck.records.targets import FleetRecord
 
 
+MAX_INDEX = 10**18 - 1
+"""Largest step number, because the name of a step directory has at most 18 digits."""
+
+
 class Unit(StrEnum):
     """Unit between two boundaries of a capture."""
 
