@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -148,3 +149,30 @@ def test_request_that_waits_for_another_resource_releases_its_devices() -> None:
 
 def test_device_names_cannot_escape_the_lease_directory() -> None:
     acquire_lease(["../../x/gpu 1"], holder="one").release()
+
+
+def test_lease_file_of_another_user_is_opened_without_o_creat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fs.protected_regular, the kernel rejects O_CREAT for existing files of other users in a sticky directory."""
+    acquire_lease(["gpu-0"], holder="other user").release()
+    open_file = os.open
+
+    def open_protected(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT and os.path.lexists(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", open_protected)
+    acquire_lease(["gpu-0", "gpu-1"], holder="trainer").release()
+
+
+def test_lease_file_that_another_user_creates_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = os.open
+
+    def create_before(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            os.close(open_file(path, flags, *mode))
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_file(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", create_before)
+    acquire_lease(["gpu-0"], holder="trainer").release()

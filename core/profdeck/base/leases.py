@@ -163,7 +163,7 @@ def _lock(path: Path, device: str, holder: str) -> tuple[Path, int]:
         pid, current_holder = _held.get(path, (0, ""))
         if pid == os.getpid():
             raise _lease_error(device, f"this process ({current_holder})")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = _open(path)
         with contextlib.suppress(OSError):  # only the file's owner may change its mode
             os.fchmod(descriptor, 0o666)  # all users share the devices, so the mode must not depend on the umask
         try:
@@ -176,6 +176,18 @@ def _lock(path: Path, device: str, holder: str) -> tuple[Path, int]:
         os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "holder": holder}).encode(), 0)
         _held[path] = (os.getpid(), holder)
         return path, descriptor
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        with contextlib.suppress(PermissionError):
+            return os.open(path, flags | os.O_CREAT, 0o666)
+    # Another user has created the file since. With fs.protected_regular, which most distributions set, the kernel
+    # rejects O_CREAT for files of other users in a sticky directory.
+    return os.open(path, flags)
 
 
 def _lease_error(device: str, holder: str) -> LeaseError:
