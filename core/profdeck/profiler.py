@@ -241,12 +241,12 @@ class Profiler:
             self._group.finish_start(begin([role.start(index) for role in roles]))
         return self.active
 
-    def step(self, index: SupportsIndex, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+    def step(self, index: SupportsIndex | None = None, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Report that a global step, or a unit inside it, has ended. Does nothing if no capture is running.
 
         Args:
             index: the host's number of the global step, or the index of the mini-batch, counted from 0 in each global
-                step.
+                step. Required: a call without it is an invalid argument.
             unit: the unit that has ended.
         """
         # A flag, not a swapped method: hosts may cache profiler.step before the loop.
@@ -295,7 +295,7 @@ class Profiler:
             await self._group.afinish_start(begin([role.start(index) for role in roles]))
         return self.active
 
-    async def astep(self, index: SupportsIndex, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+    async def astep(self, index: SupportsIndex | None = None, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
         """Async version of `step`."""
         if self._busy or self._checks_reports:
             await finish(begin(self._step_operations(index, unit)))
@@ -380,7 +380,7 @@ class Profiler:
             return self._shared.is_inside(self._caller, step)
         return any(role.machine.is_open(step) for role in self._roles)
 
-    def _step_operations(self, index: SupportsIndex, unit: Unit | str) -> list[Operation[None]]:
+    def _step_operations(self, index: SupportsIndex | None, unit: Unit | str) -> list[Operation[None]]:
         self._checks_reports = False
         step = self._group.to_step(index, unit)
         if (

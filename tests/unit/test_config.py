@@ -54,6 +54,27 @@ def test_complete_config(tmp_path: Path) -> None:
     )
 
 
+def test_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "profdeck.yaml").write_text("output: ~/profiles\nsteps: [1]\nroles: {trainer: {backend: torch}}")
+    config = load_config(tmp_path / "profdeck.yaml", environ={"PROFDECK__ROLES__TRAINER__TARGETS__FILE": "~/x"}).config
+    assert config.output == tmp_path / "profiles"
+    assert config.roles["trainer"].targets is not None
+    assert config.roles["trainer"].targets.file == tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("$HOME/profiles", r"output: environment variables such as in '\$HOME/profiles' are not expanded"),
+        ("~nobody-here/profiles", "output: the home directory in '~nobody-here/profiles' is unknown"),
+    ],
+)
+def test_paths_that_only_a_shell_expands_are_rejected(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(settings={"output": path}, environ={})
+
+
 def test_toml_and_yaml_are_equivalent(tmp_path: Path) -> None:
     yaml, toml = tmp_path / "a.yaml", tmp_path / "a.toml"
     yaml.write_text('steps: [1, "3..4"]\nroles: {trainer: {backend: torch, options: {with_stack: true}}}')

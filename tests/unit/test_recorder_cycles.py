@@ -203,3 +203,16 @@ def test_trace_metadata_contains_capture_and_options() -> None:
     metadata = recording_metadata(recorder.capture, CommonOptions(with_stack=True))
     assert metadata.startswith('{"capture": "c", "role": "ref", "rank": 1,')
     assert '"with_stack": true' in metadata
+
+
+@pytest.mark.parametrize(
+    ("reported", "problem"),
+    [(0, "Call profiler.step(i, 'mini_batch') after each mini-batch i"), (2, "ended after mini-batch 1, before")],
+)
+def test_window_that_did_not_start_names_the_cause(reported: int, problem: str) -> None:
+    recorder = build_recorder(window=Window(wait=4, active=1))
+    recorder.cycles.start()
+    for _ in range(reported):
+        recorder.cycles.step()
+    recorder.cycles.stop()
+    assert problem in recorder.capture.problems[0]

@@ -151,7 +151,18 @@ class CaptureCycles(Generic[C]):
         is_in_progress = self._capture.problems or self._capture.first_iteration is not None
         self._end(self.position if is_in_progress else self.position - 1, write_now=False)
         if not self._outputs:
-            self._capture.problems.append("The capture ended before recording started.")
+            self._capture.problems.append(self._describe_missing_recording())
+
+    def _describe_missing_recording(self) -> str:
+        if self._capture.window is None:
+            return "The capture ended before recording started."
+        count = self.position - self._capture.passed_over
+        if count == 0:
+            return (
+                "The window counts mini-batches, but the host reported none. Call profiler.step(i, 'mini_batch') after "
+                "each mini-batch i, counted from 0 in each global step."
+            )
+        return f"The capture ended after mini-batch {count - 1}, before the window started to record."
 
     def phase(self, position: int) -> WindowPhase:
         """Return the phase of the recorder at a position."""

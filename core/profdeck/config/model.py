@@ -18,7 +18,7 @@ from attrs import validators
 from profdeck.base.identity import NAME
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.schedule import Iterations, Schedule, Window
-from profdeck.config.structuring import duration_validator
+from profdeck.config.structuring import check_path, duration_validator, expand_home
 from profdeck.config.targets import TargetsConfig
 from profdeck_traces.base.errors import did_you_mean
 
@@ -137,8 +137,9 @@ class FinishConfig:
 class Config:
     """Config of a job. All processes of the job use the same config."""
 
-    output: Path = Path("profiles")
-    """Directory that contains the run directories. Default: ``./profiles``. Nothing is written outside of it."""
+    output: Path = attrs.field(default=Path("profiles"), converter=expand_home, validator=check_path)
+    """Directory that contains the run directories. Default: ``./profiles``. ``~`` is the home directory. Nothing is
+    written outside of the directory."""
 
     run: str | None = attrs.field(default=None)
     """Name of this job's run directory. Default: the launcher's job ID, or the start time."""

@@ -89,6 +89,29 @@ def duration_validator(minimum: Any) -> Any:
     return attrs.validators.and_(minimum, attrs.validators.le(_LONGEST_S))
 
 
+def expand_home(path: Path | None) -> Path | None:
+    """Expand ``~`` in a path of the config. If the home directory is unknown, `check_path` rejects the path."""
+    try:
+        return None if path is None else path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def check_path(_: object, attribute: attrs.Attribute[Any], path: Path | None) -> None:
+    """Reject paths of the config that a shell would expand, because they would be used literally.
+
+    Raises:
+        ValueError: the home directory is unknown, or the path contains an environment variable.
+    """
+    if path is not None and str(path).startswith("~"):
+        raise ValueError(f"{attribute.name}: the home directory in {str(path)!r} is unknown; write the complete path")
+    if path is not None and "$" in str(path):
+        raise ValueError(
+            f"{attribute.name}: environment variables such as in {str(path)!r} are not expanded; write the complete "
+            "path, or set the key with an environment variable or --set"
+        )
+
+
 class _Walk:
     """Converts plain data recursively, and collects all errors instead of stopping at the first one."""
 

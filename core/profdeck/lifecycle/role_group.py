@@ -33,8 +33,11 @@ class RoleGroup:
     _rejected: set[str] = attrs.field(factory=set, init=False)
     """Names of arguments that were rejected."""
 
-    def to_index(self, argument: str, value: SupportsIndex) -> int | None:
+    def to_index(self, argument: str, value: SupportsIndex | None) -> int | None:
         """Convert a step number or index from the host. Return None if it is invalid."""
+        if value is None:
+            self._reject(argument, "expected the number of the global step, or the index of the mini-batch, got None")
+            return None
         try:
             index = operator.index(value)
         except Exception:  # noqa: BLE001  # the value's class can raise any exception
@@ -45,7 +48,7 @@ class RoleGroup:
             return None
         return index
 
-    def to_step(self, index: SupportsIndex, unit: Unit | str) -> Step | None:
+    def to_step(self, index: SupportsIndex | None, unit: Unit | str) -> Step | None:
         """Convert the arguments of `profdeck.Profiler.step`. Return None if they are invalid."""
         if unit not in _UNITS:
             self._reject("unit", f"expected {' or '.join(_UNITS)}, got {_describe(unit)}")
