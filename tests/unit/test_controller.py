@@ -206,7 +206,7 @@ def test_any_integer_is_a_step(build: Build, tmp_path: Path, step: Any) -> None:
         for index in np.arange(2):
             profiler.step(index, "mini_batch")
     assert read_run(tmp_path / "run").status is Status.COMPLETE
-    assert manifests(tmp_path)["step1"]["last_step"] == 1
+    assert read_manifests(tmp_path)["step1"]["last_step"] == 1
 
 
 @pytest.mark.parametrize("step", INVALID_STEPS)
