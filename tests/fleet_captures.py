@@ -32,7 +32,7 @@ def with_servers(check: Callable[[list[SimulatedServer]], Awaitable[None]], coun
             for server in servers:
                 await asyncio.gather(*server.tasks)
                 if server.connections:
-                    await server.gone.wait()
+                    await server.disconnected.wait()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -62,7 +62,7 @@ class Act:
     """Body of the reply, which replaces the JSON document."""
     raw: bytes | None = None
     """Bytes that replace the complete reply, including the status line and headers."""
-    piece_bytes: int = 0
+    chunk_bytes: int = 0
     """Number of bytes per write. 0 sends the reply in one write."""
     pause_s: float = 0.0
     """Delay between two writes."""
@@ -89,10 +89,10 @@ class SimulatedEngine:
 
     def __init__(self, ranks: int = 1) -> None:
         self.ranks = ranks
-        self.asked: CaptureRequest | None = None
+        self.request: CaptureRequest | None = None
         self.state = RequestState.IDLE
         self.iterations = 0
-        self.writes = True
+        self.has_files = True
         """True if a stopped capture has files."""
         self.flushed = asyncio.Event()
         """While this event is cleared, the files remain incomplete."""
@@ -107,46 +107,48 @@ class SimulatedEngine:
                 if self._now() in {RequestState.RECORDING, RequestState.WRITING}:
                     refusal, error = Outcome.ALREADY_ACTIVE, f"Capture {self._name} is {self._now()} in this engine."
                 else:
-                    self.asked, self.state, self.iterations = request, RequestState.RECORDING, 0
+                    self.request, self.state, self.iterations = request, RequestState.RECORDING, 0
             except ProfdeckError as problem:
                 refusal, error = Outcome.REFUSED, str(problem)
-        elif command == "stop" and self.asked is not None:
-            is_current = payload["request"] == self.asked.id and payload.get("token") in {None, self.asked.token}
+        elif command == "stop" and self.request is not None:
+            is_current = payload["request"] == self.request.id and payload.get("token") in {None, self.request.token}
             self.state = RequestState.WRITING if is_current and self.state is RequestState.RECORDING else self.state
         return [unstructure(self._reply(rank, error, refusal)) for rank in range(self.ranks)]
 
     def iterate(self, count: int) -> None:
         """Record `count` iterations, or fewer if the window ends first."""
-        if self.asked is not None and self.state is RequestState.RECORDING:
-            window = self.asked.iterations
+        if self.request is not None and self.state is RequestState.RECORDING:
+            window = self.request.iterations
             self.iterations += count
             if window is not None and window.count is not None and self.iterations >= window.count:
-                self.end_by_itself(window.count)
+                self.end_window(window.count)
 
-    def end_by_itself(self, iterations: int) -> None:
+    def end_window(self, iterations: int) -> None:
         """End the window after this total number of iterations."""
         self.state, self.iterations = RequestState.WRITING, iterations
 
     @property
     def _name(self) -> str:
-        return self.asked.id if self.asked else ""
+        return self.request.id if self.request else ""
 
     def _now(self) -> RequestState:
         return RequestState.ENDED if self.state is RequestState.WRITING and self.flushed.is_set() else self.state
 
     def _reply(self, rank: int, error: str | None, refusal: Outcome | None) -> Reply:
-        selected = self.asked is not None and self.asked.selects(rank)
+        selected = self.request is not None and self.request.selects(rank)
         return Reply(
             rank=rank,
             world_size=self.ranks,
             host=socket.gethostname(),
             pid=0,
             state=self._now() if selected else RequestState.IDLE,
-            request=self.asked.id if self.asked else None,
-            token=self.asked.token if self.asked else None,
-            owner=self.asked.owner if self.asked else None,
+            request=self.request.id if self.request else None,
+            token=self.request.token if self.request else None,
+            owner=self.request.owner if self.request else None,
             iterations=self.iterations if selected else 0,
-            captures=(self._recorded(rank),) if selected and self.writes and self._now() is RequestState.ENDED else (),
+            captures=(self._recorded(rank),)
+            if selected and self.has_files and self._now() is RequestState.ENDED
+            else (),
             error=error,
             refusal=refusal,
         )
@@ -204,13 +206,13 @@ class Arrival:
     command: str
     """Last component of the path."""
     path: str
-    at_ns: int
+    received_ns: int
     """Time of receipt, from `time.monotonic_ns`."""
     connection: int
     """Index of the connection among all connections of the server."""
     headers: Mapping[str, str]
     body: Mapping[str, Any]
-    answered_ns: int | None = None
+    replied_ns: int | None = None
     """Time at which the complete reply was written, from `time.monotonic_ns`."""
 
 
@@ -239,22 +241,22 @@ class SimulatedServer:
         self.arrivals: list[Arrival] = []
         self.acts: dict[str, list[Act]] = {}
         """Scripted replies by command. ``""`` applies to commands without acts. The last act of a list is repeated."""
-        self.arrived = asyncio.Event()
+        self.request_received = asyncio.Event()
         """Event that each request sets."""
-        self.opened = 0
+        self.connection_count = 0
         """Number of connections opened so far."""
         self.connections: set[_Connection] = set()
         """Open connections."""
         self.tasks: set[asyncio.Task[None]] = set()
         """Tasks of the requests in progress."""
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
         """Event that is set when either side closes a connection."""
         self.token = token
         self.host, self.output, self.version = host or socket.gethostname(), output, version
         self.backend = backend
-        self.traffic = 0
+        self.iterations_after_start = 0
         """Number of iterations that the engine runs after each start."""
-        self.gives: Path | None = None
+        self.served_directory: Path | None = None
         """Directory from which the server serves files, or None if it has no file route."""
         self._server: asyncio.Server | None = None
         self.url = ""
@@ -289,7 +291,7 @@ class SimulatedServer:
         for connection in list(self.connections):
             connection.close()
 
-    def in_its_loop(self, call: Callable[[], object]) -> None:
+    def run_in_loop(self, call: Callable[[], object]) -> None:
         """Call a function in the server's event loop from another thread, and wait until it has returned."""
         assert self._server is not None
         done = threading.Event()
@@ -305,11 +307,11 @@ class SimulatedServer:
         """Return the commands of all received requests."""
         return [arrival.command for arrival in self.arrivals]
 
-    async def heard(self, command: str, count: int = 1) -> None:
+    async def wait_for_command(self, command: str, count: int = 1) -> None:
         """Wait until the server has received a command `count` times."""
         while self.commands().count(command) < count:
-            self.arrived.clear()
-            await self.arrived.wait()
+            self.request_received.clear()
+            await self.request_received.wait()
 
     def act(self, command: str) -> Act:
         """Return the next act for a command. Remove it unless it is the last."""
@@ -327,8 +329,8 @@ class SimulatedServer:
             status, error = self._validate(method, path, arrival)
         if status != HTTPStatus.OK:
             return status, json.dumps({"error": error}).encode()
-        if self.gives is not None and path.startswith(FILES):
-            return self._serve_path(self.gives, unquote(path.removeprefix(FILES)), arrival)
+        if self.served_directory is not None and path.startswith(FILES):
+            return self._serve_path(self.served_directory, unquote(path.removeprefix(FILES)), arrival)
         return await self._run_command(arrival)
 
     async def _run_command(self, arrival: Arrival) -> tuple[int, bytes]:
@@ -340,8 +342,8 @@ class SimulatedServer:
         content = {"server": server_info, "answer": {"ranks": replies, "frontends": {}}, "times": times}
         if error:
             return 409, json.dumps({**content, "error": error}).encode()
-        if arrival.command == "start" and self.traffic:
-            self.engine.iterate(self.traffic)
+        if arrival.command == "start" and self.iterations_after_start:
+            self.engine.iterate(self.iterations_after_start)
         return 200, json.dumps(content).encode()
 
     def _serve_path(self, directory: Path, path: str, arrival: Arrival) -> tuple[int, bytes]:
@@ -362,7 +364,7 @@ class SimulatedServer:
         return 0, f"{head}ETag: {resource.tag}\r\n\r\n".encode() + content[first_byte:]
 
     def _validate(self, method: str, path: str, arrival: Arrival) -> tuple[int, str]:
-        route = FILES if self.gives is not None and path.startswith(FILES) else path
+        route = FILES if self.served_directory is not None and path.startswith(FILES) else path
         if route not in ROUTES:
             return 404, "Not Found"
         if ROUTES[route] != method:
@@ -380,11 +382,11 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, server: SimulatedServer) -> None:
         self._server = server
-        self._number = server.opened
+        self._number = server.connection_count
         self._data = b""
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
-        server.opened += 1
+        server.connection_count += 1
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -393,10 +395,10 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  # asyncio's signature
         # As in engine servers, a request continues after its client has disconnected.
         self._server.connections.discard(self)
-        self._server.gone.set()
+        self._server.disconnected.set()
 
     def data_received(self, data: bytes) -> None:
-        at_ns = time.monotonic_ns()
+        received_ns = time.monotonic_ns()
         self._data += data
         if not self._data[:1].isalpha():  # such as TLS
             self._write(_message(400, b"", chunked=False))
@@ -417,13 +419,13 @@ class _Connection(asyncio.Protocol):
         arrival = Arrival(
             command=path.rpartition("/")[2],
             path=path,
-            at_ns=at_ns,
+            received_ns=received_ns,
             connection=self._number,
             headers=headers,
             body=json.loads(body[:size] or b"{}"),
         )
         self._server.arrivals.append(arrival)
-        self._server.arrived.set()
+        self._server.request_received.set()
         self._task = asyncio.get_running_loop().create_task(self._serve(method, path, arrival))
         self._server.tasks.add(self._task)
         self._task.add_done_callback(self._server.tasks.discard)
@@ -437,11 +439,11 @@ class _Connection(asyncio.Protocol):
             data = _message(status, content, chunked=act.chunked) if status else content
         else:
             data = act.raw
-        for start in range(0, len(data), act.piece_bytes or max(len(data), 1)):
+        for start in range(0, len(data), act.chunk_bytes or max(len(data), 1)):
             if start and act.pause_s:
                 await asyncio.sleep(act.pause_s)
-            self._write(data[start : start + act.piece_bytes] if act.piece_bytes else data)
-        arrival.answered_ns = time.monotonic_ns()
+            self._write(data[start : start + act.chunk_bytes] if act.chunk_bytes else data)
+        arrival.replied_ns = time.monotonic_ns()
         if act.close:
             self.close()
         if not act.hang:
@@ -468,8 +470,8 @@ def _message(status: int, content: bytes, *, chunked: bool) -> bytes:
     head = f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\n"
     if not chunked:
         return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
-    pieces = [content[start : start + 10] for start in range(0, len(content), 10)]
-    body = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in [*pieces, b""])
+    chunks = [content[start : start + 10] for start in range(0, len(content), 10)]
+    body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in [*chunks, b""])
     return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + body
 
 
@@ -517,7 +519,7 @@ class OtherBackend(SimulatedBackend):
     name: ClassVar[str] = "other"
 
 
-def offer(site: Path) -> str:
+def install_backends(site: Path) -> str:
     """Install a distribution with both backends, and return a PYTHONPATH that includes it.
 
     Args:

@@ -21,10 +21,10 @@ TOKENS = 64
 def write_model(path: Path, *, hidden: int, layers: int, dtype: str) -> None:
     """Write the Llama model of the engine tests with different dimensions."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-    from engine_servers import tiny_model
+    from engine_servers import write_tiny_model
 
     path.mkdir(parents=True, exist_ok=True)
-    tiny_model(path)
+    write_tiny_model(path)
     file = path / "config.json"
     config = json.loads(file.read_text())
     config |= {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "head_dim": 64}

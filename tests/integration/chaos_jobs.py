@@ -1,7 +1,7 @@
-"""Jobs that misbehave and that are ended at any moment: one after the other, forked from a process that has torch.
+"""Misbehaving jobs that are terminated at random times. They run one at a time, forked from a process with torch.
 
-``chaos_jobs.py DIRECTORY FIRST_SEED COUNT`` leaves in ``DIRECTORY/SEED`` the run, what the job said (``said``)
-and how it ended (``end.json``).
+``chaos_jobs.py DIRECTORY FIRST_SEED COUNT`` writes the run, the job's progress (``lines``) and its exit
+(``end.json``) to ``DIRECTORY/SEED``.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ def work() -> None:
 
 
 class Job:
-    """One loop of training, with a host that does one odd thing in one step."""
+    """Training loop whose host performs one unusual action in one step."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.chance = random.Random(seed)  # noqa: S311  # no secret
         self.directory = directory
-        self.said = os.open(directory / "said", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        self.lines = os.open(directory / "lines", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self.selected = self.chance.choice(SELECTED)
         self.host = self.chance.choice(HOSTS)
-        self.at = self.chance.randrange(STEPS)
+        self.action_step = self.chance.randrange(STEPS)
         self.by_scope = self.chance.random() < 0.5
         self.profiler: Profiler | None = None
         self.guarded = False
 
-    def say(self, *words: object) -> None:
-        """Write a line that is there whatever happens next."""
-        os.write(self.said, (" ".join(map(str, words)) + "\n").encode())
+    def write_line(self, *fields: object) -> None:
+        """Write a line without buffering, so that it survives a crash."""
+        os.write(self.lines, (" ".join(map(str, fields)) + "\n").encode())
 
     def run(self) -> None:
         """Train."""
@@ -74,42 +74,42 @@ class Job:
         }
         self.profiler = Profiler.from_config(settings=settings)
         getattr(self, f"begin_{self.host}", lambda: None)()
-        self.say("host", self.host, self.at, *(f"{one}" for one in self.selected))
+        self.write_line("host", self.host, self.action_step, *(f"{steps}" for steps in self.selected))
         for step in range(STEPS):
             try:
                 self.guarded = True
                 self.step(step)
                 self.guarded = False
             except AlarmError:
-                self.say("alarm", step)
+                self.write_line("alarm", step)
         signal.setitimer(signal.ITIMER_REAL, 0)
         self.profiler.close()
-        self.say("done")
+        self.write_line("done")
 
     def step(self, step: int) -> None:
         """Train for a step."""
         assert self.profiler is not None
-        self.say("start", step)
+        self.write_line("start", step)
         if self.by_scope:
             with self.profiler.capture(step):
                 self.inside(step)
-                self.say("stop", step)
+                self.write_line("stop", step)
         else:
             self.profiler.start(step)
             self.inside(step)
-            self.say("stop", step)
+            self.write_line("stop", step)
             self.profiler.stop()
-        self.say("over", step)
+        self.write_line("over", step)
 
     def inside(self, step: int) -> None:
-        """Do the work of a step, and the odd thing in its midst."""
-        self.say("in", step)
+        """Run the work of a step, with the host's action in the middle."""
+        self.write_line("in", step)
         work()
-        if step == self.at:
+        if step == self.action_step:
             getattr(self, f"do_{self.host}", work)()
         work()
 
-    # What hosts do.
+    # Host actions.
 
     def do_own_profiler(self) -> None:
         with profile():
@@ -137,7 +137,7 @@ class Job:
         def go_on() -> None:
             assert self.profiler is not None
             self.profiler.stop()
-            self.profiler.start(self.at + 1)
+            self.profiler.start(self.action_step + 1)
             self.profiler.stop()
             self.profiler.close()
             os._exit(0)
@@ -153,8 +153,8 @@ class Job:
         os.waitpid(pid, 0)
 
     def do_exception(self) -> None:
-        self.say("raises")
-        raise ValueError("the host's own")
+        self.write_line("raises")
+        raise ValueError("raised by the host")
 
     def do_os_exit(self) -> None:
         os._exit(3)
@@ -171,25 +171,25 @@ class Job:
 
     def do_starts_twice(self) -> None:
         assert self.profiler is not None
-        self.profiler.start(self.at)
+        self.profiler.start(self.action_step)
 
     def do_closes(self) -> None:
         assert self.profiler is not None
         self.profiler.close()
 
     def begin_handles_term(self) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: self.say("term"))
+        signal.signal(signal.SIGTERM, lambda *_: self.write_line("term"))
 
     def begin_alarms(self) -> None:
         def alarm(*_: object) -> None:
             if self.guarded:
                 self.guarded = False
-                self.say("rings")
+                self.write_line("rings")
                 raise AlarmError
 
         signal.signal(signal.SIGALRM, alarm)
-        first = self.chance.random() / 10 + 0.005
-        signal.setitimer(signal.ITIMER_REAL, first, self.chance.random() / 5 + 0.05)
+        first_s = self.chance.random() / 10 + 0.005
+        signal.setitimer(signal.ITIMER_REAL, first_s, self.chance.random() / 5 + 0.05)
 
     def do_changes_directory(self) -> None:
         os.chdir("/")
@@ -201,31 +201,31 @@ class Job:
 def main(directory: Path, first: int, count: int) -> None:
     """Run the jobs."""
     for seed in range(first, first + count):
-        own = directory / str(seed)
-        own.mkdir(parents=True)
+        job_directory = directory / str(seed)
+        job_directory.mkdir(parents=True)
         chance = random.Random(-seed - 1)  # noqa: S311  # no secret
         end = chance.choice(ENDS)
         pid = os.fork()
         if pid == 0:
             os.setsid()
-            log = os.open(own / "log", os.O_CREAT | os.O_WRONLY)
+            log = os.open(job_directory / "log", os.O_CREAT | os.O_WRONLY)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            run(own, seed)
+            run_job(job_directory, seed)
         if end != "none":
-            until = time.monotonic() + 30
-            while not (own / "said").exists() and time.monotonic() < until:
+            deadline = time.monotonic() + 30
+            while not (job_directory / "lines").exists() and time.monotonic() < deadline:
                 time.sleep(0.001)
             time.sleep(chance.random() * chance.choice([0.1, 0.5, 1.5]))
             os.kill(pid, SIGNALS[end])
         status = wait(pid)
-        (own / "end.json").write_text(json.dumps({"end": end, "code": os.waitstatus_to_exitcode(status)}))
+        (job_directory / "end.json").write_text(json.dumps({"end": end, "code": os.waitstatus_to_exitcode(status)}))
 
 
-def run(own: Path, seed: int) -> None:
-    """Be a job, to the end of the process, as Python ends one."""
+def run_job(job_directory: Path, seed: int) -> None:
+    """Run a job and exit like the interpreter."""
     code = 0
-    job = Job(own, seed)
+    job = Job(job_directory, seed)
     try:
         job.run()
     except SystemExit as error:
@@ -233,7 +233,7 @@ def run(own: Path, seed: int) -> None:
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:  # noqa: BLE001  # as at the end of a script
-        job.say("raised", type(error).__name__)
+        job.write_line("raised", type(error).__name__)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     import atexit
@@ -245,11 +245,11 @@ def run(own: Path, seed: int) -> None:
 
 
 def wait(pid: int, limit_s: float = 60) -> int:
-    """Wait for the end of a job; one that hangs is ended, and that is told."""
-    until = time.monotonic() + limit_s
-    while time.monotonic() < until:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
+    """Wait until a job exits and return its status. Kill a job that hangs and return -1."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        exited_pid, status = os.waitpid(pid, os.WNOHANG)
+        if exited_pid:
             return status
         time.sleep(0.005)
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Weights of the tiny model, as a trainer leaves them for its rollouts."""
+"""Checkpoints of the tiny model, like those that a trainer writes for its rollouts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 
-def checkpoint(model: Path, directory: Path, seed: int) -> Path:
-    """Write random weights for a Llama whose own have never been written.
+def write_checkpoint(model: Path, directory: Path, seed: int) -> Path:
+    """Write a checkpoint with random weights and return its path.
 
     Args:
-        model: its config and tokenizer; see `engine_servers.tiny_model`.
-        directory: where the checkpoint goes.
-        seed: of the weights.
+        model: directory with the config and the tokenizer. See `engine_servers.write_tiny_model`.
+        directory: parent directory of the checkpoint.
+        seed: seed of the weights.
     """
     import torch
     from safetensors.torch import save_file

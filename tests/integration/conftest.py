@@ -47,6 +47,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers with random weights, and a tokenizer of bytes."""
-    from engine_servers import tiny_model
+    from engine_servers import write_tiny_model
 
-    return tiny_model(tmp_path_factory.mktemp("model"))
+    return write_tiny_model(tmp_path_factory.mktemp("model"))

@@ -24,7 +24,7 @@ from processes import free_port
 ENGINE_UP_S = 400
 
 
-def tiny_model(path: Path) -> Path:
+def write_tiny_model(path: Path) -> Path:
     """Write a Llama of two layers with random weights, and a tokenizer of bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -238,7 +238,7 @@ def run_to_its_end(script: Path, model: Path, directory: Path, environ: Mapping[
 
     Args:
         script: the job.
-        model: see `tiny_model`.
+        model: see `write_tiny_model`.
         directory: where it runs.
         environ: its environment.
         arguments: what else it is given.

@@ -10,7 +10,7 @@ from typing import Any
 
 from profdeck.records.manifest import Manifest, read_manifest
 
-# Start of a job: `build` creates a profiler for a run, `work` launches a kernel, and `tell` prints a result.
+# Start of a job: `build` creates a profiler for a run, `work` launches a kernel, and `print_result` prints a result.
 PREAMBLE = """
 import gc, json, logging, os, shutil, sys, threading, time, warnings
 from pathlib import Path
@@ -23,22 +23,22 @@ from profdeck.base.identity import Identity
 logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
 x = torch.ones(4).to("npu")
 
-def build(run, options=(), identity=None, **given):
-    own = {f"trainer.options.{key}": value for key, value in {"analyse": False, **dict(options)}.items()}
+def build(run, options=(), identity=None, **settings):
+    trainer_options = {f"trainer.options.{key}": value for key, value in {"analyse": False, **dict(options)}.items()}
     base = {"output": ".", "run": run, "trainer.backend": "npu", "steps": [1]}
-    return Profiler.from_config(identity=identity, settings={**base, **given, **own})
+    return Profiler.from_config(identity=identity, settings={**base, **settings, **trainer_options})
 
 def work():
     x + 1
     torch.npu.synchronize()
 
-def capture(run, options=(), step=1, **given):
-    profiler = build(run, options, **given)
+def capture(run, options=(), step=1, **settings):
+    profiler = build(run, options, **settings)
     with profiler.capture(step):
         work()
     return profiler
 
-def tell(**values):
+def print_result(**values):
     print("> " + json.dumps(values), flush=True)
 """
 
@@ -47,27 +47,27 @@ WARM = ["aclprofInit", "aclprofCreateConfig", "aclprofWarmup", "aclprofStart"]
 STOP = ["aclprofStop", "aclprofDestroyConfig", "aclprofFinalize"]
 
 
-def told(job: Any) -> dict[str, Any]:
-    """Return the results that a job printed with `tell`."""
-    found: dict[str, Any] = {}
+def printed_results(job: Any) -> dict[str, Any]:
+    """Return the results that a job printed with `print_result`."""
+    results: dict[str, Any] = {}
     for line in job.stdout.splitlines():
         if line.startswith("> "):
-            found |= json.loads(line[2:])
-    return found
+            results |= json.loads(line[2:])
+    return results
 
 
 def by_run(calls: Iterable[Any]) -> dict[str, list[list[Any]]]:
     """Group driver calls by run and recording. Each recording starts with `aclprofInit`."""
-    found: dict[str, list[list[Any]]] = {}
+    recordings: dict[str, list[list[Any]]] = {}
     recording: list[Any] = []
     for call in calls:
         if call.name == "aclprofInit":
             run = Path(call.arguments["path"]).parents[2].name
             recording = []
-            found.setdefault(run, []).append(recording)
+            recordings.setdefault(run, []).append(recording)
         if not call.name.startswith("mstx"):
             recording.append(call)
-    return found
+    return recordings
 
 
 def names(recording: Iterable[Any]) -> list[str]:
@@ -77,14 +77,14 @@ def names(recording: Iterable[Any]) -> list[str]:
 
 def manifests(run: Path) -> dict[str, Manifest]:
     """Read the manifests of a run, keyed by capture."""
-    found = [read_manifest(path) for path in sorted(run.glob("step_*/**/rank_*.json"))]
-    return {manifest.capture: manifest for manifest in found}
+    run_manifests = [read_manifest(path) for path in sorted(run.glob("step_*/**/rank_*.json"))]
+    return {manifest.capture: manifest for manifest in run_manifests}
 
 
 def manifest(run: Path) -> Manifest:
     """Read the only manifest of a run."""
-    (found,) = manifests(run).values()
-    return found
+    (only_manifest,) = manifests(run).values()
+    return only_manifest
 
 
 def directories(run: Path) -> list[Path]:

@@ -55,9 +55,9 @@ Start = Callable[..., "subprocess.Popen[str]"]
 def _torch_npu_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Make the stubs of torch_npu and msprof available to this process and its children."""
     site, programs = tmp_path / "site", tmp_path / "bin"
-    about = site / "torch_npu-2.13.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
+    metadata = site / "torch_npu-2.13.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
     monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STUB), *filter(None, sys.path)]))
     programs.mkdir()
@@ -117,21 +117,21 @@ def cli(*arguments: object) -> Result:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, [*map(str, arguments)], prog_name="profdeck")
 
 
-def hanging(pipe: Path) -> list[int]:
+def await_hanging_stub(pipe: Path) -> list[int]:
     """Wait until the torch_npu stub hangs and return its PIDs."""
-    said = b""
+    output = b""
     descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # does not wait for a writer, which may have died
     try:
         while True:
-            assert select.select([descriptor], [], [], PATIENCE_S)[0], "nothing hangs"
-            if not (part := os.read(descriptor, 4096)):
-                return [int(line) for line in said.split()]
-            said += part
+            assert select.select([descriptor], [], [], PATIENCE_S)[0], "the stub does not hang"
+            if not (chunk := os.read(descriptor, 4096)):
+                return [int(line) for line in output.split()]
+            output += chunk
     finally:
         os.close(descriptor)
 
 
-def runs(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     return is_running(socket.gethostname(), pid, process_started(pid))
 
 
@@ -140,12 +140,12 @@ def await_end(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
-            assert select.select([handle], [], [], PATIENCE_S)[0], f"process {pid} does not end"
+            assert select.select([handle], [], [], PATIENCE_S)[0], f"process {pid} does not exit"
         finally:
             os.close(handle)
 
 
-def known(directory: Path) -> AnalysisState:
+def require_state(directory: Path) -> AnalysisState:
     state = read_state(directory)
     assert state is not None
     return state
@@ -260,7 +260,7 @@ def test_missing_msprof_is_detected_before_the_start(
     assert state.state == "failed"
     assert "msprof" in state.problems[0]
     assert "set_env.sh" in state.problems[0]
-    assert known(directory).state == "done"
+    assert require_state(directory).state == "done"
     assert {file: file.stat().st_mtime_ns for file in (directory / OUTPUT).iterdir()} == before
     (directory / STATE_FILE).unlink()  # as if torch_npu had analysed the directory without profdeck
     assert is_analysed(directory)
@@ -269,7 +269,7 @@ def test_missing_msprof_is_detected_before_the_start(
     assert is_analysed(directory)
     never = raw("rank_0001.step10")
     assert analyse(never).state == "failed"
-    assert known(never).state == "failed"
+    assert require_state(never).state == "failed"
 
 
 def test_directory_without_raw_data_fails(tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ def test_directory_without_raw_data_fails(tmp_path: Path) -> None:
 
 def test_intermediate_files_of_a_killed_msprof_are_removed(raw: Make) -> None:
     directory = raw()
-    for left in ("PROF_000001_1_A/host/sqlite", "PROF_000001_1_A/device_0/sqlite"):
-        (directory / left).mkdir()
-        (directory / left / "half.db").touch()
+    for path in ("PROF_000001_1_A/host/sqlite", "PROF_000001_1_A/device_0/sqlite"):
+        (directory / path).mkdir()
+        (directory / path / "half.db").touch()
     assert analyse(directory).state == "done"
     assert not [*directory.rglob("sqlite")]
     assert_raw_data_are_intact(directory)
@@ -305,22 +305,22 @@ def test_read_only_directory_fails(raw: Make) -> None:
         if not Path(command[0]).exists():
             pytest.skip("root may write anywhere, and there is no setpriv to forbid it")
     try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        result = subprocess.run(command, check=True, capture_output=True, text=True)
     finally:
         directory.chmod(0o755)
-    assert done.stdout.startswith("it cannot be analysed: PermissionError: [Errno 13] Permission denied:")
-    assert done.stdout.endswith("; copy it to a writable location, and analyse the copy\n")
-    assert "Cannot save the analysis state" in done.stderr
+    assert result.stdout.startswith("it cannot be analysed: PermissionError: [Errno 13] Permission denied:")
+    assert result.stdout.endswith("; copy it to a writable location, and analyse the copy\n")
+    assert "Cannot save the analysis state" in result.stderr
     assert not (directory / STATE_FILE).exists()
     assert analyse(directory).state == "done"
 
 
 def test_earlier_result_is_kept_if_torch_npu_cannot_be_loaded(raw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = raw()
-    done = analyse(directory)
+    earlier_state = analyse(directory)
     monkeypatch.setenv("STUB_ANALYSIS", "no library")
     assert analyse(directory).state == "failed"
-    assert known(directory) == done
+    assert require_state(directory) == earlier_state
     assert check_directory(directory).whole
 
 
@@ -335,12 +335,12 @@ def test_time_limit_kills_all_processes(raw: Make, monkeypatch: pytest.MonkeyPat
         state = analyse(directory, timeout_s=timeout_s)
         if (tmp_path / "file").exists():  # otherwise, the host is slow and the analysis has not started yet
             break
-    found = hanging(tmp_path / "file")
-    assert len(found) == 2
-    assert not any(map(runs, found))
+    hanging_pids = await_hanging_stub(tmp_path / "file")
+    assert len(hanging_pids) == 2
+    assert not any(map(is_alive, hanging_pids))
     assert state.state == "failed"
     assert state.problems == (f"it was killed at its time limit of {timeout_s} s",)
-    assert known(directory) == state
+    assert require_state(directory) == state
     monkeypatch.setenv("STUB_ANALYSIS", "")
     assert analyse(directory).state == "done"
 
@@ -349,8 +349,8 @@ def test_orphans_of_the_analysis_are_killed(raw: Make, monkeypatch: pytest.Monke
     monkeypatch.setenv("STUB_ANALYSIS", "orphan")
     monkeypatch.setenv("STUB_ANALYSIS_PIDS", str(tmp_path / "file"))
     assert analyse(raw()).state == "done"
-    (pid,) = hanging(tmp_path / "file")
-    assert not runs(pid)
+    (pid,) = await_hanging_stub(tmp_path / "file")
+    assert not is_alive(pid)
 
 
 ANALYSE = """
@@ -367,17 +367,17 @@ def test_concurrent_analysis_raises_an_error(
     directory = raw()
     monkeypatch.setenv("STUB_ANALYSIS", "hang")
     caller = start(ANALYSE, directory)
-    found = hanging(pids)
-    running = known(directory)
+    hanging_pids = await_hanging_stub(pids)
+    running = require_state(directory)
     with pytest.raises(AnalysisInProgressError, match=rf"is being analysed by process {caller.pid} on "):
         analyse(directory)
-    assert known(directory) == running
+    assert require_state(directory) == running
     result = cli("npu", "analyse", "--json", "--force", directory)
     assert result.exit_code == ExitCode.INCOMPLETE
     (entry,) = json.loads(result.stdout)["directories"]
     assert entry["outcome"] == "busy"
     assert f"process {caller.pid}" in entry["problems"][0]
-    assert all(map(runs, found))
+    assert all(map(is_alive, hanging_pids))
 
 
 def test_child_of_a_killed_analysis_is_killed(raw: Make, monkeypatch: pytest.MonkeyPatch, pids: Path) -> None:
@@ -386,10 +386,10 @@ def test_child_of_a_killed_analysis_is_killed(raw: Make, monkeypatch: pytest.Mon
     states: list[AnalysisState] = []
     worker = threading.Thread(target=lambda: states.append(analyse(directory)))
     worker.start()
-    leader, child = hanging(pids)
+    leader, child = await_hanging_stub(pids)
     os.kill(leader, signal.SIGKILL)
     worker.join()
-    assert not runs(child)
+    assert not is_alive(child)
     assert states[0].problems[0].startswith("its process was killed by signal 9")
 
 
@@ -399,7 +399,7 @@ def test_child_of_a_killed_analysis_is_killed(raw: Make, monkeypatch: pytest.Mon
 def start_analysis(*directories: Path) -> int:
     """Request the analysis of all directories and return the PID of the process that runs it."""
     request(directories, TIMEOUT_S)
-    (pid,) = {known(directory).pid for directory in directories}
+    (pid,) = {require_state(directory).pid for directory in directories}
     return pid
 
 
@@ -419,10 +419,10 @@ def test_detached_process_analyses_all_directories_of_a_rank(raw: Make) -> None:
     before = children.read_text()
     pid = start_analysis(*directories)
     assert children.read_text() == before  # not a child process: engines kill the children of their workers
-    assert known(directories[0]).expected == ("trace_view.json", "kernel_details.csv")
+    assert require_state(directories[0]).expected == ("trace_view.json", "kernel_details.csv")
     await_end(pid)
     for directory in directories:
-        assert (known(directory).state, known(directory).pid) == ("done", pid)
+        assert (require_state(directory).state, require_state(directory).pid) == ("done", pid)
         assert check_directory(directory).whole
     assert "Traceback" not in (directories[0] / LOG).read_text()
 
@@ -430,24 +430,24 @@ def test_detached_process_analyses_all_directories_of_a_rank(raw: Make) -> None:
 def test_detached_process_waits_for_a_slot(raw: Make, slots: Callable[[], None]) -> None:
     directory = raw()
     pid = start_analysis(directory)
-    assert (known(directory).state, known(directory).is_active) == ("pending", True)
+    assert (require_state(directory).state, require_state(directory).is_active) == ("pending", True)
     assert "in progress" in (check_directory(directory).problem or "")
     busy = cli("npu", "analyse", directory)
     assert busy.exit_code == ExitCode.INCOMPLETE
     assert f"it is being analysed by process {pid}" in busy.stdout
-    assert known(directory).state == "pending"
+    assert require_state(directory).state == "pending"
     slots()
     await_end(pid)
-    assert known(directory).state == "done"
+    assert require_state(directory).state == "done"
 
 
 def test_detached_process_keeps_the_result_of_a_faster_analysis(raw: Make, slots: Callable[[], None]) -> None:
     directory = raw()
     pid = start_analysis(directory)
-    done = analyse(directory)
+    faster_state = analyse(directory)
     slots()
     await_end(pid)
-    assert known(directory) == done
+    assert require_state(directory) == faster_state
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -457,11 +457,11 @@ def test_analysis_can_be_rerun_if_its_process_was_killed(
     directories = [raw("rank_0000.step10.mb0000"), raw("rank_0000.step10.mb0001")]
     monkeypatch.setenv("STUB_ANALYSIS", "hang")
     pid = start_analysis(*directories)
-    found = hanging(pids)
+    hanging_pids = await_hanging_stub(pids)
     os.kill(pid, number)
-    for process in (pid, *found):
+    for process in (pid, *hanging_pids):
         await_end(process)
-    states = [known(directory) for directory in directories]
+    states = [require_state(directory) for directory in directories]
     assert [(state.state, state.is_active) for state in states] == [("running", False), ("pending", False)]
     for directory in directories:
         assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
@@ -476,7 +476,7 @@ def test_analysis_fails_if_its_process_cannot_start(
     directory = raw()
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: 1 / 0)
     request([directory], TIMEOUT_S)
-    state = known(directory)
+    state = require_state(directory)
     assert (state.state, state.problems[0]) == (
         "failed",
         "it could not be started: ZeroDivisionError: division by zero",
@@ -490,7 +490,7 @@ def test_analysis_is_not_in_progress_if_its_process_exits_immediately(
     directory = raw()
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     request([directory], TIMEOUT_S)
-    until(lambda: not known(directory).is_active)  # the shell that starts the process exits a moment later
+    until(lambda: not require_state(directory).is_active)  # the shell that starts the process exits a moment later
     assert "run: profdeck npu analyse" in (check_directory(directory).problem or "")
 
 
@@ -509,7 +509,7 @@ def test_analysed_run_is_skipped(raw: Make, tmp_path: Path) -> None:
     assert result.exit_code == ExitCode.OK, result.output
     assert "2 directories: 2 done" in result.stdout
     assert all(check_directory(directory).whole for directory in ranks)
-    states = [known(directory) for directory in ranks]
+    states = [require_state(directory) for directory in ranks]
     result = cli("npu", "analyse", "--json", tmp_path)
     assert result.exit_code == ExitCode.OK
     entries = json.loads(result.stdout)["directories"]
@@ -517,9 +517,9 @@ def test_analysed_run_is_skipped(raw: Make, tmp_path: Path) -> None:
         {"path": str(directory), "outcome": "kept", "duration_s": None, "problems": [], "remedy": None}
         for directory in ranks
     ]
-    assert [known(directory) for directory in ranks] == states
+    assert [require_state(directory) for directory in ranks] == states
     cli("npu", "analyse", "--force", ranks[0])
-    assert known(ranks[0]).started_ns > states[0].started_ns
+    assert require_state(ranks[0]).started_ns > states[0].started_ns
 
 
 def test_failure_is_reported_with_instructions(raw: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -543,7 +543,7 @@ def test_export_and_timeout_are_passed_to_the_analysis(
     directory = raw()
     result = cli("npu", "analyse", "--export", "text", "--export", "db", directory)
     assert result.exit_code == ExitCode.OK, result.output
-    assert len(known(directory).expected) == 3
+    assert len(require_state(directory).expected) == 3
     assert "1 kept" in cli("npu", "analyse", "--export", "db", directory).stdout
     analyse(directory, export=("text",))
     assert "1 done" in cli("npu", "analyse", "--export", "db", directory).stdout
@@ -563,12 +563,12 @@ def test_interrupted_command_kills_its_processes(
     ranks = [raw(f"rank_{rank:04d}.step10") for rank in range(2)]
     monkeypatch.setenv("STUB_ANALYSIS", "hang")
     command = start(CLI, "npu", "analyse", "--processes", "1", tmp_path)
-    found = hanging(pids)
+    hanging_pids = await_hanging_stub(pids)
     command.send_signal(signal.SIGINT)
     stdout, _ = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == ExitCode.INTERRUPTED, stdout
-    assert not any(map(runs, found))
-    assert (known(ranks[0]).state, known(ranks[0]).problems) == ("failed", ("it was interrupted",))
+    assert not any(map(is_alive, hanging_pids))
+    assert (require_state(ranks[0]).state, require_state(ranks[0]).problems) == ("failed", ("it was interrupted",))
     assert read_state(ranks[1]) is None
     for directory in ranks:
         assert_raw_data_are_intact(directory)
@@ -595,32 +595,32 @@ def test_analysis_of_another_host_requires_force(raw: Make) -> None:
     assert "process 1 on another-host" in result.stdout
     assert "--force" in result.stdout
     assert cli("npu", "analyse", "--force", directory).exit_code == ExitCode.OK
-    assert known(directory).state == "done"
+    assert require_state(directory).state == "done"
 
 
 def test_corrupt_state_is_replaced(raw: Make) -> None:
     directory = raw()
     (directory / STATE_FILE).write_text("{")
     assert cli("npu", "analyse", directory).exit_code == ExitCode.OK
-    assert known(directory).state == "done"
+    assert require_state(directory).state == "done"
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "message"),
     [(".", "No torch_npu recording found in"), ("gone", "does not exist"), ("file", "is not a directory")],
 )
-def test_path_without_a_recording_raises_an_error(tmp_path: Path, path: str, words: str) -> None:
+def test_path_without_a_recording_raises_an_error(tmp_path: Path, path: str, message: str) -> None:
     (tmp_path / "file").touch()
     result = cli("npu", "analyse", tmp_path / path)
     assert result.exit_code == ExitCode.UNREADABLE
-    assert words in result.stderr
+    assert message in result.stderr
 
 
 def test_missing_torch_npu_is_reported(raw: Make, tmp_path: Path) -> None:
     directory = raw()
-    (about,) = (tmp_path / "site").glob("*.dist-info")
-    (about / "METADATA").unlink()
-    about.rmdir()
+    (metadata,) = (tmp_path / "site").glob("*.dist-info")
+    (metadata / "METADATA").unlink()
+    metadata.rmdir()
     result = cli("npu", "analyse", directory)
     assert result.exit_code == ExitCode.PLUGIN
     assert "pip install 'profdeck[npu]'" in result.stderr

@@ -1,4 +1,4 @@
-"""Jobs of verl on the CPU."""
+"""verl jobs on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS": "0",
-    # Other tests of this machine have memory too; its kernel decides, not Ray.
+    # Disable Ray's memory monitor, which would kill workers because of the memory of other tests.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -77,14 +77,14 @@ _PPO = """
 
 @attrs.frozen
 class Material:
-    """What jobs train with."""
+    """Model and data of verl jobs."""
 
     model: Path
     data: Path
 
 
 def make_material(directory: Path) -> Material:
-    """Write a Llama of two layers with random weights, a tokenizer of bytes, questions, answers and a reward."""
+    """Write a two-layer Llama with random weights, a byte tokenizer, questions, answers and a reward function."""
     import pandas as pd
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -142,42 +142,42 @@ def make_material(directory: Path) -> Material:
 
 @attrs.frozen
 class VerlJob:
-    """A job that has been started."""
+    """A started job."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     @property
-    def words(self) -> str:
-        """What it has said."""
+    def output(self) -> str:
+        """Contents of the job's log."""
         return self.log.read_text(errors="replace")
 
     def wait(self) -> str:
-        """Wait until it has ended well; returns what it has said."""
+        """Wait until the job exits with status 0 and return its output."""
         try:
             code = self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             code = None
-        assert code == 0, f"It ended with {code}:\n{self.words[-8000:]}"
-        return self.words
+        assert code == 0, f"The job exited with {code}:\n{self.output[-8000:]}"
+        return self.output
 
     def wait_for(self, path: Path) -> None:
-        """Wait until it has made a file, or what it leaves behind has."""
+        """Wait until the job, or a process that outlives it, has created a file."""
         deadline = time.monotonic() + LIMIT_S
         while not path.exists():
             if (code := self.process.poll()) is not None:
                 deadline = min(deadline, time.monotonic() + LAST_S)
-            assert not code, self.words[-8000:]
-            assert time.monotonic() < deadline, self.words[-8000:]
-            time.sleep(0.1)  # there is no event to await outside of the job
+            assert not code, self.output[-8000:]
+            assert time.monotonic() < deadline, self.output[-8000:]
+            time.sleep(0.1)  # another process cannot wait for an event of the job
 
 
 class Cluster:
-    """Starts jobs, and ends them with the Ray clusters that they began."""
+    """Starts jobs, and stops them with their Ray clusters."""
 
     def __init__(self, directory: Path) -> None:
         self.python = sys.executable
-        """Of the jobs."""
+        """Python interpreter of the jobs."""
         self._directory = directory
         self._started: list[subprocess.Popen[bytes]] = []
         self._ray = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # its sockets have long names
@@ -186,23 +186,25 @@ class Cluster:
         """Start a job.
 
         Args:
-            material: what it trains with.
-            module: `PPO` or `SFT`; the latter has two ranks.
-            overrides: of verl's config, the last of which win.
-            environ: variables of its environment.
+            material: the model and the data of the job.
+            module: `PPO` or `SFT`. `SFT` has two ranks.
+            overrides: overrides of verl's config. Later overrides take precedence.
+            environ: environment variables of the job.
         """
-        given = {"model": material.model, "data": material.data, "directory": self._directory}
-        arguments = [part.format(**given) for part in (_SFT if module == SFT else _PPO).split()]
+        fields = {"model": material.model, "data": material.data, "directory": self._directory}
+        arguments = [argument.format(**fields) for argument in (_SFT if module == SFT else _PPO).split()]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if module == SFT else []
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PROFDECK", "VLLM_", "RAY_"))}
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PROFDECK", "VLLM_", "RAY_"))
+        }
         bin_directory = str(Path(self.python).parent)
-        own = {"RAY_TMPDIR": str(self._ray), "PATH": os.pathsep.join([bin_directory, os.environ["PATH"]])}
+        variables = {"RAY_TMPDIR": str(self._ray), "PATH": os.pathsep.join([bin_directory, os.environ["PATH"]])}
         log = self._directory / f"log{len(self._started)}"
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [self.python, *launcher, "-m", module, *arguments, *overrides],
                 cwd=self._directory,
-                env=kept | _ENVIRONMENT | own | dict(environ),
+                env=inherited | _ENVIRONMENT | variables | dict(environ),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -221,24 +223,24 @@ class Cluster:
                 process.wait(30)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        for pid in self._others():  # Ray's processes have sessions of their own
+        for pid in self._cluster_pids():  # Ray processes are in other sessions
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._ray, ignore_errors=True)
 
-    def _others(self) -> list[int]:
-        """Return the processes that have this cluster's directory in their environment, which no others have."""
-        found, mark = [], f"RAY_TMPDIR={self._ray}".encode()
+    def _cluster_pids(self) -> list[int]:
+        """Return the processes with this cluster's unique directory in their environment."""
+        pids, variable = [], f"RAY_TMPDIR={self._ray}".encode()
         for directory in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if mark in (directory / "environ").read_bytes():
-                    found.append(int(directory.name))
-        return [pid for pid in found if pid != os.getpid()]
+                if variable in (directory / "environ").read_bytes():
+                    pids.append(int(directory.name))
+        return [pid for pid in pids if pid != os.getpid()]
 
 
 def profdeck(*arguments: str, cwd: Path) -> Any:
     """Run a command of profdeck and return its JSON document."""
     command = [sys.executable, "-m", "profdeck", *arguments, "--json"]
-    done = subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
+    result = subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=LIMIT_S)
+    assert result.stdout, result.stderr
+    return json.loads(result.stdout)

@@ -44,7 +44,7 @@ from profdeck.records.manifest import is_manifest
 from profdeck.verification.report_model import plain
 from profdeck.verification.run_report import read_run
 from profdeck_traces.base.errors import BrokenPluginError, ConfigError, UnknownPluginError
-from simulated_servers import RecordingEngine, ServersInThread, offer
+from simulated_servers import RecordingEngine, ServersInThread, install_backends
 
 Build = Callable[..., Profiler]
 APPEND_STATUS = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" >> {}/finished'
@@ -661,11 +661,11 @@ def test_server_capture_waits_for_its_finish_task(
     build: Build, tmp_path: Path, run: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The finish task ignores configured roles that are not captured."""
-    for path in offer(tmp_path_factory.mktemp("site")).split(os.pathsep):
+    for path in install_backends(tmp_path_factory.mktemp("site")).split(os.pathsep):
         monkeypatch.syspath_prepend(path)
     with ServersInThread(2) as servers:
         for server in servers:
-            server.traffic, server.engine = 5, RecordingEngine("tally-device")
+            server.iterations_after_start, server.engine = 5, RecordingEngine("tally-device")
         targets = [{"backend": "simulated", "targets": {"urls": [server.url]}} for server in servers]
         config = {
             "output": str(tmp_path),

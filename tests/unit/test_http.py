@@ -146,9 +146,9 @@ def test_hanging_request_does_not_delay_other_requests() -> None:
         server.acts["start"] = [Act(raw=b"", hang=True)]
         await engine.about()
         start = asyncio.create_task(engine.command("start", START))
-        await server.heard("start")
+        await server.wait_for_command("start")
         assert (await engine.command("status", {})).ranks
-        assert server.opened == 2
+        assert server.connection_count == 2
         start.cancel()
         await asyncio.wait([start])
 
@@ -201,7 +201,7 @@ def test_closed_idle_connection_is_replaced(*, reset: bool) -> None:
             linger = struct.pack("ii", 1, 0)
             connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         server.drop_idle()
-        await server.gone.wait()
+        await server.disconnected.wait()
         await engine.command("start", START)
         assert [arrival.connection for arrival in server.arrivals] == [0, 1]
 
@@ -215,7 +215,7 @@ def test_request_is_retried_if_the_idle_connection_closes(command: str, payload:
         server.acts[command] = [Act(raw=b"", close=True), Act()]
         assert (await engine.command(command, payload)).ranks
         assert server.commands() == ["status", command, command]
-        assert server.opened == 2
+        assert server.connection_count == 2
 
     run_with_server(check)
 
@@ -247,7 +247,7 @@ def test_connection_that_cannot_be_reused_is_closed(raw: bytes) -> None:
         server.acts[""] = [Act(raw=raw)]
         for _ in range(2):
             assert (await engine.request("GET", "/version")).json() == {}
-        assert server.opened == 2
+        assert server.connection_count == 2
 
     run_with_server(check)
 
@@ -334,7 +334,7 @@ def test_hanging_server_times_out(raw: bytes) -> None:
         error = await catch_target_error(engine.has_profdeck())
         assert error.outcome is Outcome.TIMED_OUT
         assert str(error) == f"{server.url}: no response to {STATUS} within 0.1 seconds. Does the server hang?"
-        await server.gone.wait()
+        await server.disconnected.wait()
 
     run_with_server(check, timeout_s=0.1)
 
@@ -364,10 +364,10 @@ def test_endless_response_times_out() -> None:
 
 def test_chunked_response_is_read() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
-        server.acts["status"] = [Act(chunked=True), Act(chunked=True, piece_bytes=3)]
+        server.acts["status"] = [Act(chunked=True), Act(chunked=True, chunk_bytes=3)]
         assert (await engine.about()).host == socket.gethostname()
         assert (await engine.about()).host == socket.gethostname()
-        assert server.opened == 1
+        assert server.connection_count == 1
 
     run_with_server(check)
 
@@ -416,11 +416,11 @@ def test_cancellation_closes_the_connection() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         server.acts["status"] = [Act(raw=b"HTTP/1.1 200 OK\r\n", hang=True), Act()]
         task = asyncio.create_task(engine.has_profdeck())
-        await server.arrived.wait()
+        await server.request_received.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await server.gone.wait()
+        await server.disconnected.wait()
         assert not server.connections
         assert await engine.has_profdeck()
 
@@ -583,8 +583,8 @@ def test_start_connects_before_the_gate_opens() -> None:
         opened.set()
         await start
         assert server.commands() == ["status", "start"]
-        assert server.arrivals[1].at_ns > before_ns
-        assert server.opened == 1
+        assert server.arrivals[1].received_ns > before_ns
+        assert server.connection_count == 1
         await engine.command("stop", STOP)  # stops have no gate
 
     run_with_server(check)
@@ -594,7 +594,7 @@ def test_connection_closed_before_the_gate_opens_is_replaced() -> None:
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
         async def gate() -> None:
             server.drop_idle()
-            await server.gone.wait()
+            await server.disconnected.wait()
 
         engine.gate = gate
         assert (await engine.command("start", START)).ranks
@@ -612,7 +612,7 @@ def test_cancelled_gate_sends_no_start() -> None:
         with pytest.raises(asyncio.CancelledError):
             await engine.command("start", START)
         await engine.close()
-        await server.gone.wait()
+        await server.disconnected.wait()
         assert server.commands() == ["status"]
 
     run_with_server(check)
@@ -779,7 +779,7 @@ def test_slow_download_does_not_time_out(tmp_path: Path) -> None:
     async def main() -> None:
         async with SimulatedServer() as server:
             content = CONTENT[:100_000]
-            server.acts[""] = [Act(raw=make_file_response(content=content)({}), piece_bytes=10_000, pause_s=0.05)]
+            server.acts[""] = [Act(raw=make_file_response(content=content)({}), chunk_bytes=10_000, pause_s=0.05)]
             client = HttpClient(server.url, timeout_s=0.4)
             with (tmp_path / "file").open("xb", buffering=0) as file:
                 await client.download("/file", file, most_bytes=len(CONTENT))
@@ -795,7 +795,7 @@ def test_local_write_error_is_raised_unchanged() -> None:
             client = HttpClient(server.url, timeout_s=5)
             with pytest.raises(OSError, match="No space left"):
                 await client.download("/file", file, most_bytes=len(CONTENT))
-            await server.gone.wait()
+            await server.disconnected.wait()
 
     with Path("/dev/full").open("r+b", buffering=0) as full_device:
         asyncio.run(main(full_device))
@@ -928,7 +928,7 @@ def test_trusted_certificate_is_accepted(
     monkeypatch.setenv("PROFDECK_TLS_AUTHORITY", str(certificate))
 
     async def check(server: SimulatedServer, engine: HttpEngine) -> None:
-        server.acts["status"] = [Act(), Act(piece_bytes=50, pause_s=0.001), Act(content=b'"%s"' % bytes(100_000))]
+        server.acts["status"] = [Act(), Act(chunk_bytes=50, pause_s=0.001), Act(content=b'"%s"' % bytes(100_000))]
         assert (await engine.about()).host == socket.gethostname()
         assert (await engine.command("start", START)).ranks
         assert (await engine.about()).host == socket.gethostname()
@@ -938,11 +938,11 @@ def test_trusted_certificate_is_accepted(
         server.drop_idle()  # sends close_notify and waits for the client's
         server.acts["stop"] = [Act(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n123", close=True)]
         assert (await catch_target_error(engine.request("POST", "/stop"))).outcome is Outcome.UNREACHABLE
-        await server.gone.wait()
-        assert server.opened == 2
+        await server.disconnected.wait()
+        assert server.connection_count == 2
         server.acts["stop"] = [Act(raw=b"", hang=True)]
         stop = asyncio.create_task(catch_target_error(engine.request("POST", "/stop")))
-        await server.heard("stop", 2)
+        await server.wait_for_command("stop", 2)
         for connection in list(server.connections):
             connection.abort()  # without close_notify
         assert "closed the connection without a response" in str(await stop)

@@ -153,7 +153,7 @@ def test_complete_window_ends_by_itself(tmp_path: Path, iterations: int, outcome
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         capture = create_capture(tmp_path, iterations=Iterations(count=5))
         await backend.profile_start(capture)
-        engine.end_by_itself(iterations)
+        engine.end_window(iterations)
         await backend.profile_stop(capture)
         assert backend.outcome is outcome
 
@@ -183,7 +183,7 @@ def test_restarted_target_is_reported(tmp_path: Path) -> None:
     async def check(server: SimulatedServer, engine: SimulatedEngine, backend: Backend) -> None:
         capture = create_capture(tmp_path)
         await backend.profile_start(capture)
-        engine.asked = None
+        engine.request = None
         await backend.profile_stop(capture)
         assert backend.outcome is Outcome.FILES_MISSING
         assert "Its process may have been restarted." in capture.problems[0]
@@ -257,7 +257,7 @@ def test_roll_back_of_a_hanging_server_times_out(tmp_path: Path, monkeypatch: py
         server.acts[""] = [Act(raw=b"", hang=True)]
         server.acts["status"] = [Act()]
         start = asyncio.ensure_future(backend.profile_start(create_capture(tmp_path)))
-        await server.heard("start")
+        await server.wait_for_command("start")
         began_s = time.monotonic()
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -265,8 +265,8 @@ def test_roll_back_of_a_hanging_server_times_out(tmp_path: Path, monkeypatch: py
         assert time.monotonic() - began_s < 5
         assert server.commands() == ["status", "start", "stop"]
         while server.connections:
-            server.gone.clear()
-            await server.gone.wait()
+            server.disconnected.clear()
+            await server.disconnected.wait()
 
     run_with_server(check, rpc_timeout_s=60)
 

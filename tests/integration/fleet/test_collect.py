@@ -48,7 +48,7 @@ def other_host() -> Callable[[Path], list[str | Path]]:
 @pytest.fixture(scope="module")
 def python_path(tally_path: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH with the backends of the server and of its ranks."""
-    return processes.python_path(tally_path, simulated_servers.offer(tmp_path_factory.mktemp("site")))
+    return processes.python_path(tally_path, simulated_servers.install_backends(tmp_path_factory.mktemp("site")))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Real frameworks on the CPU: tiny models, jobs in processes of their own, Ray clusters that end with them."""
+"""Fixtures for real frameworks on the CPU: tiny models, jobs in child processes, and their Ray clusters."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    """A model, data and a reward function."""
+    """A model, data sets and a reward function for verl jobs."""
     return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Start jobs of verl; ended with the test, if they have not."""
-    with Cluster(tmp_path) as started:
-        yield started
+    """Start verl jobs. Running jobs are stopped after the test."""
+    with Cluster(tmp_path) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 def job(material: Material, cluster: Cluster) -> Callable[..., VerlJob]:
-    """Start a job of verl."""
+    """Return a function that starts a verl job."""
     return lambda module, *overrides, **environ: cluster.start(material, module, overrides, environ)

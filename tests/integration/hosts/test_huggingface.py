@@ -34,25 +34,25 @@ def train(tmp_path: Path) -> Callable[..., None]:
             num_key_value_heads=2, head_dim=16, max_position_embeddings=32,
         )
     )  # fmt: skip
-    kept: list[object] = []
+    callbacks: list[object] = []
     ids = torch.randint(0, 64, (64, 8))
     data = [{"input_ids": row, "labels": row} for row in ids]
 
     def run(steps: int, settings: dict[str, Any], *, resume: bool = False, **arguments: Any) -> None:
-        given = transformers.TrainingArguments(
+        training_arguments = transformers.TrainingArguments(
             output_dir=str(tmp_path / "checkpoints"), max_steps=steps, per_device_train_batch_size=2,
             gradient_accumulation_steps=2, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, **arguments,
         )  # fmt: skip
         base = {"output": str(tmp_path), "run": "hf", "trainer.backend": "torch", "trainer.options.activities": ["cpu"]}
         callback = ProfdeckCallback(settings=base | settings)
-        kept.append(callback)  # which keeps nothing of the process for itself
-        trainer = transformers.Trainer(model=model, args=given, train_dataset=data, callbacks=[callback])
+        callbacks.append(callback)  # a callback that still exists must not affect the next training
+        trainer = transformers.Trainer(model=model, args=training_arguments, train_dataset=data, callbacks=[callback])
         trainer.train(resume_from_checkpoint=resume)
 
     return run
 
 
-def marks(path: Path) -> list[str]:
+def step_names(path: Path) -> list[str]:
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return sorted(event["name"] for event in events if event["name"].startswith("ProfilerStep#"))
 
@@ -61,10 +61,10 @@ def test_steps_are_optimizer_steps(train: Callable[..., None], tmp_path: Path) -
     train(6, {"steps": ["2..3", 6]})
     report = read_run(tmp_path / "hf")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    found = {one.first_step: one for one in report.captures}
-    assert {first: one.last_step for first, one in found.items()} == {2: 3, 6: 6}
-    (artifact,) = found[2].ranks[0].artifacts
-    assert marks(artifact.path) == ["ProfilerStep#2", "ProfilerStep#3"]
+    captures = {capture.first_step: capture for capture in report.captures}
+    assert {first: capture.last_step for first, capture in captures.items()} == {2: 3, 6: 6}
+    (artifact,) = captures[2].ranks[0].artifacts
+    assert step_names(artifact.path) == ["ProfilerStep#2", "ProfilerStep#3"]
 
 
 def test_window_counts_micro_batches(train: Callable[..., None], tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_resumed_trainer_continues_the_step_numbers(train: Callable[..., None], 
     train(5, {"steps": [5]}, resume=True)
     report = read_run(tmp_path / "hf")
     assert report.status is Status.COMPLETE
-    assert [one.first_step for one in report.captures] == [5]
+    assert [capture.first_step for capture in report.captures] == [5]
 
 
 def test_training_that_ends_during_a_capture_is_partial(train: Callable[..., None], tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ GENERATES = """
 import sys
 import torch
 import transformers
-from engine_servers import tiny_model
+from engine_servers import write_tiny_model
 from pathlib import Path
 from vllm import LLM, SamplingParams
 from profdeck_trainers.huggingface import ProfdeckCallback
@@ -107,7 +107,7 @@ class Trainer(transformers.Trainer):
 if __name__ == "__main__":
     here = Path(sys.argv[1])
     (here / "engine").mkdir()
-    llm = LLM(model=str(tiny_model(here / "engine")), load_format="dummy", enforce_eager=True, max_model_len=64,
+    llm = LLM(model=str(write_tiny_model(here / "engine")), load_format="dummy", enforce_eager=True, max_model_len=64,
               dtype="float32")
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2))
@@ -127,21 +127,22 @@ def test_engine_in_the_trainer_process_is_captured(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(GENERATES)
     environ = vllm_environment(tmp_path) | {"VLLM_PLUGINS": "profdeck", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, script, tmp_path], env=environ, check=False, capture_output=True, text=True, timeout=400
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert result.returncode == 0, result.stderr[-4000:]
     report = read_run(tmp_path / "hf")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert sorted((one.role, one.first_step) for one in report.captures) == [("rollout", 2), ("trainer", 2)]
+    assert sorted((capture.role, capture.first_step) for capture in report.captures) == [("rollout", 2), ("trainer", 2)]
 
 
 def test_documented_example_works(tmp_path: Path) -> None:
     shell = Shell(tmp_path)
-    script, console, *_ = blocks(ROOT / "docs" / "how-to" / "frameworks.md")  # of other frameworks
+    # The remaining blocks cover other frameworks.
+    script, console, *_ = blocks(ROOT / "docs" / "how-to" / "frameworks.md")
     (shell.directory / "finetune.py").write_text(script.text)
     shell.environment |= {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     for command, _ in console.commands():
         shell.run(console, command, [], 0)
     report = read_run(shell.directory / "profiles" / "hf")
-    assert (report.status, [one.last_step for one in report.captures]) == (Status.COMPLETE, [4])
+    assert (report.status, [capture.last_step for capture in report.captures]) == (Status.COMPLETE, [4])

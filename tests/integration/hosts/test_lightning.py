@@ -37,12 +37,12 @@ def train(tmp_path: Path) -> Callable[..., None]:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    kept: list[object] = []
+    callbacks: list[object] = []
 
     def run(steps: int, settings: dict[str, Any], *, resume: bool = False) -> None:
         base = {"output": str(tmp_path), "run": "pl", "trainer.backend": "torch"}
         callback = LightningCallback(settings=base | settings)
-        kept.append(callback)  # which keeps nothing of the process for itself
+        callbacks.append(callback)  # a callback that still exists must not affect the next training
         saved = ModelCheckpoint(dirpath=tmp_path / "checkpoints", save_last=True, every_n_train_steps=1)
         data = torch.utils.data.TensorDataset(torch.randn(64, 8))
         Trainer(
@@ -57,7 +57,7 @@ def train(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def marks(path: Path) -> Counter[str]:
+def annotation_counts(path: Path) -> Counter[str]:
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return Counter(event["name"] for event in events if event.get("cat") == "user_annotation")
 
@@ -66,10 +66,10 @@ def test_steps_are_optimizer_steps_with_stages(train: Callable[..., None], tmp_p
     train(6, {"steps": ["2..3", 6]})
     report = read_run(tmp_path / "pl")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert [(one.first_step, one.last_step) for one in report.captures] == [(2, 3), (6, 6)]
+    assert [(capture.first_step, capture.last_step) for capture in report.captures] == [(2, 3), (6, 6)]
     (artifact,) = report.captures[0].ranks[0].artifacts
-    found = marks(artifact.path)
-    assert {name: found[name] for name in ("ProfilerStep#2", "ProfilerStep#3", "forward", "backward")} == {
+    counts = annotation_counts(artifact.path)
+    assert {name: counts[name] for name in ("ProfilerStep#2", "ProfilerStep#3", "forward", "backward")} == {
         "ProfilerStep#2": 1,
         "ProfilerStep#3": 1,
         "forward": 4,
@@ -82,7 +82,7 @@ def test_resumed_lightning_trainer_continues_the_step_numbers(train: Callable[..
     train(5, {"steps": [2, 5], "final_step": 5}, resume=True)
     report = read_run(tmp_path / "pl")
     assert report.status is Status.COMPLETE
-    assert [(one.first_step, one.last_step) for one in report.captures] == [(2, 2), (5, 5)]
+    assert [(capture.first_step, capture.last_step) for capture in report.captures] == [(2, 2), (5, 5)]
 
 
 def test_mini_batch_window_counts_batches(train: Callable[..., None], tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_mini_batch_window_counts_batches(train: Callable[..., None], tmp_path: 
     report = read_run(tmp_path / "pl")
     assert report.status is Status.COMPLETE
     (artifact,) = report.captures[0].ranks[0].artifacts
-    assert marks(artifact.path)["backward"] == 1
+    assert annotation_counts(artifact.path)["backward"] == 1
 
 
 def test_stages_are_captures_in_discrete_mode(train: Callable[..., None], tmp_path: Path) -> None:
     train(3, {"steps": [2], "mode": "discrete"})
     report = read_run(tmp_path / "pl")
     assert report.status is Status.COMPLETE
-    stages = Counter(one.stage for one in report.captures)
+    stages = Counter(capture.stage for capture in report.captures)
     assert (stages["forward"], stages["backward"]) == (2, 2)

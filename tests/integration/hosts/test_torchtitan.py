@@ -34,7 +34,7 @@ def test_steps_have_torchtitans_numbers(profiler: Any, tmp_path: Path) -> None:
             running.step()
     report = read_run(tmp_path / "tt")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert [(one.first_step, one.last_step) for one in report.captures] == [(102, 103), (105, 105)]
+    assert [(capture.first_step, capture.last_step) for capture in report.captures] == [(102, 103), (105, 105)]
 
 
 def test_torchtitans_own_profiling_is_rejected(profiler: Any) -> None:

@@ -1,4 +1,4 @@
-"""verl: fine-tuning with two ranks, and reinforcement learning with a real engine of vLLM."""
+"""Tests of verl: fine-tuning with two ranks, and reinforcement learning with a real vLLM engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SGLANG = "PROFDECK_TEST_VERL_SGLANG_PYTHON"
 
 
 def names(path: Path) -> set[str]:
-    """Return the names of all that took time in a trace."""
+    """Return the names of all complete events in a trace."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return {event["name"] for event in events if event.get("ph") == "X"}
 
@@ -43,7 +43,7 @@ def config(path: Path, text: str) -> dict[str, str]:
     return {"PROFDECK_CONFIG": str(path)}
 
 
-def test_fine_tuning_with_two_ranks(job: Start, tmp_path: Path) -> None:
+def test_fine_tuning_is_captured_on_two_ranks(job: Start, tmp_path: Path) -> None:
     environ = config(
         tmp_path / "profdeck.yaml",
         f"output: {tmp_path / 'profiles'}\nrun: sft\nsteps: ['2..3', 5]\nfinal_step: 5\n"
@@ -53,33 +53,37 @@ def test_fine_tuning_with_two_ranks(job: Start, tmp_path: Path) -> None:
     assert "[finish_hook]" not in log
     report = read_run(tmp_path / "profiles" / "sft")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert [(one.first_step, one.last_step, [rank.rank for rank in one.ranks]) for one in report.captures] == [
+    assert [
+        (capture.first_step, capture.last_step, [rank.rank for rank in capture.ranks]) for capture in report.captures
+    ] == [
         (2, 3, [0, 1]),
         (5, 5, [0, 1]),
     ]
-    marks = [sorted(name for name in names(path) if name.startswith("Prof")) for path in traces(report.path, "trainer")]
-    assert marks == [["ProfilerStep#2", "ProfilerStep#3"]] * 2 + [["ProfilerStep#5"]] * 2
+    step_names = [
+        sorted(name for name in names(path) if name.startswith("Prof")) for path in traces(report.path, "trainer")
+    ]
+    assert step_names == [["ProfilerStep#2", "ProfilerStep#3"]] * 2 + [["ProfilerStep#5"]] * 2
     assert "train_batch" in names(traces(report.path, "trainer")[0])
 
 
-def test_a_switch_by_one_word(job: Start, tmp_path: Path) -> None:
-    """Without a config of profdeck, verl's own keys say what to record."""
-    own = ["profiler.enable=True", "profiler.ranks=[1]", f"profiler.save_path={tmp_path / 'traces'}"]
-    job(SFT, "profiler.tool=profdeck", *own, "trainer.profile_interval=[3,4]").wait()
+def test_verl_keys_select_captures_without_a_config(job: Start, tmp_path: Path) -> None:
+    """Only ``profiler.tool`` differs from a job that uses verl's profiler."""
+    keys = ["profiler.enable=True", "profiler.ranks=[1]", f"profiler.save_path={tmp_path / 'traces'}"]
+    job(SFT, "profiler.tool=profdeck", *keys, "trainer.profile_interval=[3,4]").wait()
     (run,) = (tmp_path / "traces").iterdir()
     report = read_run(run)
     assert report.status is Status.COMPLETE
-    assert [(one.first_step, one.last_step, [rank.rank for rank in one.ranks]) for one in report.captures] == [
-        (3, 4, [1])
-    ]
+    assert [
+        (capture.first_step, capture.last_step, [rank.rank for rank in capture.ranks]) for capture in report.captures
+    ] == [(3, 4, [1])]
 
 
 def check_ppo(run: Path, steps: list[int]) -> None:
     """Check the captures of a trainer and of its rollouts."""
     report = read_run(run)
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    found = sorted((one.first_step, one.role, one.replica) for one in report.captures)
-    assert found == sorted((step, *who) for step in steps for who in (("trainer", None), ("rollout", 0)))
+    captures = sorted((capture.first_step, capture.role, capture.replica) for capture in report.captures)
+    assert captures == sorted((step, *process) for step in steps for process in (("trainer", None), ("rollout", 0)))
     for path in traces(run, "trainer"):
         stages = {"actor_update", "actor_compute_log_prob", "ref_compute_log_prob"}
         stages |= {"mini_batch0", "mini_batch1", "micro_batch0"}
@@ -88,7 +92,7 @@ def check_ppo(run: Path, steps: list[int]) -> None:
         assert any(re.match(r"execute_context_\d+\(\d+\)_generation_\d+", name) for name in names(path))
 
 
-def test_the_trainer_and_a_real_engine_by_config_and_on_demand(job: Start, tmp_path: Path) -> None:
+def test_trainer_and_engine_are_captured_by_config_and_on_demand(job: Start, tmp_path: Path) -> None:
     environ = config(
         tmp_path / "profdeck.yaml",
         f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: [2]\n"
@@ -97,11 +101,11 @@ def test_the_trainer_and_a_real_engine_by_config_and_on_demand(job: Start, tmp_p
     running = job(PPO, "global_profiler.tool=profdeck", "trainer.total_training_steps=7", **environ)
     run = tmp_path / "profiles" / "rl"
     running.wait_for(run / "step_000002" / "rollout" / "target.step2.json")
-    asked = profdeck("capture", "job", str(run), "--in", "2", "--steps", "1", cwd=tmp_path)
+    on_demand = profdeck("capture", "job", str(run), "--in", "2", "--steps", "1", cwd=tmp_path)
     log = running.wait()
-    assert asked["complete"], (asked, log[-3000:])
-    first = asked["first_step"]
-    assert sorted((process["role"], process["captures"]) for process in asked["processes"]) == [
+    assert on_demand["complete"], (on_demand, log[-3000:])
+    first = on_demand["first_step"]
+    assert sorted((process["role"], process["captures"]) for process in on_demand["processes"]) == [
         ("rollout", [f"step{first}"]),
         ("trainer", [f"step{first}"]),
     ]
@@ -109,14 +113,14 @@ def test_the_trainer_and_a_real_engine_by_config_and_on_demand(job: Start, tmp_p
 
 
 @pytest.mark.long
-def test_two_ranks_and_two_replicas_by_own_keys(job: Start, tmp_path: Path) -> None:
-    """A job of verl's own keys changes one word; its finish hook runs once all files are whole."""
+def test_verl_keys_capture_two_ranks_and_two_replicas(job: Start, tmp_path: Path) -> None:
+    """The finish hook of verl runs after all files are complete."""
     keys = [
         f"actor_rollout_ref.{worker}.profiler.{key}=True"
         for worker in ("actor", "rollout")
         for key in ("enable", "all_ranks")
     ]
-    hook = f"'cp $PROFDECK_FINISH_MANIFEST {tmp_path}/given && ls $VERL_PROFILE_SAVE_PATH > {tmp_path}/there'"
+    hook = f"'cp $PROFDECK_FINISH_MANIFEST {tmp_path}/input && ls $VERL_PROFILE_SAVE_PATH > {tmp_path}/listing'"
     keys += ["global_profiler.steps=[2]", f"global_profiler.save_path={tmp_path / 'traces'}"]
     keys += ["trainer.n_gpus_per_node=2", "trainer.total_training_steps=3", f"global_profiler.finish_hook_cmd={hook}"]
     running = job(PPO, "global_profiler.tool=profdeck", *keys)
@@ -124,17 +128,17 @@ def test_two_ranks_and_two_replicas_by_own_keys(job: Start, tmp_path: Path) -> N
     (run,) = (tmp_path / "traces").iterdir()
     report = read_run(run)
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    found = {(one.role, one.replica): [rank.rank for rank in one.ranks] for one in report.captures}
-    assert found == {("trainer", None): [0, 1], ("rollout", 0): [0], ("rollout", 1): [0]}
-    running.wait_for(tmp_path / "there")
-    handed_over = json.loads((tmp_path / "given").read_text())
-    assert (handed_over["status"], handed_over["missing"]) == ("complete", [])
+    ranks = {(capture.role, capture.replica): [rank.rank for rank in capture.ranks] for capture in report.captures}
+    assert ranks == {("trainer", None): [0, 1], ("rollout", 0): [0], ("rollout", 1): [0]}
+    running.wait_for(tmp_path / "listing")
+    finish_input = json.loads((tmp_path / "input").read_text())
+    assert (finish_input["status"], finish_input["missing"]) == ("complete", [])
     assert len(traces(run, "trainer")) == len(traces(run, "rollout")) == 2
-    assert {str(path) for role in ("trainer", "rollout") for path in traces(run, role)} <= set(handed_over["files"])
+    assert {str(path) for role in ("trainer", "rollout") for path in traces(run, role)} <= set(finish_input["files"])
 
 
 @pytest.mark.long
-def test_a_replica_that_is_killed_in_mid_capture(job: Start, tmp_path: Path) -> None:
+def test_replica_killed_during_a_capture_is_missing(job: Start, tmp_path: Path) -> None:
     environ = config(
         tmp_path / "profdeck.yaml",
         f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: ['2..9']\n"
@@ -148,32 +152,35 @@ def test_a_replica_that_is_killed_in_mid_capture(job: Start, tmp_path: Path) -> 
     os.kill(json.loads(manifest.read_text())["pid"], signal.SIGKILL)
     code = running.process.wait(LIMIT_S)  # verl 0.9.1 fails with its engine; it must not hang
     report = read_run(run)
-    killed = [one for one in report.captures if (one.role, one.replica) == ("rollout", 1)]
-    assert [rank.status for one in killed for rank in one.ranks] == [Status.MISSING], (code, running.words[-3000:])
+    killed = [capture for capture in report.captures if (capture.role, capture.replica) == ("rollout", 1)]
+    assert [rank.status for capture in killed for rank in capture.ranks] == [Status.MISSING], (
+        code,
+        running.output[-3000:],
+    )
     (problem,) = killed[0].ranks[0].problems
     assert "exited without ending the capture" in problem
     assert report.status is not Status.COMPLETE
 
 
 @pytest.mark.long
-def test_stages_by_own_keys_and_a_job_that_resumes(job: Start, tmp_path: Path) -> None:
-    own = ["actor_rollout_ref.actor.profiler.enable=True", "global_profiler.steps=[2,3]", "trainer.save_freq=1"]
-    own += [f"global_profiler.save_path={tmp_path / 'traces'}", "trainer.use_v1=False", "trainer.resume_mode=auto"]
-    own += ["actor_rollout_ref.actor.profiler.tool_config.torch.discrete=True"]
+def test_verl_keys_capture_stages_of_a_resumed_job(job: Start, tmp_path: Path) -> None:
+    keys = ["actor_rollout_ref.actor.profiler.enable=True", "global_profiler.steps=[2,3]", "trainer.save_freq=1"]
+    keys += [f"global_profiler.save_path={tmp_path / 'traces'}", "trainer.use_v1=False", "trainer.resume_mode=auto"]
+    keys += ["actor_rollout_ref.actor.profiler.tool_config.torch.discrete=True"]
     for last in (2, 3):
         job(
-            PPO, "global_profiler.tool=profdeck", *own, f"trainer.total_training_steps={last}", PROFDECK__RUN="rl"
+            PPO, "global_profiler.tool=profdeck", *keys, f"trainer.total_training_steps={last}", PROFDECK__RUN="rl"
         ).wait()
     report = read_run(tmp_path / "traces" / "rl")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    stages = {(one.first_step, one.role, one.stage) for one in report.captures}
-    own = {("trainer", "actor_update"), ("trainer", "actor_compute_log_prob"), ("rollout", None)}
-    assert stages >= {(step, *one) for step in (2, 3) for one in own}
-    assert {(one.first_step, one.last_step) for one in report.captures} == {(2, 2), (3, 3)}
+    stages = {(capture.first_step, capture.role, capture.stage) for capture in report.captures}
+    expected = {("trainer", "actor_update"), ("trainer", "actor_compute_log_prob"), ("rollout", None)}
+    assert stages >= {(step, *stage) for step in (2, 3) for stage in expected}
+    assert {(capture.first_step, capture.last_step) for capture in report.captures} == {(2, 2), (3, 3)}
 
 
 @pytest.mark.long
-def test_a_real_engine_of_sglang(job: Start, cluster: Cluster, tmp_path: Path) -> None:
+def test_sglang_engine_is_captured(job: Start, cluster: Cluster, tmp_path: Path) -> None:
     if SGLANG not in os.environ:
         pytest.skip(f"{SGLANG} names no interpreter of an environment with verl and SGLang")
     cluster.python = os.environ[SGLANG]
@@ -182,36 +189,37 @@ def test_a_real_engine_of_sglang(job: Start, cluster: Cluster, tmp_path: Path) -
         f"output: {tmp_path / 'profiles'}\nrun: rl\nsteps: [2]\n"
         "roles: {trainer: {backend: torch}, rollout: {backend: sglang}}\n",
     )
-    own = {
+    engine_options = {
         "device": "cpu",
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
     }
-    own |= {"enable_memory_saver": "False", "disable_cuda_graph": "True", "max_total_tokens": "2048"}
-    keys = [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{key}={value}" for key, value in own.items()]
+    engine_options |= {"enable_memory_saver": "False", "disable_cuda_graph": "True", "max_total_tokens": "2048"}
+    keys = [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{key}={value}" for key, value in engine_options.items()]
     keys += ["actor_rollout_ref.rollout.name=sglang", "trainer.total_training_steps=3"]
     environ |= {"SGLANG_PLATFORM": "torchcpu", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
     job(PPO, "global_profiler.tool=profdeck", *keys, **environ).wait()
     report = read_run(tmp_path / "profiles" / "rl")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
-    assert [(one.role, one.replica) for one in report.captures] == [("rollout", 0), ("trainer", None)]
+    assert [(capture.role, capture.replica) for capture in report.captures] == [("rollout", 0), ("trainer", None)]
     (path,) = traces(report.path, "rollout")
     assert {"step[DECODE bs=", "step[EXTEND bs="} <= {name[:15] for name in names(path)}
 
 
-def test_check_says_whether_verl_loads_it(tmp_path: Path, monkeypatch: Any) -> None:
+def test_check_reports_whether_verl_loads_profdeck(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "c.yaml").write_text("steps: [2]\nroles: {trainer: {backend: torch}}\n")
 
-    def found() -> Any:
+    def host_check() -> Any:
         document = profdeck("check", "c.yaml", "--host", "verl", cwd=tmp_path)
-        (one,) = [check for check in document["checks"] if check["what"] == "host verl"]
-        return one
+        (check,) = [check for check in document["checks"] if check["what"] == "host verl"]
+        return check
 
-    assert found() == {
+    assert host_check() == {
         "what": "host verl",
         "ok": True,
         "detail": "verl 0.9.1 loads profdeck; select it with global_profiler.tool=profdeck",
     }
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "cpu")
-    assert (found()["ok"], "excludes profdeck" in found()["detail"]) == (False, True)
+    check = host_check()
+    assert (check["ok"], "excludes profdeck" in check["detail"]) == (False, True)

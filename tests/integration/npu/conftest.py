@@ -89,7 +89,7 @@ class Jobs:
         process, log = self.start(script, *arguments, env=env)
         stdout, stderr = process.communicate(timeout=timeout_s)
         job = Job(process.returncode, stdout, stderr, read_calls(log))
-        assert not check or job.returncode == 0, f"the job ended with {job.returncode}\n{stdout}\n{stderr}"
+        assert not check or job.returncode == 0, f"the job exited with {job.returncode}\n{stdout}\n{stderr}"
         return job
 
     def start(
@@ -151,7 +151,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     """Compile the stub driver once per session."""
     compiler = shutil.which("cc")
     if compiler is None:
-        pytest.skip("the stub driver of the NPU cannot be compiled: there is no C compiler (cc) on the PATH")
+        pytest.skip("the NPU stub driver cannot be compiled, because the PATH contains no C compiler (cc)")
     home = tmp_path_factory.mktemp("cann")
     build = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra"]
     main = home / "libascendcl.so"
@@ -162,8 +162,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     # Ignore variables from a CANN installation or another test. Autoload is on, as for users.
     foreign = ("ASCEND_", "STUB_", "PROFILING_", "PROFILER_", "PROF_", "MSMONITOR_", "KINETO_", "TORCH_DEVICE_")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    found = os.pathsep.join([str(home), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
-    return Driver(home, environ | {"LD_LIBRARY_PATH": found})
+    library_path = os.pathsep.join([str(home), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    return Driver(home, environ | {"LD_LIBRARY_PATH": library_path})
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ COMMUNICATION_NS = 4_000
 AFTER_LAUNCH_NS = 1_000
 # A thread of torch_npu checks every 0.1 s for the files of an export. If the export ends before the first check,
 # torch_npu treats the analysis as failed. Real exports take longer. The stub cannot detect the check, so it waits.
-SEEN_S = 0.5
+EXPORT_S = 0.5
 HCCL_TRACE = 0x20  # ACL_PROF_HCCL_TRACE of acl_prof.h
 NO_METRICS = 255  # ACL_AICORE_NONE of acl_prof.h
 NO_MODEL = 4294967295
@@ -102,10 +102,10 @@ def main(arguments: list[str]) -> int:
     match "export" in options, options.get("type", "text"):
         case True, "text":
             export_text(capture / "mindstudio_profiler_output", devices)
-            time.sleep(SEEN_S)
+            time.sleep(EXPORT_S)
         case True, "db":
             export_database(capture / f"msprof_{STAMP}.db", devices)
-            time.sleep(SEEN_S)
+            time.sleep(EXPORT_S)
         case False, "text":
             analyze_text(capture / "analyze", devices)
     return 0
@@ -113,8 +113,8 @@ def main(arguments: list[str]) -> int:
 
 def read(path: Path) -> Device:
     """Create the device's tasks from the launches that the stub driver recorded."""
-    about, *lines = (path / "data" / "stub_tasks").read_text(encoding="utf-8").splitlines()
-    settings = dict(word.split("=") for word in about.split())
+    header, *lines = (path / "data" / "stub_tasks").read_text(encoding="utf-8").splitlines()
+    settings = dict(setting.split("=") for setting in header.split())
     communicates = bool(int(settings["data_types"], 16) & HCCL_TRACE)
     tasks: list[Task] = []
     free = 0
@@ -199,15 +199,15 @@ def timeline(device: Device) -> list[dict[str, Any]]:
     ]
     before = None
     for task in device.tasks:
-        at = {"ph": "X", "ts": us(task.start_ns), "dur": task.duration_ns / 1000}
+        timing = {"ph": "X", "ts": us(task.start_ns), "dur": task.duration_ns / 1000}
         args = {"Model Id": NO_MODEL, "Task Type": task.core, "Stream Id": STREAM, "Task Id": task.number}
         pid, tid = (communication, 0) if task.communicates else (hardware, STREAM)
-        events.append({"name": task.name, "pid": pid, "tid": tid, **at, "args": args})
+        events.append({"name": task.name, "pid": pid, "tid": tid, **timing, "args": args})
         if task.communicates:  # the device's stream waits for the other ranks
             args = {**args, "Task Type": "EVENT_WAIT", "Stream Id": COMMUNICATION_STREAM}
-            events.append({"name": "EVENT_WAIT", "pid": hardware, "tid": COMMUNICATION_STREAM, **at, "args": args})
+            events.append({"name": "EVENT_WAIT", "pid": hardware, "tid": COMMUNICATION_STREAM, **timing, "args": args})
         busy = lanes[1:3] if task.communicates else lanes[:1]
-        events += [{"name": lane, "pid": overlap, "tid": lanes.index(lane), **at} for lane in busy]
+        events += [{"name": lane, "pid": overlap, "tid": lanes.index(lane), **timing} for lane in busy]
         if before is not None and task.start_ns > before:
             idle = {"ph": "X", "ts": us(before), "dur": (task.start_ns - before) / 1000}
             events.append({"name": "Free", "pid": overlap, "tid": 3, **idle})
@@ -223,19 +223,22 @@ def timeline(device: Device) -> list[dict[str, Any]]:
 
 def analyze_text(output: Path, devices: list[Device]) -> None:
     """Write the times and links of each communication."""
-    none = {"Transit Size(MB)": 0, "Transit Time(ms)": 0, "Bandwidth(GB/s)": 0}
+    zero = {"Transit Size(MB)": 0, "Transit Time(ms)": 0, "Bandwidth(GB/s)": 0}
     times: dict[str, Any] = {}
     links: dict[str, Any] = {}
     for task in (task for device in devices for task in device.tasks if task.communicates):
         ms = task.duration_ns / 1e6
         used = {"Transit Size(MB)": 1.0, "Transit Time(ms)": ms, "Bandwidth(GB/s)": round(1.0 / ms, 4)}
         link = used | {"Large Packet Ratio": 1.0, "Size Distribution": {"1.0": [1, ms]}}
-        unused = none | {"Large Packet Ratio": 0, "Size Distribution": {}}
-        about = {"Start Timestamp(us)": task.start_ns / 1000, "Elapse Time(ms)": ms, "Transit Time(ms)": ms}
-        about |= dict.fromkeys(("Wait Time(ms)", "Synchronization Time(ms)", "Idle Time(ms)"), 0)
-        about |= dict.fromkeys(("Wait Time Ratio", "Synchronization Time Ratio"), 0)
+        unused = zero | {"Large Packet Ratio": 0, "Size Distribution": {}}
+        time_info = {"Start Timestamp(us)": task.start_ns / 1000, "Elapse Time(ms)": ms, "Transit Time(ms)": ms}
+        time_info |= dict.fromkeys(("Wait Time(ms)", "Synchronization Time(ms)", "Idle Time(ms)"), 0)
+        time_info |= dict.fromkeys(("Wait Time Ratio", "Synchronization Time Ratio"), 0)
         bandwidth = {"RDMA": unused, "HCCS": link, "PCIE": unused, "SDMA": link, "SIO": unused}
-        times[f"{task.name}@{GROUP}"] = {"Communication Time Info": about, "Communication Bandwidth Info": bandwidth}
+        times[f"{task.name}@{GROUP}"] = {
+            "Communication Time Info": time_info,
+            "Communication Bandwidth Info": bandwidth,
+        }
         links[f"{task.name}@{GROUP}"] = {"0-0": {"Transport Type": "LOCAL", **used}}
     if times:
         output.mkdir(exist_ok=True)
@@ -267,8 +270,8 @@ def export_database(path: Path, devices: list[Device]) -> None:
         connection.execute(
             "INSERT INTO CANN_API VALUES (?, ?, 10000, 0, ?, 1)", (task.launch_ns, task.launch_ns + 1, number)
         )
-        place = (task.start_ns, task.end_ns, device, number, number, STREAM, task.number, NO_MODEL)
-        connection.execute("INSERT INTO TASK VALUES (?, ?, ?, ?, ?, 0, 0, 0, ?, ?, ?)", place)
+        task_row = (task.start_ns, task.end_ns, device, number, number, STREAM, task.number, NO_MODEL)
+        connection.execute("INSERT INTO TASK VALUES (?, ?, ?, ?, ?, 0, 0, 0, ?, ?, ?)", task_row)
         if task.communicates:
             row = (name, task.start_ns, task.end_ns, number)
             connection.execute("INSERT INTO COMMUNICATION_OP VALUES (?, ?, ?, ?)", row)

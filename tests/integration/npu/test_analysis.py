@@ -79,7 +79,7 @@ def _with_driver(driver, msprof_path: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("STUB_MSPROF_PIDS", str(tmp_path / "msprof_pids"))
 
 
-def hanging(tmp_path: Path, timeout_s: float = PATIENCE_S) -> tuple[int, list[int]] | None:
+def await_hanging_msprof(tmp_path: Path, timeout_s: float = PATIENCE_S) -> tuple[int, list[int]] | None:
     """Wait until msprof hangs. Return its PID and the PIDs of the analysis's process group."""
     file = tmp_path / "msprof_pids"
     deadline_s = time.monotonic() + timeout_s
@@ -98,12 +98,12 @@ def members(group: int) -> list[int]:
     return [pid for pid, stat in stats.items() if stat and int(stat[2]) == group]
 
 
-def runs(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     return is_running(socket.gethostname(), pid, process_started(pid))
 
 
-def contents(directory: Path) -> dict[str, bytes]:
-    """Read the raw data."""
+def read_raw_data(directory: Path) -> dict[str, bytes]:
+    """Return the contents of the raw files, keyed by relative path."""
     files = [*directory.glob("FRAMEWORK/*"), *directory.glob("PROF_*/*/data/*"), *directory.glob("profiler_*.json")]
     return {str(file.relative_to(directory)): file.read_bytes() for file in files}
 
@@ -130,7 +130,7 @@ def analysing(directory: Path, **options) -> Iterator[Callable[[], AnalysisState
 
 def test_text_output_is_intact(raw: Raw) -> None:
     directory = raw("text")
-    before = contents(directory)
+    before = read_raw_data(directory)
     assert "raw data only" in check_directory(directory).notes[0]
     state = analyse(directory)
     assert (state.state, state.problems) == ("done", ())
@@ -139,7 +139,7 @@ def test_text_output_is_intact(raw: Raw) -> None:
     assert (check.whole, check.problem) == (True, None)
     assert check.events
     assert (directory / OUTPUT / "communication.json").exists()
-    assert contents(directory) == before
+    assert read_raw_data(directory) == before
     assert is_analysed(directory)
 
 
@@ -165,7 +165,7 @@ def test_host_only_capture_does_not_need_msprof(raw: Raw, driver, monkeypatch: p
 
 def test_analysis_can_be_repeated_after_msprof_fails(raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = raw("text")
-    before = contents(directory)
+    before = read_raw_data(directory)
     monkeypatch.setenv("STUB_MSPROF", "fail")
     state = analyse(directory)
     assert state.state == "failed"
@@ -175,25 +175,25 @@ def test_analysis_can_be_repeated_after_msprof_fails(raw: Raw, monkeypatch: pyte
     check = check_directory(directory)
     assert not check.whole
     assert f"run: profdeck npu analyse {directory}" in (check.problem or "")
-    assert contents(directory) == before
+    assert read_raw_data(directory) == before
     monkeypatch.delenv("STUB_MSPROF")
     state = analyse(directory)
     assert (state.state, state.problems) == ("done", ())
     assert check_directory(directory).whole
-    assert contents(directory) == before
+    assert read_raw_data(directory) == before
 
 
 def test_killed_worker_is_reported_as_failure(raw: Raw, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = raw("text")
     monkeypatch.setenv("STUB_MSPROF", "hang")
     with analysing(directory) as state:
-        found = hanging(tmp_path)
-        assert found, "msprof was never started"
-        msprof, group = found
+        processes = await_hanging_msprof(tmp_path)
+        assert processes, "msprof was never started"
+        msprof, group = processes
         leader = os.getpgid(msprof)
         (worker,) = map(int, Path(f"/proc/{leader}/task/{leader}/children").read_text().split())
         os.kill(worker, signal.SIGKILL)  # like the OOM killer
         os.kill(msprof, signal.SIGKILL)  # torch_npu waits for the worker's child processes, then exits with 0
         problems = state().problems
     assert problems == (f"torch_npu's process died before it finished (often: out of memory) (see {LOG})",)
-    assert not any(map(runs, group))
+    assert not any(map(is_alive, group))

@@ -55,23 +55,23 @@ def profdeck(driver, msprof_path: str, tmp_path: Path) -> Program:
     return program
 
 
-def document(done: subprocess.CompletedProcess[str]) -> Any:
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
+def document(result: subprocess.CompletedProcess[str]) -> Any:
+    assert result.stdout, result.stderr
+    return json.loads(result.stdout)
 
 
 def test_run_is_analysed_listed_and_summarised(run: Path, profdeck: Program) -> None:
     before = document(profdeck("ls", "--json", run))
     assert before["status"] == "complete"  # only the existence of raw data can be checked
-    done = profdeck("npu", "analyse", "--processes", "2", run, STUB_MSPROF="fail")
-    assert done.returncode == ExitCode.INCOMPLETE, done.stdout + done.stderr
-    assert "2 directories: 2 failed" in done.stdout
-    assert "kernel_details.csv is missing" in done.stdout
+    result = profdeck("npu", "analyse", "--processes", "2", run, STUB_MSPROF="fail")
+    assert result.returncode == ExitCode.INCOMPLETE, result.stdout + result.stderr
+    assert "2 directories: 2 failed" in result.stdout
+    assert "kernel_details.csv is missing" in result.stdout
     assert profdeck("ls", run).returncode == ExitCode.INCOMPLETE
 
-    done = profdeck("npu", "analyse", "--json", run)
-    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
-    entries = document(done)["directories"]
+    result = profdeck("npu", "analyse", "--json", run)
+    assert result.returncode == ExitCode.OK, result.stdout + result.stderr
+    entries = document(result)["directories"]
     assert [entry["outcome"] for entry in entries] == ["done", "done"]
     assert all(entry["problems"] == [] for entry in entries)
     listed = profdeck("ls", "--json", run)
@@ -86,6 +86,6 @@ def test_run_is_analysed_listed_and_summarised(run: Path, profdeck: Program) -> 
 
 
 def test_missing_cann_is_reported_with_instructions(run: Path, profdeck: Program) -> None:
-    done = profdeck("npu", "analyse", "--force", run, LD_LIBRARY_PATH="")
-    assert done.returncode == ExitCode.INCOMPLETE
-    assert "set_env.sh" in done.stdout
+    result = profdeck("npu", "analyse", "--force", run, LD_LIBRARY_PATH="")
+    assert result.returncode == ExitCode.INCOMPLETE
+    assert "set_env.sh" in result.stdout

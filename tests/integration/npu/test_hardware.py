@@ -22,7 +22,7 @@ pytestmark = pytest.mark.npu_hardware
 
 MATMULS = 4
 
-SEES = """
+DETECT_NPU = """
 import json
 try:
     from profdeck_npu import cann
@@ -59,24 +59,26 @@ print(float(b.float().mean()))
 def npu() -> str:
     """Description of the NPU. Without an NPU, the test is skipped."""
     # In a child process, because torch cannot be imported again after a failed import.
-    done = subprocess.run([sys.executable, "-c", SEES], check=False, capture_output=True, text=True, timeout=120)
-    line = next((line for line in reversed(done.stdout.splitlines()) if line.startswith(("found", "not found"))), "")
-    kind, _, rest = line.rpartition("found ")
-    if not rest or kind:
-        pytest.skip(f"needs an Ascend NPU: {json.loads(rest) if rest else done.stderr.strip()[-300:]}")
-    device, cann, torch_npu = json.loads(rest)
+    result = subprocess.run(
+        [sys.executable, "-c", DETECT_NPU], check=False, capture_output=True, text=True, timeout=120
+    )
+    line = next((line for line in reversed(result.stdout.splitlines()) if line.startswith(("found", "not found"))), "")
+    kind, _, details = line.rpartition("found ")
+    if not details or kind:
+        pytest.skip(f"needs an Ascend NPU: {json.loads(details) if details else result.stderr.strip()[-300:]}")
+    device, cann, torch_npu = json.loads(details)
     return f"{device}, CANN {cann}, torch_npu {torch_npu}"
 
 
 def test_every_step_has_its_kernels(npu: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: str) -> str:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, *arguments], check=False, cwd=tmp_path, capture_output=True, text=True, timeout=500
         )
-        said = done.stdout + done.stderr
-        assert done.returncode == 0, said
-        assert "[ERROR]" not in said
-        return done.stdout
+        output = result.stdout + result.stderr
+        assert result.returncode == 0, output
+        assert "[ERROR]" not in output
+        return result.stdout
 
     run("-c", TRAIN)
     report = read_run(tmp_path / "profiles" / "hardware")

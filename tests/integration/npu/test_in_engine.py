@@ -20,7 +20,7 @@ from profdeck.verification.report_model import CaptureReport, RankReport
 from profdeck.verification.run_report import read_run
 
 # Driver calls of a capture without warm-up. Engine captures have no warm-up.
-WHOLE = ["Init", "CreateConfig", "Start", "Stop", "DestroyConfig", "Finalize"]
+FULL_RECORDING = ["Init", "CreateConfig", "Start", "Stop", "DestroyConfig", "Finalize"]
 
 ENGINE = """
 import json, os, signal, sys, threading
@@ -39,7 +39,7 @@ recorder = EngineRecorder(Identity(), "npu", {"toy-engine": "1.0"})
 weights = torch.ones(4).to("npu")
 
 
-def ask(name, count=None, skip=0):
+def make_request(name, count=None, skip=0):
     # Each capture has its own run, which is checked separately.
     iterations = None if count is None else Iterations(count=count, skip=skip)
     return CaptureRequest(
@@ -56,46 +56,46 @@ def iterate(count=1):
         recorder.end()
 
 
-def whole():
+def await_files():
     recorder._job._writer.wait()
     return recorder.reply()
 
 
-def elsewhere(call):
+def in_other_thread(call):
     thread = threading.Thread(target=call)
     thread.start()
     thread.join()
 
 
-said = {}
+replies = {}
 
 
-def say(name, reply):
-    said[name] = {"state": reply.state, "problems": reply.problems, "iterations": reply.iterations}
+def save_reply(name, reply):
+    replies[name] = {"state": reply.state, "problems": reply.problems, "iterations": reply.iterations}
 """
 
 CAPTURES = """
-recorder.start(ask("window", 2, 1))
+recorder.start(make_request("window", 2, 1))
 iterate(5)
-say("window", whole())
+save_reply("window", await_files())
 
-recorder.start(ask("stopped"))
+recorder.start(make_request("stopped"))
 iterate(2)
-elsewhere(recorder.stop)
-elsewhere(lambda: say("pending", recorder.reply()))  # a reply on the recording thread would execute the stop
+in_other_thread(recorder.stop)
+in_other_thread(lambda: save_reply("pending", recorder.reply()))  # on the recording thread, a reply executes the stop
 iterate()
-say("stopped", whole())
+save_reply("stopped", await_files())
 
-recorder.start(ask("after", 1))
+recorder.start(make_request("after", 1))
 iterate(2)
-say("after", whole())
+save_reply("after", await_files())
 
 os.environ["PROFILING_MODE"] = "dynamic"
 try:
-    recorder.start(ask("no-op"))
+    recorder.start(make_request("no-op"))
 except ProfdeckError as error:
-    said["no-op"] = str(error)
-print(json.dumps(said))
+    replies["no-op"] = str(error)
+print(json.dumps(replies))
 """
 
 
@@ -104,7 +104,7 @@ class Engine:
     """Results of a finished engine process."""
 
     jobs: Any
-    said: dict[str, Any]
+    replies: dict[str, Any]
     """Replies of the recorder."""
     calls: list[Any]
 
@@ -114,12 +114,12 @@ class Engine:
         (rank,) = capture.ranks
         return capture, rank
 
-    def driven(self, directory: Path) -> list[str]:
+    def driver_calls(self, directory: Path) -> list[str]:
         """Return the driver calls of the recording in a directory."""
         names = [call.name.removeprefix("aclprof") for call in self.calls]
-        begun = [index for index, call in enumerate(self.calls) if call.name == "aclprofInit"]
-        (first,) = [index for index in begun if Path(self.calls[index].arguments["path"]) == directory.resolve()]
-        return names[first : min((index for index in begun if index > first), default=len(names))]
+        starts = [index for index, call in enumerate(self.calls) if call.name == "aclprofInit"]
+        (start,) = [index for index in starts if Path(self.calls[index].arguments["path"]) == directory.resolve()]
+        return names[start : min((index for index in starts if index > start), default=len(names))]
 
 
 @pytest.fixture(scope="module")
@@ -133,28 +133,28 @@ def engine(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_window_has_the_requested_iterations(engine: Engine) -> None:
     capture, rank = engine.capture("window")
-    assert engine.said["window"] == {"state": "ended", "problems": [], "iterations": 2}
+    assert engine.replies["window"] == {"state": "ended", "problems": [], "iterations": 2}
     assert (capture.status, capture.backend, capture.first_step, rank.problems) == (Status.COMPLETE, "npu", 7, ())
     (artifact,) = rank.artifacts
     assert (artifact.kind, artifact.iterations, artifact.whole) == ("ascend_pt", (1, 2), True)
     assert artifact.path.name.startswith("rank_0000.window_")
     assert artifact.path.name.endswith("_ascend_pt")
-    assert engine.driven(artifact.path) == WHOLE
+    assert engine.driver_calls(artifact.path) == FULL_RECORDING
 
 
 def test_stop_from_another_thread_is_deferred(engine: Engine) -> None:
-    pending = engine.said["pending"]
+    pending = engine.replies["pending"]
     assert pending["state"] == "recording"
     assert pending["problems"] == ["The stop is deferred until the engine's next iteration."]
-    assert engine.said["stopped"] == {"state": "ended", "problems": [], "iterations": 2}
+    assert engine.replies["stopped"] == {"state": "ended", "problems": [], "iterations": 2}
     capture, rank = engine.capture("stopped")
     (artifact,) = rank.artifacts
     assert (capture.status, artifact.iterations, artifact.whole) == (Status.COMPLETE, (0, 1), True)
     assert rank.notes[0].startswith("The stop was requested in another thread")
-    assert engine.driven(artifact.path) == WHOLE
+    assert engine.driver_calls(artifact.path) == FULL_RECORDING
     # If another thread stopped a recording, torch_npu would lose the next one.
     (later,) = engine.capture("after")[1].artifacts
-    assert (later.iterations, later.whole, engine.driven(later.path)) == ((0, 0), True, WHOLE)
+    assert (later.iterations, later.whole, engine.driver_calls(later.path)) == ((0, 0), True, FULL_RECORDING)
 
 
 def test_driver_is_only_called_from_the_engine_thread(engine: Engine) -> None:
@@ -162,7 +162,7 @@ def test_driver_is_only_called_from_the_engine_thread(engine: Engine) -> None:
 
 
 def test_another_profiler_in_the_environment_is_rejected(engine: Engine) -> None:
-    assert engine.said["no-op"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
+    assert engine.replies["no-op"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
     assert not (engine.jobs.directory / "profiles" / "no-op").exists()
 
 
@@ -181,10 +181,10 @@ def test_kernel_steps_are_the_iterations_of_the_window(engine: Engine) -> None:
 
 
 def test_engine_exit_during_an_iteration_keeps_the_recording(job) -> None:
-    ending = "recorder.begin(BatchKind.DECODE, 'execute')\nos.kill(os.getpid(), signal.SIGTERM)"
-    done = job(f"{ENGINE}\nrecorder.start(ask('ended'))\niterate(2)\n{ending}", check=False)
-    assert done.returncode == -signal.SIGTERM, done.stderr
-    assert [call.name.removeprefix("aclprof") for call in done.calls] == WHOLE
-    _, rank = Engine(job, {}, done.calls).capture("ended")
+    end_process = "recorder.begin(BatchKind.DECODE, 'execute')\nos.kill(os.getpid(), signal.SIGTERM)"
+    result = job(f"{ENGINE}\nrecorder.start(make_request('ended'))\niterate(2)\n{end_process}", check=False)
+    assert result.returncode == -signal.SIGTERM, result.stderr
+    assert [call.name.removeprefix("aclprof") for call in result.calls] == FULL_RECORDING
+    _, rank = Engine(job, {}, result.calls).capture("ended")
     assert (rank.status, rank.problems) == (Status.PARTIAL, ("SIGTERM in mid-capture.",))
     assert [artifact.whole for artifact in rank.artifacts] == [True]

@@ -83,9 +83,9 @@ def job(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
 
 @pytest.mark.parametrize("run", CASES)
 def test_option_is_passed_to_the_driver(job: tuple[Any, Path], run: str) -> None:
-    done, directory = job
+    job_result, directory = job
     _, metrics, types, settings = CASES[run]
-    (recording,) = by_run(done.calls)[run]
+    (recording,) = by_run(job_result.calls)[run]
     changed = [call for call in recording if call.name == "aclprofSetConfig"]
     assert {call.arguments["type"]: call.arguments["value"] for call in changed} == settings
     assert (
@@ -93,8 +93,8 @@ def test_option_is_passed_to_the_driver(job: tuple[Any, Path], run: str) -> None
     )
     created = recording[1 + len(changed)].arguments
     assert (created["aic_metrics"], int(created["data_types"], 16), created["devices"]) == (metrics, types, "0")
-    found = manifest(directory / run)
-    assert (found.status, found.problems, found.notes) == (Status.COMPLETE, (), ())
+    capture_manifest = manifest(directory / run)
+    assert (capture_manifest.status, capture_manifest.problems, capture_manifest.notes) == (Status.COMPLETE, (), ())
 
 
 @pytest.mark.parametrize("run", CASES)
@@ -102,18 +102,18 @@ def test_option_is_in_the_manifest_and_torch_npus_info(job: tuple[Any, Path], ru
     """The manifest and torch_npu's info file have the same options."""
     _, directory = job
     options = manifest(directory / run).options
-    (left,) = directories(directory / run)
-    noted = info(left)
-    common, own = noted["common_config"], noted["experimental_config"]
+    (recording_directory,) = directories(directory / run)
+    recorded_config = info(recording_directory)
+    common, experimental = recorded_config["common_config"], recorded_config["experimental_config"]
     assert {key: options[key] for key in CASES[run][0]} == CASES[run][0]
-    assert own["_profiler_level"].lower() == options["level"]
+    assert experimental["_profiler_level"].lower() == options["level"]
     for name in ("l2_cache", "mstx", "op_attr", "data_simplification", "sys_io", "sys_interconnection"):
-        assert own[f"_{name}"] == options[name], name
+        assert experimental[f"_{name}"] == options[name], name
     for name in ("host_sys", "mstx_domain_include", "mstx_domain_exclude"):
-        assert sorted(own[f"_{name}"]) == sorted(options[name]), name
-    assert own["record_op_args"] == options["record_op_args"]
-    assert sorted(own["_export_type"]) == sorted(options["export"])
-    assert own["_gc_detect_threshold"] == options["gc_detect_threshold_ms"]
+        assert sorted(experimental[f"_{name}"]) == sorted(options[name]), name
+    assert experimental["record_op_args"] == options["record_op_args"]
+    assert sorted(experimental["_export_type"]) == sorted(options["export"])
+    assert experimental["_gc_detect_threshold"] == options["gc_detect_threshold_ms"]
     for name in ("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"):
         assert common[name] == options[name], name
     assert sorted(common["activities"]) == sorted(f"ProfilerActivity.{name.upper()}" for name in options["activities"])
@@ -123,8 +123,8 @@ def test_option_adds_its_files(job: tuple[Any, Path]) -> None:
     _, directory = job
 
     def framework(run: str) -> set[str]:
-        (left,) = directories(directory / run)
-        return {path.name for path in left.glob("FRAMEWORK/*")}
+        (recording_directory,) = directories(directory / run)
+        return {path.name for path in recording_directory.glob("FRAMEWORK/*")}
 
     plain = framework("default")
     assert "torch.op_range" in plain
@@ -132,30 +132,34 @@ def test_option_adds_its_files(job: tuple[Any, Path]) -> None:
     assert framework("with_modules") - plain >= {"torch.python_tracer_func"}
     assert framework("gc") - plain == {"torch.gc_record"}
     assert framework("profile_memory") - plain == {"torch.memory_usage"}
-    (left,) = directories(directory / "record_shapes")
-    assert len(operators(left)) > len(operators(directories(directory / "default")[0]))
+    (recording_directory,) = directories(directory / "record_shapes")
+    assert len(operators(recording_directory)) > len(operators(directories(directory / "default")[0]))
 
 
 def test_host_only_capture_does_not_call_the_driver(job: tuple[Any, Path]) -> None:
-    done, directory = job
-    assert "cpu" not in by_run(done.calls)
-    found = manifest(directory / "cpu")
-    assert (found.status, found.options["aic_metrics"]) == (Status.COMPLETE, "AiCoreNone")
-    (left,) = directories(directory / "cpu")
-    assert {path.name for path in left.iterdir()} == {"FRAMEWORK", "profiler_info.json", "profiler_metadata.json"}
+    job_result, directory = job
+    assert "cpu" not in by_run(job_result.calls)
+    capture_manifest = manifest(directory / "cpu")
+    assert (capture_manifest.status, capture_manifest.options["aic_metrics"]) == (Status.COMPLETE, "AiCoreNone")
+    (recording_directory,) = directories(directory / "cpu")
+    assert {path.name for path in recording_directory.iterdir()} == {
+        "FRAMEWORK",
+        "profiler_info.json",
+        "profiler_metadata.json",
+    }
 
 
 def test_device_only_capture_has_no_host_data(job: tuple[Any, Path]) -> None:
     _, directory = job
-    (left,) = directories(directory / "npu")
-    assert not (left / "FRAMEWORK").exists()
-    assert list(left.glob("PROF_*/device_0"))
+    (recording_directory,) = directories(directory / "npu")
+    assert not (recording_directory / "FRAMEWORK").exists()
+    assert list(recording_directory.glob("PROF_*/device_0"))
 
 
 def test_stages_are_mstx_ranges_or_host_annotations(job: tuple[Any, Path]) -> None:
-    done, directory = job
-    begun = [call.arguments for call in done.calls if call.name == "mstxRangeStartA"]
-    ended = {call.arguments["id"] for call in done.calls if call.name == "mstxRangeEnd"}
+    job_result, directory = job
+    begun = [call.arguments for call in job_result.calls if call.name == "mstxRangeStartA"]
+    ended = {call.arguments["id"] for call in job_result.calls if call.name == "mstxRangeEnd"}
     stages = [call for call in begun if call["message"] == "forward"]
     with_mstx = [run for run, (options, *_) in CASES.items() if options.get("mstx") and run != "include"]
     assert len(stages) == len(with_mstx)
@@ -163,21 +167,21 @@ def test_stages_are_mstx_ranges_or_host_annotations(job: tuple[Any, Path]) -> No
     assert {call["id"] for call in stages} <= ended
     for run in CASES:
         if "cpu" in manifest(directory / run).options["activities"]:
-            (left,) = directories(directory / run)
-            assert (b"forward" in operators(left)) is (run not in with_mstx), run
-    others = [call.arguments for call in done.calls if call.name == "mstxDomainRangeStartA"]
-    assert len(others) == len([run for run in [*with_mstx, "include"] if run != "exclude"])
+            (recording_directory,) = directories(directory / run)
+            assert (b"forward" in operators(recording_directory)) is (run not in with_mstx), run
+    domain_ranges = [call.arguments for call in job_result.calls if call.name == "mstxDomainRangeStartA"]
+    assert len(domain_ranges) == len([run for run in [*with_mstx, "include"] if run != "exclude"])
 
 
 def test_operator_arguments_are_dumped_next_to_the_capture(job: tuple[Any, Path]) -> None:
-    done, directory = job
-    (left,) = directories(directory / "record_op_args")
-    dumps = [call for call in done.all_calls if "DumpArgs" in call.name]
+    job_result, directory = job
+    (recording_directory,) = directories(directory / "record_op_args")
+    dumps = [call for call in job_result.all_calls if "DumpArgs" in call.name]
     assert names(dumps) == ["aclopStartDumpArgs", "aclopStopDumpArgs"]
-    assert dumps[0].arguments["path"] == f"{left}_op_args"
+    assert dumps[0].arguments["path"] == f"{recording_directory}_op_args"
 
 
 def test_with_stack_logs_a_warning(job: tuple[Any, Path]) -> None:
-    done, _ = job
-    (warning,) = [line for line in done.stderr.splitlines() if "options.with_stack" in line]
+    job_result, _ = job
+    (warning,) = [line for line in job_result.stderr.splitlines() if "options.with_stack" in line]
     assert "crash at the end of a capture" in warning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from npu_captures import PREAMBLE, manifests, operators, steps, told
+from npu_captures import PREAMBLE, manifests, operators, printed_results, steps
 
 from profdeck import Status
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.npu
 CODE = """
 from torch_npu.profiler import ProfilerAction, profile, tensorboard_trace_handler
 
-KIND, HOW = {given!r}
+KIND, HOW = {parameters!r}
 
 def other():
     if KIND == "torch":
@@ -46,7 +46,7 @@ for number in range(8):
     if number == 6 and theirs is not None:
         theirs.__exit__(None, None, None)
 capture("after")
-tell(went_on=True)
+print_result(finished=True)
 """
 BEGAN = "Another {0} profiler started in this process (thread {1}) and stopped this recording."
 ACTIVE = "Another torch or torch_npu profiler is already active in this process"
@@ -63,9 +63,9 @@ ACTIVE = "Another torch or torch_npu profiler is already active in this process"
     ],
 )
 def test_capture_stops_if_another_profiler_starts(job: Any, kind: str, how: str) -> None:
-    assert told(job(PREAMBLE + CODE.format(given=(kind, how)))) == {"went_on": True}
-    found = manifests(job.directory / "mid")
-    first, second = found["step1"], found["step5"]
+    assert printed_results(job(PREAMBLE + CODE.format(parameters=(kind, how)))) == {"finished": True}
+    captures = manifests(job.directory / "mid")
+    first, second = captures["step1"], captures["step5"]
     if (kind, how) == ("torch", "in_a_thread"):  # torch's profiler belongs to a thread, torch_npu's to the process
         assert (first.status, first.problems) == (Status.COMPLETE, ())
     else:
@@ -77,12 +77,12 @@ def test_capture_stops_if_another_profiler_starts(job: Any, kind: str, how: str)
     else:
         assert second.status is Status.COMPLETE
     ours = {artifact.name: artifact for capture in (first, second) for artifact in capture.artifacts}
-    made = sorted(job.directory.glob("**/*_ascend_pt"))
-    assert [steps(one) for one in made if one.name in ours and ours[one.name].whole] == [
+    directories = sorted(job.directory.glob("**/*_ascend_pt"))
+    assert [steps(path) for path in directories if path.name in ours and ours[path.name].whole] == [
         *([[1] if first.problems else [1, 2]] if first.artifacts[0].whole else []),
         *([[5]] if second.artifacts else []),
     ]  # fmt: skip
     if kind == "torch_npu" and how != "in_a_thread":
         # The most recent handler sets the process-wide output directory.
-        (theirs,) = (one for one in made if one.name not in ours and "after" not in one.parts)
+        (theirs,) = (path for path in directories if path.name not in ours and "after" not in path.parts)
         assert b"aten::add" in operators(theirs)

@@ -77,8 +77,8 @@ def folder(driver, msprof_path: str, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def directory(folder: Path, request: pytest.FixtureRequest) -> Path:
-    (found,) = folder.glob(f"{request.param}_*_ascend_pt")
-    return found
+    (directory,) = folder.glob(f"{request.param}_*_ascend_pt")
+    return directory
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -125,10 +125,12 @@ def test_host_steps_have_the_kernels_of_the_table(directory: Path, devices_only:
     expected: dict[int, float] = {}
     for row in rows(directory):
         expected[int(row["Step Id"])] = expected.get(int(row["Step Id"]), 0.0) + float(row["Duration(us)"])
-    marks = {event["name"]: event["dur"] for event in events(directory) if event.get("cat") == "cpu_op"}
+    annotation_us = {event["name"]: event["dur"] for event in events(directory) if event.get("cat") == "cpu_op"}
     steps = summarise_trace(directory, devices_only=devices_only).steps
     assert [step.step for step in steps] == [1, 2, 3]
-    assert [step.duration_us for step in steps] == [pytest.approx(marks[step.name], abs=0.001) for step in steps]
+    assert [step.duration_us for step in steps] == [
+        pytest.approx(annotation_us[step.name], abs=0.001) for step in steps
+    ]
     assert {step.step: step.device_us for step in steps} == {
         step: pytest.approx(device_us, abs=0.01) for step, device_us in expected.items()
     }
@@ -138,17 +140,23 @@ def test_host_steps_have_the_kernels_of_the_table(directory: Path, devices_only:
 def test_collectives_have_their_group_and_are_counted_once(directory: Path) -> None:
     columns = read_trace(directory).columns()
     kernels = columns[columns.of_categories(frozenset({"kernel"}))]
-    called = [row for row in rows(directory) if row["Accelerator Core"] == "COMMUNICATION"]
+    collective_rows = [row for row in rows(directory) if row["Accelerator Core"] == "COMMUNICATION"]
     streams = [row["Stream ID"] for row in rows(directory)]
     assert {columns.tracks[track] for track in kernels.track} == {
         (0, "group 123" if stream == "N/A" else int(stream)) for stream in streams
     }
     summary = summarise_trace(directory)
-    assert sum(kernel.count for kernel in summary.kernels if kernel.category == "communication") == len(called) > 0
+    assert (
+        sum(kernel.count for kernel in summary.kernels if kernel.category == "communication")
+        == len(collective_rows)
+        > 0
+    )
     # trace_view.json has the same collectives as waits on a device stream and in lanes outside the device.
     view = AscendDirectory(directory).trace_view
     assert view is not None
-    assert sum(kernel.count for kernel in summarise_trace(view).kernels if kernel.name == "EVENT_WAIT") == len(called)
+    assert sum(kernel.count for kernel in summarise_trace(view).kernels if kernel.name == "EVENT_WAIT") == len(
+        collective_rows
+    )
     assert "EVENT_WAIT" not in {kernel.name for kernel in summary.kernels}
 
 
@@ -156,9 +164,9 @@ def test_collectives_have_their_group_and_are_counted_once(directory: Path) -> N
 def test_step_is_trimmed_with_its_kernels(directory: Path, tmp_path: Path) -> None:
     check = trim_trace(directory, tmp_path / "part.json", step_window(directory, range(2, 3)))
     assert check.whole
-    kept = [event for event in json.loads((tmp_path / "part.json").read_text()) if event["ph"] == "X"]
-    wanted = {float(row["Start Time(us)"]) for row in rows(directory) if row["Step Id"] == "2"}
-    assert wanted <= {float(event["ts"]) for event in kept}
+    trimmed_events = [event for event in json.loads((tmp_path / "part.json").read_text()) if event["ph"] == "X"]
+    expected_starts = {float(row["Start Time(us)"]) for row in rows(directory) if row["Step Id"] == "2"}
+    assert expected_starts <= {float(event["ts"]) for event in trimmed_events}
 
 
 @pytest.mark.parametrize("directory", ["device"], indirect=True)

@@ -26,8 +26,8 @@ from npu_captures import (
     manifests,
     names,
     operators,
+    printed_results,
     steps,
-    told,
 )
 
 from profdeck import Status
@@ -97,21 +97,21 @@ def shared(driver: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         yield jobs(PREAMBLE + CODE), directory
 
 
-def complete(run: Path) -> None:
-    found = manifest(run)
-    assert (found.status, found.problems) == (Status.COMPLETE, ())
+def assert_complete(run: Path) -> None:
+    capture_manifest = manifest(run)
+    assert (capture_manifest.status, capture_manifest.problems) == (Status.COMPLETE, ())
 
 
 def test_warm_up_is_not_recorded(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     (recording,) = by_run(job.calls)["warm"]
     assert names(recording) == WARM + STOP
-    complete(directory / "warm")
-    (left,) = directories(directory / "warm")
-    assert left.name.startswith("rank_0000.step4_")
-    assert steps(left) == [4, 5]
-    assert [number for number in range(8) if b"step_%d" % number in operators(left)] == [4, 5]
-    assert operators(left).count(b"aten::add") == 2
+    assert_complete(directory / "warm")
+    (recording_directory,) = directories(directory / "warm")
+    assert recording_directory.name.startswith("rank_0000.step4_")
+    assert steps(recording_directory) == [4, 5]
+    assert [number for number in range(8) if b"step_%d" % number in operators(recording_directory)] == [4, 5]
+    assert operators(recording_directory).count(b"aten::add") == 2
 
 
 def test_consecutive_captures_are_separate_recordings(shared: tuple[Any, Path]) -> None:
@@ -120,19 +120,22 @@ def test_consecutive_captures_are_separate_recordings(shared: tuple[Any, Path]) 
     assert [names(recording) for recording in recordings] == [WARM + STOP] * 3
     created = [call.arguments["config"] for recording in recordings for call in recording if "Create" in call.name]
     assert len(set(created)) == 3
-    assert [steps(left) for left in directories(directory / "row")] == [[1], [3], [5]]
-    assert [found.status for found in manifests(directory / "row").values()] == [Status.COMPLETE] * 3
+    assert [steps(recording_directory) for recording_directory in directories(directory / "row")] == [[1], [3], [5]]
+    assert [entry.status for entry in manifests(directory / "row").values()] == [Status.COMPLETE] * 3
 
 
 def test_each_window_cycle_is_a_recording(shared: tuple[Any, Path]) -> None:
     job, directory = shared
     recordings = by_run(job.calls)["window"]
     assert [names(recording) for recording in recordings] == [WARM + STOP] * 2
-    complete(directory / "window")
+    assert_complete(directory / "window")
     assert [record.iterations for record in manifest(directory / "window").artifacts] == [(3, 4), (7, 7)]
-    left = directories(directory / "window")
-    assert [path.name.split("_")[1] for path in left] == ["0000.step1.mb0003", "0000.step1.mb0007"]
-    assert [steps(path)[: last - first + 1] for path, (first, last) in zip(left, [(3, 4), (7, 7)], strict=True)] == [
+    recording_directories = directories(directory / "window")
+    assert [path.name.split("_")[1] for path in recording_directories] == ["0000.step1.mb0003", "0000.step1.mb0007"]
+    assert [
+        steps(path)[: last - first + 1]
+        for path, (first, last) in zip(recording_directories, [(3, 4), (7, 7)], strict=True)
+    ] == [
         [3, 4],
         [7],
     ]
@@ -142,14 +145,14 @@ def test_stop_during_the_warm_up_cleans_up_disk_and_driver(shared: tuple[Any, Pa
     job, directory = shared
     (recording,) = by_run(job.calls)["in_warm_up"]
     assert names(recording) == WARM + STOP
-    found = manifest(directory / "in_warm_up")
-    assert found.status is Status.FAILED
-    assert "The capture ended before recording started." in found.problems
+    capture_manifest = manifest(directory / "in_warm_up")
+    assert capture_manifest.status is Status.FAILED
+    assert "The capture ended before recording started." in capture_manifest.problems
     assert directories(directory / "in_warm_up") == []
     (after,) = by_run(job.calls)["after_warm_up"]
     assert names(after) == START + STOP
     assert after[1].arguments["data_types"] == "0x801", "its own level"
-    complete(directory / "after_warm_up")
+    assert_complete(directory / "after_warm_up")
 
 
 def test_other_trace_handlers_do_not_change_the_output_directory(shared: tuple[Any, Path]) -> None:
@@ -163,33 +166,33 @@ def test_other_trace_handlers_do_not_change_the_output_directory(shared: tuple[A
 @pytest.mark.parametrize("run", ["no_start", "no_device_data"])
 def test_missing_device_data_is_reported(shared: tuple[Any, Path], run: str) -> None:
     _, directory = shared
-    found = manifest(directory / run)
-    assert (found.status, found.artifacts[0].whole) == (Status.PARTIAL, False)
-    (problem,) = found.problems
+    capture_manifest = manifest(directory / run)
+    assert (capture_manifest.status, capture_manifest.artifacts[0].whole) == (Status.PARTIAL, False)
+    (problem,) = capture_manifest.problems
     assert "torch_npu did not write PROF_*/device_* (device data); check CANN's logs" in problem
-    complete(directory / "good")
+    assert_complete(directory / "good")
 
 
 def test_output_can_be_a_link(shared: tuple[Any, Path]) -> None:
     _, directory = shared
-    complete(directory / "real" / "run")
+    assert_complete(directory / "real" / "run")
     assert len(directories(directory / "link" / "run")) == 1
 
 
 def test_rank_is_in_the_info_file_name(shared: tuple[Any, Path]) -> None:
     _, directory = shared
-    (left,) = directories(directory / "ranks")
-    assert left.name.startswith("rank_0001.step1_")
-    assert (left / "profiler_info_1.json").exists()
-    complete(directory / "ranks")
+    (recording_directory,) = directories(directory / "ranks")
+    assert recording_directory.name.startswith("rank_0001.step1_")
+    assert (recording_directory / "profiler_info_1.json").exists()
+    assert_complete(directory / "ranks")
 
 
 def test_metadata_identifies_the_capture(shared: tuple[Any, Path]) -> None:
     _, directory = shared
-    (left,) = directories(directory / "good")
-    about = json.loads((left / "profiler_metadata.json").read_text())["profdeck"]
+    (recording_directory,) = directories(directory / "good")
+    about = json.loads((recording_directory / "profiler_metadata.json").read_text())["profdeck"]
     assert (about["capture"], about["role"], about["options"]["level"]) == ("step1", "trainer", "level1")
-    assert info(left)["common_config"]["schedule"] == {}
+    assert info(recording_directory)["common_config"]["schedule"] == {}
 
 
 def test_torch_npu_logs_no_warnings(shared: tuple[Any, Path]) -> None:
@@ -209,19 +212,19 @@ def foreign(name, plan):
 
 theirs = foreign("recording", lambda _: ProfilerAction.RECORD)
 theirs.start()
-capture("beside_recording")
+capture("during_recording")
 work()
 theirs.stop()
 theirs = foreign("warming", lambda step: ProfilerAction.RECORD if step else ProfilerAction.WARMUP)
 theirs.start()
-capture("beside_warm_up")
+capture("during_warm_up")
 theirs.step()
 work()
 theirs.stop()
 with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as kineto:
-    capture("beside_torch")
+    capture("during_torch")
     torch.ones(2) + 1
-tell(kineto=[event.key for event in kineto.key_averages()])
+print_result(kineto=[event.key for event in kineto.key_averages()])
 capture("free")
 
 for run, steps, inside in (("late", ["3..4"], False), ("still", [3], True)):
@@ -236,40 +239,40 @@ for run, steps, inside in (("late", ["3..4"], False), ("still", [3], True)):
         profiler.start(4)
         work()
     profiler.stop()
-    tell(**{run: [event.key for event in kineto.key_averages()]})
+    print_result(**{run: [event.key for event in kineto.key_averages()]})
     capture(f"after_{run}")
 """
 
 
 def test_other_active_profilers_are_detected_and_continue(job: Any) -> None:
-    done = job(PREAMBLE + OTHERS)
-    for run in ("beside_recording", "beside_warm_up", "beside_torch"):
-        found = manifest(job.directory / run)
-        assert (found.status, found.artifacts) == (Status.FAILED, ())
-        assert "Another torch or torch_npu profiler is already active" in found.problems[0]
+    job_result = job(PREAMBLE + OTHERS)
+    for run in ("during_recording", "during_warm_up", "during_torch"):
+        capture_manifest = manifest(job.directory / run)
+        assert (capture_manifest.status, capture_manifest.artifacts) == (Status.FAILED, ())
+        assert "Another torch or torch_npu profiler is already active" in capture_manifest.problems[0]
     for theirs in ("recording", "warming"):
-        (left,) = (job.directory / theirs).iterdir()
-        assert b"aten::add" in operators(left)
-    assert "aten::add" in told(done)["kineto"]
-    complete(job.directory / "free")
+        (recording_directory,) = (job.directory / theirs).iterdir()
+        assert b"aten::add" in operators(recording_directory)
+    assert "aten::add" in printed_results(job_result)["kineto"]
+    assert_complete(job.directory / "free")
     # If another profiler starts during the warm-up, torch_npu does not record and logs nothing.
     for run, status in (("late", Status.PARTIAL), ("still", Status.FAILED)):
-        found = manifest(job.directory / run)
-        assert found.status is status
+        capture_manifest = manifest(job.directory / run)
+        assert capture_manifest.status is status
         assert (
             "npu at global_step 2: Cannot start recording: another torch profiler started during the warm-up."
-            in found.problems[0]
+            in capture_manifest.problems[0]
         )
-        assert "aten::add" in told(done)[run]
-    (left,) = directories(job.directory / "late")
-    assert steps(left) == [4]
-    complete(job.directory / "after_late")
+        assert "aten::add" in printed_results(job_result)[run]
+    (recording_directory,) = directories(job.directory / "late")
+    assert steps(recording_directory) == [4]
+    assert_complete(job.directory / "after_late")
     # A profile in its warm-up can only be stopped by recording.
     after = manifest(job.directory / "after_still")
     assert "an earlier recording of this process could not be stopped" in after.problems[0]
 
 
-BAD_PLACES = """
+UNSUPPORTED_PATHS = """
 capture("strange", output="out@put")
 long = Identity(parallel={f"dim{letter}": 10**12 for letter in "abcdefghijkl"})
 capture("long", identity=long)
@@ -287,7 +290,7 @@ def direct(directory):
         return str(error)
     return [item() if callable(item) else item for item in backend.profile_stop(capture)]
 
-tell(unwritable=direct("/proc/self/nowhere"))
+print_result(unwritable=direct("/proc/self/nowhere"))
 capture("good")
 one_role, another = build("one_role"), build("another")
 one_role.start(1)
@@ -298,7 +301,7 @@ another.stop()
 
 
 def test_unsupported_output_paths_are_rejected(job: Any) -> None:
-    done = job(PREAMBLE + BAD_PLACES)
+    job_result = job(PREAMBLE + UNSUPPORTED_PATHS)
     strange = manifest(job.directory / "out@put" / "strange")
     assert strange.status is Status.FAILED
     assert (
@@ -308,14 +311,14 @@ def test_unsupported_output_paths_are_rejected(job: Any) -> None:
     long = manifest(job.directory / "long")
     assert long.status is Status.FAILED
     assert "characters, but torch_npu supports at most" in long.problems[0]
-    assert told(done)["unwritable"].startswith(
+    assert printed_results(job_result)["unwritable"].startswith(
         "torch_npu's profiler did not start: RuntimeError: Failed to make directory: /proc/"
     )
     assert list(job.directory.glob("profiler_info*")) == []
-    complete(job.directory / "good")
-    assert [names(recording) for recording in by_run(done.calls)["good"]] == [START + STOP]
-    assert {*by_run(done.calls)} == {"good", "one_role"}
-    complete(job.directory / "one_role")
+    assert_complete(job.directory / "good")
+    assert [names(recording) for recording in by_run(job_result.calls)["good"]] == [START + STOP]
+    assert {*by_run(job_result.calls)} == {"good", "one_role"}
+    assert_complete(job.directory / "one_role")
     assert "npu-0, held by this process (trainer, step1)" in manifest(job.directory / "another").problems[0]
 
 
@@ -330,28 +333,30 @@ def start(**environ):
         for name in environ:
             del os.environ[name]
 
-tell(
+print_result(
     mode=start(PROFILING_MODE="dynamic"),
     daemon=start(MSMONITOR_USE_DAEMON="1"),
 )
 try:
     build("none", {"analyse": True})
 except ProfdeckError as error:
-    tell(msprof=str(error))
+    print_result(msprof=str(error))
 """
 
 
 def test_unusable_environment_is_rejected_at_startup(job: Any) -> None:
-    done = job(PREAMBLE + STARTS)
-    found = told(done)
-    assert found["mode"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
-    assert found["daemon"].startswith("MSMONITOR_USE_DAEMON=1 lets the msMonitor daemon")
-    assert "CANN's program msprof, which is not on the PATH" in found["msprof"]
+    job_result = job(PREAMBLE + STARTS)
+    results = printed_results(job_result)
+    assert results["mode"].startswith("PROFILING_MODE=dynamic indicates that msprof profiles this process")
+    assert results["daemon"].startswith("MSMONITOR_USE_DAEMON=1 lets the msMonitor daemon")
+    assert "CANN's program msprof, which is not on the PATH" in results["msprof"]
     code = PREAMBLE.replace('x = torch.ones(4).to("npu")\n', "") + "try:\n    build('none')\n"
-    code += "except ProfdeckError as error:\n    tell(device=str(error))"
-    done = job(code, env={"STUB_DRIVER_DEVICES": "0"})
-    assert told(done)["device"].startswith("torch_npu 2.13.0 finds no NPU, but its profiler requires one.")
-    assert done.calls == []
+    code += "except ProfdeckError as error:\n    print_result(device=str(error))"
+    job_result = job(code, env={"STUB_DRIVER_DEVICES": "0"})
+    assert printed_results(job_result)["device"].startswith(
+        "torch_npu 2.13.0 finds no NPU, but its profiler requires one."
+    )
+    assert job_result.calls == []
 
 
 def test_capture_waits_for_the_device_lease(job: Any) -> None:
@@ -364,9 +369,9 @@ def test_capture_waits_for_the_device_lease(job: Any) -> None:
     missing = manifest(job.directory / "run")
     assert missing.status is Status.MISSING
     assert f"npu-5, held by process {os.getpid()} (rollout, step1)" in missing.problems[0]
-    done = job(PREAMBLE + "capture('free')", env={"ASCEND_RT_VISIBLE_DEVICES": "5"})
-    complete(job.directory / "free")
-    assert names(by_run(done.calls)["free"][0]) == START + STOP
+    job_result = job(PREAMBLE + "capture('free')", env={"ASCEND_RT_VISIBLE_DEVICES": "5"})
+    assert_complete(job.directory / "free")
+    assert names(by_run(job_result.calls)["free"][0]) == START + STOP
 
 
 # Stops.
@@ -382,36 +387,39 @@ profiler.start(1)
 work()
 on_thread(profiler.close)
 (path,) = Path("elsewhere").glob("step_*/trainer/rank_*.json")
-tell(pending=json.loads(path.read_text()), thread=threading.get_native_id())
+print_result(pending=json.loads(path.read_text()), thread=threading.get_native_id())
 work()
 profiler.step(1)
-tell(active=profiler.active is not None)
+print_result(active=profiler.active is not None)
 capture("next")
 """
 
 
 def test_stop_from_another_thread_is_deferred(job: Any) -> None:
-    done = job(PREAMBLE + ELSEWHERE)
-    found = told(done)
-    assert found["pending"]["status"] == "recording"
-    assert found["pending"]["notes"][0].endswith("was deferred to the owner's next boundary.")
-    assert found["active"] is False
-    (recording,) = by_run(done.calls)["elsewhere"]
+    job_result = job(PREAMBLE + ELSEWHERE)
+    results = printed_results(job_result)
+    assert results["pending"]["status"] == "recording"
+    assert results["pending"]["notes"][0].endswith("was deferred to the owner's next boundary.")
+    assert results["active"] is False
+    (recording,) = by_run(job_result.calls)["elsewhere"]
     assert names(recording) == START + STOP
-    assert {call.tid for call in recording} == {found["thread"]}
-    (left,) = directories(job.directory / "elsewhere")
-    assert operators(left).count(b"aten::add") == 2
+    assert {call.tid for call in recording} == {results["thread"]}
+    (recording_directory,) = directories(job.directory / "elsewhere")
+    assert operators(recording_directory).count(b"aten::add") == 2
     assert manifest(job.directory / "elsewhere").problems == ("The profiler was closed in mid-capture.",)
-    complete(job.directory / "next")
+    assert_complete(job.directory / "next")
 
 
 def test_process_exit_stops_the_recording_before_the_driver(job: Any) -> None:
-    done = job(PREAMBLE + "profiler = build('run')\nprofiler.start(1)\nwork()\nsys.exit(3)", check=False)
-    assert done.returncode == 3, done.stderr
-    found = manifest(job.directory / "run")
-    assert (found.status, found.problems) == (Status.PARTIAL, ("The process ended in mid-capture.",))
-    assert found.artifacts[0].whole
-    assert names(by_run(done.calls)["run"][0]) == START + STOP
+    job_result = job(PREAMBLE + "profiler = build('run')\nprofiler.start(1)\nwork()\nsys.exit(3)", check=False)
+    assert job_result.returncode == 3, job_result.stderr
+    capture_manifest = manifest(job.directory / "run")
+    assert (capture_manifest.status, capture_manifest.problems) == (
+        Status.PARTIAL,
+        ("The process ended in mid-capture.",),
+    )
+    assert capture_manifest.artifacts[0].whole
+    assert names(by_run(job_result.calls)["run"][0]) == START + STOP
 
 
 def test_failed_stop_makes_the_capture_partial_and_blocks_later_captures(job: Any) -> None:
@@ -424,9 +432,9 @@ os.environ["STUB_DRIVER_FAIL"] = ""
 capture("next")
 """
     job(PREAMBLE + code)
-    found = manifest(job.directory / "failed")
-    assert (found.status, found.artifacts[0].whole) == (Status.PARTIAL, False)
-    assert "the recording could not be stopped: RuntimeError: " in found.problems[0]
+    capture_manifest = manifest(job.directory / "failed")
+    assert (capture_manifest.status, capture_manifest.artifacts[0].whole) == (Status.PARTIAL, False)
+    assert "the recording could not be stopped: RuntimeError: " in capture_manifest.problems[0]
     after = manifest(job.directory / "next")
     assert after.status is Status.FAILED
     assert "an earlier recording of this process could not be stopped" in after.problems[0]
@@ -443,23 +451,26 @@ def old_cann(job: Any, driver: Any) -> str:
 
 def test_missing_mstx_library_is_reported(job: Any, old_cann: str) -> None:
     code = "capture('plain')\ncapture('lost', {'mstx': True})\n"
-    code += "capture('not_asked', {'mstx': True, 'mstx_domain_include': ['other']})\ncapture('next')"
+    code += "capture('not_requested', {'mstx': True, 'mstx_domain_include': ['other']})\ncapture('next')"
     job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
-    found = manifest(job.directory / "lost")
-    assert found.status is Status.PARTIAL
-    assert "No mstx ranges are recorded: CANN's mstx library (libms_tools_ext.so) cannot be used" in found.problems[0]
-    for run in ("plain", "not_asked", "next"):
-        complete(job.directory / run)
+    capture_manifest = manifest(job.directory / "lost")
+    assert capture_manifest.status is Status.PARTIAL
+    assert (
+        "No mstx ranges are recorded: CANN's mstx library (libms_tools_ext.so) cannot be used"
+        in capture_manifest.problems[0]
+    )
+    for run in ("plain", "not_requested", "next"):
+        assert_complete(job.directory / run)
 
 
 def test_failed_start_is_reported_and_blocks_later_captures(job: Any, old_cann: str) -> None:
     code = "capture('lost', {'record_op_args': True})\ncapture('next')"
-    done = job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
-    found = manifest(job.directory / "lost")
-    assert (found.status, len(found.problems)) == (Status.FAILED, 1)
-    assert found.problems[0].startswith("torch_npu's profiler did not start: RuntimeError: ")
-    assert "libascend_dump.so" in found.problems[0]
-    (recording,) = by_run(done.calls)["lost"]
+    job_result = job(PREAMBLE + code, env={"LD_LIBRARY_PATH": old_cann})
+    capture_manifest = manifest(job.directory / "lost")
+    assert (capture_manifest.status, len(capture_manifest.problems)) == (Status.FAILED, 1)
+    assert capture_manifest.problems[0].startswith("torch_npu's profiler did not start: RuntimeError: ")
+    assert "libascend_dump.so" in capture_manifest.problems[0]
+    (recording,) = by_run(job_result.calls)["lost"]
     assert names(recording) == START + STOP[:2], "the driver was stopped as far as torch_npu can"
     assert directories(job.directory / "lost") == []
     after = manifest(job.directory / "next")
@@ -479,9 +490,9 @@ with profiler.capture(1):
 def test_analysed_captures_are_complete(job: Any) -> None:
     job(PREAMBLE + ANALYSED)
     run = job.directory / "window"
-    left = directories(run)
-    assert len(left) == 2
-    for directory in left:
+    recording_directories = directories(run)
+    assert len(recording_directories) == 2
+    for directory in recording_directories:
         state = read_state(directory)
         assert state is not None
         if state.is_active:

@@ -74,8 +74,8 @@ table.create_step_file(".", [
 
 @pytest.mark.usefixtures("msprof")
 def test_analysed_capture_is_summarised(job) -> None:
-    done = job(CAPTURE)
-    assert "[ERROR]" not in done.stdout
+    result = job(CAPTURE)
+    assert "[ERROR]" not in result.stdout
     (directory,) = (job.directory / "job").iterdir()
 
     summary = summarise_trace(directory)

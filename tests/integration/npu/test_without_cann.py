@@ -51,12 +51,12 @@ def python(tmp_path: Path) -> Program:
     foreign = ("LD_LIBRARY_PATH", "ASCEND_", "TORCH_DEVICE_", "RANK", "WORLD_SIZE")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 
-    def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *arguments],
             check=False,
             cwd=tmp_path,
-            env=environ | more,
+            env=environ | variables,
             capture_output=True,
             text=True,
             timeout=300,
@@ -65,35 +65,37 @@ def python(tmp_path: Path) -> Program:
     return run
 
 
-def told(text: str, backend: str) -> bool:
+def has_instructions(text: str, backend: str) -> bool:
     """Return whether a text has the backend, the reason of the failed import and the instructions."""
     installed = f"torch_npu {metadata.version('torch-npu')} is installed"
-    why = f"{installed}, but its dependency libhccl.so of CANN cannot be loaded."
-    return f"The backend '{backend}' cannot be used in this process: {why}" in text and all(
+    reason = f"{installed}, but its dependency libhccl.so of CANN cannot be loaded."
+    return f"The backend '{backend}' cannot be used in this process: {reason}" in text and all(
         remedy in text for remedy in REMEDIES
     )
 
 
 def test_check_reports_each_role(python: Program, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(ROLES, encoding="utf-8")
-    done = python("-m", "profdeck", "check", "a.yaml", "--here", "--json")
-    assert (done.returncode, done.stderr) == (3, "")
-    found = {check["what"]: check["detail"] for check in json.loads(done.stdout)["checks"] if not check["ok"]}
-    assert found.keys() == {f"roles.{role} on this machine" for role in ("trainer", "ref", "reward", "critic")}
-    assert told(found["roles.trainer on this machine"], "torch")
-    assert found["roles.ref on this machine"] == found["roles.trainer on this machine"]
+    result = python("-m", "profdeck", "check", "a.yaml", "--here", "--json")
+    assert (result.returncode, result.stderr) == (3, "")
+    failed_checks = {check["what"]: check["detail"] for check in json.loads(result.stdout)["checks"] if not check["ok"]}
+    assert failed_checks.keys() == {f"roles.{role} on this machine" for role in ("trainer", "ref", "reward", "critic")}
+    assert has_instructions(failed_checks["roles.trainer on this machine"], "torch")
+    assert failed_checks["roles.ref on this machine"] == failed_checks["roles.trainer on this machine"]
     # torch is only partly imported at this point, so another import can raise any error.
     for role in ("reward", "critic"):
-        assert found[f"roles.{role} on this machine"].startswith("The backend 'npu' cannot be used in this process: ")
-        assert told(found[f"roles.{role} on this machine"], "torch")
+        assert failed_checks[f"roles.{role} on this machine"].startswith(
+            "The backend 'npu' cannot be used in this process: "
+        )
+        assert has_instructions(failed_checks[f"roles.{role} on this machine"], "torch")
 
 
 def test_host_gets_the_error_before_training(python: Program) -> None:
-    done = python("-c", HOST, **RANK)
-    assert (done.returncode, done.stderr) == (0, "")
-    errors = done.stdout.splitlines()
+    result = python("-c", HOST, **RANK)
+    assert (result.returncode, result.stderr) == (0, "")
+    errors = result.stdout.splitlines()
     assert len(errors) == 3
-    assert all(told(error, "npu") for error in errors)
+    assert all(has_instructions(error, "npu") for error in errors)
 
 
 def test_autoload_variable_is_restored(python: Program) -> None:
@@ -107,18 +109,18 @@ def test_autoload_variable_is_restored(python: Program) -> None:
 
 def test_run_exits_with_a_message(python: Program, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import torch\n", encoding="utf-8")
-    done = python("-m", "profdeck", "run", "--steps", "1", "--set", "trainer.backend=npu", "script.py")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert told(done.stderr, "npu")
+    result = python("-m", "profdeck", "run", "--steps", "1", "--set", "trainer.backend=npu", "script.py")
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert has_instructions(result.stderr, "npu")
 
 
-def test_advice_in_the_message_works(python: Program, tmp_path: Path) -> None:
+def test_instructions_in_the_message_work(python: Program, tmp_path: Path) -> None:
     """Without autoload, torch works, and the NPU backend still reports the missing library."""
     (tmp_path / "a.yaml").write_text(ROLES, encoding="utf-8")
-    done = python("-m", "profdeck", "check", "a.yaml", "--here", "--json", **OFF)
-    found = {check["what"]: check for check in json.loads(done.stdout)["checks"]}
-    assert found["roles.trainer on this machine"]["ok"], done.stdout
-    assert told(found["roles.reward on this machine"]["detail"], "npu")
-    assert done.returncode == 3
+    result = python("-m", "profdeck", "check", "a.yaml", "--here", "--json", **OFF)
+    checks = {check["what"]: check for check in json.loads(result.stdout)["checks"]}
+    assert checks["roles.trainer on this machine"]["ok"], result.stdout
+    assert has_instructions(checks["roles.reward on this machine"]["detail"], "npu")
+    assert result.returncode == 3

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import httpx
 import plain_http
 import pytest
-from checkpoints import checkpoint
+from checkpoints import write_checkpoint
 from pages import ROOT
 from server_contract import EndContract, ServerContract, status, stop
 from servers import TOKEN, busy, call, command_line, finished
@@ -108,7 +108,7 @@ def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_pa
     do("flush_cache")
     do("release_memory_occupation")
     do("resume_memory_occupation")
-    do("update_weights_from_disk", model_path=str(checkpoint(model, tmp_path, 1)), load_format="safetensors")
+    do("update_weights_from_disk", model_path=str(write_checkpoint(model, tmp_path, 1)), load_format="safetensors")
     do("continue_generation")
     assert (status(server)["state"], status(server)["iterations"]) == ("recording", recorded)
     after = server.complete(tokens=8)

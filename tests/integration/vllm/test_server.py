@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import httpx
 import plain_http
 import pytest
-from checkpoints import checkpoint
+from checkpoints import write_checkpoint
 from pages import ROOT
 from server_contract import EndContract, ServerContract, status
 from servers import TOKEN, busy, call, command_line, finished, wait_for_start
@@ -95,7 +95,7 @@ def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Pa
     assert 8 <= recorded < 20
     do("sleep?level=1")
     rpc("update_config", {"load_config": {"load_format": "safetensors"}})
-    rpc("reload_weights", weights_path=str(checkpoint(model, tmp_path, 1)))
+    rpc("reload_weights", weights_path=str(write_checkpoint(model, tmp_path, 1)))
     do("reset_prefix_cache")
     reply = call(server, "GET", "status").json()["answer"]["ranks"][0]
     assert (reply["state"], reply["iterations"]) == ("recording", recorded)  # it sleeps

@@ -19,7 +19,7 @@ import pytest
 from processes import ending, until
 from profdeck.records.manifest import Manifest, read_manifest
 from profdeck.records.request import RequestState
-from simulated_servers import Act, RecordingEngine, ServersInThread, SimulatedEngine, SimulatedServer, offer
+from simulated_servers import Act, RecordingEngine, ServersInThread, SimulatedEngine, SimulatedServer, install_backends
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Read = Callable[[], Manifest]
@@ -28,7 +28,7 @@ Read = Callable[[], Manifest]
 @pytest.fixture(scope="module")
 def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a PYTHONPATH with the backends of simulated servers."""
-    return offer(tmp_path_factory.mktemp("site"))
+    return install_backends(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_signal_stops_recording_on_all_servers(
 ) -> None:
     with run_servers(2, tmp_path) as servers:
         for server in servers:
-            server.engine, server.traffic = RecordingEngine("tally-device"), 3
+            server.engine, server.iterations_after_start = RecordingEngine("tally-device"), 3
         process = start(*url_options(servers), *window, "--set", "run=run")
         wait_for_recording(servers)
         process.send_signal(number)
@@ -142,12 +142,12 @@ def test_ctrl_c_exits_while_files_are_written(start: Start, tmp_path: Path, mani
     """With two presses, the first stops the recording. The servers continue to write their files."""
     with run_servers(8, tmp_path) as servers:
         slow_engine = engine_of(servers[5])
-        servers[5].in_its_loop(slow_engine.flushed.clear)
+        servers[5].run_in_loop(slow_engine.flushed.clear)
         process = start(*url_options(servers), "--set", "run=run")
         wait_for_recording(servers)
         if presses == 1:
             for server in servers:
-                server.in_its_loop(functools.partial(engine_of(server).end_by_itself, 5))
+                server.run_in_loop(functools.partial(engine_of(server).end_window, 5))
         else:
             process.send_signal(signal.SIGINT)
         until(lambda: all("stop" in server.commands() for server in servers))
@@ -171,15 +171,15 @@ def test_terminal_shows_progress_of_recording_and_files(start: Start, tmp_path: 
 
     with run_servers(4, tmp_path) as servers:
         slow_engine = engine_of(servers[2])
-        servers[2].in_its_loop(slow_engine.flushed.clear)
+        servers[2].run_in_loop(slow_engine.flushed.clear)
         process = start(*url_options(servers), "--iterations", 5, "--set", "run=run", stderr=terminal)
         read_until(b"0 of 4 targets have recorded 5 iterations")
         for server in servers[:3]:
-            server.in_its_loop(functools.partial(engine_of(server).iterate, 9))
+            server.run_in_loop(functools.partial(engine_of(server).iterate, 9))
         read_until(b"3 of 4 targets have recorded 5 iterations")
-        servers[3].in_its_loop(functools.partial(engine_of(servers[3]).iterate, 5))
+        servers[3].run_in_loop(functools.partial(engine_of(servers[3]).iterate, 5))
         read_until(f"Waiting for the files of {servers[2].url}".encode())
-        servers[2].in_its_loop(slow_engine.flushed.set)
+        servers[2].run_in_loop(slow_engine.flushed.set)
         process.wait(60)
     os.close(terminal)
     os.close(controller)

@@ -31,7 +31,7 @@ from simulated_servers import (
     SimulatedBackend,
     SimulatedEngine,
     SimulatedServer,
-    offer,
+    install_backends,
 )
 
 Cli = Callable[..., Result]
@@ -45,7 +45,7 @@ WITHOUT_SUMMARY = (*FIVE_ITERATIONS, "--json")
 @pytest.fixture(scope="module")
 def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a PYTHONPATH with the backends of simulated servers."""
-    return offer(tmp_path_factory.mktemp("site"))
+    return install_backends(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def fleet(tally: ModuleType, simulated_path: str, tmp_path: Path, monkeypatch: p
     def run(count: int) -> Iterator[list[SimulatedServer]]:
         with ServersInThread(count) as servers:
             for server in servers:
-                server.output, server.traffic = str(tmp_path / "profiles"), 5
+                server.output, server.iterations_after_start = str(tmp_path / "profiles"), 5
                 server.engine = RecordingEngine("tally-device")
             yield servers
 
@@ -646,7 +646,7 @@ def test_policy_decides_whether_a_partial_fleet_is_captured(
 
 def test_timeout_ends_an_incomplete_window(cli: Cli, fleet: Fleet) -> None:
     with fleet(2) as servers:
-        servers[0].traffic = 0
+        servers[0].iterations_after_start = 0
         result = cli("capture", "servers", *url_options(servers), *FIVE_ITERATIONS, "--timeout", 1)
     assert result.exit_code == 1
     assert "Only 0 of 5 iterations ran before the stop." in join_lines(result.stdout)
@@ -656,7 +656,10 @@ def test_timeout_ends_an_incomplete_window(cli: Cli, fleet: Fleet) -> None:
 def test_capture_fails_if_all_servers_fail_during_it(cli: Cli, fleet: Fleet, manifest: Callable[..., Manifest]) -> None:
     with fleet(2) as servers:
         for server in servers:
-            server.engine, server.traffic = SimulatedEngine(), 0  # this engine records nothing, so no stop is needed
+            server.engine, server.iterations_after_start = (
+                SimulatedEngine(),
+                0,
+            )  # this engine records nothing, so no stop is needed
             server.acts["status"] = [Act(), Act(), Act(), Act(status=500, error="dead")]
             server.acts["stop"] = [Act(status=500, error="dead")]
         result = cli("capture", "servers", *url_options(servers), "--iterations", 5, "--set", "run=run", "--json")

@@ -17,7 +17,7 @@ import pytest
 from profdeck import Profiler
 from profdeck.backends.plugin_manager import plugin_manager
 from profdeck.records.manifest import Manifest, read_manifest
-from simulated_servers import RecordingEngine, offer
+from simulated_servers import RecordingEngine, install_backends
 
 BuildProfiler = Callable[..., Profiler]
 
@@ -25,7 +25,7 @@ BuildProfiler = Callable[..., Profiler]
 @pytest.fixture(scope="session")
 def simulated_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A PYTHONPATH with the entry point of the backend `simulated`."""
-    return offer(tmp_path_factory.mktemp("site"))
+    return install_backends(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture

@@ -194,8 +194,8 @@ def test_starts_are_sent_after_all_targets_are_reached(build_profiler: BuildProf
     async def check(servers: list[SimulatedServer]) -> None:
         servers[3].acts["status"] = [Act(delay_s=0.1)]
         await capture(build_profiler(urls(servers)))
-        reached_ns = max(server.arrivals[0].answered_ns or 0 for server in servers)
-        assert all(server.arrivals[1].at_ns > reached_ns for server in servers)
+        reached_ns = max(server.arrivals[0].replied_ns or 0 for server in servers)
+        assert all(server.arrivals[1].received_ns > reached_ns for server in servers)
 
     with_servers(check, 8)
 
@@ -331,9 +331,9 @@ def test_window_ends_when_all_reachable_targets_have_ended(build_profiler: Build
             assert not await profiler.await_window(0, states.append)
             assert sorted(state.iterations for state in profiler.states.values()) == [2, 3, 4]
             assert profiler.states.keys() == set(urls(servers))
-            engines[0].end_by_itself(5)
+            engines[0].end_window(5)
             await servers[1].stop()
-            engines[2].end_by_itself(6)
+            engines[2].end_window(6)
             assert await profiler.await_window(5, states.append)
             await servers[1].start()
         assert [(state.ended, state.iterations) for state in states] == [(False, 2), (True, 5)]
@@ -470,7 +470,7 @@ def test_replica_that_exits_during_its_flush(build_profiler: BuildProfiler, load
         await profiler.astart(1)
         engine.flushed.clear()
         stopping = asyncio.create_task(profiler.astop())
-        await servers[1].heard("stop")
+        await servers[1].wait_for_command("stop")
         await servers[1].stop()
         with pytest.raises(CaptureError, match="step1 is partial"):
             await stopping
@@ -488,7 +488,7 @@ def test_stop_waits_for_a_slow_flush(build_profiler: BuildProfiler, load_manifes
         await profiler.astart(1)
         engine.flushed.clear()
         stopping = asyncio.create_task(profiler.astop())
-        await servers[1].heard("status", 4)  # polled repeatedly
+        await servers[1].wait_for_command("status", 4)  # polled repeatedly
         assert not stopping.done()
         assert load_manifest().status is Status.RECORDING
         # Only the fleet's manifest waits for the slow target.
@@ -568,11 +568,11 @@ def test_outcomes_of_targets(build_profiler: BuildProfiler, load_manifest: LoadM
     async def check(servers: list[SimulatedServer]) -> None:
         flushed, by_itself, missing, not_enabled, active = servers
         not_enabled.acts["status"] = [Act(status=404)]
-        missing.engine.writes = False  # type: ignore[attr-defined]
+        missing.engine.has_files = False  # type: ignore[attr-defined]
         await active.engine.command("start", {"id": "other", "output": "/profiles", "run": "run", "role": "other"})
         profiler = build_profiler(urls(servers), {"rollout.iterations": {"count": 2}})
         await profiler.astart(1)
-        by_itself.engine.end_by_itself(2)  # type: ignore[attr-defined]
+        by_itself.engine.end_window(2)  # type: ignore[attr-defined]
         flushed.engine.iterations = 1  # type: ignore[attr-defined]
         with pytest.raises(CaptureError):
             await profiler.astop()
@@ -628,7 +628,7 @@ def test_cancelled_start_stops_all_targets(
         profiler = build_profiler(urls(servers))
         starting = asyncio.create_task(profiler.astart(1))
         for server in servers:
-            await server.heard(command)
+            await server.wait_for_command(command)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
@@ -650,7 +650,7 @@ def test_cancelled_stop_has_stopped_all_targets(build_profiler: BuildProfiler, l
         await profiler.astart(1)
         stopping = asyncio.create_task(profiler.astop())
         for server in servers:
-            await server.heard("stop")
+            await server.wait_for_command("stop")
         stopping.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stopping
@@ -683,7 +683,7 @@ def test_driver_that_exits_without_a_stop_stops_every_target(
         driver.resume()
         assert driver.read_line() == "started"
         for server in servers:
-            server.in_its_loop(server.drop_idle)
+            server.run_in_loop(server.drop_idle)
         driver.resume()
         assert driver.process.wait() == 0
         assert [server.commands() for server in servers] == [GOOD] * 3

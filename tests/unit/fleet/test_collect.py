@@ -137,7 +137,7 @@ def run_remote(make_engine: Callable[..., Any], tmp_path: Path) -> Callable[...,
 
         async def main() -> None:
             async with SimulatedServer(engine, host="elsewhere", output=str(remote_output)) as server:
-                server.gives = remote_output
+                server.served_directory = remote_output
                 await engine.command("start", unstructure(request))
                 engine.iterate(3)
                 await engine.command("stop", {"request": "step1"})
@@ -187,7 +187,7 @@ def test_files_on_other_hosts_are_downloaded_into_the_run(
             for number, server in enumerate(servers):
                 host_output = tmp_path / f"host{number}"
                 server.engine = engine = make_engine(ranks=2, output=host_output)
-                server.gives, server.host, server.output = host_output, f"host{number}", str(host_output)
+                server.served_directory, server.host, server.output = host_output, f"host{number}", str(host_output)
                 engines.append(engine)
             async with build_profiler([server.url for server in servers]).capture(1):
                 for engine in engines:
@@ -250,7 +250,7 @@ def test_files_are_not_downloaded_if_collect_is_off(
         async with SimulatedServer(
             make_engine(output=host_output), host="elsewhere", output=str(host_output)
         ) as server:
-            server.gives = host_output
+            server.served_directory = host_output
             profiler = build_profiler([server.url], {"rollout.options.collect": False})
             with pytest.raises(CaptureError):
                 async with profiler.capture(1):
@@ -279,7 +279,7 @@ def test_downloaded_traces_are_merged(
         async with SimulatedServer(
             make_engine(ranks=2, output=host_output), host="elsewhere", output=str(host_output)
         ) as server:
-            server.gives = host_output
+            server.served_directory = host_output
             async with build_profiler([server.url], {"rollout.options.merge": True}).capture(1):
                 server.engine.iterate(2)
 
@@ -425,7 +425,7 @@ def test_collection_waits_for_a_rank_without_a_reply(
         complete_text = path.read_text()
         path.write_text(json.dumps(json.loads(complete_text) | {"status": "recording", "artifacts": []}))
         collecting = asyncio.create_task(remote.collect())
-        await remote.server.heard(path.name, 3)
+        await remote.server.wait_for_command(path.name, 3)
         path.write_text(complete_text)
         assert (await collecting).complete
         path.write_text(complete_text.replace('"complete"', '"recording"'))
@@ -480,7 +480,7 @@ def test_files_of_an_engine_object_on_another_host_are_reported(run_remote: Call
 
 def test_server_without_the_file_route_is_reported(run_remote: Callable[..., None]) -> None:
     async def check(remote: RemoteCapture) -> None:
-        remote.server.gives = None
+        remote.server.served_directory = None
         remote.server.acts[MANIFEST] = [Act(status=404, content=b'{"detail":"Not Found"}')]
         remote.server.version = "0.0.9"
         assert not (await remote.collect()).complete
@@ -508,7 +508,7 @@ def test_server_that_exits_during_a_download(run_remote: Callable[..., None]) ->
         response = file_response(remote)
         remote.server.acts[TRACE] = [Act(raw=response[:1_500_000], hang=True)]
         collecting = asyncio.create_task(remote.collect())
-        await remote.server.heard(TRACE)
+        await remote.server.wait_for_command(TRACE)
         await remote.server.stop()
         assert not (await collecting).complete
         (problem,) = remote.capture.problems
@@ -664,7 +664,7 @@ def test_download_is_cancelled_at_the_deadline(run_remote: Callable[..., None]) 
 def test_no_request_is_sent_after_the_deadline(run_remote: Callable[..., None]) -> None:
     async def check(remote: RemoteCapture) -> None:
         assert not (await remote.collect(limit_s=0.0)).complete
-        assert (remote.names(), remote.server.opened) == ([], 0)
+        assert (remote.names(), remote.server.connection_count) == ([], 0)
 
     run_remote(check)
 
@@ -674,7 +674,7 @@ def test_cancelled_collection_records_missing_files(run_remote: Callable[..., No
         remote.grow_trace(3_000_000)
         remote.server.acts[TRACE] = [Act(raw=file_response(remote)[:2_000_000], hang=True)]
         collecting = asyncio.create_task(remote.collect())
-        await remote.server.heard(TRACE)
+        await remote.server.wait_for_command(TRACE)
         collecting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await collecting
@@ -783,7 +783,7 @@ def test_collection_waits_for_the_analysis_of_a_directory(
         )
         write_state(directory, state)
         collecting = asyncio.create_task(remote.collect())
-        await remote.server.heard(directory.name, 3)
+        await remote.server.wait_for_command(directory.name, 3)
         (directory / "ASCEND_PROFILER_OUTPUT").mkdir()
         (directory / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text("[]")
         write_state(directory, AnalysisState(**attrs.asdict(state) | {"state": "done"}))
@@ -872,7 +872,11 @@ def run_uncollected(
                 host_outputs = [tmp_path / f"host{number}" for number in range(2)]
                 for server, host_output in zip(servers, host_outputs, strict=True):
                     server.engine = make_engine(ranks=2, output=host_output)
-                    server.gives, server.host, server.output = host_output, host_output.name, str(host_output)
+                    server.served_directory, server.host, server.output = (
+                        host_output,
+                        host_output.name,
+                        str(host_output),
+                    )
                 profiler = build_profiler(
                     [server.url for server in servers], {"rollout.options.collect": False, "on_error": "warn"}
                 )

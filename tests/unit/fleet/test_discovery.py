@@ -316,7 +316,7 @@ def test_router_receives_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
             None,
             "Bearer key in KEY_OF_ANOTHER_ROUTER",
         ]
-        await router.gone.wait()
+        await router.disconnected.wait()
 
     run_with_router(check, router_response(worker_entry(A)))
 

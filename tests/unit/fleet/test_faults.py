@@ -65,7 +65,7 @@ def test_replica_that_exits_after_its_status_reply(
         servers[0].engine = slow = SlowStatusEngine()
 
         async def stop_after_status() -> None:
-            await servers[2].arrived.wait()
+            await servers[2].request_received.wait()
             await asyncio.gather(*servers[2].tasks)  # until the reply is sent
             await servers[2].stop()
             slow.may_reply.set()

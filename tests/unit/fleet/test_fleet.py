@@ -204,8 +204,8 @@ def test_stage_starts_all_roles_concurrently(config: dict[str, Any]) -> None:
             with fleet.stage("generate"):
                 assert [*fleet.captures] == ["rollout", "reward"]
             first, second = (server.arrivals[0] for server in servers)
-    assert first.answered_ns is not None
-    assert second.at_ns < first.answered_ns
+    assert first.replied_ns is not None
+    assert second.received_ns < first.replied_ns
 
 
 def test_failed_stage_start_stops_the_other_roles_if_errors_are_raised(config: dict[str, Any]) -> None:
@@ -264,8 +264,8 @@ def test_roles_start_concurrently(config: dict[str, Any]) -> None:
             async with fleet.capture(1):
                 pass
             first, second = (server.arrivals[0] for server in servers)
-            assert first.answered_ns is not None
-            assert second.at_ns < first.answered_ns
+            assert first.replied_ns is not None
+            assert second.received_ns < first.replied_ns
 
     asyncio.run(main())
 
@@ -329,7 +329,7 @@ def test_cancelled_start_stops_all_roles(config: dict[str, Any], tmp_path: Path)
             fleet = Profiler.from_config(role=None, targets=targets, settings=config)
             starting = asyncio.create_task(fleet.astart(1))
             for server in servers:
-                await server.heard("start")
+                await server.wait_for_command("start")
             while "rollout" not in fleet.captures:  # noqa: ASYNC110  # no event signals the start
                 await asyncio.sleep(0)
             starting.cancel()
@@ -352,9 +352,9 @@ def test_window_ends_when_the_windows_of_all_roles_end(config: dict[str, Any]) -
             assert not await fleet.await_window(5)  # no capture is running
             states: list[TargetState] = []
             async with fleet.capture(1):
-                servers[0].engine.end_by_itself(2)  # type: ignore[attr-defined]
+                servers[0].engine.end_window(2)  # type: ignore[attr-defined]
                 assert not await fleet.await_window(0)
-                servers[1].engine.end_by_itself(2)  # type: ignore[attr-defined]
+                servers[1].engine.end_window(2)  # type: ignore[attr-defined]
                 assert await fleet.await_window(5, states.append)
             assert [(state.ended, state.iterations) for state in states] == [(True, 2)] * 2
 

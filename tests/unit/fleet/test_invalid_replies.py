@@ -108,7 +108,7 @@ def test_invalid_reply_affects_only_its_server(
         valid = SimulatedServer(engines[0], host="elsewhere", output=str(remote_output / "0"))
         invalid = InvalidServer(engines[1], host="elsewhere", output=str(remote_output / "1"))
         invalid.valid_responses, invalid.field, invalid.value = valid_responses, field, value
-        valid.gives, invalid.gives = remote_output / "0", remote_output / "1"
+        valid.served_directory, invalid.served_directory = remote_output / "0", remote_output / "1"
         async with valid, invalid:
             overrides = {"output": str(local_output), "run": name, "rollout.options.flush_timeout_s": 0.5}
             profiler = build_profiler([valid.url, invalid.url], overrides)

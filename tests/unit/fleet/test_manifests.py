@@ -73,7 +73,7 @@ def test_names_are_reserved_after_all_requests_are_sent(build_profiler: BuildPro
             write_counts = []
 
             async def count_writes_at_arrival(server: SimulatedServer) -> None:
-                await server.arrived.wait()
+                await server.request_received.wait()
                 write_counts.append(sum(disk.written.values()))
 
             counting = [asyncio.create_task(count_writes_at_arrival(server)) for server in servers]

@@ -176,9 +176,9 @@ def test_concurrent_drivers_never_share_a_target(
         lines = [driver.read_line() for driver in drivers]
         engines = [server.engine for server in servers]
         recorded_runs = [
-            engine.asked.run
+            engine.request.run
             for engine in engines
-            if isinstance(engine, SimulatedEngine) and engine.asked and engine.state is RequestState.RECORDING
+            if isinstance(engine, SimulatedEngine) and engine.request and engine.state is RequestState.RECORDING
         ]
         started = [number for number, line in enumerate(lines) if line == "started"]
         if policy == "any":
