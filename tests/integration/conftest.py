@@ -1,4 +1,4 @@
-"""Helpers for tests with real processes. Each ends only the processes that it started."""
+"""Fixtures for tests with real processes. Each fixture stops only the processes that it started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
-    """Start Python on a piece of code, with the backend `tally` installed; ends it if the test has not."""
+    """Return a function that runs Python code in a child process, with the backend `tally` installed.
+
+    Running processes are stopped after the test.
+    """
     with ending() as started:
 
         def run(code: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
@@ -40,13 +43,13 @@ def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory for the runs of a server that a module shares."""
+    """Directory for the runs of a server that the tests of a module share."""
     return tmp_path_factory.mktemp("root") / "profiles"
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers with random weights, and a tokenizer of bytes."""
+    """Directory of the tiny model. See `engine_servers.write_tiny_model`."""
     from engine_servers import write_tiny_model
 
     return write_tiny_model(tmp_path_factory.mktemp("model"))

@@ -1,6 +1,6 @@
-"""What holds for every engine beside its server: captures that a config arms, and the page of the docs about it.
+"""Tests shared by all engines: captures that a config arms, and the engine's how-to guide.
 
-The test modules of an engine have subclasses.
+The test modules of each engine define subclasses.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from profdeck.verification.run_report import read_run
 
 
 class SelfArmedContract:
-    """A config that arms a capture by itself, and one that is wrong: the engine serves in any case."""
+    """Tests of engines whose config arms a capture, and of engines with an invalid config."""
 
     backend: ClassVar[str]
     environment: ClassVar[dict[str, str]] = {}
-    """For an engine of two ranks."""
+    """Environment variables of an engine with two ranks."""
 
     @staticmethod
     def check_trace(path: Path) -> None:
-        """Check what the engine itself marks in the trace of three iterations."""
+        """Check the engine's own annotations in a trace with three iterations."""
 
-    def test_the_iterations_of_the_config_are_recorded_without_a_call(
+    def test_iterations_of_the_config_are_recorded_automatically(
         self, run_job: Callable[..., Any], tmp_path: Path
     ) -> None:
         config, profiles = tmp_path / "profdeck.yaml", tmp_path / "profiles"
@@ -43,7 +43,7 @@ class SelfArmedContract:
         environment = {"PROFDECK_CONFIG": str(config), "PROFDECK_REPLICA": "2"}
         job = run_job("self_armed", "2", str(profiles), **environment, **self.environment)
         assert job.results["tokens"] == [6] * 4
-        (run,) = profiles.iterdir()  # both ranks agree on its name
+        (run,) = profiles.iterdir()  # both ranks use the same name
         report = read_run(run)
         assert report.status is Status.COMPLETE
         (capture,) = report.captures
@@ -56,7 +56,7 @@ class SelfArmedContract:
             self.check_trace(path)
 
     @pytest.mark.long
-    def test_a_wrong_config_costs_no_engine(self, run_job: Callable[..., Any], tmp_path: Path) -> None:
+    def test_engine_runs_with_an_invalid_config(self, run_job: Callable[..., Any], tmp_path: Path) -> None:
         config = tmp_path / "profdeck.yaml"
         config.write_text("outptu: here\n")
         profiles = tmp_path / "profiles"
@@ -88,7 +88,7 @@ class PageContract:
     tiny: ClassVar[str]
     """Python source of the engine arguments for the tiny model, except for its path."""
 
-    def test_the_scripts(self, model: Path, engine_environment: dict[str, str], tmp_path: Path) -> None:
+    def test_scripts_of_the_guide_work(self, model: Path, engine_environment: dict[str, str], tmp_path: Path) -> None:
         shell = Shell(tmp_path)
         shell.environment |= engine_environment | self.plugins | {"PATH": shell.environment["PATH"]}
         files = {block.file: block for block in blocks(self.page) if block.file}

@@ -1,4 +1,4 @@
-"""Real engines on the CPU: a tiny random model, servers, and jobs in processes of their own."""
+"""Real engines on the CPU: a tiny random model, servers, and jobs in child processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENGINE_UP_S = 400
 
 
 def write_tiny_model(path: Path) -> Path:
-    """Write a Llama of two layers with random weights, and a tokenizer of bytes."""
+    """Write the config of a two-layer Llama and a byte tokenizer. The engines use random weights."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -36,8 +36,10 @@ def write_tiny_model(path: Path) -> Path:
     trainer = trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, special_tokens=special)
     tokenizer.train_from_iterator(["hello world"], trainer)
     tokenizer.save(str(path / "tokenizer.json"))
-    about = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "model_max_length": 256}
-    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **about}))
+    tokenizer_config = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "model_max_length": 256}
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer_config})
+    )
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -63,11 +65,11 @@ def write_tiny_model(path: Path) -> Path:
 
 
 def vllm_environment(directory: Path, python: str = sys.executable) -> dict[str, str]:
-    """Return the environment of engines of vLLM; profdeck is not armed in it.
+    """Return the environment of vLLM engines. It does not arm profdeck.
 
     Args:
-        directory: for what they leave, such as sockets of an engine that was killed.
-        python: the interpreter that they run in.
+        directory: directory for temporary files, such as the sockets of a killed engine.
+        python: the interpreter of the engines.
     """
     return _environment(directory, python, "VLLM_") | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -78,18 +80,18 @@ def vllm_environment(directory: Path, python: str = sys.executable) -> dict[str,
 
 
 def sglang_environment(directory: Path, python: str = sys.executable) -> dict[str, str]:
-    """Return the environment of engines of SGLang; see `vllm_environment`."""
+    """Return the environment of SGLang engines. See `vllm_environment`."""
     return _environment(directory, python, "SGLANG_", "SGL_") | {
-        # The platform that these tests install. SGLANG_PLUGINS would filter it too if it were not chosen here.
+        # The platform that these tests install. SGLANG_PLUGINS does not filter a platform that is selected here.
         "SGLANG_PLATFORM": "torchcpu",
-        # SGLang asks for one entry per rank where there are more ranks than NUMA nodes. Only its kernels obey them.
+        # SGLang requires one entry per rank if there are more ranks than NUMA nodes. Only its kernels use the entries.
         "SGLANG_CPU_OMP_THREADS_BIND": "0|1",
     }
 
 
 def _environment(directory: Path, python: str, *prefixes: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith((*prefixes, "PROFDECK"))}
-    return kept | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith((*prefixes, "PROFDECK"))}
+    return inherited | {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "KINETO_LOG_LEVEL": "6",
@@ -99,70 +101,70 @@ def _environment(directory: Path, python: str, *prefixes: str) -> dict[str, str]
 
 
 def vllm_command(model: Path, *arguments: str) -> list[str | Path]:
-    """Return the command of a server of vLLM."""
+    """Return the command of a vLLM server."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     command += ["--served-model-name", "tiny", "--load-format", "dummy", "--enforce-eager", "--dtype", "float32"]
     return [*command, "--max-model-len", "256", *arguments]
 
 
 def sglang_command(model: Path, *arguments: str, python: str = sys.executable) -> list[str | Path]:
-    """Return the command of a server of SGLang, which finds its other ports below those that the system hands out."""
+    """Return the command of an SGLang server. It selects its other ports below the ephemeral port range."""
     command = [python, "-m", "sglang.launch_server", "--model-path", model, "--load-format", "dummy"]
     command += ["--device", "cpu", "--dtype", "float32", "--disable-cuda-graph", "--grammar-backend", "none"]
     command += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
     command += ["--context-length", "256", "--max-total-tokens", "2048", "--max-running-requests", "8"]
-    # Else each of its ranks keeps a core busy while there is nothing to do.
+    # Without this option, each idle rank keeps a core busy.
     return [*command, "--sleep-on-idle", *arguments]
 
 
 def router_command(program: str, *arguments: str) -> list[str | Path]:
-    """Return the command of a router, ``vllm-router`` or ``sglang-router``."""
+    """Return the command of ``vllm-router`` or ``sglang-router``."""
     launch = ["launch"] if program == "sglang-router" else []
     return [Path(sys.executable).parent / program, *launch, "--prometheus-port", str(free_port()), *arguments]
 
 
 @attrs.frozen
 class Server:
-    """A server that answers as vLLM's and the routers do."""
+    """A server with the API of vLLM, or a router."""
 
     url: str
     process: subprocess.Popen[bytes]
     log: Path
 
     def complete(self, prompt: str = "hello world", tokens: int = 20) -> str:
-        """Let it generate; returns the text."""
-        route, body = self.asked(prompt, tokens)
+        """Send a completion request and return the generated text."""
+        route, body = self.completion_request(prompt, tokens)
         response = plain_http.post(f"{self.url}/{route}", json=body)
         response.raise_for_status()
         return self.text(response.json())
 
-    def asked(self, prompt: str, tokens: int) -> tuple[str, dict[str, Any]]:
-        """Return the route and the body of a request to generate."""
+    def completion_request(self, prompt: str, tokens: int) -> tuple[str, dict[str, Any]]:
+        """Return the route and the body of a completion request."""
         return "v1/completions", {
             "model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0,
         }  # fmt: skip
 
     def text(self, answer: Any) -> str:
-        """Return the text of its answer."""
+        """Return the generated text of a reply."""
         return str(answer["choices"][0]["text"])
 
     @property
-    def words(self) -> str:
-        """The end of its log."""
+    def log_tail(self) -> str:
+        """Last 6000 characters of the log."""
         return self.log.read_text(errors="replace")[-6000:]
 
 
 @attrs.frozen
 class SglangServer(Server):
-    """A server of SGLang."""
+    """An SGLang server."""
 
-    def asked(self, prompt: str, tokens: int) -> tuple[str, dict[str, Any]]:
-        """Return the route and the body of a request to generate."""
+    def completion_request(self, prompt: str, tokens: int) -> tuple[str, dict[str, Any]]:
+        """Return the route and the body of a completion request."""
         sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
         return "generate", {"text": prompt, "sampling_params": sampling}
 
     def text(self, answer: Any) -> str:
-        """Return the text of its answer."""
+        """Return the generated text of a reply."""
         return str(answer["text"])
 
 
@@ -171,18 +173,19 @@ ServerT = TypeVar("ServerT", bound=Server)
 
 @attrs.define
 class Servers:
-    """Starts servers, and ends them together.
+    """Starts servers, and stops them together.
 
-    Each has a process group of its own and no session: kernels share cores between sessions first, and then one whose
-    workers spin on `sched_yield`, as vLLM's do for a second after each call, leaves next to nothing to the others.
+    Each server has its own process group, but all are in one session. With autogroups, the kernel divides CPU time
+    between sessions first. A server whose workers spin on `sched_yield`, as vLLM's workers do for a second after each
+    call, would then starve the others.
     """
 
     new_directory: Callable[[str], Path]
     _started: list[subprocess.Popen[bytes]] = attrs.field(factory=list, init=False)
     _ports: list[socket.socket] = attrs.field(factory=list, init=False)
 
-    def begin(self, kind: type[ServerT], command: Sequence[str | Path], environ: Mapping[str, str]) -> ServerT:
-        """Start one; it need not be up yet. Its port is appended to the command."""
+    def start(self, kind: type[ServerT], command: Sequence[str | Path], environ: Mapping[str, str]) -> ServerT:
+        """Start a server without waiting until it is ready. The port is appended to the command."""
         directory, port = self.new_directory("server"), self._port()
         with (directory / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -197,8 +200,8 @@ class Servers:
         return kind(f"http://127.0.0.1:{port}", process, directory / "log")
 
     def _port(self) -> int:
-        """Return a port that nobody is given until the server has it, which may be minutes later."""
-        # Bound, and not listening: only who asks for this very port may have it as well.
+        """Reserve a port until the server binds it, which can take minutes."""
+        # A bound socket that does not listen prevents automatic assignment, but allows an explicit bind of this port.
         self._ports.append(socket.socket())
         self._ports[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._ports[-1].bind(("127.0.0.1", 0))
@@ -208,40 +211,40 @@ class Servers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        end_servers(self._started)
+        stop_servers(self._started)
         for port in self._ports:
             port.close()
 
 
-def up(server: ServerT, path: str = "/health") -> ServerT:
-    """Wait until a server serves, as one of its routes says, and return it."""
+def wait_until_ready(server: ServerT, path: str = "/health") -> ServerT:
+    """Wait until a route of the server succeeds, and return the server."""
     deadline = time.monotonic() + ENGINE_UP_S
     while time.monotonic() < deadline and server.process.poll() is None:
         with contextlib.suppress(httpx.HTTPError):
             if plain_http.get(f"{server.url}{path}", timeout=5).is_success:
                 return server
-        time.sleep(0.2)  # there is no event to await outside of the server
-    raise AssertionError(f"{_what(server.process.poll())}:\n{server.words}")
+        time.sleep(0.2)  # another process cannot wait for an event of the server
+    raise AssertionError(f"{_exit_message(server.process.poll())}:\n{server.log_tail}")
 
 
 @attrs.frozen
 class Job:
-    """What a job left."""
+    """Output directory, results and log of a finished job."""
 
     output: Path
     results: dict[str, Any]
     log: str
 
 
-def run_to_its_end(script: Path, model: Path, directory: Path, environ: Mapping[str, str], *arguments: str) -> Job:
-    """Run a job, which is given the model, an output directory and a file for results.
+def run_job_script(script: Path, model: Path, directory: Path, environ: Mapping[str, str], *arguments: str) -> Job:
+    """Run a job script and wait until it exits with status 0.
 
     Args:
-        script: the job.
-        model: see `write_tiny_model`.
-        directory: where it runs.
-        environ: its environment.
-        arguments: what else it is given.
+        script: the job. Its first arguments are the model, an output directory and a file for results.
+        model: the model's directory. See `write_tiny_model`.
+        directory: the working directory of the job.
+        environ: the environment of the job.
+        arguments: further arguments of the job.
     """
     results = directory / "results.json"
     with (directory / "log").open("wb") as file:
@@ -254,84 +257,83 @@ def run_to_its_end(script: Path, model: Path, directory: Path, environ: Mapping[
             process_group=0,
         )
     try:
-        ended = process.wait(ENGINE_UP_S)
+        exit_code = process.wait(ENGINE_UP_S)
         wait_for_others(process)
     except subprocess.TimeoutExpired:
-        ended = None
+        exit_code = None
     finally:
-        end_group(process)
+        kill_group(process)
     log = (directory / "log").read_text(errors="replace")
-    assert ended == 0, f"{_what(ended)}:\n{log[-6000:]}"
+    assert exit_code == 0, f"{_exit_message(exit_code)}:\n{log[-6000:]}"
     return Job(directory / "profiles", json.loads(results.read_text()) if results.exists() else {}, log)
 
 
 def runner(
     jobs: Path, model: Path, environ: Mapping[str, str], new_directory: Callable[[str], Path]
 ) -> Callable[..., Job]:
-    """Return what runs a script of a directory to its end by its name; see `run_to_its_end`.
+    """Return a function that runs a script of a directory by name. See `run_job_script`.
 
-    It is given the model, an output directory and a file for results; keywords are variables of its environment.
+    Keyword arguments of the function are environment variables of the job.
     """
 
-    def run(name: str, *arguments: str, **own: str) -> Job:
-        return run_to_its_end(jobs / f"{name}.py", model, new_directory(name), {**environ, **own}, *arguments)
+    def run(name: str, *arguments: str, **variables: str) -> Job:
+        return run_job_script(jobs / f"{name}.py", model, new_directory(name), {**environ, **variables}, *arguments)
 
     return run
 
 
-def end_servers(processes: Sequence[subprocess.Popen[Any]]) -> None:
-    """End servers, each of which leads a process group, with all that they have started."""
+def stop_servers(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """Stop servers with their process groups."""
     for process in processes:
         process.send_signal(signal.SIGTERM)
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(30)
             wait_for_others(process)
-        end_group(process)
+        kill_group(process)
 
 
-def end_group(process: subprocess.Popen[Any]) -> None:
-    """End what a process that the test started, in a group of its own, has left."""
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """Kill the remaining processes in the process group of a child process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def wait_for_others(process: subprocess.Popen[Any], limit_s: float = 5) -> None:
-    """Let the rest of the group of a process that has ended do the same: it removes shared memory at last."""
+    """Wait until the remaining processes of a group exit, because the last of them removes shared memory."""
     deadline = time.monotonic() + limit_s
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:
             os.killpg(process.pid, 0)
-            time.sleep(0.05)  # they are no children of this process, so there is nothing to wait on
+            time.sleep(0.05)  # only parent processes can wait for an exit
 
 
-def _what(exit_code: int | None) -> str:
-    """Say what became of a process, above its log."""
-    return f"It took more than {ENGINE_UP_S} s" if exit_code is None else f"It ended with {exit_code}"
+def _exit_message(exit_code: int | None) -> str:
+    return f"Still running after {ENGINE_UP_S} s" if exit_code is None else f"Exited with {exit_code}"
 
 
-def skipping_crashes_of_torch(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Skip what was to be seen at a server that torch has ended in a capture by SGLang's own profiler.
+def skip_if_torch_crashed(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Skip the test if torch crashed the server in a capture with SGLang's own profiler.
 
-    It is a ``pytest_runtest_call`` for wrappers to yield from.
+    Implementation of a ``pytest_runtest_call`` wrapper, to use with ``yield from``.
     """
     try:
         return (yield)
     except httpx.TransportError:
         servers = [value for value in item.funcargs.values() if isinstance(value, SglangServer)]
-        if any(map(_torch_crashed_in_its_own_profiler, servers)):
-            pytest.skip("torch crashed in a recording by SGLang's own profiler, as it does at times")
+        if any(map(_has_torch_crashed, servers)):
+            pytest.skip("torch crashed in a recording with SGLang's own profiler, which is a known problem")
         raise
 
 
-def _torch_crashed_in_its_own_profiler(server: SglangServer) -> bool:
-    """Tell by a server's log whether a scheduler died in torch's profiler in a recording of SGLang, and not of ours."""
+def _has_torch_crashed(server: SglangServer) -> bool:
+    """Return whether the log shows a scheduler crash in torch's profiler during a recording that SGLang started."""
     log = server.log.read_text(errors="replace")
     before, _, crash = log.partition("Fatal Python error: Segmentation fault")
     _, _, stack = crash.partition("Current thread")
     stack, _, native = stack.partition("Extension modules:")
-    # The frames below the handler of the signal: where it came from.
+    # The frames after the signal handler show the location of the crash.
     _, _, native = native.partition("libc_sigaction.c")
     recording = before.rfind("Profiling starts") > before.rfind("Profiling done")
     return recording and "/profdeck_torch/" not in stack and "torch::profiler::impl::" in native[:1000]

@@ -1,4 +1,4 @@
-"""Starts jobs of two ranks under torchrun."""
+"""Starts torchrun jobs with two ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 @contextmanager
-def launched(cwd: Path, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
-    """Start torchrun in a process group of its own, of which nothing is left at the end, nor of its workers."""
+def launch_torchrun(cwd: Path, *arguments: str, **environ: str) -> Iterator[subprocess.Popen[str]]:
+    """Start torchrun in a new process group. On exit, stop it and its workers."""
     launcher = subprocess.Popen(
         [*TORCHRUN, *arguments],
         cwd=cwd,
@@ -28,7 +28,7 @@ def launched(cwd: Path, *arguments: str, **environ: str) -> Iterator[subprocess.
     try:
         yield launcher
     finally:
-        launcher.terminate()  # it ends its workers, which have sessions of their own
+        launcher.terminate()  # torchrun stops its workers, which are in other sessions
         with suppress(subprocess.TimeoutExpired):
             launcher.communicate(timeout=60)
         with suppress(ProcessLookupError):

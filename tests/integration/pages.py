@@ -1,17 +1,17 @@
-"""Executes what a page of the docs shows, in an empty directory.
+"""Executes the examples of a documentation page in an empty directory.
 
-Fenced blocks are taken in order, also those inside of HTML comments, which readers do not see:
+Fenced blocks are executed in order, including blocks in HTML comments, which are not rendered:
 
-- a block whose info string has a second word is written to the file of that name; configs are checked, too;
-- other ``python`` blocks are executed as scripts;
-- of ``console`` blocks the lines that begin with ``$`` are executed, and every other line must
-  be in the output, whatever its numbers are; ``...`` stands for lines that are left out.
+- If the info string has a second word, the block is written to the file of that name. Configs are validated.
+- Other ``python`` blocks are executed as scripts.
+- In ``console`` blocks, lines that start with ``$`` are executed. All other lines must be in the output. Numbers may
+  differ, and ``...`` represents omitted lines.
 
-A comment on the line before a block changes that:
+A comment on the line before a block changes how the block is executed:
 
-- ``<!-- skip: REASON -->``: it needs something that is not here; a test of its own is skipped with the reason;
-- ``<!-- exit N -->``: its last command ends with N instead of 0;
-- ``<!-- output varies -->``: only the exit codes count.
+- ``<!-- skip: REASON -->``: the block requires something unavailable. A separate test is skipped with the reason.
+- ``<!-- exit N -->``: the last command exits with status N instead of 0.
+- ``<!-- output varies -->``: only the exit statuses are checked.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from profdeck.config.sources import load_config
 ROOT = Path(__file__).parents[2]
 
 _BLOCK = re.compile(
-    r"^(?:<!-- (?P<mark>[^\n]*?) -->\n)?```(?P<language>\w+)(?: (?P<file>\S+))?\n(?P<text>.*?)^```$",
+    r"^(?:<!-- (?P<annotation>[^\n]*?) -->\n)?```(?P<language>\w+)(?: (?P<file>\S+))?\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-# As torch 2.13 ends a rank of gloo now and then on a busy machine, without profdeck as well (once in 35 jobs).
+# On a busy machine, torch 2.13 sometimes aborts a gloo rank, also without profdeck (once in 35 jobs).
 _GLOO_ABORTED = "terminate called without an active exception"
 _RUN = re.compile(r"PROFDECK_RUN=(\w+) .*torchrun ")
 _LAUNCHERS = ("PROFDECK", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "RAY_")
@@ -52,26 +52,26 @@ class Block:
     language: str
     file: str | None
     text: str
-    mark: str
+    annotation: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return f"{self.page.relative_to(ROOT).as_posix()}:{self.line}"
 
     @property
     def skipped(self) -> str | None:
-        """Why it cannot be executed here."""
-        return self.mark.removeprefix("skip: ") if self.mark.startswith("skip: ") else None
+        """The reason to skip the block, or None."""
+        return self.annotation.removeprefix("skip: ") if self.annotation.startswith("skip: ") else None
 
     @property
     def exit_code(self) -> int:
-        return int(self.mark.removeprefix("exit ")) if self.mark.startswith("exit ") else 0
+        return int(self.annotation.removeprefix("exit ")) if self.annotation.startswith("exit ") else 0
 
     def commands(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield each command of a console and the output that is shown below it."""
-        for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
-            command, *shown = part.splitlines()
-            yield command, shown
+        """Yield each command of a console block with its expected output."""
+        for text in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
+            command, *expected = text.splitlines()
+            yield command, expected
 
 
 def blocks(page: Path) -> list[Block]:
@@ -79,18 +79,18 @@ def blocks(page: Path) -> list[Block]:
     return [
         Block(
             page=page,
-            line=text.count("\n", 0, found.start("language")) + 1,
-            language=found["language"],
-            file=found["file"],
-            text=found["text"],
-            mark=found["mark"] or "",
+            line=text.count("\n", 0, match.start("language")) + 1,
+            language=match["language"],
+            file=match["file"],
+            text=match["text"],
+            annotation=match["annotation"] or "",
         )
-        for found in _BLOCK.finditer(text)
+        for match in _BLOCK.finditer(text)
     ]
 
 
 class Shell:
-    """A directory in which the blocks of one page are executed."""
+    """Executes the blocks of one page in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "page"
@@ -120,13 +120,13 @@ class Shell:
             self.run(block, shlex.join(["python", script.name]), [], 0)
         elif block.language == "console":
             commands = list(block.commands())
-            assert commands, f"{block.place} has no command"
+            assert commands, f"{block.location} has no command"
             for number, (command, expected) in enumerate(commands, 1):
-                if actual := self.here(command):
+                if actual := self.local_command(command):
                     self.run(block, actual, expected, block.exit_code if number == len(commands) else 0)
 
-    def here(self, command: str) -> str | None:
-        """Return what is executed for a command; None for what sets up an environment, as this one is."""
+    def local_command(self, command: str) -> str | None:
+        """Return the command to execute in this environment, or None for commands that set up an environment."""
         if command == "make demo":
             return "profdeck demo"
         if command == "pip install .":
@@ -134,19 +134,19 @@ class Shell:
         return None if command.startswith(("make ", "pip ", "git ")) else command
 
     def run(self, block: Block, command: str, expected: list[str], exit_code: int) -> None:
-        done = self._done(command)
-        if done.returncode and _GLOO_ABORTED in done.stdout and (run := _RUN.search(command)):
+        result = self.run_command(command)
+        if result.returncode and _GLOO_ABORTED in result.stdout and (run := _RUN.search(command)):
             shutil.rmtree(self.directory / "profiles" / run[1], ignore_errors=True)
-            done = self._done(command)
-        about = f"{block.place}: $ {command}\n{done.stdout}"
-        assert done.returncode == exit_code, f"ended with {done.returncode} instead of {exit_code}: {about}"
-        if block.mark == "output varies":
+            result = self.run_command(command)
+        context = f"{block.location}: $ {command}\n{result.stdout}"
+        assert result.returncode == exit_code, f"exited with {result.returncode} instead of {exit_code}: {context}"
+        if block.annotation == "output varies":
             return
-        lines = iter(likened(done.stdout))
-        missing = [line for line in likened("\n".join(expected)) if line != "..." and line not in lines]
-        assert missing == [], f"the page shows other lines, such as {missing[0]!r}: {about}"
+        lines = iter(normalized_lines(result.stdout))
+        missing = [line for line in normalized_lines("\n".join(expected)) if line != "..." and line not in lines]
+        assert missing == [], f"the output lacks lines of the page, such as {missing[0]!r}: {context}"
 
-    def _done(self, command: str) -> subprocess.CompletedProcess[str]:
+    def run_command(self, command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             ["bash", "-c", command],
             cwd=self.directory,
@@ -159,8 +159,8 @@ class Shell:
         )
 
 
-def likened(output: str) -> list[str]:
-    """Make lines equal that differ in numbers, units and spaces only."""
+def normalized_lines(output: str) -> list[str]:
+    """Return the lines with normalized numbers, units and spaces."""
     text = re.sub(r"(< )?\d[\d.,]*(\+\w+)?( [kMG]?B\b)?", "0", output)
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in lines if line]

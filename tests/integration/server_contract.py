@@ -17,7 +17,7 @@ import plain_http
 import pytest
 from engine_contract import run_commands
 from pages import Shell
-from servers import TOKEN, busy, call, command_line, finished, wait_for_group
+from servers import TOKEN, busy, call, command_line, wait_for_command, wait_for_group
 
 from profdeck.records.manifest import read_manifest
 from profdeck.records.status import Status
@@ -25,19 +25,19 @@ from profdeck.verification.run_report import read_run
 
 
 def status(server: Any) -> Any:
-    """Return how things stand in the first rank."""
+    """Return the status of the first rank."""
     return call(server, "GET", "status").json()["answer"]["ranks"][0]
 
 
 def stop(server: Any, name: str) -> Any:
-    """Stop a capture; returns the reply of the first rank, whose files are whole."""
+    """Stop a capture. Return the reply of the first rank, which is sent after its files are complete."""
     answer = call(server, "POST", "stop", {"request": name})
     assert answer.is_success, answer.text
     return answer.json()["answer"]["ranks"][0]
 
 
 def metrics(server: Any) -> dict[str, float]:
-    """Return what a server's ``/metrics`` say of profdeck, by name and label."""
+    """Return profdeck's values in a server's ``/metrics``, keyed by name and label."""
     from prometheus_client.parser import text_string_to_metric_families
 
     response = plain_http.get(f"{server.url}/metrics").raise_for_status()
@@ -52,16 +52,16 @@ def metrics(server: Any) -> dict[str, float]:
 
 
 def steps(path: Path) -> list[str]:
-    """Return the marks of iterations that profdeck leaves in a trace."""
+    """Return the names of profdeck's iteration annotations in a trace."""
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return [event["name"] for event in events if event["name"].startswith("ProfilerStep#")]
 
 
 class ServerContract:
-    """What holds for all engines; a subclass says what differs."""
+    """Tests of an engine's server. Subclasses set the values that depend on the engine."""
 
     libraries: ClassVar[set[str]]
-    """What manifests of its ranks give versions of."""
+    """Packages whose versions must be in the manifests of the ranks."""
     page: ClassVar[Path]
     """How-to page of the engine."""
     url: ClassVar[str]
@@ -73,19 +73,19 @@ class ServerContract:
 
     @staticmethod
     def kinds(path: Path) -> list[str]:
-        """Return the kinds of batches in a trace, as the engine itself marks them."""
+        """Return the batch kinds in a trace, according to the engine's own annotations."""
         raise NotImplementedError
 
     @pytest.fixture
     def load(self, server: Any) -> Iterator[None]:
-        """Keep the server busy with several requests at a time while a test runs."""
+        """Keep the server busy with concurrent requests during a test."""
         with busy(server, clients=3):
             yield
 
     @pytest.mark.usefixtures("load")
-    def test_five_decode_iterations_from_the_command_line(self, server: Any, root: Path) -> None:
+    def test_command_line_captures_five_decode_iterations(self, server: Any, root: Path) -> None:
         process = command_line(server, "--batch-kind", "decode", "--iterations", "5", "--set", "run=five")
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
         assert process.returncode == 0, err
         assert re.search(r"^0 +server +decode +0 +complete", out, re.MULTILINE)
         assert "operator" in out
@@ -93,16 +93,16 @@ class ServerContract:
         assert report.status is Status.COMPLETE
         (target,) = report.targets
         assert target.target == server.url
-        # Each series of decode batches is a capture of its own, as others come between them.
+        # Other batches separate the decode batches, and each sequence of decode batches is a separate capture.
         artifacts = [rank.artifacts for capture in report.captures for rank in capture.ranks]
         assert [kind for (artifact,) in artifacts for kind in self.kinds(artifact.path)] == ["decode"] * 5
 
     @pytest.mark.usefixtures("load")
-    def test_json_and_options(self, server: Any) -> None:
+    def test_json_output_and_options(self, server: Any) -> None:
         process = command_line(
             server, "--iterations", "2", "--skip", "1", "--json", "--set", "server.options.record_shapes=true"
         )
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
         assert process.returncode == 0, err
         document = json.loads(out)
         assert document["complete"] is True
@@ -120,7 +120,7 @@ class ServerContract:
         assert manifest.options["record_shapes"] is True
 
     @pytest.mark.parametrize("stage", ["prefill", "decode"])
-    def test_windows_by_stage_are_exact(self, server: Any, stage: str) -> None:
+    def test_window_by_stage_contains_the_selected_batches(self, server: Any, stage: str) -> None:
         request = {
             "id": "stage",
             "run": f"exact-{stage}",
@@ -132,26 +132,26 @@ class ServerContract:
             server.complete(f"prompt {index}", tokens=3)
         reply = stop(server, "stage")
         assert (reply["state"], reply["iterations"], reply["problems"]) == ("ended", 3, [])
-        found = [kind for capture in reply["captures"] for file in capture["files"] for kind in self.kinds(Path(file))]
-        assert found == [stage] * 3
+        kinds = [kind for capture in reply["captures"] for file in capture["files"] for kind in self.kinds(Path(file))]
+        assert kinds == [stage] * 3
 
-    def test_too_little_traffic_is_partial_and_ends(self, server: Any) -> None:
+    def test_capture_with_too_few_iterations_is_partial(self, server: Any) -> None:
         process = command_line(server, "--iterations", "5", "--timeout", "0.5")
-        out, _ = finished(process, server)
+        out, _ = wait_for_command(process, server)
         assert process.returncode == 1
         assert "Only 0 of 5 iterations ran before the stop." in out
         assert status(server)["state"] == "ended"
 
-    def test_the_routes_start_stop_and_name_the_files(self, server: Any, root: Path) -> None:
+    def test_routes_start_and_stop_captures_and_return_files(self, server: Any, root: Path) -> None:
         assert server.complete()
         started = call(server, "POST", "start", {"id": "step0", "run": "curl", "iterations": {"count": 3}})
         assert started.json()["answer"]["ranks"][0]["state"] == "armed"
         second = call(server, "POST", "start", {"id": "second"})
         assert second.status_code == 409
         assert "while capture step0 is armed" in second.json()["answer"]["ranks"][0]["error"]
-        # A start that is refused ends nothing, also under the same name.
+        # A refused start does not stop the capture, even if both have the same name.
         process = command_line(server, "--iterations", "5", "--set", "run=refused")
-        _, err = finished(process, server)
+        _, err = wait_for_command(process, server)
         assert (process.returncode, "is armed in this engine" in err) == (1, True), err
         server.complete()
         stopped = call(server, "POST", "stop", {"request": "step0"}).json()
@@ -161,15 +161,18 @@ class ServerContract:
         assert Path(file).is_relative_to(root / "curl")
         assert Path(file).stat().st_size == capture["size_bytes"]
         assert len(self.kinds(Path(file))) == 3
-        seen = call(server, "GET", "status").json()
-        assert (seen["answer"], seen["server"]) == (stopped["answer"], stopped["server"] | {"writable": True})
-        # Who stops what is not his changes nothing.
+        status_reply = call(server, "GET", "status").json()
+        assert (status_reply["answer"], status_reply["server"]) == (
+            stopped["answer"],
+            stopped["server"] | {"writable": True},
+        )
+        # A stop with another ID does not stop the capture.
         call(server, "POST", "start", {"id": "third", "run": "curl"})
         assert stop(server, "step0")["state"] == "armed"
         assert stop(server, "third")["state"] == "ended"
         assert not list(root.glob("*/.replies-*"))
 
-    def test_the_metrics_of_the_server_tell_of_captures(self, server: Any, root: Path) -> None:
+    def test_server_metrics_count_captures(self, server: Any, root: Path) -> None:
         before = metrics(server)
         assert before["profdeck_active"] == 0
         call(server, "POST", "start", {"id": "measured", "run": "measured", "iterations": {"count": 2}})
@@ -178,10 +181,10 @@ class ServerContract:
         server.complete()
         stop(server, "measured")
         after = metrics(server)
-        grown = {name: after[name] - before[name] for name in after if name.startswith("profdeck_")}
+        increases = {name: after[name] - before[name] for name in after if name.startswith("profdeck_")}
         manifest = read_manifest(next((root / "measured").rglob("rank_0000.measured.json")))
         assert (during["profdeck_active"], after["profdeck_active"]) == (1, 0)
-        assert {name: amount for name, amount in grown.items() if amount} == {
+        assert {name: amount for name, amount in increases.items() if amount} == {
             "profdeck_captures_total complete": 1,
             "profdeck_refusals_total already_active": 1,
             "profdeck_capture_size_bytes_count": 1,
@@ -214,41 +217,41 @@ class ServerContract:
             ([1], "not a JSON object"),
         ],
     )
-    def test_bad_requests_are_refused(self, server: Any, body: Any, text: str) -> None:
+    def test_invalid_starts_are_refused(self, server: Any, body: Any, text: str) -> None:
         answer = call(server, "POST", "start", body)
         assert (answer.status_code, text in answer.json()["error"]) == (400, True), answer.text
 
-    def test_bad_stops_are_refused(self, server: Any) -> None:
+    def test_invalid_stops_are_refused(self, server: Any) -> None:
         assert call(server, "POST", "stop", {}).status_code == 400
         for body in ({"request": "x", "wait_s": 1e400}, {"request": "x", "wait_s": -1}):
             content, headers = json.dumps(body), {"Authorization": f"Bearer {TOKEN['PROFDECK_TOKEN']}"}
             answer = plain_http.post(f"{server.url}/profdeck/stop", content=content, headers=headers)
             assert (answer.status_code, "wait_s: expected a number of seconds" in answer.json()["error"]) == (400, True)
 
-    def test_an_oversized_body_is_refused(self, server: Any) -> None:
+    def test_oversized_body_is_refused(self, server: Any) -> None:
         assert call(server, "POST", "start", {"id": "x" * (1 << 20)}).status_code == 413
 
     @pytest.mark.parametrize(
         ("options", "text"),
         [({"recordshapes": True}, "Did you mean 'record_shapes'?"), ({"activities": ["cuda"]}, "cuda")],
     )
-    def test_what_the_ranks_refuse_is_answered(self, server: Any, options: Any, text: str) -> None:
+    def test_refusal_by_ranks_is_in_the_reply(self, server: Any, options: Any, text: str) -> None:
         answer = call(server, "POST", "start", {"id": "refused", "run": "refused", "options": options})
         assert (answer.status_code, text in answer.text) == (409, True), answer.text
         assert status(server)["state"] in {"idle", "ended"}
         assert server.complete()
 
-    def test_without_the_token_nothing_is_said_or_done(self, server: Any) -> None:
+    def test_requests_without_the_token_are_refused(self, server: Any) -> None:
         for token in (None, "wrong", ""):
             for method, command in (("GET", "status"), ("POST", "start"), ("POST", "stop")):
                 answer = call(server, method, command, {}, token)
                 assert answer.status_code == 401
                 assert "PROFDECK_TOKEN" in answer.json()["error"]
-        process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # wrong indeed
-        _, err = finished(process, server)
+        process = command_line(server, "--iterations", "1", PROFDECK_TOKEN="wrong")  # noqa: S106  # not a real token
+        _, err = wait_for_command(process, server)
         assert (process.returncode, "401" in err) == (1, True)
 
-    def test_every_command_of_the_page(self, server: Any, root: Path, tmp_path: Path) -> None:
+    def test_commands_of_the_guide_work(self, server: Any, root: Path, tmp_path: Path) -> None:
         shell = Shell(tmp_path)
         shell.environment |= TOKEN
         run_commands(self.page, self.url, self.skipped, shell, server)
@@ -266,7 +269,7 @@ class EndContract:
     roles: ClassVar[set[str]]
     """Roles of the processes that record with these options."""
 
-    def test_a_server_that_is_ended_in_mid_capture_leaves_its_traces(self, server: Any, root: Path) -> None:
+    def test_server_shutdown_during_a_capture_keeps_its_traces(self, server: Any, root: Path) -> None:
         body = {"id": "last", "run": "ended", "role": "chat", "engine": self.engine}
         assert call(server, "POST", "start", body).is_success
         server.complete()

@@ -1,4 +1,4 @@
-"""What tests do with the server of any engine."""
+"""Helpers for tests with engine servers: requests, the command line, load and shutdown."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ TOKEN = {"PROFDECK_TOKEN": "a secret"}
 def call(
     server: Any, method: str, command: str, body: Any = None, token: str | None = TOKEN["PROFDECK_TOKEN"]
 ) -> httpx.Response:
-    """Use one of our routes."""
+    """Send a request to one of profdeck's routes."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     url = f"{server.url}/profdeck/{command}"
     return plain_http.request(method, url, json=body, headers=headers)
 
 
 def states(server: Any) -> set[str]:
-    """Return where all processes of a server are with what they were asked for."""
+    """Return the capture states of all processes of a server."""
     answer = call(server, "GET", "status").json()["answer"]
     return {reply["state"] for reply in (*answer["ranks"], *answer["frontends"].values())}
 
 
-def _ranks(server: Any) -> list[str]:
+def _rank_states(server: Any) -> list[str]:
     return [reply["state"] for reply in call(server, "GET", "status").json()["answer"]["ranks"]]
 
 
-def at_rest(*servers: Any, timeout_s: float = 30) -> bool:
-    """Tell whether no process of some servers records; what is being written is waited for."""
+def wait_until_idle(*servers: Any, timeout_s: float = 30) -> bool:
+    """Wait until no process of the servers writes a trace. Return True if none of them records."""
     deadline = time.monotonic() + timeout_s
-    found = set().union(*map(states, servers))
-    while "writing" in found and time.monotonic() < deadline:
-        time.sleep(0.05)  # there is no event to await outside of the server
-        found = set().union(*map(states, servers))
-    return found <= {"idle", "ended"}
+    current = set().union(*map(states, servers))
+    while "writing" in current and time.monotonic() < deadline:
+        time.sleep(0.05)  # another process cannot wait for an event of the server
+        current = set().union(*map(states, servers))
+    return current <= {"idle", "ended"}
 
 
-def listed(router: Any) -> dict[str, dict[str, Any]]:
-    """Return what a router says of its workers, by URL."""
+def router_workers(router: Any) -> dict[str, dict[str, Any]]:
+    """Return the workers in a router's reply, keyed by URL."""
     response = plain_http.get(f"{router.url}/workers", timeout=5)
     response.raise_for_status()
     return {worker["url"]: worker for worker in response.json()["workers"]}
@@ -73,38 +73,39 @@ def command_line_of_many(*arguments: str, **environ: str) -> subprocess.Popen[st
     )
 
 
-def finished(process: subprocess.Popen[str], server: Any, timeout_s: float = 240) -> tuple[str, str]:
-    """Wait for a command line and return its two outputs; of one that hangs, show where, and what its server says."""
+def wait_for_command(process: subprocess.Popen[str], server: Any, timeout_s: float = 240) -> tuple[str, str]:
+    """Wait for a command and return stdout and stderr. On a timeout, show its stack and the server's log."""
     try:
         return process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise _late(process, server, f"It did not end within {timeout_s:g} seconds.") from None
+        raise _timeout_error(process, server, f"The command did not exit within {timeout_s:g} seconds.") from None
 
 
 def wait_for_start(process: subprocess.Popen[str], *servers: Any, timeout_s: float = 120) -> None:
-    """Wait until all ranks of some servers do what a command line asks for, which goes on meanwhile."""
+    """Wait until a running command has armed all ranks of the servers."""
     deadline = time.monotonic() + timeout_s
-    while (found := {state for server in servers for state in _ranks(server)}) - {"armed", "recording"}:
+    while (current := {state for server in servers for state in _rank_states(server)}) - {"armed", "recording"}:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise _late(process, servers[0], f"After {timeout_s:g} seconds or its end ({process.poll()}): {found}.")
-        time.sleep(0.05)  # there is no event to await outside of the server
+            reason = f"The ranks are not armed: {current}. Exit status of the command: {process.poll()}."
+            raise _timeout_error(process, servers[0], reason)
+        time.sleep(0.05)  # another process cannot wait for an event of the server
 
 
-def _late(process: subprocess.Popen[str], server: Any, what: str) -> AssertionError:
-    process.send_signal(signal.SIGABRT)  # it prints where it is
+def _timeout_error(process: subprocess.Popen[str], server: Any, reason: str) -> AssertionError:
+    process.send_signal(signal.SIGABRT)  # PYTHONFAULTHANDLER prints the stack
     out, err = process.communicate()
-    return AssertionError(f"{what}\n{out}\n{err}\nThe server:\n{server.log.read_text(errors='replace')[-6000:]}")
+    return AssertionError(f"{reason}\n{out}\n{err}\nServer log:\n{server.log.read_text(errors='replace')[-6000:]}")
 
 
 def wait_for_group(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a server and all of its processes, which may outlive it."""
+    """Wait for a server and its child processes, which may outlive it."""
     process.wait(60)
     wait_for_others(process, 60)
 
 
 @contextlib.contextmanager
 def busy(server: Any, clients: int = 1) -> Iterator[None]:
-    """Let a server generate all the while."""
+    """Keep a server generating."""
     stop = threading.Event()
 
     def generate() -> None:

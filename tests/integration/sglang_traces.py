@@ -1,4 +1,4 @@
-"""What tests read from the traces of SGLang's processes."""
+"""Helpers for reading the traces of SGLang processes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 def events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a trace."""
-    found: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    return found
+    trace_events: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return trace_events
 
 
 def names(path: Path) -> list[str]:
-    """Return the names of all that took time."""
+    """Return the names of all complete events."""
     return [event["name"] for event in events(path) if event.get("ph") == "X"]
 
 
 def spans(path: Path) -> list[str]:
-    """Return what SGLang itself writes into a trace, once per forward pass: the kinds of batches."""
-    return [found[1] for name in names(path) if (found := re.match(r"step\[(\w+) ", name))]
+    """Return the batch kinds in SGLang's own annotations, one per forward pass."""
+    return [match[1] for name in names(path) if (match := re.match(r"step\[(\w+) ", name))]
 
 
 def steps(path: Path) -> list[int]:
-    """Return the numbers of the iterations, which profdeck counts from the start of a capture."""
-    return [int(found[1]) for name in names(path) if (found := re.fullmatch(r"ProfilerStep#(\d+)", name))]
+    """Return profdeck's iteration numbers, which start at 0 in each capture."""
+    return [int(match[1]) for name in names(path) if (match := re.fullmatch(r"ProfilerStep#(\d+)", name))]
 
 
 def processes(path: Path) -> list[str]:
     """Return the names of the processes in a trace."""
-    found = [event["args"]["name"] for event in events(path) if event["name"] == "process_name"]
-    return [name for name in found if isinstance(name, str)]
+    process_names = [event["args"]["name"] for event in events(path) if event["name"] == "process_name"]
+    return [name for name in process_names if isinstance(name, str)]

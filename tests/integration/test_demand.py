@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launcher import launched  # after the skip
+from launcher import launch_torchrun  # after the skip
 
 from profdeck import Status
 from profdeck.verification.run_report import read_run
@@ -88,7 +88,7 @@ def marks(trace: Path) -> set[str]:
 
 
 def test_both_ranks_record_the_same_steps(job: Path) -> None:
-    with launched(job, "job.py") as launcher:
+    with launch_torchrun(job, "job.py") as launcher:
         answers = []
         for steps in (2, 1):
             with ask(job, launcher, "--steps", str(steps)) as command:
@@ -112,7 +112,7 @@ def test_captures_by_the_clock(job: Path) -> None:
     config = job / "job.yaml"
     config.write_text(f"{config.read_text()}steps: [every 2 s for 2]\non_demand: true\n")
     run, pause = job / "out" / "run", threading.Event()
-    with launched(job, "job.py") as launcher:
+    with launch_torchrun(job, "job.py") as launcher:
         while len(list(run.glob("step_*/trainer/rank_000[01].step*.gz"))) < 4:
             assert launcher.poll() is None, launcher.communicate()
             pause.wait(0.05)

@@ -341,14 +341,14 @@ dist.destroy_process_group()
 
 
 def torchrun(path: Path, **environ: str) -> tuple[int, str]:
-    from launcher import launched
+    from launcher import launch_torchrun
 
     (path / "job.py").write_text(TORCH_JOB)
     (path / "job.yaml").write_text(
         f"output: .\nrun: run\nsteps: [1, 3]\nroles: {{trainer: {{backend: torch, ranks: all}}}}\n"
         f"finish: {{command: {json.dumps(COUNT)}, wait_s: 30}}\n"
     )
-    with launched(path, "job.py", **environ) as launcher:
+    with launch_torchrun(path, "job.py", **environ) as launcher:
         output, _ = launcher.communicate(timeout=120)
         return launcher.returncode, output
 

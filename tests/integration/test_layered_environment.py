@@ -20,11 +20,11 @@ def layered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
 
-def test_a_job_inherits_packages(start: Callable[..., subprocess.Popen[str]]) -> None:
+def test_job_inherits_packages(start: Callable[..., subprocess.Popen[str]]) -> None:
     process = start("import profdeck, tally_backend")
     assert process.wait(60) == 0, process.communicate()
 
 
-def test_a_page_inherits_packages_and_commands(tmp_path: Path) -> None:
-    done = Shell(tmp_path)._done("profdeck --version && python -c 'import profdeck'")
-    assert done.returncode == 0, done.stdout
+def test_page_inherits_packages_and_commands(tmp_path: Path) -> None:
+    result = Shell(tmp_path).run_command("profdeck --version && python -c 'import profdeck'")
+    assert result.returncode == 0, result.stdout

@@ -1,4 +1,4 @@
-"""Executes README, tutorial and how-to pages; `pages` says how blocks are marked."""
+"""Executes the examples in the README, the tutorial and the how-to guides. See `pages` for the annotations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SKIPPED = [block for page in PAGES for block in BLOCKS[page] if block.skipped]
     [pytest.param(page, marks=() if page in FIRST_PAGES else pytest.mark.slow) for page in PAGES],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_what_the_page_shows_works(page: Path, tmp_path: Path) -> None:
+def test_examples_of_the_page_work(page: Path, tmp_path: Path) -> None:
     shell = Shell(tmp_path)
     for block in BLOCKS[page]:
         if not block.skipped:
@@ -30,14 +30,14 @@ def test_what_the_page_shows_works(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.place)
-def test_what_cannot_run_here(block: Block) -> None:
+@pytest.mark.parametrize("block", SKIPPED, ids=lambda block: block.location)
+def test_skipped_block(block: Block) -> None:
     pytest.skip(block.skipped)
 
 
-def test_marks_are_known() -> None:
-    known = re.compile(r"skip: .+|exit \d+|output varies|")
+def test_annotations_are_valid() -> None:
+    valid = re.compile(r"skip: .+|exit \d+|output varies|")
     for page in PAGES:
-        wrong = [block.mark for block in BLOCKS[page] if not known.fullmatch(block.mark)]
-        assert wrong == [], page
+        invalid = [block.annotation for block in BLOCKS[page] if not valid.fullmatch(block.annotation)]
+        assert invalid == [], page
         assert page.read_text(encoding="utf-8").count("\n```") == 2 * len(BLOCKS[page]), page

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launcher import launched  # after the skip
+from launcher import launch_torchrun  # after the skip
 
 from profdeck import Status
 from profdeck.verification.report_model import RunReport
@@ -61,7 +61,7 @@ GLOO_ABORTED = re.compile(r"^(malloc\(\)|free\(\)|corrupted|double free|terminat
 def torchrun(cwd: Path, *arguments: str, **environ: str) -> tuple[int, str]:
     """Run torchrun to its end; returns its exit status and output. A job that gloo has aborted runs once more."""
     for again in (True, False):
-        with launched(cwd, *arguments, **environ) as launcher:
+        with launch_torchrun(cwd, *arguments, **environ) as launcher:
             output, _ = launcher.communicate(timeout=120)
         if not (again and GLOO_ABORTED.search(output)):
             break
@@ -140,7 +140,7 @@ def test_an_unchanged_script_is_captured_on_every_rank(tmp_path: Path) -> None:
 def test_sigterm_to_the_launcher_saves_every_rank(job: Path) -> None:
     (job / "waiting").mkdir()
     wait = "open(f'waiting/{rank}', 'w').close(); import threading; threading.Event().wait()"
-    with launched(job, "job.py", AT_STEP_3=wait) as launcher:
+    with launch_torchrun(job, "job.py", AT_STEP_3=wait) as launcher:
         pause = threading.Event()
         while len(list((job / "waiting").iterdir())) < 2 and launcher.poll() is None:
             pause.wait(0.05)

@@ -17,10 +17,10 @@ from engine_servers import (
     router_command,
     sglang_command,
     sglang_environment,
-    skipping_crashes_of_torch,
-    up,
+    skip_if_torch_crashed,
     vllm_command,
     vllm_environment,
+    wait_until_ready,
 )
 from servers import TOKEN
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    return (yield from skipping_crashes_of_torch(item))
+    return (yield from skip_if_torch_crashed(item))
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +77,7 @@ class Begin:
     def vllm(self, *prefix: str | Path, arguments: Sequence[str] = ()) -> Server:
         """Start a vLLM server. The prefix precedes its command."""
         environ = self.vllm_environment | {"VLLM_PLUGINS": "profdeck"} | self._ours
-        return self.servers.begin(Server, [*prefix, *vllm_command(self.model, *arguments)], environ)
+        return self.servers.start(Server, [*prefix, *vllm_command(self.model, *arguments)], environ)
 
     def sglang(self) -> SglangServer | None:
         """Start an SGLang server. Return None if SGLang is not installed."""
@@ -85,7 +85,7 @@ class Begin:
             return None
         environ = self.sglang_environment | {"SGLANG_PLUGINS": "profdeck,torchcpu"} | self._ours
         command = sglang_command(self.model, python=self.sglang_python)
-        return self.servers.begin(SglangServer, command, environ)
+        return self.servers.start(SglangServer, command, environ)
 
     @property
     def _ours(self) -> dict[str, str]:
@@ -128,7 +128,7 @@ def engines(begin: Begin, root: Path) -> Engines:
 @pytest.fixture(scope="session")
 def workers(engines: Engines) -> tuple[Server, Server]:
     """Two vLLM servers, on separate simulated hosts if this machine allows Linux namespaces."""
-    first, second = map(up, engines.workers)
+    first, second = map(wait_until_ready, engines.workers)
     return first, second
 
 
@@ -137,7 +137,7 @@ def reward(engines: Engines) -> SglangServer:
     """An SGLang server. Tests are skipped if SGLang is not installed."""
     if engines.reward is None:
         pytest.skip(f"there is no SGLang: {SGLANG} names the interpreter of an environment that has it")
-    return up(engines.reward)
+    return wait_until_ready(engines.reward)
 
 
 @pytest.fixture
@@ -163,6 +163,8 @@ def start_router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
         def start(program: str, *arguments: str) -> Server:
             # Routers report that they are healthy before they have any worker, so this waits for /readiness.
-            return up(routers.begin(Server, router_command(program, *arguments), os.environ), "/readiness")
+            return wait_until_ready(
+                routers.start(Server, router_command(program, *arguments), os.environ), "/readiness"
+            )
 
         yield start

@@ -18,8 +18,8 @@ from typing import Any
 import httpx
 import plain_http
 import pytest
-from engine_servers import Server, Servers, up
-from servers import TOKEN, call, command_line, command_line_of_many, finished
+from engine_servers import Server, Servers, wait_until_ready
+from servers import TOKEN, call, command_line, command_line_of_many, wait_for_command
 
 import processes
 import simulated_servers
@@ -60,7 +60,7 @@ def start(
 
         def run(output: Path, prefix: list[str | Path], *arguments: str | Path) -> Server:
             environ = os.environ | TOKEN | {"PYTHONPATH": python_path, "PROFDECK__OUTPUT": str(output)}
-            return up(servers.begin(Server, [*prefix, sys.executable, SERVER, *arguments], environ))
+            return wait_until_ready(servers.start(Server, [*prefix, sys.executable, SERVER, *arguments], environ))
 
         yield run
 
@@ -143,7 +143,7 @@ def test_capture_command_downloads_files_from_another_host(
             server, "--iterations", "3", "--ranks", "all", "--set", "run=run", "--output", str(directory),
             "--set", "server.options.merge=true", PYTHONPATH=python_path,
         )  # fmt: skip
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
     assert process.returncode == 0, out + err
     report = read_run(directory / "run")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
@@ -169,7 +169,7 @@ def test_files_in_another_container_are_downloaded_over_a_unix_socket(
     own = ["--iterations", "3", "--ranks", "all", "--set", "run=run", "--output", str(directory)]
     with iterating(server):
         process = command_line_of_many("--url", f"unix:{at}", *own, PYTHONPATH=python_path)
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
     assert process.returncode == 0, out + err
     report = read_run(directory / "run")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
@@ -189,7 +189,7 @@ def test_files_that_are_not_downloaded_are_listed_with_their_host(
     arguments = ["--iterations", "3", "--set", "run=run", "--output", str(directory), "--json"]
     with iterating(server):
         process = command_line(server, *arguments, "--set", "server.options.collect=false", PYTHONPATH=python_path)
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
     assert process.returncode == 1, out + err
     (target,) = json.loads(out)["ls"]["targets"]
     place = directory / "run" / "step_000000" / "server"

@@ -12,8 +12,8 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_servers import Server, Servers, up
-from servers import at_rest, busy, command_line_of_many, finished
+from engine_servers import Server, Servers, wait_until_ready
+from servers import busy, command_line_of_many, wait_for_command, wait_until_idle
 
 from profdeck import Profiler
 from profdeck.records.status import Status
@@ -36,7 +36,7 @@ def pair(begin: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         for role in ("kv_producer", "kv_consumer"):
             about = {"kv_connector": "ExampleConnector", "kv_role": role, "kv_connector_extra_config": shared}
             started.append(begin.vllm(arguments=["--block-size", "32", "--kv-transfer-config", json.dumps(about)]))
-        prefill, decode = map(up, started)
+        prefill, decode = map(wait_until_ready, started)
         yield prefill, decode
 
 
@@ -56,7 +56,7 @@ def test_workers_record_only_their_own_batch_kind(pair: tuple[Server, Server], r
     asked = ("--iterations", "3", "--batch-kind", "prefill", "--batch-kind", "decode")
     with busy(router):
         process = command_line_of_many("--router", router.url, *asked, "--set", "run=disaggregated", "--json")
-        out, err = finished(process, pair[0])
+        out, err = wait_for_command(process, pair[0])
     assert process.returncode == 0, err
     document = json.loads(out)
     types = [server["worker_type"] for server in document["servers"]]  # by replica
@@ -66,7 +66,7 @@ def test_workers_record_only_their_own_batch_kind(pair: tuple[Server, Server], r
     recorded = {(capture["replica"], capture["stage"]) for capture in document["ls"]["captures"]}
     assert recorded == {*enumerate(types)}
     assert document["complete"], document["problem"]
-    assert at_rest(*pair)
+    assert wait_until_idle(*pair)
 
 
 def test_merged_trace_shows_a_request_on_both_workers(

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_servers import Server, SglangServer, end_group, up
-from servers import TOKEN, at_rest, busy, call, listed, states
+from engine_servers import Server, SglangServer, kill_group, wait_until_ready
+from servers import TOKEN, busy, call, router_workers, states, wait_until_idle
 
 from processes import until
 from profdeck import Profiler
@@ -40,13 +40,13 @@ Remount = Callable[[str], None]
 @pytest.fixture
 def victim(begin: Any) -> Server:
     """A vLLM server that a test can kill."""
-    return up(begin.vllm())
+    return wait_until_ready(begin.vllm())
 
 
 @pytest.fixture
 def doomed(begin: Any, reward: SglangServer) -> SglangServer:
     """An SGLang server that a test can kill."""
-    return up(begin.sglang())
+    return wait_until_ready(begin.sglang())
 
 
 def settings(root: Path, run: str, servers: Sequence[Server], backend: str = "vllm", **own: Any) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_server_that_hangs_at_its_start_does_not_record_when_it_resumes(
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
     assert found[hung.url].reason == "The start did not finish within start_timeout_s=6 seconds."
     hung.complete()
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
 
 
 def test_server_that_hangs_at_its_stop_stops_when_it_resumes(
@@ -124,7 +124,7 @@ def test_server_that_hangs_at_its_stop_stops_when_it_resumes(
     assert (found[healthy.url].outcome, found[hung.url].outcome) == (Outcome.FLUSHED, Outcome.TIMED_OUT)
     assert found[hung.url].reason == "The stop did not finish within stop_timeout_s=5 seconds."
     hung.complete()
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
     left = ranks(root, "hangs-at-stop")
     assert all(rank.events and all(file.whole for file in rank.artifacts) for rank in left.values())
     # The server receives two stops. The second one reports the timeout.
@@ -182,7 +182,7 @@ def test_next_driver_stops_the_captures_of_a_killed_driver(
     first.complete()
     second.complete()
     profiler.stop()
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
     after = fleet_of(root, "adopters")
     assert after.status is Status.COMPLETE
     assert {record.outcome for record in after.targets} == {Outcome.FLUSHED}
@@ -226,7 +226,7 @@ def test_start_on_a_read_only_host_is_refused(
     found = records(root, "read-only")
     assert (found[healthy.url].outcome, found[elsewhere.url].outcome) == (Outcome.FLUSHED, Outcome.REFUSED)
     assert "Read-only file system" in str(found[elsewhere.url].reason)
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
     remount("rw")
     profiler.start(2)
     for worker in workers:
@@ -251,7 +251,7 @@ def test_host_that_becomes_read_only_loses_only_its_own_files(
     assert "Read-only file system" in str(found[elsewhere.url].reason)
     assert ranks(root, "turned")[found[healthy.url].replica].status is Status.COMPLETE
     assert elsewhere.complete()
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
 
 
 # Servers that are killed.
@@ -276,7 +276,7 @@ def test_replica_killed_during_its_flush(
         # Wait for the temporary trace file: when a route replies, the trace may be complete.
         written = replica_directory(root / "flush/step_000000/rollout", 1)
         await asyncio.to_thread(until, lambda: list(written.glob(".rank_*.tmp")), every_s=0.001)
-        end_group(doomed.process)
+        kill_group(doomed.process)
         await stopping
 
     with pytest.raises(CaptureError, match=r"1 of 2 targets are not complete: 1 unreachable"):
@@ -288,7 +288,7 @@ def test_replica_killed_during_its_flush(
     left = ranks(root, "flush")
     assert left[found[reward.url].replica].status is Status.COMPLETE
     assert left[found[doomed.url].replica].status is Status.MISSING
-    assert at_rest(reward)
+    assert wait_until_idle(reward)
 
 
 def wait_for_iterations(server: Server, count: int) -> None:
@@ -313,7 +313,7 @@ def test_replica_killed_during_a_capture_is_absent_from_later_captures(
     profiler.start(0)
     for server in (*workers, victim):
         server.complete()
-    end_group(victim.process)
+    kill_group(victim.process)
     with pytest.raises(CaptureError, match=r"1 of 3 targets are not complete: 1 unreachable"):
         profiler.stop()
     found = records(root, "killed")
@@ -324,14 +324,14 @@ def test_replica_killed_during_a_capture_is_absent_from_later_captures(
     }
     assert sorted(rank.status for rank in left.values()) == [Status.COMPLETE, Status.COMPLETE, Status.MISSING]
     # The router has not detected the exit, so the worker is contacted.
-    assert listed(router)[victim.url]["is_healthy"]
+    assert router_workers(router)[victim.url]["is_healthy"]
     absent = r"1 of 3 targets did not participate: 1 unreachable"
     with pytest.raises(CaptureError, match=absent), profiler.capture(2):
         for worker in workers:
             worker.complete()
     assert "cannot be reached: Connection refused" in str(records(root, "killed", 2)[victim.url].reason)
     # The router has detected the exit, so the worker is not contacted.
-    until(lambda: not listed(router)[victim.url]["is_healthy"], every_s=0.05)
+    until(lambda: not router_workers(router)[victim.url]["is_healthy"], every_s=0.05)
     with pytest.raises(CaptureError, match=absent), profiler.capture(4):
         for _ in workers:
             router.complete()
@@ -339,10 +339,10 @@ def test_replica_killed_during_a_capture_is_absent_from_later_captures(
     assert {record.name: record.reason for record in whole.targets if not record.took_part} == {
         victim.url: "The router reports that this worker is unhealthy, so it was not contacted."
     }
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
     # With the policy `all`, no target starts.
     strict = rollouts(settings(root, "strict", [*workers, victim], policy="all"))
     with pytest.raises(CaptureError, match=r"Only 2 of 3 targets are ready \(policy all\)"):
         strict.start(0)
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
     assert not ranks(root, "strict")

@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 import pytest
-from engine_servers import end_servers, router_command, vllm_command
+from engine_servers import router_command, stop_servers, vllm_command
 from servers import TOKEN
 
 from namespaces import Host, clock_that_is_ahead, linked_hosts
@@ -104,7 +104,7 @@ def cluster(
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
     with linked_hosts(3, output) as hosts, contextlib.ExitStack() as stack:
         started, logs = list[subprocess.Popen[bytes]](), dict[str, Path]()
-        stack.callback(end_servers, started)
+        stack.callback(stop_servers, started)
 
         def begin(host: Host, what: str, command: list[str | Path], environment: dict[str, str]) -> None:
             logs[what] = shared / f"{what}.log"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from engine_servers import Server, SglangServer
-from servers import TOKEN, at_rest, busy, command_line_of_many, finished
+from servers import TOKEN, busy, command_line_of_many, wait_for_command, wait_until_idle
 
 from processes import until
 from profdeck import Profiler
@@ -70,7 +70,7 @@ def test_both_workers_record_while_requests_go_through_the_router(
     assert {record.name: record.worker_type for record in records} == {worker.url: "regular" for worker in workers}
     assert {record.outcome for record in records} == {Outcome.ENDED_BY_ITSELF}
     assert router.complete() == text
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)
     report = read_run(root / "router")
     assert report.status is Status.COMPLETE, report
     assert {(capture.replica, capture.stage) for capture in report.captures} == {(0, "decode"), (1, "decode")}
@@ -112,7 +112,7 @@ def test_router_with_an_api_key(
     with busy(reward):
         (record,) = captured(profiler, 2)
     assert record.name == reward.url
-    assert at_rest(reward)
+    assert wait_until_idle(reward)
 
 
 JOB = """
@@ -200,7 +200,7 @@ def test_capture_command_with_a_router(workers: tuple[Server, Server], router: S
             ),
             *("--set", "run=by-router", "--json"),
         )
-        out, err = finished(process, workers[0])
+        out, err = wait_for_command(process, workers[0])
     assert process.returncode == 0, err
     document = json.loads(out)
     assert (document["complete"], document["problem"]) == (True, None)
@@ -210,4 +210,4 @@ def test_capture_command_with_a_router(workers: tuple[Server, Server], router: S
     }
     recorded = {(capture["replica"], capture["stage"]) for capture in document["ls"]["captures"]}
     assert recorded == {(0, "decode"), (1, "decode")}
-    assert at_rest(*workers)
+    assert wait_until_idle(*workers)

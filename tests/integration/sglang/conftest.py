@@ -14,8 +14,8 @@ from engine_servers import (
     runner,
     sglang_command,
     sglang_environment,
-    skipping_crashes_of_torch,
-    up,
+    skip_if_torch_crashed,
+    wait_until_ready,
 )
 
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    return (yield from skipping_crashes_of_torch(item))
+    return (yield from skip_if_torch_crashed(item))
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +54,8 @@ def start_server(
     with Servers(tmp_path_factory.mktemp) as servers:
 
         def start(*arguments: str, **environ: str) -> SglangServer:
-            return up(servers.begin(SglangServer, sglang_command(model, *arguments), engine_environment | environ))
+            return wait_until_ready(
+                servers.start(SglangServer, sglang_command(model, *arguments), engine_environment | environ)
+            )
 
         yield start

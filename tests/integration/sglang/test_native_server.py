@@ -12,7 +12,7 @@ import plain_http
 import pytest
 from engine_contract import run_commands
 from pages import ROOT, Shell
-from servers import busy, command_line, finished
+from servers import busy, command_line, wait_for_command
 from sglang_traces import spans
 
 from profdeck.records.status import Status
@@ -28,7 +28,7 @@ def server(start_server: Callable[..., Any]) -> Any:
 def capture(server: Any, output: Path, *arguments: str) -> tuple[int, str]:
     """Capture the server. Return the exit code and all output, joined into one line."""
     process = command_line(server, "--output", str(output), "--set", "run=native", *arguments)
-    out, err = finished(process, server)
+    out, err = wait_for_command(process, server)
     return process.returncode, " ".join((out + err).split())
 
 

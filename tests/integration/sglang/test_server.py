@@ -19,7 +19,7 @@ import pytest
 from checkpoints import write_checkpoint
 from pages import ROOT
 from server_contract import EndContract, ServerContract, status, stop
-from servers import TOKEN, busy, call, command_line, finished
+from servers import TOKEN, busy, call, command_line, wait_for_command
 from sglang_traces import names, spans
 
 from profdeck.records.manifest import read_manifest
@@ -168,7 +168,7 @@ def test_the_frontends_record_as_roles_of_their_own(server: Any, root: Path) -> 
         process = command_line(
             server, "--iterations", "3", "--set", "run=fronts", "--set", "server.options.ignore_frontend=false"
         )
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
     assert process.returncode == 0, out + err
     report = read_run(root / "fronts")
     assert {capture.role for capture in report.captures} == {"server", "server-tokenizer", "server-detokenizer"}

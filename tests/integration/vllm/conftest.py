@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from engine_servers import Job, Server, Servers, runner, up, vllm_command, vllm_environment
+from engine_servers import Job, Server, Servers, runner, vllm_command, vllm_environment, wait_until_ready
 
 HERE = Path(__file__).parent
 
@@ -39,6 +39,8 @@ def start_server(
     with Servers(tmp_path_factory.mktemp) as servers:
 
         def start(*arguments: str, **environ: str) -> Server:
-            return up(servers.begin(Server, vllm_command(model, *arguments), engine_environment | environ))
+            return wait_until_ready(
+                servers.start(Server, vllm_command(model, *arguments), engine_environment | environ)
+            )
 
         yield start

@@ -16,7 +16,7 @@ import pytest
 from checkpoints import write_checkpoint
 from pages import ROOT
 from server_contract import EndContract, ServerContract, status
-from servers import TOKEN, busy, call, command_line, finished, wait_for_start
+from servers import TOKEN, busy, call, command_line, wait_for_command, wait_for_start
 
 from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
@@ -52,7 +52,7 @@ class TestServer(ServerContract):
         wait_for_start(process, server)
         server.complete()
         process.send_signal(number)
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
         assert process.returncode == 0, err
         assert re.search(r"^0 +server +0 +complete", out, re.MULTILINE)
         assert status(server)["state"] == "ended"
@@ -63,7 +63,7 @@ class TestServer(ServerContract):
         wait_for_start(process, server)
         server.complete()
         process.send_signal(signal.SIGINT)
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
         assert process.returncode == 1, err
         assert "of 1000 iterations ran before the stop." in out
         assert status(server)["state"] == "ended"
@@ -72,10 +72,10 @@ class TestServer(ServerContract):
         process = command_line(server, "--set", "run=lost")
         wait_for_start(process, server)
         process.kill()
-        finished(process, server)
+        wait_for_command(process, server)
         with busy(server):
             process = command_line(server, "--iterations", "2", "--set", "run=next")
-            _, err = finished(process, server)
+            _, err = wait_for_command(process, server)
         assert process.returncode == 0, err
 
 
@@ -138,7 +138,7 @@ def capture_natively(server: Any, directory: Path, output: Path) -> tuple[int, s
     known = ["--set", f"server.options.native_directory={directory}", "--output", str(output), "--set", "run=native"]
     with busy(server):
         process = command_line(server, "--iterations", "3", "--timeout", "3", *known)
-        out, err = finished(process, server)
+        out, err = wait_for_command(process, server)
     return process.returncode, out + err
 
 
@@ -166,7 +166,7 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
     server, _ = native
     arguments = ["--batch-kind", "decode", "--set", "server.options.with_stack=true", "--output", str(tmp_path)]
     process = command_line(server, "--iterations", "3", *arguments)
-    _, err = finished(process, server)
+    _, err = wait_for_command(process, server)
     assert process.returncode == 1
     assert "options per capture: batch_kinds; with_stack." in err
     assert "VLLM_PLUGINS=profdeck" in err
@@ -176,7 +176,7 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
 def test_a_server_without_a_profiler_says_what_to_add(start_server: Callable[..., Any], tmp_path: Path) -> None:
     server = start_server(VLLM_PLUGINS="")
     process = command_line(server, "--iterations", "3", "--output", str(tmp_path))
-    _, err = finished(process, server)
+    _, err = wait_for_command(process, server)
     assert process.returncode == 1
     assert "was launched without a profiler" in err
     assert "VLLM_PLUGINS=profdeck" in err
