@@ -1,4 +1,4 @@
-"""Real pipelines of vLLM-Omni on the CPU: a tiny diffusion model, in processes of their own."""
+"""Fixtures for real vLLM-Omni pipelines on the CPU: a tiny diffusion model, and jobs in child processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Stable Diffusion with random weights."""
+    """Directory of a Stable Diffusion pipeline with random weights."""
     path = tmp_path_factory.mktemp("pipeline")
     _save_pipeline(path)
     return path
@@ -32,16 +32,16 @@ def _save_pipeline(path: Path) -> None:
     from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
 
     characters = [chr(code) for code in range(33, 127)]
-    words = [*characters, *(f"{character}</w>" for character in characters), "<|startoftext|>", "<|endoftext|>"]
-    vocabulary = {word: number for number, word in enumerate(words)}
+    tokens = [*characters, *(f"{character}</w>" for character in characters), "<|startoftext|>", "<|endoftext|>"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
     torch.manual_seed(0)
     text = CLIPTextConfig(
-        hidden_size=32, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2, vocab_size=len(words),
-        bos_token_id=len(words) - 2, eos_token_id=len(words) - 1, pad_token_id=1,
+        hidden_size=32, intermediate_size=37, num_attention_heads=4, num_hidden_layers=2, vocab_size=len(tokens),
+        bos_token_id=len(tokens) - 2, eos_token_id=len(tokens) - 1, pad_token_id=1,
     )  # fmt: skip
     blocks: Any = ["DownEncoderBlock2D"] * 4, ["UpDecoderBlock2D"] * 4
     StableDiffusionPipeline(
-        # Eight pixels are one latent: vLLM-Omni warms up with pictures of 512 by 512.
+        # One latent covers 8 x 8 pixels, because vLLM-Omni warms up with images of 512 x 512 pixels.
         vae=AutoencoderKL(
             block_out_channels=[8] * 4, down_block_types=blocks[0], up_block_types=blocks[1], norm_num_groups=4
         ),
@@ -59,6 +59,6 @@ def _save_pipeline(path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def run_job(pipeline: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
-    """Run a script of ``jobs/`` to its end."""
+    """Return a function that runs a script of ``jobs/``."""
     environment = vllm_environment(tmp_path_factory.mktemp("engines"))
     return runner(HERE / "jobs", pipeline, environment, tmp_path_factory.mktemp)

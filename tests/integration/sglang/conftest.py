@@ -1,4 +1,4 @@
-"""Real SGLang engines on the CPU: a tiny random model, servers, and jobs in processes of their own."""
+"""Fixtures for real SGLang engines on the CPU: servers, and jobs in child processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 @pytest.fixture(scope="session")
 def engine_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of engines; profdeck is not armed in it."""
+    """Environment of the engines. It does not arm profdeck."""
     return sglang_environment(tmp_path_factory.mktemp("engines"))
 
 
@@ -42,7 +42,7 @@ def engine_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, st
 def run_job(
     model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Job]:
-    """Run a script of ``jobs/`` to its end."""
+    """Return a function that runs a script of ``jobs/``."""
     return runner(HERE / "jobs", model, engine_environment, tmp_path_factory.mktemp)
 
 
@@ -50,7 +50,7 @@ def run_job(
 def start_server(
     model: Path, engine_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., SglangServer]]:
-    """Start servers; they are ended with the session, if not before."""
+    """Return a function that starts a server. Running servers are stopped at the end of the session."""
     with Servers(tmp_path_factory.mktemp) as servers:
 
         def start(*arguments: str, **environ: str) -> SglangServer:

@@ -17,7 +17,7 @@ from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
 
 TOKENS = 10
-"""What the job generates: a prefill and nine decodes, where there is one prompt."""
+"""Number of tokens per prompt. With one prompt, the job runs one prefill and nine decodes."""
 
 
 RANKS = ("rank_0000_tp0", "rank_0001_tp1")
@@ -60,12 +60,12 @@ class Row:
     @property
     def expected(self) -> dict[str, list[str]]:
         """Span names that each rank should record in each captured step, keyed by file-name suffix."""
-        of_step = ["EXTEND", "DECODE", "DECODE", "DECODE"] * 2
+        step_spans = ["EXTEND", "DECODE", "DECODE", "DECODE"] * 2
         window = slice(self.start, self.end) if self.end > self.start else slice(None)
         if not self.by_stage:
-            return {"": of_step[window]}
+            return {"": step_spans[window]}
         kinds = {"-prefill": "EXTEND", "-decode": "DECODE"}
-        return {suffix: [span for span in of_step if span == kind][window] for suffix, kind in kinds.items()}
+        return {suffix: [span for span in step_spans if span == kind][window] for suffix, kind in kinds.items()}
 
     def folders(self, run: Path) -> list[Path]:
         """Return one directory for each captured step and replica."""
@@ -105,7 +105,7 @@ def target(job: Any, step: int) -> dict[str, Any]:
     return dict(json.loads((folder(job, step) / f"target.step{step}.json").read_text()))
 
 
-def test_a_whole_generation_is_recorded_by_rank_0(job: Any) -> None:
+def test_generation_is_recorded_by_rank_0(job: Any) -> None:
     assert job.results["whole"] == {
         "status": "complete", "problems": [], "notes": [], "expected": [0], "same_tokens": True,
     }  # fmt: skip
@@ -124,14 +124,14 @@ def test_every_rank_records_exactly_the_window(
     assert job.results[name] == {
         "status": "complete", "problems": [], "notes": [], "expected": [0, 1], "same_tokens": True,
     }  # fmt: skip
-    found = traces(job, step)
-    assert len(found) == 2
-    for trace in found:
+    rank_traces = traces(job, step)
+    assert len(rank_traces) == 2
+    for trace in rank_traces:
         assert spans(trace) == kinds
         assert steps(trace) == iterations
 
 
-def test_names_and_manifests_say_the_ranks(job: Any) -> None:
+def test_file_names_and_manifests_contain_the_ranks(job: Any) -> None:
     stems = [trace.name.partition(".")[0] for trace in traces(job, 2)]
     assert stems == [*RANKS]
     manifest = json.loads((folder(job, 2) / f"{stems[-1]}.step2.json").read_text())
@@ -144,17 +144,17 @@ def test_names_and_manifests_say_the_ranks(job: Any) -> None:
     assert manifest["artifacts"][0]["anchors"]
 
 
-def test_options_of_one_capture_do_not_reach_the_next(job: Any) -> None:
+def test_options_do_not_affect_the_next_capture(job: Any) -> None:
     shapes = [b'"Input Dims"' in gzip.decompress(traces(job, step)[0].read_bytes()) for step in (0, 1, 2)]
     assert shapes == [False, True, False]
 
 
-def test_kinds_of_batches_apart(job: Any) -> None:
+def test_batch_kinds_are_recorded_separately(job: Any) -> None:
     assert (job.results["by_stage"]["status"], job.results["by_stage"]["problems"]) == ("complete", [])
     for kind, span in (("prefill", "EXTEND"), ("mixed", "MIXED"), ("decode", "DECODE")):
-        found = [trace for trace in traces(job, 4) if trace.name.endswith(f".step4-{kind}.trace.json.gz")]
-        assert len(found) == 2
-        for trace in found:
+        rank_traces = [trace for trace in traces(job, 4) if trace.name.endswith(f".step4-{kind}.trace.json.gz")]
+        assert len(rank_traces) == 2
+        for trace in rank_traces:
             assert spans(trace) == [span]
             assert any(".py(" in name for name in names(trace))  # with_stack
     assert len(traces(job, 4)) == 6
@@ -163,20 +163,20 @@ def test_kinds_of_batches_apart(job: Any) -> None:
 @pytest.mark.parametrize(
     ("process", "function"), [("tokenizer", "generate_request"), ("detokenizer", "handle_batch_token_id_out")]
 )
-def test_the_processes_beside_the_schedulers_have_roles_of_their_own(job: Any, process: str, function: str) -> None:
+def test_tokenizer_and_detokenizer_have_separate_roles(job: Any, process: str, function: str) -> None:
     (trace,) = traces(job, 4, f"rollout-{process}")
     assert any(function in name for name in names(trace))
-    assert not folder(job, 0, f"rollout-{process}").exists()  # not asked for there
+    assert not folder(job, 0, f"rollout-{process}").exists()  # capture 0 does not include this process
 
 
-def test_one_file_has_the_traces_of_all_ranks(job: Any) -> None:
+def test_merged_file_has_the_traces_of_all_ranks(job: Any) -> None:
     (merged,) = folder(job, 4).glob("target.*.merged.json.gz")
     assert Counter(spans(merged)) == dict.fromkeys(["EXTEND", "MIXED", "DECODE"], 2)
-    for place in ("rollout rank 0 tp0 ", "rollout rank 1 tp1 "):
-        assert any(name.startswith(place) for name in processes(merged))
+    for prefix in ("rollout rank 0 tp0 ", "rollout rank 1 tp1 "):
+        assert any(name.startswith(prefix) for name in processes(merged))
 
 
-def test_the_tokenizer_manager_of_the_engine_will_do_once_it_has_an_event_loop(job: Any) -> None:
+def test_tokenizer_manager_requires_a_running_event_loop(job: Any) -> None:
     assert "event loop that receives this engine's replies is not running" in target(job, 40)["problems"][0]
     assert job.results["manager"]["status"] == "complete"
     assert [len(spans(trace)) for trace in traces(job, 41)] == [TOKENS] * 2
@@ -190,7 +190,7 @@ def test_the_tokenizer_manager_of_the_engine_will_do_once_it_has_an_event_loop(j
         ("cuda_profiler", 14, "options.cuda_profiler_range requires CUDA"),
     ],
 )
-def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, name: str, step: int, text: str) -> None:
+def test_unsupported_capture_is_refused_without_affecting_the_engine(job: Any, name: str, step: int, text: str) -> None:
     assert job.results[name] == {"status": None, "same_tokens": True}
     manifest = target(job, step)
     assert manifest["status"] == "failed"
@@ -199,12 +199,12 @@ def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, n
 
 
 @pytest.mark.parametrize(("name", "step"), [("first", 20), ("first_alone", 22)])
-def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any, name: str, step: int) -> None:
+def test_second_start_is_refused_and_the_first_capture_is_complete(job: Any, name: str, step: int) -> None:
     assert job.results[f"{name}_second"] == {"status": None}
     assert f"while capture step{step} is" in target(job, step + 1)["problems"][0]
-    found = job.results[name]
-    assert (found["status"], found["problems"]) == ("complete", [])
-    assert found["stop_s"] < 10  # the tokenizer and the detokenizer of the first one were not lost
+    result = job.results[name]
+    assert (result["status"], result["problems"]) == ("complete", [])
+    assert result["stop_s"] < 10  # the tokenizer and the detokenizer still belong to the first capture
     (trace,) = traces(job, step)
     assert len(spans(trace)) == TOKENS
     manifest = json.loads((folder(job, step) / f"{trace.name.partition('.')[0]}.step{step}.json").read_text())
@@ -213,30 +213,30 @@ def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any
     assert roles == ({"rollout", "rollout-tokenizer", "rollout-detokenizer"} if name == "first" else {"rollout"})
 
 
-def test_the_engine_records_after_all_that(job: Any) -> None:
+def test_engine_records_after_failed_captures(job: Any) -> None:
     assert job.results["after_all"]["status"] == "complete"
     assert job.results["after_all"]["same_tokens"]
     assert len(traces(job, 25)) == 2
 
 
-def test_an_engine_that_is_shut_down_in_mid_capture_leaves_its_traces(job: Any) -> None:
-    found = job.results["shut_down"]
-    assert found["status"] == "partial"
-    assert "was shut down during the capture" in " ".join(found["problems"])
-    assert found["stop_s"] < 10  # nobody waits for an engine that is gone
+def test_engine_shutdown_during_a_capture_keeps_its_traces(job: Any) -> None:
+    result = job.results["shut_down"]
+    assert result["status"] == "partial"
+    assert "was shut down during the capture" in " ".join(result["problems"])
+    assert result["stop_s"] < 10  # the stop does not wait for an engine that has exited
     assert [len(spans(trace)) for trace in traces(job, 26)] == [TOKENS] * 2
     for role in ("rollout-tokenizer", "rollout-detokenizer"):
         assert len(traces(job, 26, role)) == 1
 
 
-def test_nothing_but_captures_is_left_in_the_run(job: Any) -> None:
-    others = {path.name for path in (job.output / "run").iterdir() if not path.name.startswith("step_")}
-    assert others == {"processes", "run.json"}
+def test_run_contains_only_captures_and_run_records(job: Any) -> None:
+    other_names = {path.name for path in (job.output / "run").iterdir() if not path.name.startswith("step_")}
+    assert other_names == {"processes", "run.json"}
 
 
-def test_ls_reads_it_back(job: Any) -> None:
+def test_run_report_has_the_status_of_each_capture(job: Any) -> None:
     report = read_run(job.output / "run")
-    status = {found.first_step: found.status for found in report.targets}
+    status = {target.first_step: target.status for target in report.targets}
     complete = dict.fromkeys([0, 1, 2, 4, 20, 22, 25, 41], Status.COMPLETE)
     assert status == complete | dict.fromkeys([11, 13, 14, 21, 23, 40], Status.FAILED) | {26: Status.PARTIAL}
     assert report.problems == ()
@@ -246,14 +246,14 @@ def test_ls_reads_it_back(job: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "row"), TABLE.items(), ids=[*TABLE])
-def test_every_captured_step_and_replica_has_a_directory(job: Any, name: str, row: Row) -> None:
-    found = {path for path in (job.output / name).glob("step_*/*/*") if path.is_dir()}
-    assert found == set(row.folders(job.output / name))
+def test_each_captured_step_and_replica_has_a_directory(job: Any, name: str, row: Row) -> None:
+    directories = {path for path in (job.output / name).glob("step_*/*/*") if path.is_dir()}
+    assert directories == set(row.folders(job.output / name))
     assert job.results["same_tokens"][name]
 
 
 @pytest.mark.parametrize(("name", "row"), CAPTURED)
-def test_a_window_contains_the_selected_batches_and_ends_by_itself(job: Any, name: str, row: Row) -> None:
+def test_window_contains_the_selected_batches_and_ends_automatically(job: Any, name: str, row: Row) -> None:
     report = read_run(job.output / name)
     assert (report.status, report.problems) == (Status.COMPLETE, ())
     for directory in row.folders(job.output / name):
@@ -263,9 +263,9 @@ def test_a_window_contains_the_selected_batches_and_ends_by_itself(job: Any, nam
             for suffix, expected in row.expected.items():
                 # Consecutive batches of the same kind form one capture. Later captures
                 # of that kind get the suffix -2, -3 and so on.
-                parts = sorted(directory.glob(f"{rank}.{step}{suffix}.trace.json.gz"))
-                parts += sorted(directory.glob(f"{rank}.{step}{suffix}-[0-9]*.trace.json.gz"))
-                assert [span for part in parts for span in spans(part)] == expected
+                trace_files = sorted(directory.glob(f"{rank}.{step}{suffix}.trace.json.gz"))
+                trace_files += sorted(directory.glob(f"{rank}.{step}{suffix}-[0-9]*.trace.json.gz"))
+                assert [span for trace in trace_files for span in spans(trace)] == expected
         (path,) = directory.glob("target.*[!d].json")
         manifest = json.loads(path.read_text())
         assert (manifest["problems"], manifest["notes"], manifest["expected_ranks"]) == ([], [], [0, 1])
@@ -281,11 +281,11 @@ def test_traces_have_the_selected_content(job: Any, name: str, row: Row) -> None
         merged = list(directory.glob("target.*.merged.json.gz"))
         assert len(merged) == row.merge
         for path in merged:
-            expected = Counter(span for found in row.expected.values() for span in found)
+            expected = Counter(span for expected_spans in row.expected.values() for span in expected_spans)
             assert Counter(spans(path)) == {span: 2 * count for span, count in expected.items()}
 
 
-def test_captures_that_this_device_cannot_record_are_refused_in_each_replica(job: Any) -> None:
+def test_unsupported_capture_is_refused_in_each_replica(job: Any) -> None:
     row = TABLE["cpu-and-cuda"]
     for directory in row.folders(job.output / "cpu-and-cuda"):
         (path,) = directory.iterdir()

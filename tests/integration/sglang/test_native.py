@@ -36,20 +36,20 @@ def traces(job: Any, step: int) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", ["whole", "window", "all_ranks", "stacks", "manager_whole", "manager_window"])
-def test_what_it_can_do_is_complete(job: Any, name: str) -> None:
-    found = job.results[name]
-    assert (found["status"], found["problems"], found["same_tokens"]) == ("complete", [], True)
-    assert found["expected"] == ([0, 1] if name in {"all_ranks", "stacks"} else [0])
-    assert found["notes"] == ["Recorded by SGLang's own profiler, on all ranks of the engine."]
+def test_supported_capture_is_complete(job: Any, name: str) -> None:
+    result = job.results[name]
+    assert (result["status"], result["problems"], result["same_tokens"]) == ("complete", [], True)
+    assert result["expected"] == ([0, 1] if name in {"all_ranks", "stacks"} else [0])
+    assert result["notes"] == ["Recorded by SGLang's own profiler, on all ranks of the engine."]
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, TOKENS), (1, 3), (2, 4), (21, TOKENS), (30, TOKENS), (31, 3)])
-def test_windows_are_exact(job: Any, step: int, expected: int) -> None:
+def test_window_contains_the_selected_batches(job: Any, step: int, expected: int) -> None:
     for trace in traces(job, step):
         assert spans(trace) == ["EXTEND", *["DECODE"] * (expected - 1)]
 
 
-def test_the_files_of_both_ranks_are_brought_in(job: Any) -> None:
+def test_files_of_both_ranks_are_collected(job: Any) -> None:
     assert [trace.name for trace in traces(job, 0)] == ["rank_0000_tp0.step0.trace.json.gz"]
     for step in (2, 21):
         assert [trace.name for trace in traces(job, step)] == [
@@ -65,20 +65,20 @@ def test_the_files_of_both_ranks_are_brought_in(job: Any) -> None:
     }
 
 
-def test_options_are_those_of_the_capture(job: Any) -> None:
-    # SGLang records stacks and shapes unless it is told otherwise.
+def test_each_capture_has_its_options(job: Any) -> None:
+    # By default, SGLang records stacks and shapes.
     shapes = [b'"Input Dims"' in gzip.decompress(traces(job, step)[0].read_bytes()) for step in (0, 1, 21)]
     assert shapes == [False, True, False]
     stacks = [any(".py(" in name for name in names(traces(job, step)[0])) for step in (0, 1, 21)]
     assert stacks == [False, False, True]
 
 
-def test_nothing_but_captures_is_left_in_the_run(job: Any) -> None:
-    others = {path.name for path in (job.output / "run").iterdir() if not path.name.startswith("step_")}
-    assert others == {"processes", "run.json"}
+def test_run_contains_only_captures_and_run_records(job: Any) -> None:
+    other_names = {path.name for path in (job.output / "run").iterdir() if not path.name.startswith("step_")}
+    assert other_names == {"processes", "run.json"}
 
 
-def test_ls_reads_it_back(job: Any) -> None:
+def test_run_report_has_the_status_of_each_capture(job: Any) -> None:
     report = read_run(job.output / "run")
     assert {capture.first_step for capture in report.captures} == {0, 1, 2, 21, 30, 31}
     assert {capture.status for capture in report.captures} == {Status.COMPLETE}

@@ -1,4 +1,4 @@
-"""Engines with pipeline stages, and data-parallel replicas, of which SGLang brings the answers of the first ranks."""
+"""Tests of engines with pipeline or data parallelism. SGLang forwards only the replies of the first ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from profdeck.verification.run_report import read_run
 
 @pytest.fixture(scope="module", params=[pytest.param("pp", marks=pytest.mark.long), "dp"])
 def job(request: pytest.FixtureRequest, run_job: Callable[..., Any]) -> Any:
-    done = run_job("parallel", f"{request.param}_size", SGLANG_PLUGINS="profdeck,torchcpu")
-    done.results["dimension"] = request.param
-    return done
+    job = run_job("parallel", f"{request.param}_size", SGLANG_PLUGINS="profdeck,torchcpu")
+    job.results["dimension"] = request.param
+    return job
 
 
-def test_every_rank_records_and_is_expected(job: Any) -> None:
+def test_each_rank_records_and_is_expected(job: Any) -> None:
     window = job.results["window"]
     assert (window["status"], window["problems"], window["expected"]) == ("complete", [], [0, 1])
     dimension = job.results["dimension"]
@@ -37,21 +37,21 @@ def test_every_rank_records_and_is_expected(job: Any) -> None:
         assert (manifest["rank"], manifest["world_size"], manifest["parallel"]) == (rank, 2, {dimension: rank})
 
 
-def test_one_file_has_both_ranks(job: Any) -> None:
+def test_merged_file_has_both_ranks(job: Any) -> None:
     (merged,) = (job.output / "run" / "step_000000" / "rollout").glob("target.*.merged.json.gz")
     assert len(spans(merged)) == 8
     for rank in range(2):
-        place = f"rollout rank {rank} {job.results['dimension']}{rank}:"
-        assert any(process.startswith(place) for process in processes(merged))
+        prefix = f"rollout rank {rank} {job.results['dimension']}{rank}:"
+        assert any(process.startswith(prefix) for process in processes(merged))
 
 
-def test_there_is_one_tokenizer_and_one_detokenizer(job: Any) -> None:
+def test_tokenizer_and_detokenizer_record_once(job: Any) -> None:
     for process in ("tokenizer", "detokenizer"):
         assert len([*job.output.glob(f"run/step_000000/rollout-{process}/rank_*.trace.json.gz")]) == 1
 
 
-def test_a_rank_whose_answers_sglang_does_not_bring_can_be_chosen_alone(job: Any) -> None:
-    # Another replica may have had the only request.
+def test_rank_without_forwarded_replies_can_be_selected(job: Any) -> None:
+    # A trace is optional, because the other replica may have processed the only request.
     assert job.results["one"]["expected"] == [1]
     folder = job.output / "run" / "step_000001" / "rollout"
     assert [path.name for path in folder.glob("rank_*.step1.json")] == [
@@ -59,12 +59,12 @@ def test_a_rank_whose_answers_sglang_does_not_bring_can_be_chosen_alone(job: Any
     ]
 
 
-def test_a_rank_that_is_not_there_is_refused_and_the_engine_serves_on(job: Any) -> None:
+def test_nonexistent_rank_is_refused_without_affecting_the_engine(job: Any) -> None:
     assert job.results["no_rank"] == {"status": None, "same_tokens": True}
     assert job.results["after_all"]
 
 
-def test_ls_reads_it_back(job: Any) -> None:
+def test_run_report_is_complete(job: Any) -> None:
     report = read_run(job.output / "run")
     assert report.problems == ()
-    assert {found.status for found in report.targets if found.first_step == 0} == {Status.COMPLETE}
+    assert {target.status for target in report.targets if target.first_step == 0} == {Status.COMPLETE}

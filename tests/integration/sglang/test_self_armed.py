@@ -1,4 +1,4 @@
-"""Captures that a config arms in SGLang's schedulers."""
+"""Tests of captures that a config arms in SGLang's schedulers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers: what holds for those of every engine, options of SGLang, and ranks that do not answer."""
+"""Tests of SGLang servers: the tests shared by all engines, SGLang's options, and unresponsive ranks."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def server(start_server: Callable[..., Any], root: Path) -> Any:
 
 
 def steps(path: str) -> list[str]:
-    """Return the forward passes in a trace as SGLang names them, such as ``step[DECODE bs=2]``."""
+    """Return SGLang's names of the forward passes in a trace, such as ``step[DECODE bs=2]``."""
     return [name for name in names(Path(path)) if name.startswith("step[")]
 
 
 @contextlib.contextmanager
 def small_disk(path: Path) -> Iterator[Path]:
-    """Mount a file system that is soon full, if that can be done here."""
+    """Mount a small file system. Skip the test if this is not permitted."""
     path.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
@@ -49,12 +49,12 @@ def small_disk(path: Path) -> Iterator[Path]:
     try:
         yield path
     finally:
-        # Torch has a file open that it could not write, until Python collects its profile.
+        # Torch keeps a file open after a failed write, until Python deletes the profile.
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def fill(disk: Path) -> None:
-    """Leave no room on a small disk."""
+    """Fill a file system."""
     with contextlib.suppress(OSError), (disk / "full").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -77,7 +77,7 @@ class TestServer(ServerContract):
         return [{"EXTEND": "prefill", "DECODE": "decode"}.get(kind, kind) for kind in spans(path)]
 
 
-def test_a_window_of_all_kinds_is_exact(server: Any) -> None:
+def test_window_of_all_batch_kinds_is_exact(server: Any) -> None:
     assert call(server, "POST", "start", {"id": "all", "run": "all", "iterations": {"count": 4, "skip": 2}}).is_success
     server.complete(tokens=3)  # one prefill and two decode iterations
     server.complete(tokens=4)
@@ -85,17 +85,17 @@ def test_a_window_of_all_kinds_is_exact(server: Any) -> None:
     assert spans(Path(capture["files"][0])) == ["DECODE", "EXTEND", "DECODE", "DECODE"]
 
 
-def test_an_option_that_the_scheduler_refuses_is_answered(server: Any) -> None:
+def test_refusal_by_the_scheduler_is_in_the_reply(server: Any) -> None:
     body = {"id": "refused", "run": "refused", "engine": {"start_step": 1 << 40}}
     answer = call(server, "POST", "start", body)
     text = "options.start_step requires the role's iterations.count"
     assert (answer.status_code, text in answer.json()["error"]) == (409, True), answer.text
 
 
-def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_path: Path) -> None:
-    """As between the steps of a trainer that shares the engine's devices."""
+def test_capture_continues_after_a_weight_update(server: Any, model: Path, tmp_path: Path) -> None:
+    """A trainer that shares the engine's devices sends these requests between its steps."""
 
-    def do(route: str, **body: Any) -> None:
+    def send(route: str, **body: Any) -> None:
         answer = plain_http.post(f"{server.url}/{route}", json=body)
         assert answer.is_success, answer.text
 
@@ -104,12 +104,12 @@ def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_pa
     assert server.complete(tokens=8) == before
     recorded = status(server)["iterations"]
     assert 8 <= recorded < 20
-    do("pause_generation", mode="retract")
-    do("flush_cache")
-    do("release_memory_occupation")
-    do("resume_memory_occupation")
-    do("update_weights_from_disk", model_path=str(write_checkpoint(model, tmp_path, 1)), load_format="safetensors")
-    do("continue_generation")
+    send("pause_generation", mode="retract")
+    send("flush_cache")
+    send("release_memory_occupation")
+    send("resume_memory_occupation")
+    send("update_weights_from_disk", model_path=str(write_checkpoint(model, tmp_path, 1)), load_format="safetensors")
+    send("continue_generation")
     assert (status(server)["state"], status(server)["iterations"]) == ("recording", recorded)
     after = server.complete(tokens=8)
     assert after != before
@@ -122,16 +122,16 @@ def test_new_weights_and_a_pause_in_mid_capture(server: Any, model: Path, tmp_pa
     assert read_run(Path(file).parents[2]).status is Status.COMPLETE
 
 
-def test_it_starts_at_a_forward_pass_that_sglang_counts(server: Any) -> None:
+def test_start_step_selects_a_forward_pass(server: Any) -> None:
     def start(first: int) -> httpx.Response:
         body = {"id": "at", "run": f"at-{first}", "iterations": {"count": 2}, "engine": {"start_step": first}}
         return call(server, "POST", "start", body)
 
     refused = start(1)
     assert refused.status_code == 409
-    done = int(re.findall(r"has already run (\d+) forward passes", refused.json()["error"])[0])
-    assert start(done).status_code == 409
-    assert start(done + 4).is_success
+    finished_passes = int(re.findall(r"has already run (\d+) forward passes", refused.json()["error"])[0])
+    assert start(finished_passes).status_code == 409
+    assert start(finished_passes + 4).is_success
     server.complete(tokens=3)
     server.complete(tokens=8)
     (capture,) = stop(server, "at")["captures"]
@@ -139,7 +139,7 @@ def test_it_starts_at_a_forward_pass_that_sglang_counts(server: Any) -> None:
     assert read_manifest(Path(capture["manifest"])).artifacts[0].iterations == (3, 4)
 
 
-def test_small_decode_batches_are_passed_over(server: Any) -> None:
+def test_small_decode_batches_are_skipped(server: Any) -> None:
     body = {"id": "wide", "run": "wide", "batch_kinds": ["decode"], "iterations": {"count": 3}}
     assert call(server, "POST", "start", {**body, "engine": {"min_decode_batch": 2}}).is_success
     server.complete(tokens=20)
@@ -148,12 +148,12 @@ def test_small_decode_batches_are_passed_over(server: Any) -> None:
         list(pool.map(lambda index: server.complete(f"{index}", tokens=60), range(3)))
     reply = stop(server, "wide")
     assert (reply["iterations"], reply["problems"]) == (3, [])
-    found = [name for capture in reply["captures"] for file in capture["files"] for name in steps(file)]
-    assert len(found) == 3
-    assert all(int(re.findall(r"bs=(\d+)", name)[0]) >= 2 for name in found)
+    step_names = [name for capture in reply["captures"] for file in capture["files"] for name in steps(file)]
+    assert len(step_names) == 3
+    assert all(int(re.findall(r"bs=(\d+)", name)[0]) >= 2 for name in step_names)
 
 
-def test_detailed_annotations_name_the_attention_work(server: Any) -> None:
+def test_detailed_annotations_contain_the_attention_work(server: Any) -> None:
     for detailed in (True, False):
         body = {"id": "named", "run": f"named-{detailed}", "iterations": {"count": 2}, "engine": {"detailed": detailed}}
         assert call(server, "POST", "start", body).is_success
@@ -163,7 +163,7 @@ def test_detailed_annotations_name_the_attention_work(server: Any) -> None:
         assert ("sq" in extend, "sk" in decode) == (detailed, detailed), (extend, decode)
 
 
-def test_the_frontends_record_as_roles_of_their_own(server: Any, root: Path) -> None:
+def test_frontends_record_as_separate_roles(server: Any, root: Path) -> None:
     with busy(server):
         process = command_line(
             server, "--iterations", "3", "--set", "run=fronts", "--set", "server.options.ignore_frontend=false"
@@ -176,13 +176,13 @@ def test_the_frontends_record_as_roles_of_their_own(server: Any, root: Path) -> 
         (rank,) = capture.ranks
         assert (rank.status, rank.artifacts[0].whole) == (Status.COMPLETE, True)
         assert rank.events
-    # The next capture leaves them alone.
+    # The next capture does not include the frontends.
     assert call(server, "POST", "start", {"id": "alone", "run": "fronts", "first_step": 1}).is_success
     answer = call(server, "POST", "stop", {"request": "alone"}).json()["answer"]
     assert answer["frontends"] == {}
 
 
-def test_what_cannot_be_written_is_said_and_the_server_serves_on(server: Any, root: Path) -> None:
+def test_unwritable_output_is_refused_without_affecting_the_server(server: Any, root: Path) -> None:
     root.mkdir(exist_ok=True)
     (root / "blocked").write_text("no directory")
     answer = call(server, "POST", "start", {"id": "blocked", "run": "blocked"})
@@ -190,7 +190,7 @@ def test_what_cannot_be_written_is_said_and_the_server_serves_on(server: Any, ro
     assert server.complete()
 
 
-def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -> None:
+def test_captures_do_not_change_the_output(server: Any) -> None:
     prompts = [f"{'tell me more ' * index}{index}" for index in range(6)]
 
     def generate() -> list[str]:
@@ -198,14 +198,14 @@ def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -
             return list(pool.map(lambda prompt: server.complete(prompt, tokens=40), prompts))
 
     expected = generate()
-    over = threading.Event()
+    stop_event = threading.Event()
 
     def capture() -> int:
         count = 0
-        while not over.is_set():
+        while not stop_event.is_set():
             body = {"id": f"capture{count}", "run": "same", "iterations": {"count": 5}, "first_step": count}
             assert call(server, "POST", "start", body).is_success
-            while status(server)["state"] in {"armed", "recording"} and not over.is_set():
+            while status(server)["state"] in {"armed", "recording"} and not stop_event.is_set():
                 pass
             assert stop(server, f"capture{count}")["state"] == "ended"
             count += 1
@@ -214,11 +214,11 @@ def test_requests_have_the_same_outputs_with_and_without_captures(server: Any) -
     with ThreadPoolExecutor(1) as pool:
         captures = pool.submit(capture)
         try:
-            found = [generate() for _ in range(4)]
+            outputs = [generate() for _ in range(4)]
         finally:
-            over.set()
+            stop_event.set()
         assert captures.result() > 1
-    assert found == [expected] * 4
+    assert outputs == [expected] * 4
     assert len(set(expected)) > 1
 
 
@@ -234,17 +234,17 @@ def pair(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFact
 
 
 @contextlib.contextmanager
-def stopped(process: int) -> Iterator[None]:
-    """Let a process of a server not run."""
-    os.kill(process, signal.SIGSTOP)
+def suspended(pid: int) -> Iterator[None]:
+    """Suspend a process of a server."""
+    os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.kill(process, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
 
 
 def record_both(server: Any) -> int:
-    """Record in both ranks; returns the process of the second one."""
+    """Start a capture on both ranks. Return the PID of the second rank."""
     started = call(server, "POST", "start", {"id": "both", "run": "both", "ranks": "all"}, token=None)
     assert started.is_success, started.text
     server.complete(tokens=4)
@@ -252,7 +252,7 @@ def record_both(server: Any) -> int:
 
 
 def check_both(server: Any) -> None:
-    """Check that both ranks have recorded, and that the server serves."""
+    """Check that both ranks have recorded, and that the server responds."""
     ranks = call(server, "POST", "stop", {"request": "both"}).json()["answer"]["ranks"]
     for rank in ranks:
         (capture,) = rank["captures"]
@@ -263,32 +263,32 @@ def check_both(server: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_all_ranks_refuse_what_one_of_them_refuses_to_sglang(pair: Any, tmp_path: Path, rank: int) -> None:
-    def own(command: str) -> int:
+def test_native_profiler_is_refused_if_one_rank_is_recording(pair: Any, tmp_path: Path, rank: int) -> None:
+    def native_status(command: str) -> int:
         body = {"output_dir": str(tmp_path), "activities": ["CPU"]} if command == "start" else None
         url = f"{pair.url}/{command}_profile"
         return plain_http.post(url, json=body, timeout=20).status_code
 
     assert call(pair, "POST", "start", {"id": "one", "run": f"one-{rank}", "ranks": [rank]}).is_success
-    assert own("start") == 500
-    assert own("stop") == 500  # one rank would wait for the other for ever
+    assert native_status("start") == 500
+    assert native_status("stop") == 500  # otherwise, one rank would wait for the other forever
     pair.complete(tokens=4)
     reply = call(pair, "POST", "stop", {"request": "one"}).json()["answer"]["ranks"][rank]
     assert (reply["rank"], reply["iterations"], reply["captures"][0]["status"]) == (rank, 4, "complete")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_that_does_not_run_does_not_hold_up_the_answer(pair: Any) -> None:
-    # The first rank waits for it, before it answers, with tensor parallelism as with pipeline parallelism.
-    with stopped(record_both(pair)):
+def test_suspended_rank_does_not_block_the_reply(pair: Any) -> None:
+    # With tensor or pipeline parallelism, the first rank waits for the other rank before it replies.
+    with suspended(record_both(pair)):
         answer = call(pair, "POST", "stop", {"request": "both"})
         assert answer.status_code == 504
         assert "did not reply within rpc_timeout_s=3 seconds" in answer.json()["error"]
-    check_both(pair)  # the stop was waiting for it
+    check_both(pair)  # the suspended rank executes the stop when it continues
 
 
-def test_a_silent_rank_is_named(pair: Any) -> None:
-    """Here a rank that has no room for its reply: SGLang brings those of first ranks only."""
+def test_missing_reply_of_a_rank_is_reported(pair: Any) -> None:
+    """SGLang forwards only replies of the first ranks. Others write files, and here the file system is full."""
     output = Path(call(pair, "GET", "status").json()["server"]["output"])
     with small_disk(output / "small") as disk:
         body = {"id": "full", "run": "run", "ranks": "all", "output": str(disk)}

@@ -1,4 +1,7 @@
-"""SGLang's own routes, with profdeck loaded: what ends a server or loses a trace without it is refused, or works."""
+"""Tests of SGLang's own profiler routes with profdeck loaded.
+
+Without profdeck, some of these requests crash the server or lose a trace. With profdeck, they are refused or work.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +25,16 @@ def server(start_server: Callable[..., Any], root: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def second(start_server: Callable[..., Any], root: Path) -> Any:
-    """A server with the second of SGLang's profilers."""
+def v2_server(start_server: Callable[..., Any], root: Path) -> Any:
+    """A server that uses SGLang's profiler V2."""
     return start_server(**PLUGINS, PROFDECK__OUTPUT=str(root), SGLANG_PROFILE_V2="1", **TOKEN)
 
 
-def start(server: Any, directory: Path | str, name: str = "own", **more: Any) -> int:
-    """Start SGLang's own profiler; returns the status, which is all that it says."""
-    # With shapes, which are SGLang's default, torch crashes at times after captures by stage, also without profdeck.
+def start(server: Any, directory: Path | str, name: str = "own", **fields: Any) -> int:
+    """Start SGLang's own profiler and return the status code. The reply has no other information."""
+    # By default, SGLang records shapes. After captures by stage, torch then sometimes crashes, also without profdeck.
     body = {"output_dir": str(directory), "profile_id": name, "activities": ["CPU"], "with_stack": False}
-    body |= {"record_shapes": False, **more}
+    body |= {"record_shapes": False, **fields}
     return plain_http.post(f"{server.url}/start_profile", json=body).status_code
 
 
@@ -39,8 +42,8 @@ def stop(server: Any) -> int:
     return plain_http.post(f"{server.url}/stop_profile").status_code
 
 
-def log_of(server: Any, before: str = "") -> str:
-    """Return what a server has logged since it had logged something."""
+def read_log(server: Any, before: str = "") -> str:
+    """Return a server's log without the text `before` at its start."""
     return str(server.log.read_text(errors="replace")).removeprefix(before)
 
 
@@ -48,7 +51,7 @@ def files(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.glob("*")) if directory.is_dir() else []
 
 
-def test_a_second_manual_start_is_refused_and_the_first_trace_is_whole(server: Any, tmp_path: Path) -> None:
+def test_second_manual_start_is_refused_and_the_first_trace_is_complete(server: Any, tmp_path: Path) -> None:
     assert start(server, tmp_path / "first", "first") == 200
     server.complete(tokens=8)
     assert start(server, tmp_path / "second", "second") == 500
@@ -60,7 +63,7 @@ def test_a_second_manual_start_is_refused_and_the_first_trace_is_whole(server: A
     assert recorded == ["EXTEND", *["DECODE"] * 7, "EXTEND", *["DECODE"] * 3]
 
 
-def test_a_stop_of_nothing_is_refused(server: Any, tmp_path: Path) -> None:
+def test_stop_without_a_recording_is_refused(server: Any, tmp_path: Path) -> None:
     assert stop(server) == 500
     assert start(server, tmp_path, num_steps=3) == 200
     server.complete(tokens=8)
@@ -71,12 +74,12 @@ def test_a_stop_of_nothing_is_refused(server: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("waiting", [{"profile_by_stage": True}, {"start_step": 1}, {"start_step": 1 << 40}])
-def test_a_stop_cancels_what_waits_for_its_first_batch(server: Any, tmp_path: Path, waiting: dict[str, Any]) -> None:
+def test_stop_cancels_a_recording_before_its_first_batch(server: Any, tmp_path: Path, waiting: dict[str, Any]) -> None:
     assert start(server, tmp_path / "cancelled", num_steps=2, **waiting) == 200
     assert start(server, tmp_path / "refused", num_steps=2) == 500
-    before = log_of(server)
-    assert stop(server) == 500  # there is no trace
-    assert "was cancelled before its first batch; nothing was recorded" in log_of(server, before)
+    before = read_log(server)
+    assert stop(server) == 500  # no trace exists
+    assert "was cancelled before its first batch; nothing was recorded" in read_log(server, before)
     server.complete(tokens=8)
     assert files(tmp_path / "cancelled") == []
     assert start(server, tmp_path / "next", "next", num_steps=2) == 200
@@ -84,16 +87,18 @@ def test_a_stop_cancels_what_waits_for_its_first_batch(server: Any, tmp_path: Pa
     assert spans(tmp_path / "next" / "next-TP-0.trace.json.gz") == ["EXTEND", "DECODE"]
 
 
-def test_a_stop_between_two_stages_ends_both(server: Any, tmp_path: Path) -> None:
+def test_stop_between_two_stages_ends_both(server: Any, tmp_path: Path) -> None:
     assert start(server, tmp_path, num_steps=5, profile_by_stage=True) == 200
     server.complete(tokens=1)
     assert stop(server) == 200
     server.complete(tokens=12)
-    assert files(tmp_path) == ["own-TP-0.trace.json.gz"]  # SGLang names the stage only when it stops by itself
+    assert files(tmp_path) == [
+        "own-TP-0.trace.json.gz"
+    ]  # the file name has the stage only if the recording stops automatically
     assert spans(tmp_path / "own-TP-0.trace.json.gz") == ["EXTEND"]
 
 
-def test_stages_are_recorded_apart(server: Any, tmp_path: Path) -> None:
+def test_stages_are_recorded_separately(server: Any, tmp_path: Path) -> None:
     assert start(server, tmp_path, num_steps=2, profile_by_stage=True) == 200
     server.complete(tokens=8)
     assert files(tmp_path) == ["own-TP-0-DECODE.trace.json.gz", "own-TP-0-EXTEND.trace.json.gz"]
@@ -101,7 +106,7 @@ def test_stages_are_recorded_apart(server: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "text"),
+    ("fields", "text"),
     [
         ({"profile_by_stage": True}, "profile_by_stage requires num_steps"),
         ({"activities": ["CUDA_PROFILER"]}, "CUDA_PROFILER requires CUDA"),
@@ -116,23 +121,25 @@ def test_stages_are_recorded_apart(server: Any, tmp_path: Path) -> None:
         ({"name": "x\0y"}, "null"),
     ],
 )
-def test_what_would_end_the_server_is_refused(server: Any, tmp_path: Path, asked: dict[str, Any], text: str) -> None:
-    before = log_of(server)
-    assert start(server, **{"directory": tmp_path, **asked}) == 500
-    assert text in log_of(server, before)
+def test_request_that_would_crash_the_server_is_refused(
+    server: Any, tmp_path: Path, fields: dict[str, Any], text: str
+) -> None:
+    before = read_log(server)
+    assert start(server, **{"directory": tmp_path, **fields}) == 500
+    assert text in read_log(server, before)
     assert server.complete(tokens=8)
     assert files(tmp_path) == []
 
 
-def test_a_prefix_hides_traces_from_the_merge_of_sglang(server: Any, tmp_path: Path) -> None:
-    before = log_of(server)
+def test_sglangs_merge_does_not_find_traces_with_a_prefix(server: Any, tmp_path: Path) -> None:
+    before = read_log(server)
     assert start(server, tmp_path, num_steps=2, merge_profiles=True, profile_prefix="pre") == 200
     server.complete(tokens=8)
     assert files(tmp_path) == ["pre-own-TP-0.trace.json.gz"]
-    assert "Merge failed: No trace files found" in log_of(server, before)
+    assert "Merge failed: No trace files found" in read_log(server, before)
 
 
-def test_it_is_refused_while_profdeck_records(server: Any, root: Path, tmp_path: Path) -> None:
+def test_native_profiler_is_refused_while_profdeck_records(server: Any, root: Path, tmp_path: Path) -> None:
     assert call(server, "POST", "start", {"id": "ours", "run": "ours", "iterations": {"count": 100}}).is_success
     assert start(server, tmp_path) == 500
     server.complete(tokens=8)
@@ -144,11 +151,11 @@ def test_it_is_refused_while_profdeck_records(server: Any, root: Path, tmp_path:
     assert len(spans(Path(file))) == 8
 
 
-def test_it_starts_while_profdeck_writes(server: Any, tmp_path: Path) -> None:
+def test_native_profiler_starts_while_profdeck_writes(server: Any, tmp_path: Path) -> None:
     assert call(server, "POST", "start", {"id": "ours", "run": "before", "iterations": {"count": 4}}).is_success
     with busy(server):
         while call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] in {"armed", "recording"}:
-            pass  # until its last iteration
+            pass  # wait for the last iteration
         assert start(server, tmp_path, num_steps=3) == 200
     (capture,) = call(server, "POST", "stop", {"request": "ours"}).json()["answer"]["ranks"][0]["captures"]
     assert (capture["status"], len(spans(Path(capture["files"][0])))) == ("complete", 4)
@@ -156,9 +163,11 @@ def test_it_starts_while_profdeck_writes(server: Any, tmp_path: Path) -> None:
     assert len(spans(tmp_path / "own-TP-0.trace.json.gz")) == 3
 
 
-@pytest.mark.parametrize("own", [{}, {"num_steps": 2, "start_step": 1}, {"num_steps": 2, "profile_by_stage": True}])
-def test_profdeck_is_refused_while_it_records_or_waits(server: Any, tmp_path: Path, own: dict[str, Any]) -> None:
-    assert start(server, tmp_path, **own) == 200
+@pytest.mark.parametrize("fields", [{}, {"num_steps": 2, "start_step": 1}, {"num_steps": 2, "profile_by_stage": True}])
+def test_profdeck_is_refused_while_the_native_profiler_is_active(
+    server: Any, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    assert start(server, tmp_path, **fields) == 200
     answer = call(server, "POST", "start", {"id": "ours"})
     assert answer.status_code == 409, answer.text
     assert "SGLang's own profiler" in answer.json()["error"]
@@ -172,41 +181,41 @@ def test_profdeck_is_refused_while_it_records_or_waits(server: Any, tmp_path: Pa
     assert (answer["captures"][0]["status"], answer["iterations"]) == ("complete", 2)
 
 
-def test_the_second_profiler_refuses_what_it_cannot_do(second: Any, tmp_path: Path) -> None:
-    assert start(second, tmp_path) == 500
-    assert start(second, tmp_path, num_steps=2) == 500
-    assert start(second, tmp_path, num_steps=2, profile_by_stage=True, start_step=5) == 500
-    assert start(second, tmp_path, num_steps=2, profile_by_stage=True, merge_profiles=True) == 500
-    assert start(second, tmp_path, profile_by_stage=True) == 500
-    assert stop(second) == 500
-    assert second.complete(tokens=8)
+def test_profiler_v2_refuses_unsupported_requests(v2_server: Any, tmp_path: Path) -> None:
+    assert start(v2_server, tmp_path) == 500
+    assert start(v2_server, tmp_path, num_steps=2) == 500
+    assert start(v2_server, tmp_path, num_steps=2, profile_by_stage=True, start_step=5) == 500
+    assert start(v2_server, tmp_path, num_steps=2, profile_by_stage=True, merge_profiles=True) == 500
+    assert start(v2_server, tmp_path, profile_by_stage=True) == 500
+    assert stop(v2_server) == 500
+    assert v2_server.complete(tokens=8)
     assert files(tmp_path) == []
 
 
-def test_the_second_profiler_records_by_stage_undisturbed(second: Any, tmp_path: Path) -> None:
-    assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
-    second.complete(tokens=3)
-    assert start(second, tmp_path, "again", num_steps=4, profile_by_stage=True) == 500
-    assert call(second, "POST", "start", {"id": "ours"}).status_code == 409
-    assert stop(second) == 500
-    second.complete(tokens=8)  # its prefill ends the stage
+def test_profiler_v2_continues_after_refused_requests(v2_server: Any, tmp_path: Path) -> None:
+    assert start(v2_server, tmp_path, num_steps=4, profile_by_stage=True) == 200
+    v2_server.complete(tokens=3)
+    assert start(v2_server, tmp_path, "again", num_steps=4, profile_by_stage=True) == 500
+    assert call(v2_server, "POST", "start", {"id": "ours"}).status_code == 409
+    assert stop(v2_server) == 500
+    v2_server.complete(tokens=8)  # the prefill ends the decode stage
     assert files(tmp_path) == ["own-TP-0-decode.trace.json.gz", "own-TP-0-prefill.trace.json.gz"]
     assert spans(tmp_path / "own-TP-0-prefill.trace.json.gz") == ["EXTEND"]
     assert spans(tmp_path / "own-TP-0-decode.trace.json.gz") == ["DECODE", "DECODE"]
 
 
-def test_a_stop_cancels_what_waits_for_the_second_profiler(second: Any, tmp_path: Path) -> None:
-    assert start(second, tmp_path, num_steps=4, profile_by_stage=True) == 200
-    before = log_of(second)
-    assert stop(second) == 500
-    assert "was cancelled before its first batch; nothing was recorded" in log_of(second, before)
-    second.complete(tokens=8)
+def test_stop_cancels_a_profiler_v2_recording_before_its_first_batch(v2_server: Any, tmp_path: Path) -> None:
+    assert start(v2_server, tmp_path, num_steps=4, profile_by_stage=True) == 200
+    before = read_log(v2_server)
+    assert stop(v2_server) == 500
+    assert "was cancelled before its first batch; nothing was recorded" in read_log(v2_server, before)
+    v2_server.complete(tokens=8)
     assert files(tmp_path) == []
 
 
-def test_profdeck_records_in_a_server_with_the_second_profiler(second: Any, root: Path) -> None:
-    assert call(second, "POST", "start", {"id": "v2", "run": "v2", "iterations": {"count": 4}}).is_success
-    assert second.complete(tokens=8)
-    (capture,) = call(second, "POST", "stop", {"request": "v2"}).json()["answer"]["ranks"][0]["captures"]
+def test_profdeck_records_in_a_server_with_profiler_v2(v2_server: Any, root: Path) -> None:
+    assert call(v2_server, "POST", "start", {"id": "v2", "run": "v2", "iterations": {"count": 4}}).is_success
+    assert v2_server.complete(tokens=8)
+    (capture,) = call(v2_server, "POST", "stop", {"request": "v2"}).json()["answer"]["ranks"][0]["captures"]
     assert capture["status"] == "complete"
     assert spans(Path(capture["files"][0])) == ["EXTEND", "DECODE", "DECODE", "DECODE"]

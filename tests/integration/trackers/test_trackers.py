@@ -61,57 +61,62 @@ def environment(replaying_site: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def server(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run an MLflow server, yield its URL, and stop the server with its workers."""
-    place = tmp_path_factory.mktemp("mlflow")
+    directory = tmp_path_factory.mktemp("mlflow")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{place}/db", "--artifacts-destination", str(place / "artifacts")]
-    process = subprocess.Popen(command, cwd=place, env=environment, start_new_session=True)
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{directory}/db",
+        "--artifacts-destination",
+        str(directory / "artifacts"),
+    ]
+    process = subprocess.Popen(command, cwd=directory, env=environment, start_new_session=True)
     try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/health"), every_s=0.2, timeout_s=120)
+        until(lambda: is_ready(f"http://127.0.0.1:{port}/health"), every_s=0.2, timeout_s=120)
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def answers(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - of this machine
+        with urllib.request.urlopen(url, timeout=2):  # noqa: S310 - a URL of this machine
             return True
     except OSError:
         return False
 
 
-def trained(directory: Path, environment: dict[str, str], listeners: str, *how: str) -> Path:
+def train(directory: Path, environment: dict[str, str], listeners: str, *options: str) -> Path:
     """Run the job, wait for its finish commands, and return its run directory."""
-    command = [sys.executable, "-c", JOB, str(directory), listeners, *how]
-    done = subprocess.run(
+    command = [sys.executable, "-c", JOB, str(directory), listeners, *options]
+    result = subprocess.run(
         command, env=environment, cwd=directory, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     return directory / "job"
 
 
-def finish(run: Path, step: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / f"step_{step:06d}" / f"finish.step{step}.json").read_text())
-    return found
+def finish_record(run: Path, step: int) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((run / f"step_{step:06d}" / f"finish.step{step}.json").read_text())
+    return record
 
 
-def medians(run: Path, step: int) -> float:
+def median_step_ms(run: Path, step: int) -> float:
     """Return the median step time of a capture in milliseconds, like `profdeck summary`."""
     command = [sys.executable, "-m", "profdeck", "summary", str(run / f"step_{step:06d}"), "--json"]
     (rank,) = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["ranks"]
-    lengths = sorted(one["devices"][0]["duration_us"] for one in rank["steps"] if one["kind"] == "global_step")
+    lengths = sorted(step["devices"][0]["duration_us"] for step in rank["steps"] if step["kind"] == "global_step")
     return (lengths[1] + lengths[2]) / 2e3
 
 
 def test_tensorboard_reads_the_scalars_of_each_capture(environment: dict[str, str], tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
-    run = trained(tmp_path, environment, "tensorboard")
-    assert finish(run, 3)["state"] == "done", finish(run, 3)
+    run = train(tmp_path, environment, "tensorboard")
+    assert finish_record(run, 3)["state"] == "done", finish_record(run, 3)
     read = EventMultiplexer().AddRunsFromDirectory(str(run)).Reload()
     (name,) = read.Runs()
     tags = read.Runs()[name]["scalars"] or read.Runs()[name]["tensors"]
@@ -122,92 +127,96 @@ def test_tensorboard_reads_the_scalars_of_each_capture(environment: dict[str, st
         "profdeck/trainer/stage/data_loading_ms",
     } <= set(tags)
     steps = {event.step: event.value for event in read.Scalars(name, "profdeck/trainer/global_step_ms")}
-    assert steps == pytest.approx({step: medians(run, step) for step in (3, 7)}, rel=1e-6)
+    assert steps == pytest.approx({step: median_step_ms(run, step) for step in (3, 7)}, rel=1e-6)
     (text, _) = read.Tensors(name, "profdeck/capture")
     assert b"complete: `profdeck report " in text.tensor_proto.string_val[0]
 
 
 def test_tensorboard_uses_the_jobs_directory(environment: dict[str, str], tmp_path: Path) -> None:
-    trained(tmp_path, environment | {"TENSORBOARD_DIR": str(tmp_path / "board")}, "tensorboard")
+    train(tmp_path, environment | {"TENSORBOARD_DIR": str(tmp_path / "board")}, "tensorboard")
     assert len(list((tmp_path / "board" / "profdeck" / "job").glob("events.*"))) == 2
     assert not (tmp_path / "job" / "tensorboard").exists()
 
 
 @pytest.mark.parametrize("how", ["active", "by variable", "alone"])
-def test_mlflow_has_metrics_and_report(server: str, environment: dict[str, str], tmp_path: Path, how: str) -> None:
+def test_mlflow_run_has_metrics_and_report(server: str, environment: dict[str, str], tmp_path: Path, how: str) -> None:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=server)
-    own = environment | {"MLFLOW_TRACKING_URI": server}
+    job_environment = environment | {"MLFLOW_TRACKING_URI": server}
     if how == "by variable":
         experiment = client.create_experiment("by variable")
-        own["MLFLOW_RUN_ID"] = client.create_run(experiment).info.run_id
-    run = trained(tmp_path, own, "mlflow", how)
-    assert finish(run, 7)["state"] == "done", finish(run, 7)
+        job_environment["MLFLOW_RUN_ID"] = client.create_run(experiment).info.run_id
+    run = train(tmp_path, job_environment, "mlflow", how)
+    assert finish_record(run, 7)["state"] == "done", finish_record(run, 7)
     about = json.loads((run / "mlflow.json").read_text())
-    found = client.get_run(about["run_id"])
+    mlflow_run = client.get_run(about["run_id"])
     if how == "active":
-        assert found.info.run_name == "training"
+        assert mlflow_run.info.run_name == "training"
     elif how == "by variable":
-        assert about["run_id"] == own["MLFLOW_RUN_ID"]
+        assert about["run_id"] == job_environment["MLFLOW_RUN_ID"]
     else:
-        assert found.info.run_name == "job"
-    assert found.data.tags["profdeck.directory"] == str(run)
+        assert mlflow_run.info.run_name == "job"
+    assert mlflow_run.data.tags["profdeck.directory"] == str(run)
     history = client.get_metric_history(about["run_id"], "profdeck/trainer/global_step_ms")
-    assert {one.step: one.value for one in history} == pytest.approx({step: medians(run, step) for step in (3, 7)})
-    pages = [one.path for one in client.list_artifacts(about["run_id"], "profdeck")]
+    assert {metric.step: metric.value for metric in history} == pytest.approx(
+        {step: median_step_ms(run, step) for step in (3, 7)}
+    )
+    pages = [artifact.path for artifact in client.list_artifacts(about["run_id"], "profdeck")]
     assert sorted(pages) == ["profdeck/step_000003.html", "profdeck/step_000007.html"]
 
 
-def logged(file: Path) -> Iterator[Any]:
+def read_records(file: Path) -> Iterator[Any]:
     """Read the records of a wandb file, which has the format of a LevelDB log."""
     from wandb.proto import wandb_internal_pb2
 
-    data, place, held = file.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if BLOCK - place % BLOCK < 7:
-            place += BLOCK - place % BLOCK
+    data, offset, fragments = file.read_bytes(), 7, b""
+    while offset + 7 <= len(data):
+        if BLOCK - offset % BLOCK < 7:
+            offset += BLOCK - offset % BLOCK
             continue
-        length, kind = struct.unpack("<HB", data[place + 4 : place + 7])
-        held += data[place + 7 : place + 7 + length]
-        place += 7 + length
+        length, kind = struct.unpack("<HB", data[offset + 4 : offset + 7])
+        fragments += data[offset + 7 : offset + 7 + length]
+        offset += 7 + length
         if kind in {1, 4}:  # a complete record or its last fragment
             record = wandb_internal_pb2.Record()
-            record.ParseFromString(held)
-            held = b""
+            record.ParseFromString(fragments)
+            fragments = b""
             yield record
 
 
 @pytest.mark.parametrize("how", ["wandb", "alone"])
-def test_wandb_gets_a_separate_run(environment: dict[str, str], tmp_path: Path, how: str) -> None:
-    run = trained(tmp_path, environment | {"WANDB_MODE": "offline"}, "wandb", how)
-    assert finish(run, 7)["state"] == "done", finish(run, 7)
-    records = [record for file in sorted(run.glob("step_*/wandb/offline-run-*/*.wandb")) for record in logged(file)]
+def test_wandb_run_is_separate_from_the_jobs_run(environment: dict[str, str], tmp_path: Path, how: str) -> None:
+    run = train(tmp_path, environment | {"WANDB_MODE": "offline"}, "wandb", how)
+    assert finish_record(run, 7)["state"] == "done", finish_record(run, 7)
+    records = [
+        record for file in sorted(run.glob("step_*/wandb/offline-run-*/*.wandb")) for record in read_records(file)
+    ]
     runs = {
-        (one.run.run_id, one.run.project, one.run.run_group)
-        for one in records
-        if one.WhichOneof("record_type") == "run"
+        (record.run.run_id, record.run.project, record.run.run_group)
+        for record in records
+        if record.WhichOneof("record_type") == "run"
     }
     about = json.loads((run / "wandb.json").read_text())
     project = ("the project", "the group") if how == "wandb" else ("profdeck", "")
     assert runs == {(about["id"], *project)}
-    found = {}
+    step_ms = {}
     for record in records:
         values = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
         if values:
-            found[values["_step"]] = values["profdeck/trainer/global_step_ms"]
-    assert found == pytest.approx({step: medians(run, step) for step in (3, 7)})
-    assert {one.artifact.name for one in records if one.WhichOneof("record_type") == "artifact"} == {
+            step_ms[values["_step"]] = values["profdeck/trainer/global_step_ms"]
+    assert step_ms == pytest.approx({step: median_step_ms(run, step) for step in (3, 7)})
+    assert {record.artifact.name for record in records if record.WhichOneof("record_type") == "artifact"} == {
         f"{about['id']}-step{step}" for step in (3, 7)
     }
 
 
 @pytest.mark.parametrize("how", ["swanlab", "alone"])
-def test_swanlab_gets_separate_runs(environment: dict[str, str], tmp_path: Path, how: str) -> None:
-    run = trained(tmp_path, environment | {"SWANLAB_MODE": "local"}, "swanlab", how)
-    assert finish(run, 7)["state"] == "done", finish(run, 7)
-    place = tmp_path / "swanlog" if how == "swanlab" else run / "swanlog"
-    with closing(sqlite3.connect(place / "runs.swanlab")) as database:
+def test_swanlab_runs_are_separate_from_the_jobs_run(environment: dict[str, str], tmp_path: Path, how: str) -> None:
+    run = train(tmp_path, environment | {"SWANLAB_MODE": "local"}, "swanlab", how)
+    assert finish_record(run, 7)["state"] == "done", finish_record(run, 7)
+    log_directory = tmp_path / "swanlog" if how == "swanlab" else run / "swanlog"
+    with closing(sqlite3.connect(log_directory / "runs.swanlab")) as database:
         names = dict(database.execute("select run_id, name from experiment"))
         tags = database.execute(
             "select run_id || '/logs/' || folder, tag.name from tag join experiment on experiment.id = experiment_id"
@@ -217,28 +226,28 @@ def test_swanlab_gets_separate_runs(environment: dict[str, str], tmp_path: Path,
     assert len(ours) == 2
     assert len(names) == len(ours) + (how == "swanlab")
     assert any(name.endswith(json.loads((run / "swanlab.json").read_text())["id"]) for name in ours)
-    found = {}
+    step_ms = {}
     for name in ours:
-        for folder in (place / name / "logs").iterdir():
+        for folder in (log_directory / name / "logs").iterdir():
             if folders.get(f"{name}/logs/{folder.name}") == "profdeck/trainer/global_step_ms":
                 lines = [json.loads(line) for file in folder.glob("*.log") for line in file.read_text().splitlines()]
-                found |= {line["index"]: line["data"] for line in lines}
-        (page,) = (place / name / "media").rglob("*.html")
+                step_ms |= {line["index"]: line["data"] for line in lines}
+        (page,) = (log_directory / name / "media").rglob("*.html")
         assert "<title>" in page.read_text()
-    assert found == pytest.approx({step: medians(run, step) for step in (3, 7)})
+    assert step_ms == pytest.approx({step: median_step_ms(run, step) for step in (3, 7)})
 
 
 def test_unreachable_server_is_recorded_without_stopping_the_job(environment: dict[str, str], tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        run = trained(tmp_path, environment | {"MLFLOW_TRACKING_URI": address}, "mlflow,tensorboard")
-    record = finish(run, 3)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        run = train(tmp_path, environment | {"MLFLOW_TRACKING_URI": address}, "mlflow,tensorboard")
+    record = finish_record(run, 3)
     assert record["state"] == "failed"
-    parts = {part["name"]: part["problem"] for part in record["parts"]}
-    assert parts["listener tensorboard"] is None
-    assert "failed with exit status 1" in str(parts["listener mlflow"])
+    problems = {task["name"]: task["problem"] for task in record["parts"]}
+    assert problems["listener tensorboard"] is None
+    assert "failed with exit status 1" in str(problems["listener mlflow"])
     listed = subprocess.run(
         [sys.executable, "-m", "profdeck", "ls", str(run), "--json"], capture_output=True, check=False
     )
-    assert {one["status"] for one in json.loads(listed.stdout)["captures"]} == {"complete"}
+    assert {capture["status"] for capture in json.loads(listed.stdout)["captures"]} == {"complete"}

@@ -1,4 +1,4 @@
-"""The engine object `AsyncLLM`: captures under load, in the event loop that serves."""
+"""Tests of captures of an `AsyncLLM` under load, in its event loop."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ def job(run_job: Callable[..., Any]) -> Any:
     return run_job("async_llm", VLLM_PLUGINS="profdeck")
 
 
-def test_no_request_fails_while_captures_start_and_stop(job: Any) -> None:
+def test_requests_succeed_during_captures(job: Any) -> None:
     assert job.results["failed"] == []
     assert [capture["status"] for capture in job.results["captures"]] == ["complete"] * 4
 
 
-def test_the_output_is_the_same_as_without_captures(job: Any) -> None:
+def test_captures_do_not_change_the_output(job: Any) -> None:
     assert job.results["same"] >= job.results["same_without_capture"]
 
 
-def test_the_captures_are_whole(job: Any) -> None:
+def test_captures_are_complete(job: Any) -> None:
     report = read_run(job.output / "run")
     assert {target.status for target in report.targets if target.first_step < 4} == {Status.COMPLETE}
     assert {capture.role for capture in report.captures} == {"rollout", "rollout-frontend"}
     assert all(rank.events for capture in report.captures if capture.first_step < 4 for rank in capture.ranks)
 
 
-def test_a_cancelled_start_leaves_nothing_recording(job: Any) -> None:
+def test_capture_after_a_cancelled_start_is_complete(job: Any) -> None:
     assert job.results["cancelled"] == ["CancelledError"]
     assert job.results["after_cancelled"]["status"] == "complete"
 
 
-def test_the_sync_calls_are_refused_in_the_loop(job: Any) -> None:
+def test_sync_calls_in_the_event_loop_are_refused(job: Any) -> None:
     assert job.results["sync"] == {"status": None}
     manifest = json.loads((job.output / "run" / "step_000012" / "rollout" / "target.step12.json").read_text())
     assert "await profiler.astart" in manifest["problems"][0]
 
 
-def test_an_engine_that_shuts_down_in_mid_capture_leaves_its_trace(job: Any) -> None:
+def test_engine_shutdown_during_a_capture_keeps_its_trace(job: Any) -> None:
     assert job.results["shut_down"]["status"] == "partial"
     (path,) = (job.output / "run" / "step_000020" / "rollout").glob("rank_*.json")
     manifest = json.loads(path.read_text())

@@ -23,21 +23,21 @@ def annotations(job: Any, step: int, pattern: str) -> list[str]:
     return [event["name"] for event in events if event.get("ph") == "X" and re.match(pattern, event["name"])]
 
 
-def test_the_engine_schedules_two_batches(job: Any) -> None:
+def test_engine_schedules_two_batches(job: Any) -> None:
     assert job.results["batches_at_once"] == 2
 
 
 @pytest.mark.parametrize("capture", ["all", "window", "decode"])
-def test_a_capture_is_complete_and_does_not_change_tokens(job: Any, capture: str) -> None:
+def test_capture_is_complete_and_does_not_change_tokens(job: Any, capture: str) -> None:
     assert job.results[capture] == {
         "status": "complete", "problems": [], "notes": [], "expected": [0], "same_tokens": True,
     }  # fmt: skip
 
 
-def test_a_window_contains_the_selected_iterations(job: Any) -> None:
+def test_window_contains_the_selected_iterations(job: Any) -> None:
     assert annotations(job, 1, "ProfilerStep") == ["ProfilerStep#2", "ProfilerStep#3", "ProfilerStep#4"]
     assert len(annotations(job, 1, "execute_")) == 3
 
 
-def test_a_stage_contains_only_the_selected_batches(job: Any) -> None:
+def test_batch_kind_selects_batches(job: Any) -> None:
     assert annotations(job, 2, "execute_") == ["execute_context_0(0)_generation_2(2)"] * 5

@@ -18,7 +18,10 @@ from profdeck.verification.run_report import read_run
 
 @pytest.fixture(scope="module")
 def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A file system with room for manifests and no trace, if one can be mounted here."""
+    """Environment variable with a file system that has space for manifests, but not for a trace.
+
+    Empty if a file system cannot be mounted.
+    """
     path = tmp_path_factory.mktemp("disk")
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)]
     if subprocess.run(mount, check=False, capture_output=True).returncode:
@@ -43,35 +46,35 @@ def iterations(path: Path) -> list[str]:
 
 
 def steps(path: Path) -> list[int]:
-    return [int(found[1]) for name in names(path) if (found := re.fullmatch(r"ProfilerStep#(\d+)", name))]
+    return [int(match[1]) for name in names(path) if (match := re.fullmatch(r"ProfilerStep#(\d+)", name))]
 
 
 def traces(job: Any, step: int, role: str = "rollout") -> list[Path]:
     return sorted((job.output / "run" / f"step_{step:06d}" / role).glob("rank_*.trace.json.gz"))
 
 
-def test_a_whole_generation_is_recorded_by_rank_0(job: Any) -> None:
+def test_generation_is_recorded_by_rank_0(job: Any) -> None:
     assert job.results["whole"] == {
         "status": "complete", "problems": [], "notes": [], "expected": [0], "same_tokens": True,
     }  # fmt: skip
     (trace,) = traces(job, 0)
-    prefill, *rest = iterations(trace)
+    prefill, *decodes = iterations(trace)
     assert prefill.startswith("execute_context_")
-    assert rest[-1] in {"execute_context_0(0)_generation_2(2)", "execute_context_0(0)_generation_1(1)"}
-    assert steps(trace) == list(range(len(rest) + 1))
+    assert decodes[-1] in {"execute_context_0(0)_generation_2(2)", "execute_context_0(0)_generation_1(1)"}
+    assert steps(trace) == list(range(len(decodes) + 1))
 
 
 def test_every_rank_records_exactly_the_window(job: Any) -> None:
     assert job.results["window"]["status"] == "complete"
-    found = traces(job, 1)
-    assert len(found) == 2
-    for trace in found:
+    rank_traces = traces(job, 1)
+    assert len(rank_traces) == 2
+    for trace in rank_traces:
         assert steps(trace) == [2, 3, 4]
         assert len(iterations(trace)) == 3
         assert b'"Input Dims"' in gzip.decompress(trace.read_bytes())
 
 
-def test_names_and_manifests_say_the_ranks(job: Any) -> None:
+def test_file_names_and_manifests_contain_the_ranks(job: Any) -> None:
     stems = [trace.name.partition(".")[0] for trace in traces(job, 1)]
     assert stems == ["rank_0000_tp0", "rank_0001_tp1"]
     manifest = json.loads((job.output / "run" / "step_000001" / "rollout" / f"{stems[-1]}.step1.json").read_text())
@@ -83,23 +86,23 @@ def test_names_and_manifests_say_the_ranks(job: Any) -> None:
     assert manifest["artifacts"][0]["anchors"]
 
 
-def test_options_of_one_capture_do_not_reach_the_next(job: Any) -> None:
-    (whole, *_), (decode, *_) = traces(job, 0), traces(job, 2)
-    assert b'"Input Dims"' not in gzip.decompress(whole.read_bytes())
-    assert b'"Input Dims"' not in gzip.decompress(decode.read_bytes())
+def test_options_do_not_affect_the_next_capture(job: Any) -> None:
+    (first_trace, *_), (later_trace, *_) = traces(job, 0), traces(job, 2)
+    assert b'"Input Dims"' not in gzip.decompress(first_trace.read_bytes())
+    assert b'"Input Dims"' not in gzip.decompress(later_trace.read_bytes())
 
 
-def test_decode_alone(job: Any) -> None:
+def test_decode_batches_are_selected(job: Any) -> None:
     assert job.results["decode"]["status"] == "complete"
     for rank in range(2):
-        mine = [
+        rank_iterations = [
             iteration for trace in traces(job, 2) if f"rank_{rank:04d}" in trace.name for iteration in iterations(trace)
         ]
-        assert len(mine) == 5
-        assert all(name.startswith("execute_context_0(0)") for name in mine)
+        assert len(rank_iterations) == 5
+        assert all(name.startswith("execute_context_0(0)") for name in rank_iterations)
 
 
-def test_by_stage_frontend_and_merge(job: Any) -> None:
+def test_capture_by_stage_with_frontend_is_merged(job: Any) -> None:
     assert job.results["by_stage"]["same_tokens"]
     kinds = {trace.name.split(".")[1] for trace in traces(job, 3)}
     assert {"step3-prefill", "step3-decode"} <= kinds <= {"step3-prefill", "step3-decode", "step3-mixed"}
@@ -115,34 +118,34 @@ def test_by_stage_frontend_and_merge(job: Any) -> None:
     assert len(iterations(merged)) == len(traces(job, 3))
 
 
-def test_a_window_that_is_not_filled_is_partial(job: Any) -> None:
-    found = job.results["too_long"]
-    assert found["status"] == "partial"
-    assert re.search(r"Only \d+ of 500 iterations ran before the stop\.", " ".join(found["problems"]))
+def test_capture_with_too_few_iterations_is_partial(job: Any) -> None:
+    result = job.results["too_long"]
+    assert result["status"] == "partial"
+    assert re.search(r"Only \d+ of 500 iterations ran before the stop\.", " ".join(result["problems"]))
     assert steps(traces(job, 4)[0])
 
 
-def test_a_window_that_is_not_reached_leaves_a_reason(job: Any) -> None:
-    found = job.results["too_late"]
-    assert found["status"] == "partial"
-    assert "Rank 0 wrote no file." in found["problems"]
-    assert any("before its window started" in problem for problem in found["problems"])
+def test_capture_before_its_window_has_a_problem(job: Any) -> None:
+    result = job.results["too_late"]
+    assert result["status"] == "partial"
+    assert "Rank 0 wrote no file." in result["problems"]
+    assert any("before its window started" in problem for problem in result["problems"])
 
 
-def test_an_option_that_llm_objects_cannot_follow_is_noted(job: Any) -> None:
+def test_option_without_effect_on_llm_objects_is_noted(job: Any) -> None:
     assert job.results["detailed"]["notes"] == [
         "rpc_timeout_s has no effect: calls of vllm.entrypoints.llm.LLM cannot be cancelled."
     ]
 
 
-def test_detailed_marks(job: Any) -> None:
+def test_detailed_annotations_contain_the_attention_work(job: Any) -> None:
     assert re.fullmatch(
         r"execute_\d+_context_\d+\(sq\d+sk\d+sqsq\d+sqsk\d+\)_generation_.*", iterations(traces(job, 6)[0])[0]
     )
 
 
 @pytest.mark.parametrize("name", ["no_cuda", "no_rank", "omni", "unwritable"])
-def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, name: str) -> None:
+def test_unsupported_capture_is_refused_without_affecting_the_engine(job: Any, name: str) -> None:
     assert job.results[name] == {"status": None, "same_tokens": True}
 
 
@@ -154,40 +157,40 @@ def test_what_cannot_be_recorded_is_refused_and_the_engine_serves_on(job: Any, n
         (13, "this engine has no stages"),
     ],
 )
-def test_refusals_are_in_the_manifest_of_the_target(job: Any, step: int, text: str) -> None:
+def test_refusal_is_in_the_manifest_of_the_target(job: Any, step: int, text: str) -> None:
     manifest = json.loads((job.output / "run" / f"step_{step:06d}" / "rollout" / f"target.step{step}.json").read_text())
     assert manifest["status"] == "failed"
     assert text in manifest["problems"][0]
 
 
-def test_a_full_disk_costs_the_trace_and_not_the_engine(job: Any) -> None:
+def test_full_disk_makes_the_capture_partial(job: Any) -> None:
     if "full_disk" not in job.results:
         pytest.skip("a small file system cannot be mounted here")
-    found = job.results["full_disk"]
-    assert found["same_tokens"]
-    assert found["status"] == "partial"
-    assert "Rank 0" in " ".join(found["problems"])
+    result = job.results["full_disk"]
+    assert result["same_tokens"]
+    assert result["status"] == "partial"
+    assert "Rank 0" in " ".join(result["problems"])
 
 
-def test_a_second_start_is_refused_and_recorded_and_the_first_is_intact(job: Any) -> None:
+def test_second_start_is_refused_and_the_first_capture_is_complete(job: Any) -> None:
     assert job.results["second"] == {"status": None}
     assert job.results["first"]["status"] == "complete"
     (manifest,) = (job.output / "run" / "step_000020" / "rollout").glob("rank_*.json")
     assert json.loads(manifest.read_text())["notes"] == ["A second start (step21) was refused."]
 
 
-def test_a_capture_that_nobody_stops_ends_by_itself(job: Any) -> None:
+def test_capture_without_a_stop_ends_at_its_time_limit(job: Any) -> None:
     assert job.results["limited"]["status"] == "partial"
     assert "was not stopped within max_capture_s=0.2 seconds." in " ".join(job.results["limited"]["problems"])
 
 
-def test_the_engine_records_after_all_that(job: Any) -> None:
+def test_engine_records_after_failed_captures(job: Any) -> None:
     assert job.results["after_all"]["status"] == "complete"
     assert job.results["after_all"]["same_tokens"]
     assert len(traces(job, 23)) == 2
 
 
-def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(job: Any) -> None:
+def test_killed_worker_is_missing_and_the_other_rank_keeps_its_trace(job: Any) -> None:
     assert job.results["killed"]["status"] == "partial"
     assert "is not responding" in " ".join(job.results["killed"]["problems"])
     (capture,) = read_run(job.output / "killed").captures
@@ -197,9 +200,9 @@ def test_a_killed_worker_is_named_and_the_other_rank_keeps_its_trace(job: Any) -
     assert alive.artifacts[0].whole
 
 
-def test_ls_reads_it_back(job: Any) -> None:
+def test_run_report_has_the_status_of_each_capture(job: Any) -> None:
     report = read_run(job.output / "run")
-    status = {(target.first_step): target.status for target in report.targets}
+    status = {target.first_step: target.status for target in report.targets}
     assert status == dict.fromkeys([0, 1, 2, 3, 6, 20, 23], Status.COMPLETE) | {
         4: Status.PARTIAL,
         5: Status.PARTIAL,

@@ -35,20 +35,20 @@ def trace(job: Any, step: int) -> Path:
 
 
 @pytest.mark.parametrize("name", ["whole", "window", "later_window", "as_launched"])
-def test_what_the_launch_allows_is_complete(job: Any, name: str) -> None:
-    found = job.results[name]
-    assert (found["status"], found["problems"]) == ("complete", [])
-    assert found["notes"] == ["Recorded by vLLM's own profiler, with the options of its launch."]
+def test_supported_capture_is_complete(job: Any, name: str) -> None:
+    result = job.results[name]
+    assert (result["status"], result["problems"]) == ("complete", [])
+    assert result["notes"] == ["Recorded by vLLM's own profiler, with the options of its launch."]
 
 
-def test_windows_are_exact(job: Any) -> None:
+def test_window_contains_the_selected_iterations(job: Any) -> None:
     window, later = iterations(trace(job, 1)), iterations(trace(job, 2))
     assert [name.startswith("execute_context_1") for name in window] == [True, False, False]
     assert [name.startswith("execute_context_1") for name in later] == [False, False, False]
-    assert len(iterations(trace(job, 0))) in {12, 13}  # scheduled ahead, the last one may find nothing to do
+    assert len(iterations(trace(job, 0))) in {12, 13}  # async scheduling can run an additional empty batch
 
 
-def test_ls_reads_it_back(job: Any) -> None:
+def test_run_report_has_the_status_of_each_capture(job: Any) -> None:
     report = read_run(job.output / "run")
     assert {capture.first_step for capture in report.captures} == {0, 1, 2, 3}
     assert {capture.status for capture in report.captures} == {Status.COMPLETE}

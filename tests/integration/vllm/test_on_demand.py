@@ -1,4 +1,4 @@
-"""Engines that a host drives are captured at the step of the host that was asked for while it ran."""
+"""Test of on-demand captures of engines at the global step of their host."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from profdeck.verification.run_report import read_run
 pytestmark = pytest.mark.long
 
 
-def test_two_engines_and_the_loop_that_drives_them(run_job: Callable[..., Any]) -> None:
+def test_two_engines_and_their_host_are_captured_on_demand(run_job: Callable[..., Any]) -> None:
     job = run_job("on_demand", VLLM_PLUGINS="profdeck")
-    assert job.results["status"] == 0, job.results["said"]
+    assert job.results["status"] == 0, job.results["stderr"]
     document = job.results["document"]
     first = document["first_step"]
     assert (document["complete"], document["last_step"]) == (True, first + 1)

@@ -1,4 +1,4 @@
-"""Data-parallel engines behind one frontend, whose own client returns what the first has answered."""
+"""Test of data-parallel engines with one frontend. vLLM's client returns only the reply of the first engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from profdeck.records.status import Status
 from profdeck.verification.run_report import read_run
 
 
-def test_every_data_parallel_engine_answers_records_and_is_merged(run_job: Callable[..., Any]) -> None:
+def test_each_data_parallel_engine_replies_records_and_is_merged(run_job: Callable[..., Any]) -> None:
     job = run_job("parallel", VLLM_PLUGINS="profdeck", VLLM_CPU_OMP_THREADS_BIND="0|1")
     assert job.results["refused"] == {"status": None}
     assert "rank 1 on" in job.log

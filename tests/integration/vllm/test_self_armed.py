@@ -1,4 +1,4 @@
-"""Captures that a config arms in vLLM's workers."""
+"""Tests of captures that a config arms in vLLM's workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers: what holds for those of every engine, vLLM's own routes, and its own profiler."""
+"""Tests of vLLM servers: the tests shared by all engines, vLLM's own routes, and its own profiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from profdeck.verification.run_report import read_run
 
 @pytest.fixture(scope="module")
 def server(start_server: Callable[..., Any], root: Path) -> Any:
-    # With vLLM's routes that put an engine to sleep and call its workers.
+    # Development mode enables vLLM's routes for sleep and for calls of its workers.
     environ = {"VLLM_PLUGINS": "profdeck", "VLLM_SERVER_DEV_MODE": "1", "PROFDECK__OUTPUT": str(root)}
     return start_server(**environ, **TOKEN)
 
@@ -39,8 +39,8 @@ class TestServer(ServerContract):
     @staticmethod
     def kinds(path: Path) -> list[str]:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        found = (re.match(r"execute_context_(\d+)\(\d+\)_generation_(\d+)", event["name"]) for event in events)
-        batches = [(int(batch[1]), int(batch[2])) for batch in found if batch]
+        matches = (re.match(r"execute_context_(\d+)\(\d+\)_generation_(\d+)", event["name"]) for event in events)
+        batches = [(int(match[1]), int(match[2])) for match in matches if match]
         return ["mixed" if all(batch) else "prefill" if batch[0] else "decode" for batch in batches]
 
     # The tests below do not depend on the engine, so they run with only one.
@@ -79,31 +79,33 @@ class TestServer(ServerContract):
         assert process.returncode == 0, err
 
 
-def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Path, tmp_path: Path) -> None:
-    """As between the steps of a trainer that shares the engine's devices. On a CPU, sleep frees no memory."""
+def test_capture_continues_after_sleep_and_a_weight_update(
+    server: Any, root: Path, model: Path, tmp_path: Path
+) -> None:
+    """A trainer that shares the engine's devices sends these requests. On a CPU, sleep frees no memory."""
 
-    def do(route: str, **body: Any) -> httpx.Response:
+    def send(route: str, **body: Any) -> httpx.Response:
         return plain_http.post(f"{server.url}/{route}", json=body).raise_for_status()
 
     def rpc(method: str, *arguments: object, **keywords: object) -> None:
-        do("collective_rpc", method=method, args=arguments, kwargs=keywords)
+        send("collective_rpc", method=method, args=arguments, kwargs=keywords)
 
     before = server.complete(tokens=8)
     assert call(server, "POST", "start", {"id": "asleep", "run": "asleep", "iterations": {"count": 40}}).is_success
     assert server.complete(tokens=8) == before
     recorded = call(server, "GET", "status").json()["answer"]["ranks"][0]["iterations"]
     assert 8 <= recorded < 20
-    do("sleep?level=1")
+    send("sleep?level=1")
     rpc("update_config", {"load_config": {"load_format": "safetensors"}})
     rpc("reload_weights", weights_path=str(write_checkpoint(model, tmp_path, 1)))
-    do("reset_prefix_cache")
+    send("reset_prefix_cache")
     reply = call(server, "GET", "status").json()["answer"]["ranks"][0]
-    assert (reply["state"], reply["iterations"]) == ("recording", recorded)  # it sleeps
-    do("wake_up")
+    assert (reply["state"], reply["iterations"]) == ("recording", recorded)  # no iterations during sleep
+    send("wake_up")
     after = server.complete(tokens=8)
     assert after != before
-    do("pause?mode=keep")
-    do("resume")
+    send("pause?mode=keep")
+    send("resume")
     while call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "recording":
         assert server.complete(tokens=8) == after
     stopped = call(server, "POST", "stop", {"request": "asleep"}).json()["answer"]["ranks"][0]
@@ -118,9 +120,9 @@ def test_sleep_and_new_weights_in_mid_capture(server: Any, root: Path, model: Pa
 
 
 @pytest.mark.long
-def test_a_server_without_a_token_lets_nobody_in_and_has_no_other_routes(start_server: Callable[..., Any]) -> None:
+def test_server_without_a_token_refuses_requests(start_server: Callable[..., Any]) -> None:
     server = start_server(VLLM_PLUGINS="profdeck")
-    answer = call(server, "GET", "status", token="anything")  # noqa: S106  # there is none
+    answer = call(server, "GET", "status", token="anything")  # noqa: S106  # the server has no token
     assert answer.status_code == 403
     assert "auth: none" in answer.json()["error"]
 
@@ -128,41 +130,41 @@ def test_a_server_without_a_token_lets_nobody_in_and_has_no_other_routes(start_s
 @pytest.fixture(scope="module")
 def native(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("native")
-    # With stacks, vLLM's table of key averages fails at times on names that torch cannot decode.
-    own = {"profiler": "torch", "torch_profiler_dir": str(directory), "ignore_frontend": True}
-    own |= {"torch_profiler_with_stack": False}
-    return start_server("--profiler-config", json.dumps(own), VLLM_PLUGINS=""), directory
+    # With stacks, vLLM's table of key averages sometimes fails on names that torch cannot decode.
+    profiler_config = {"profiler": "torch", "torch_profiler_dir": str(directory), "ignore_frontend": True}
+    profiler_config |= {"torch_profiler_with_stack": False}
+    return start_server("--profiler-config", json.dumps(profiler_config), VLLM_PLUGINS=""), directory
 
 
 def capture_natively(server: Any, directory: Path, output: Path) -> tuple[int, str]:
-    known = ["--set", f"server.options.native_directory={directory}", "--output", str(output), "--set", "run=native"]
+    options = ["--set", f"server.options.native_directory={directory}", "--output", str(output), "--set", "run=native"]
     with busy(server):
-        process = command_line(server, "--iterations", "3", "--timeout", "3", *known)
+        process = command_line(server, "--iterations", "3", "--timeout", "3", *options)
         out, err = wait_for_command(process, server)
     return process.returncode, out + err
 
 
-def test_without_profdeck_the_native_profiler_is_used(native: Any, tmp_path: Path) -> None:
+def test_native_profiler_is_used_without_profdeck(native: Any, tmp_path: Path) -> None:
     code, text = capture_natively(*native, tmp_path)
     assert code == 0, text
     (capture,) = read_run(tmp_path / "native").captures
     assert capture.status is Status.COMPLETE
 
 
-def test_what_vllm_fails_to_write_is_told_soon(native: Any, tmp_path: Path) -> None:
+def test_missing_native_trace_is_reported(native: Any, tmp_path: Path) -> None:
     server, directory = native
-    kept = directory.rename(directory.with_name("kept"))
-    directory.symlink_to("/proc")  # where nobody can create a file
+    moved = directory.rename(directory.with_name("moved"))
+    directory.symlink_to("/proc")  # files cannot be created in /proc
     try:
         code, text = capture_natively(server, directory, tmp_path)
     finally:
         directory.unlink()
-        kept.rename(directory)
+        moved.rename(directory)
     assert (code, f"Rank 0 wrote no complete trace to {directory}." in " ".join(text.split())) == (1, True), text
     assert server.complete()
 
 
-def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Path) -> None:
+def test_options_unsupported_by_the_native_profiler_are_refused(native: Any, tmp_path: Path) -> None:
     server, _ = native
     arguments = ["--batch-kind", "decode", "--set", "server.options.with_stack=true", "--output", str(tmp_path)]
     process = command_line(server, "--iterations", "3", *arguments)
@@ -173,7 +175,9 @@ def test_what_the_native_profiler_cannot_do_is_refused(native: Any, tmp_path: Pa
 
 
 @pytest.mark.long
-def test_a_server_without_a_profiler_says_what_to_add(start_server: Callable[..., Any], tmp_path: Path) -> None:
+def test_server_without_a_profiler_is_reported_with_instructions(
+    start_server: Callable[..., Any], tmp_path: Path
+) -> None:
     server = start_server(VLLM_PLUGINS="")
     process = command_line(server, "--iterations", "3", "--output", str(tmp_path))
     _, err = wait_for_command(process, server)

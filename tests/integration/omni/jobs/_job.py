@@ -1,4 +1,4 @@
-"""What the jobs share: arguments, pictures, results."""
+"""Helpers of the jobs: arguments, sampling parameters, and results."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ logging.getLogger("profdeck").addHandler(logging.StreamHandler())
 
 
 def picture() -> OmniDiffusionSamplingParams:
-    """Return what a request asks for, of one stage."""
+    """Return the sampling parameters of a small image, for one stage."""
     return OmniDiffusionSamplingParams(
         height=32, width=32, num_inference_steps=DENOISING_STEPS, guidance_scale=1.0, output_type="np"
     )
 
 
 def settings(*steps: int, **role: Any) -> dict[str, Any]:
-    """Config values of the role `rollout`; dots in keys are written ``__``."""
-    own = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
-    return {"output": str(OUTPUT), "run": "run", "steps": [*steps], "rollout.backend": "vllm", **own}
+    """Return config values of the role `rollout`. ``__`` in keyword arguments represents a dot."""
+    role_settings = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
+    return {"output": str(OUTPUT), "run": "run", "steps": [*steps], "rollout.backend": "vllm", **role_settings}
 
 
 def about(capture: Any) -> dict[str, Any]:
-    """Return what a test wants to know of a capture."""
+    """Return the fields of a capture that the tests check."""
     if capture is None:
         return {"status": None}
     return {"status": str(capture.status), "problems": capture.problems, "expected": capture.expected_ranks}

@@ -1,4 +1,4 @@
-"""A pipeline that a config alone captures."""
+"""Job whose pipeline is captured because of its config, without a request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from vllm_omni.entrypoints.omni import Omni
 
 
 def main() -> None:
-    """Run it."""
+    """Generate four images."""
     omni = Omni(**ENGINE)
     for _ in range(4):
         list(omni.generate(["hello"], picture()))

@@ -1,4 +1,4 @@
-"""A capture by vLLM-Omni's own profiler."""
+"""Job that captures a pipeline with vLLM-Omni's own profiler."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from profdeck import Profiler
 
 
 def main() -> None:
-    """Run it."""
+    """Capture two steps."""
     traces = OUTPUT.parent / "traces"
     compressed = sys.argv[4] == "gzip"
-    own = {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_use_gzip": compressed}
-    omni = Omni(**ENGINE, profiler_config=own)
+    profiler_config = {"profiler": "torch", "torch_profiler_dir": str(traces), "torch_profiler_use_gzip": compressed}
+    omni = Omni(**ENGINE, profiler_config=profiler_config)
     traces.mkdir(exist_ok=True)
-    list(omni.generate(["hello"], picture()))  # else vLLM-Omni 0.30 ends its profiler in another thread, and crashes
+    list(
+        omni.generate(["hello"], picture())
+    )  # otherwise, vLLM-Omni 0.30 stops its profiler in another thread and crashes
     role = settings(1, 2, options={"native_directory": str(traces)})
     profiler = Profiler.from_config(settings=role | {"join_steps": False}, role="rollout", target=omni)
     results = {}

@@ -1,4 +1,4 @@
-"""Captures of a pipeline whose first stage has two ranks, and its second one."""
+"""Job that captures a pipeline with two stages. The first stage has two ranks, the second has one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from profdeck import Profiler
 
 
 def main() -> None:
-    """Run it."""
+    """Run all captures."""
     register_two_stages()
     stage = {"devices": "0", "diffusion_load_format": "diffusers", "dtype": "float32"}
     stages = [{"stage_id": number, **stage} for number in range(2)]
     stages[0] |= {"devices": "0,0", "parallel_config": {"data_parallel_size": 2}}
-    deploy = OUTPUT.parent / "deploy.json"  # which is YAML, too
+    deploy = OUTPUT.parent / "deploy.json"  # JSON is valid YAML
     deploy.write_text(json.dumps({"pipeline": TWO_STAGES, "async_chunk": False, "stages": stages}))
     omni = Omni(model=str(MODEL), deploy_config=str(deploy))
 

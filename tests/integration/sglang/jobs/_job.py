@@ -1,4 +1,4 @@
-"""What the jobs share: arguments, the engine's arguments, captures one after the other, results."""
+"""Helpers of the jobs: arguments, engine arguments, sequential captures, and results."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ ENGINE: dict[str, Any] = {
     "max_total_tokens": 2048,
     "max_running_requests": 8,
     "sleep_on_idle": True,
-    # A prompt that comes again is read again: outputs with and without a capture are compared.
+    # Compute repeated prompts again, because tests compare outputs with and without a capture.
     "disable_radix_cache": True,
 }
 PROMPTS = ["hello", "world, how are you"]
 
-# An Engine lets only errors through, unless it is told otherwise.
+# By default, an Engine logs only errors.
 logging.getLogger("profdeck").addHandler(logging.StreamHandler())
 logging.getLogger("profdeck").setLevel(logging.INFO)
 
 
 def sampling(tokens: int) -> dict[str, Any]:
-    """Sampling parameters that give so many tokens, the same ones each time."""
+    """Return deterministic sampling parameters with this number of tokens."""
     return {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
 
 
 def settings(*steps: int | str, **role: Any) -> dict[str, Any]:
-    """Config values for captures of the role `rollout`; dots in keys are written ``__``."""
-    own = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
-    return {"output": str(OUTPUT), "run": "run", "steps": [*steps], "rollout.backend": "sglang", **own}
+    """Return config values for captures of the role `rollout`. ``__`` in keyword arguments represents a dot."""
+    role_settings = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
+    return {"output": str(OUTPUT), "run": "run", "steps": [*steps], "rollout.backend": "sglang", **role_settings}
 
 
 def about(capture: Any) -> dict[str, Any]:
-    """Return what a test wants to know of a capture."""
+    """Return the fields of a capture that the tests check."""
     if capture is None:
         return {"status": None}
     return {
@@ -58,7 +58,7 @@ def about(capture: Any) -> dict[str, Any]:
 
 
 class Host:
-    """Whoever holds an `Engine` and uses it without an event loop: generates, and captures what it generates."""
+    """Host that uses an `Engine` without an event loop. It generates tokens with and without captures."""
 
     def __init__(self, engine: Any, tokens: int = 10) -> None:
         self.engine = engine
@@ -67,12 +67,12 @@ class Host:
         self.expected = self.generate()
 
     def generate(self, *prompts: str) -> list[list[int]]:
-        """Return the tokens that follow each prompt."""
-        asked = [*prompts] or PROMPTS[:1]
-        return [done["output_ids"] for done in self.engine.generate(asked, sampling(self._tokens))]
+        """Return the generated tokens of each prompt."""
+        outputs = self.engine.generate([*prompts] or PROMPTS[:1], sampling(self._tokens))
+        return [output["output_ids"] for output in outputs]
 
     def profiler(self, step: int, target: Any = None, **role: Any) -> Profiler:
-        """Return the profiler of a role that captures one step, of the engine or of what is a part of it."""
+        """Return a profiler that captures one step of the engine, or of a component of the engine."""
         return Profiler.from_config(settings=settings(step, **role), role="rollout", target=target or self.engine)
 
     def capture(self, name: str, step: int, target: Any = None, **role: Any) -> None:

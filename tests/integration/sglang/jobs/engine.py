@@ -26,7 +26,7 @@ def windows(host: Host) -> None:
 
 
 def kinds(host: Host) -> None:
-    """Record kinds of batches apart, the processes beside the schedulers too, and merge all of it."""
+    """Record batch kinds separately, include the tokenizer and the detokenizer, and merge all traces."""
     options = {"profile_by_stage": True, "ignore_frontend": False, "merge_profiles": True, "with_stack": True}
     profiler = host.profiler(4, ranks="all", iterations={"count": 1}, options=options)
     running = profiler.start(4)
@@ -43,7 +43,7 @@ def refusals(host: Host) -> None:
 
 
 def second_start(host: Host, name: str, step: int, *, frontends: bool) -> None:
-    """Start a second capture in mid-capture; only one of both asks for the processes beside the schedulers."""
+    """Start a second capture during a capture. Only one of them includes the tokenizer and the detokenizer."""
     first = host.profiler(step, options={"ignore_frontend": not frontends})
     second = host.profiler(step + 1, options={"ignore_frontend": frontends})
     running = first.start(step)
@@ -84,10 +84,10 @@ def shut_down(host: Host) -> None:
 
 
 def main(configs: dict[str, Any]) -> None:
-    """Run it."""
-    # Prompts are read 16 tokens at a time, together with what others generate.
+    """Run all captures."""
+    # Prompts are processed in chunks of 16 tokens, together with decode batches.
     engine = sglang.Engine(**ENGINE, tp_size=2, chunked_prefill_size=16, enable_mixed_chunk=True)
-    # A tokenizer manager alone does not know yet in which event loop it will get its answers.
+    # At this point, the tokenizer manager has no event loop for its replies.
     early = Profiler.from_config(settings=settings(40), role="rollout", target=engine.tokenizer_manager)
     early.start(40)
     host = Host(engine)

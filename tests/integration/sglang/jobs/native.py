@@ -1,4 +1,4 @@
-"""Captures by SGLang's own profiler, of an engine whose processes have not loaded profdeck."""
+"""Job that captures an engine with SGLang's own profiler. The engine's processes do not load profdeck."""
 
 from __future__ import annotations
 

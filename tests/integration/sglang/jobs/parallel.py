@@ -1,4 +1,4 @@
-"""Captures of engines with pipeline stages, and of data-parallel replicas behind one frontend."""
+"""Job that captures an engine with pipeline stages, or with data-parallel replicas and one frontend."""
 
 from __future__ import annotations
 

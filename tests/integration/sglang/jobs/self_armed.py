@@ -1,4 +1,4 @@
-"""An engine that nobody asks for a capture: the config does."""
+"""Job whose engine is captured because of its config, without a request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sglang
 from _job import ENGINE, PROMPTS, finish, sampling
 
 
-def written(profiles: Path, ranks: int) -> bool:
-    """Tell whether all ranks have written what they recorded."""
+def is_written(profiles: Path, ranks: int) -> bool:
+    """Return whether all ranks have written their captures."""
     manifests = [*profiles.rglob("rank_*[!e].json")]
     return len(manifests) == ranks and all(json.loads(path.read_text())["status"] != "recording" for path in manifests)
 
@@ -20,10 +20,10 @@ def written(profiles: Path, ranks: int) -> bool:
 if __name__ == "__main__":
     tp_size, profiles = int(sys.argv[4]), Path(sys.argv[5])
     engine = sglang.Engine(**ENGINE, tp_size=tp_size)
-    found = [len(engine.generate(PROMPTS[0], sampling(6))["output_ids"]) for _ in range(4)]
-    # A host goes on; this one would end the engine before the files are whole, of which nobody tells it.
+    token_counts = [len(engine.generate(PROMPTS[0], sampling(6))["output_ids"]) for _ in range(4)]
+    # Shutdown does not wait for the files, so wait until they are complete.
     deadline = time.monotonic() + 30
-    while profiles.exists() and not written(profiles, tp_size) and time.monotonic() < deadline:
+    while profiles.exists() and not is_written(profiles, tp_size) and time.monotonic() < deadline:
         time.sleep(0.05)
     engine.shutdown()
-    finish({"tokens": found})
+    finish({"tokens": token_counts})

@@ -24,7 +24,7 @@ Generate = Callable[[int], Awaitable[list[int]]]
 
 
 def through_manager(manager: Any) -> Generate:
-    """Generate as verl does: tokens in, tokens out."""
+    """Return a function that generates tokens from tokens, like verl."""
 
     async def generate(number: int) -> list[int]:
         request = GenerateReqInput(input_ids=[3 + number, 4, 5], sampling_params=sampling(TOKENS))
@@ -34,14 +34,14 @@ def through_manager(manager: Any) -> Generate:
     return generate
 
 
-def recording(step: int) -> bool:
-    """Tell whether any process still records or writes a step."""
+def is_recording(step: int) -> bool:
+    """Return whether a process is still recording or writing a step."""
     manifests = OUTPUT.glob(f"run/step_{step:06d}/*/rank_*[!e].json")
     return any(json.loads(path.read_text())["status"] == "recording" for path in manifests)
 
 
 class Loop:
-    """Tells for how long at most an event loop was blocked."""
+    """Measures the longest time for which the event loop is blocked."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
@@ -53,17 +53,17 @@ class Loop:
             await asyncio.sleep(0.005)
             self.longest_s = max(self.longest_s, time.monotonic() - began)
 
-    async def blocked(self, work: Awaitable[Any]) -> float:
-        """Wait for something; returns for how long at most the loop was blocked meanwhile."""
+    async def blocked_s(self, work: Awaitable[Any]) -> float:
+        """Await `work` and return the longest time for which the loop was blocked, in seconds."""
         self.longest_s = 0.0
         await work
         return self.longest_s
 
 
 async def main(target: Any, generate: Generate) -> dict[str, Any]:
-    """Run it."""
+    """Run captures under load, and captures with a cancelled start."""
     results: dict[str, Any] = {}
-    # What each prompt gives alone: batches of other sizes may round otherwise, and with them so would any comparison.
+    # Outputs of separate requests. Rounding can differ with the batch size, so outputs under load can differ.
     expected = [await generate(number) for number in range(REQUESTS)]
     loop = Loop()
 
@@ -74,49 +74,51 @@ async def main(target: Any, generate: Generate) -> dict[str, Any]:
         return await asyncio.gather(*map(generate, range(REQUESTS)), return_exceptions=True)
 
     async def captures() -> list[dict[str, Any]]:
-        found = []
+        results = []
         for step, stages, ignore_frontend in ((0, [], True), (1, ["decode"], True), (2, [], False)):
             role = {"iterations": {"count": 4}, "batch_kinds": stages, "options": {"ignore_frontend": ignore_frontend}}
-            own = profiler(step, **role)
-            # The first capture of a process also imports what records.
-            starting = await loop.blocked(own.astart(step))
-            capture = own.active
-            await own.await_window(30)
-            stopping = await loop.blocked(own.astop())
-            found.append({**about(capture), "blocked_s": [starting, stopping]})
-        return found
+            step_profiler = profiler(step, **role)
+            # The first capture of a process also imports the recorder.
+            starting = await loop.blocked_s(step_profiler.astart(step))
+            capture = step_profiler.active
+            await step_profiler.await_window(30)
+            stopping = await loop.blocked_s(step_profiler.astop())
+            results.append({**about(capture), "blocked_s": [starting, stopping]})
+        return results
 
     running = asyncio.create_task(captures())
-    done: list[list[int] | BaseException] = []
-    while not running.done() or not done:
-        done = await load()
-        results.setdefault("failed", []).extend(repr(item) for item in done if isinstance(item, BaseException))
+    outputs: list[list[int] | BaseException] = []
+    while not running.done() or not outputs:
+        outputs = await load()
+        results.setdefault("failed", []).extend(repr(item) for item in outputs if isinstance(item, BaseException))
     results["captures"] = await running
-    results["same"] = sum(one == other for one, other in zip(done, expected, strict=True))
+    results["same"] = sum(output == expectation for output, expectation in zip(outputs, expected, strict=True))
     again = await load()
-    results["same_without_capture"] = sum(one == other for one, other in zip(again, expected, strict=True))
+    results["same_without_capture"] = sum(
+        output == expectation for output, expectation in zip(again, expected, strict=True)
+    )
 
-    # A host that gives up while a capture starts leaves nothing recording: before it is asked for, and after.
+    # Cancel a start before and after the request is sent. No process must continue to record.
     for step, sent in ((10, False), (12, True)):
-        own = profiler(step, options={"ignore_frontend": False})
-        starting = asyncio.create_task(own.astart(step))
+        step_profiler = profiler(step, options={"ignore_frontend": False})
+        starting = asyncio.create_task(step_profiler.astart(step))
         await asyncio.sleep(0)
-        while sent and not [*OUTPUT.glob("run/.replies-*")]:  # noqa: ASYNC110  # a file tells, and no event
+        while sent and not [*OUTPUT.glob("run/.replies-*")]:  # noqa: ASYNC110  # other processes cannot set an event
             await asyncio.sleep(0)
         starting.cancel()
         results[f"cancelled_{step}"] = [type((await asyncio.gather(starting, return_exceptions=True))[0]).__name__]
         async with profiler(step + 1).capture(step + 1) as capture:
             await generate(0)
         results[f"after_cancelled_{step}"] = about(capture)
-        # What the frontends had recorded is written before they can record again.
-        while recording(step):  # noqa: ASYNC110  # files tell, and no event
+        # The frontends must write their traces before they can record again.
+        while is_recording(step):  # noqa: ASYNC110  # other processes cannot set an event
             await asyncio.sleep(0.01)
 
-    # From another thread than the loop's it works.
-    own = profiler(15, iterations={"count": 2})
-    capture = await asyncio.to_thread(own.start, 15)
+    # Sync calls work in another thread.
+    step_profiler = profiler(15, iterations={"count": 2})
+    capture = await asyncio.to_thread(step_profiler.start, 15)
     await generate(0)
-    await asyncio.to_thread(own.stop)
+    await asyncio.to_thread(step_profiler.stop)
     results["other_thread"] = about(capture)
 
     async with profiler(16, options={"ignore_frontend": False}).capture(16) as capture:
@@ -125,19 +127,19 @@ async def main(target: Any, generate: Generate) -> dict[str, Any]:
     return results
 
 
-async def captured() -> dict[str, Any]:
+async def run_all() -> dict[str, Any]:
     """Run all captures, and shut down the engine during the last one."""
     engine = sglang.Engine(**ENGINE, skip_tokenizer_init=True)
     generate = through_manager(engine.tokenizer_manager)
     results = await main(engine.tokenizer_manager, generate)
-    own = Profiler.from_config(settings=settings(20), role="rollout", target=engine)
-    capture = await own.astart(20)
+    last_profiler = Profiler.from_config(settings=settings(20), role="rollout", target=engine)
+    capture = await last_profiler.astart(20)
     await generate(0)
     engine.shutdown()
     began = time.monotonic()
-    await own.astop()
+    await last_profiler.astop()
     return results | {"shut_down": {**about(capture), "stop_s": time.monotonic() - began}}
 
 
 if __name__ == "__main__":
-    finish(asyncio.run(captured()))
+    finish(asyncio.run(run_all()))

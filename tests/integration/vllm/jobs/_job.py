@@ -1,4 +1,4 @@
-"""What the jobs share: arguments, the engine's arguments, results."""
+"""Helpers of the jobs: arguments, engine arguments, and results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ logging.getLogger("profdeck").addHandler(logging.StreamHandler())
 
 
 def settings(step: int, **role: Any) -> dict[str, Any]:
-    """Config values for one capture of the role `rollout`; dots in keys are written ``__``."""
-    own = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
-    return {"output": str(OUTPUT), "run": "run", "steps": [step], "rollout.backend": "vllm", **own}
+    """Return config values for one capture of the role `rollout`. ``__`` in keyword arguments represents a dot."""
+    role_settings = {f"rollout.{key.replace('__', '.')}": value for key, value in role.items()}
+    return {"output": str(OUTPUT), "run": "run", "steps": [step], "rollout.backend": "vllm", **role_settings}
 
 
 def about(capture: Any) -> dict[str, Any]:
-    """Return what a test wants to know of a capture."""
+    """Return the fields of a capture that the tests check."""
     if capture is None:
         return {"status": None}
     return {

@@ -1,4 +1,4 @@
-"""Captures of an `AsyncLLM` under load, in the event loop that serves it."""
+"""Job that captures an `AsyncLLM` under load, in its event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REQUESTS = 200
 
 
 async def main() -> None:
-    """Run it."""
+    """Run all captures."""
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**ENGINE))
     numbers = itertools.count()
 
@@ -30,51 +30,53 @@ async def main() -> None:
         return await asyncio.gather(*(tokens(f"prompt {number}") for number in range(REQUESTS)), return_exceptions=True)
 
     results: dict[str, object] = {}
-    # What each prompt gives alone: batches of other sizes may round otherwise, and with them so would any comparison.
+    # Outputs of separate requests. Rounding can differ with the batch size, so outputs under load can differ.
     expected = [await tokens(f"prompt {number}") for number in range(REQUESTS)]
 
     async def captures() -> list[dict[str, object]]:
-        found = []
+        results = []
         for step in range(4):
             stages = ["decode"] if step % 2 else []
             role = settings(step, iterations={"count": 4}, batch_kinds=stages, options={"ignore_frontend": step != 2})
             profiler = Profiler.from_config(settings=role, role="rollout", target=engine)
             async with profiler.capture(step) as capture:
                 await profiler.await_window(30)
-            found.append(about(capture))
-        return found
+            results.append(about(capture))
+        return results
 
-    async def load_while(other: asyncio.Task[object]) -> list[list[int] | BaseException]:
-        done: list[list[int] | BaseException] = []
-        while not other.done() or not done:
-            done = await load()
-            assert not any(isinstance(item, BaseException) for item in done), done
-        return done
+    async def load_while(task: asyncio.Task[object]) -> list[list[int] | BaseException]:
+        outputs: list[list[int] | BaseException] = []
+        while not task.done() or not outputs:
+            outputs = await load()
+            assert not any(isinstance(item, BaseException) for item in outputs), outputs
+        return outputs
 
     running = asyncio.create_task(captures())
     under_load = await load_while(running)
     results["captures"] = await running
     results["failed"] = [repr(item) for item in under_load if isinstance(item, BaseException)]
-    results["same"] = sum(one == other for one, other in zip(under_load, expected, strict=True))
+    results["same"] = sum(output == expectation for output, expectation in zip(under_load, expected, strict=True))
     again = await load()
-    results["same_without_capture"] = sum(one == other for one, other in zip(again, expected, strict=True))
+    results["same_without_capture"] = sum(
+        output == expectation for output, expectation in zip(again, expected, strict=True)
+    )
 
-    # A host that gives up while a capture starts leaves nothing recording.
+    # After a cancelled start, no worker must continue to record.
     profiler = Profiler.from_config(settings=settings(10), role="rollout", target=engine)
     starting = asyncio.create_task(profiler.astart(10))
     await asyncio.sleep(0)
     starting.cancel()
     results["cancelled"] = [type((await asyncio.gather(starting, return_exceptions=True))[0]).__name__]
-    other = Profiler.from_config(settings=settings(11), role="rollout", target=engine)
-    async with other.capture(11) as capture:
+    next_profiler = Profiler.from_config(settings=settings(11), role="rollout", target=engine)
+    async with next_profiler.capture(11) as capture:
         await tokens("after a cancelled start")
     results["after_cancelled"] = about(capture)
 
-    # The sync façade inside of the loop says what to call instead.
+    # In the event loop, sync calls are refused with instructions.
     sync = Profiler.from_config(settings=settings(12), role="rollout", target=engine)
     results["sync"] = about(sync.start(12))
 
-    # The engine ends in mid-capture.
+    # Shut down the engine during a capture.
     last = Profiler.from_config(settings=settings(20), role="rollout", target=engine)
     capture = await last.astart(20)
     await tokens("the last one")

@@ -59,7 +59,7 @@ if __name__ == "__main__":
     results: dict[str, object] = {"batches_at_once": core.batch_queue_size}
 
     def generate() -> list[list[int]]:
-        return [list(done.outputs[0].token_ids) for done in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+        return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, sampling, use_tqdm=False)]
 
     expected = generate()
     for step, (name, role) in enumerate(

@@ -1,4 +1,4 @@
-"""An engine whose worker lives in this process: what it looks like while idle, and how its batches are named."""
+"""Job with an engine in its own process. It records the worker's patched methods and the names of batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profdeck_vllm.iterations import describe
 
 
 class NamingProfiler:
-    """Stands where vLLM's own profiler does, and keeps the names that the worker gives its iterations."""
+    """Replacement for vLLM's own profiler that stores the worker's names of iterations."""
 
     should_annotate = True
 
@@ -20,10 +20,10 @@ class NamingProfiler:
         self.names: list[str] = []
 
     def step(self) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
     def annotate_context_manager(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Keep the name."""
+        """Store the name."""
         self.names.append(name)
         return contextlib.nullcontext()
 
@@ -35,10 +35,10 @@ if __name__ == "__main__":
     prompts = [*PROMPTS, "a prompt that is read in several pieces, since they are small here", "b", "c", "d"]
     results: dict[str, object] = {}
 
-    def own() -> list[str]:
+    def patched_methods() -> list[str]:
         return sorted({"execute_model", "sample_tokens", "shutdown"} & vars(worker).keys())
 
-    # vLLM names its own iterations; ours must be the same, whatever the batches hold.
+    # profdeck must use the same iteration names as vLLM, for all batch kinds.
     ours: list[list[str]] = []
     kinds = []
     for detailed in (False, True):
@@ -61,16 +61,16 @@ if __name__ == "__main__":
     results["names"] = ours
     results["kinds"] = sorted(set(kinds))
 
-    results["idle_before"] = own()
+    results["idle_before"] = patched_methods()
     profiler = Profiler.from_config(settings=settings(0, iterations={"count": 2}), role="rollout", target=llm)
     capture = profiler.start(0)
-    results["armed"] = own()
+    results["armed"] = patched_methods()
     llm.generate(prompts, sampling, use_tqdm=False)
-    results["idle_after_window"] = own()
+    results["idle_after_window"] = patched_methods()
     profiler.stop()
     results["capture"] = about(capture)
 
-    # A trainer in this very process: torch records one thing at a time, and they take turns.
+    # Torch supports one recording per process, so a trainer in the same process must wait.
     together = {"output": str(OUTPUT), "run": "together", "steps": [1, 3], "trainer.backend": "torch"}
     trainer = Profiler.from_config(settings=together)
     role = settings(0, iterations={"count": 3}) | {"run": "together", "steps": [1, 3]}

@@ -21,7 +21,7 @@ if __name__ == "__main__":
     results = {}
 
     def generate() -> list[list[int]]:
-        return [list(done.outputs[0].token_ids) for done in llm.generate(PROMPTS, sampling, use_tqdm=False)]
+        return [list(output.outputs[0].token_ids) for output in llm.generate(PROMPTS, sampling, use_tqdm=False)]
 
     def capture(name: str, step: int, **role: object) -> None:
         profiler = Profiler.from_config(settings=settings(step, **role), role="rollout", target=llm)
@@ -40,7 +40,7 @@ if __name__ == "__main__":
     capture("too_late", 5, iterations={"count": 5, "skip": 500})
     capture("detailed", 6, iterations={"count": 2}, options={"detailed_trace_annotation": True, "rpc_timeout_s": 60})
 
-    # What cannot be done is refused, and the engine serves on.
+    # Unsupported captures are refused, and the engine continues to serve.
     capture("no_cuda", 10, options={"activities": ["cuda"]})
     capture("no_rank", 11, ranks=[7])
     capture("omni", 13, options={"stages": [0]})
@@ -57,7 +57,7 @@ if __name__ == "__main__":
         profiler.stop()
         results["full_disk"] = {**about(full), "same_tokens": same}
 
-    # The second start is refused, the first capture intact.
+    # The second start is refused, and the first capture continues.
     first = Profiler.from_config(settings=settings(20), role="rollout", target=llm)
     second = Profiler.from_config(settings=settings(21), role="rollout", target=llm)
     running = first.start(20)
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     first.stop()
     results["first"] = about(running)
 
-    # Nobody stops it: the time limit does.
+    # The time limit stops this capture.
     limited = Profiler.from_config(settings=settings(22, options={"max_capture_s": 0.2}), role="rollout", target=llm)
     running = limited.start(22)
     while limited.active is not None:
@@ -84,11 +84,11 @@ if __name__ == "__main__":
     (manifest,) = OUTPUT.rglob("killed/**/rank_0001_tp1.step0.json")
     os.kill(json.loads(manifest.read_text())["pid"], signal.SIGKILL)
     # vLLM then stops the other worker. Poll that worker's manifest, because only its parent process can wait for it.
-    (other,) = OUTPUT.rglob("killed/**/rank_0000_tp0.step0.json")
+    (remaining_manifest,) = OUTPUT.rglob("killed/**/rank_0000_tp0.step0.json")
     deadline = time.monotonic() + 30
-    while json.loads(other.read_text())["status"] == "recording" and time.monotonic() < deadline:
+    while json.loads(remaining_manifest.read_text())["status"] == "recording" and time.monotonic() < deadline:
         time.sleep(0.1)
     profiler.stop()
     results["killed"] = about(running)
     finish(results)
-    os._exit(0)  # vLLM waits for workers that it has lost
+    os._exit(0)  # a normal exit would wait for the killed worker

@@ -1,4 +1,4 @@
-"""Captures by vLLM's own profiler, of an `LLM` whose workers have not loaded profdeck."""
+"""Job that captures an `LLM` with vLLM's own profiler. The workers do not load profdeck."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from vllm import LLM, SamplingParams
 from profdeck import Profiler
 
 if __name__ == "__main__":
-    own = {"profiler": "torch", "torch_profiler_dir": str(OUTPUT / "native"), "torch_profiler_record_shapes": True}
-    llm = LLM(**ENGINE, profiler_config={**own, "torch_profiler_with_stack": False, "ignore_frontend": True})
+    profiler_config = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(OUTPUT / "native"),
+        "torch_profiler_record_shapes": True,
+    }
+    llm = LLM(
+        **ENGINE, profiler_config={**profiler_config, "torch_profiler_with_stack": False, "ignore_frontend": True}
+    )
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
     results = {}
 

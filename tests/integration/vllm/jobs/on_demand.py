@@ -1,4 +1,4 @@
-"""Two engines of a loop, and the loop itself, are asked for a capture while they run, from the command line."""
+"""Job that captures two engines and their host on demand, from the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = {
 
 
 async def one_step(rollout: Profiler, engine: AsyncLLM, step: int) -> None:
-    """Let an engine generate some tokens, in a global step."""
+    """Generate tokens in a global step."""
     sampling = SamplingParams(max_tokens=8, ignore_eos=True)
     async with rollout.capture(step):
         async for _ in engine.generate(PROMPTS[0], sampling, request_id=str(step)):
@@ -32,7 +32,7 @@ async def one_step(rollout: Profiler, engine: AsyncLLM, step: int) -> None:
 
 
 async def main() -> None:
-    """Ask, and step until the answer is there."""
+    """Request a capture, and run global steps until the command exits."""
     engines = [AsyncLLM.from_engine_args(AsyncEngineArgs(**ENGINE)) for _ in range(2)]
     rollouts = [
         Profiler.from_config(identity=Identity(role="rollout", replica=number), settings=SETTINGS, target=engine)
@@ -49,11 +49,11 @@ async def main() -> None:
         async with trainer.capture(step):
             await asyncio.sleep(0.01)
         step += 1
-    out, said = await answer
+    stdout, stderr = await answer
     for engine in engines:
         engine.shutdown()
-    document: Any = json.loads(out) if out else None
-    finish({"status": command.returncode, "said": said.decode(), "document": document, "steps": step})
+    document: Any = json.loads(stdout) if stdout else None
+    finish({"status": command.returncode, "stderr": stderr.decode(), "document": document, "steps": step})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Captures of data-parallel engines behind one frontend."""
+"""Job that captures data-parallel engines with one frontend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profdeck_vllm.worker import METHOD
 
 
 async def main() -> None:
-    """Run it."""
+    """Capture both engines, once while the second engine is busy."""
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**ENGINE, data_parallel_size=2))
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
 
@@ -23,19 +23,21 @@ async def main() -> None:
         async for _ in engine.generate(PROMPTS[number % 2], sampling, str(number)):
             pass
 
-    async def ask_second(*arguments: Any) -> None:
-        """Command the second engine alone."""
+    async def command_second(*arguments: Any) -> None:
+        """Send a command to the second engine only."""
         client = engine.engine_core
         second = client.core_engines[1]
         await client._call_utility_async("collective_rpc", METHOD, None, arguments, None, engine=second)
 
-    own = settings(0, ranks="all", iterations={"count": 4}, options={"merge_profiles": True})
-    profiler = Profiler.from_config(settings=own | {"steps": [0, 2]}, role="rollout", target=engine)
-    # The second engine is busy, of which the first knows nothing.
-    await ask_second("start", {"id": "other", "output": str(OUTPUT), "run": "other", "role": "rollout", "ranks": "all"})
+    capture_settings = settings(0, ranks="all", iterations={"count": 4}, options={"merge_profiles": True})
+    profiler = Profiler.from_config(settings=capture_settings | {"steps": [0, 2]}, role="rollout", target=engine)
+    # A capture of the second engine only, which is unknown to the first engine.
+    await command_second(
+        "start", {"id": "other", "output": str(OUTPUT), "run": "other", "role": "rollout", "ranks": "all"}
+    )
     async with profiler.capture(0) as refused:
         pass
-    await ask_second("stop", {"request": "other"})
+    await command_second("stop", {"request": "other"})
     async with profiler.capture(2) as capture:
         await asyncio.gather(*map(generate, range(8)))
     finish({"refused": about(refused), **about(capture)})
