@@ -1,4 +1,4 @@
-"""One rank of a training job that captures itself 100 times, 20 steps each. Argument: the directory of the run."""
+"""One rank of a training job with 100 captures of 20 steps each. Argument: the output directory."""
 
 import sys
 

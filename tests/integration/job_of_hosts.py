@@ -1,4 +1,4 @@
-"""One rank of a training job that steps until it is told to stop. Its directory is its own, as on a host of its own."""
+"""One rank of a training job that runs until its directory contains ``stop``. Each rank has a separate directory."""
 
 import os
 import sys
@@ -16,14 +16,14 @@ settings = {"output": str(directory), "run": "live", "on_demand": "tcpstore", "t
 profiler = Profiler.from_config(role="trainer", settings=settings | {"trainer.ranks": "all"})
 for step in range(1_000_000):
     with profiler.capture(step):
-        told = torch.tensor([float((directory / "stop").exists())])
+        stop = torch.tensor([float((directory / "stop").exists())])
         torch.rand(32, 32).sum()
         time.sleep(0.01)
-        dist.all_reduce(told)
+        dist.all_reduce(stop)
     if step % 20 == 0:
         (directory / "next").write_text(str(step))
-        (directory / "next").replace(directory / "step")  # whoever reads it finds a whole number
-    if told.item():
+        (directory / "next").replace(directory / "step")  # atomic, so that readers see a complete number
+    if stop.item():
         break
-dist.barrier()  # ranks that leave at different times abort at times, with or without a profiler
+dist.barrier()  # ranks that exit at different times sometimes abort, with or without a profiler
 dist.destroy_process_group()

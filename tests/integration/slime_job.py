@@ -16,17 +16,17 @@ from profdeck_slime import training
 
 
 def main() -> None:
-    """Run it."""
+    """Run the rollouts."""
     first, rollouts = int(sys.argv[1]), int(sys.argv[2])
-    known = {
+    defaults = {
         "use_pytorch_profiler": False,
         "record_memory_history": False,
         "profile_target": [],
         "start_rollout_id": first,
     }
-    given = {"start_rollout_id": first} | json.loads(sys.argv[3])
-    hooks = given.pop("hooks", True)
-    args = SimpleNamespace(**known | given)
+    overrides = {"start_rollout_id": first} | json.loads(sys.argv[3])
+    hooks = overrides.pop("hooks", True)
+    args = SimpleNamespace(**defaults | overrides)
     training.init(args)
     profiler = TrainProfiler(args)
     profiler.on_init_end()

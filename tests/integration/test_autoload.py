@@ -1,4 +1,4 @@
-"""What engines load by themselves, in processes without an engine."""
+"""Tests of the entry points that engines load, in processes without an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ THIRD_PARTY = {"torch", "pluggy", "attrs", "attr", "yaml", "numpy", "profdeck", 
 
 @pytest.mark.parametrize("environ", [{}, {"VLLM_PLUGINS": "other"}, {"SGLANG_PLUGINS": "other"}])
 @pytest.mark.parametrize("plugin", ["profdeck_vllm", "profdeck_sglang"])
-def test_until_it_is_armed_an_engines_entry_point_imports_nothing(start, plugin: str, environ: dict[str, str]) -> None:
+def test_unarmed_entry_point_imports_no_third_party_packages(start, plugin: str, environ: dict[str, str]) -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
         f"from {plugin}.autoload import register; register()\n"
@@ -24,7 +24,7 @@ def test_until_it_is_armed_an_engines_entry_point_imports_nothing(start, plugin:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_without_the_engine_an_armed_entry_point_does_not_raise(start, engine: str) -> None:
+def test_armed_entry_point_does_not_raise_without_the_engine(start, engine: str) -> None:
     code = f"import profdeck_{engine}.autoload as autoload; autoload.register(); print('went on')"
     process = start(code, **{f"{engine.upper()}_PLUGINS": "profdeck"})
     out, _ = process.communicate(timeout=30)
@@ -32,6 +32,6 @@ def test_without_the_engine_an_armed_entry_point_does_not_raise(start, engine: s
 
 
 @pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.endpoint_plugins", "sglang.srt.plugins"])
-def test_all_groups_of_the_engines_know_us_by_one_name(group: str) -> None:
+def test_entry_points_of_all_groups_have_one_name(group: str) -> None:
     (point,) = [point for point in metadata.entry_points(group=group) if point.value.startswith("profdeck")]
     assert point.name == "profdeck"

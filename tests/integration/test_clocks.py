@@ -1,4 +1,4 @@
-"""Clocks that are set apart, and found again by the collectives that ranks ran together on their hosts."""
+"""Test of clock alignment by collectives, with two ranks whose clocks differ."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ AHEAD_NS = 2_345_678_901
 CAPTURES = 100
 
 
-def test_collectives_tell_how_clocks_stand(tmp_path: Path) -> None:
-    """The error against the truth; docs/benchmarks.md has a run on a quiet machine."""
+def test_collectives_align_clocks(tmp_path: Path) -> None:
+    """Measure the error of the alignment. docs/benchmarks.md has the result of an idle machine."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
     environment |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    apart = clock_that_is_ahead(tmp_path, AHEAD_NS)
-    own = [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    own[1] |= apart
-    ranks = [subprocess.Popen([sys.executable, JOB, tmp_path], env=of_rank) for of_rank in own]
+    shifted_clock = clock_that_is_ahead(tmp_path, AHEAD_NS)
+    environments = [environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    environments[1] |= shifted_clock
+    ranks = [
+        subprocess.Popen([sys.executable, JOB, tmp_path], env=rank_environment) for rank_environment in environments
+    ]
     assert [rank.wait(120) for rank in ranks] == [0, 0]
 
     errors_us, spreads_us = [], []
     for step in sorted((tmp_path / "clocks").glob("step_*")):
-        found = align(find_sources([step]), Alignment.COLLECTIVES)
-        (first, second), spread_ns = found.shift_ns, found.error_ns
-        assert (first, found.unknown) == (0, ())
+        alignment = align(find_sources([step]), Alignment.COLLECTIVES)
+        (first, second), spread_ns = alignment.shift_ns, alignment.error_ns
+        assert (first, alignment.unknown) == (0, ())
         assert spread_ns is not None
         errors_us.append(abs(second + AHEAD_NS) / 1e3)
         spreads_us.append(spread_ns / 1e3)
     assert len(errors_us) == CAPTURES
     errors_us.sort()
-    print(f"error p50 {errors_us[50]:.0f} us, p99 {errors_us[98]:.0f} us; ends apart {max(spreads_us):.0f} us at most")  # noqa: T201
+    print(f"error p50 {errors_us[50]:.0f} us, p99 {errors_us[98]:.0f} us; maximum spread {max(spreads_us):.0f} us")  # noqa: T201
     assert errors_us[50] < 1000

@@ -1,4 +1,4 @@
-"""The torch backend on a GPU. Skips visibly where there is none."""
+"""Tests of the torch backend on a GPU. They are skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture
 def capture(tmp_path: Path):
-    """Capture step 2 of a loop of matrix products; returns the trace."""
+    """Return a function that captures step 2 of a loop of matrix products and returns the trace."""
 
     def run(work: Any = None, **options: Any) -> dict[str, Any]:
         settings = {"output": str(tmp_path), "run": "run", "steps": [2], "trainer.backend": "torch"}
@@ -55,15 +55,15 @@ def test_kernels_are_recorded_by_default(capture, tmp_path: Path) -> None:
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_cpu_alone_on_request(capture) -> None:
+def test_activities_can_exclude_cuda(capture) -> None:
     assert "kernel" not in categories(capture(activities=["cpu"]))
 
 
-def test_the_gpu_is_leased(tmp_path: Path) -> None:
+def test_gpu_is_leased(tmp_path: Path) -> None:
     settings = {"output": str(tmp_path), "steps": [1], "trainer.backend": "torch", "other.backend": "torch"}
-    one = Profiler.from_config(settings=settings | {"run": "one"})
-    two = Profiler.from_config(role="other", settings=settings | {"run": "two"})
-    with one.capture(1), two.capture(1):
+    first = Profiler.from_config(settings=settings | {"run": "one"})
+    second = Profiler.from_config(role="other", settings=settings | {"run": "two"})
+    with first.capture(1), second.capture(1):
         torch.ones(2, device="cuda").sum().item()
     assert read_run(tmp_path / "one").captures[0].status is Status.COMPLETE
     (rank,) = read_run(tmp_path / "two").captures[0].ranks
@@ -71,14 +71,14 @@ def test_the_gpu_is_leased(tmp_path: Path) -> None:
     assert ", held by this process (trainer, step1)" in rank.problems[0]
 
 
-def test_a_memory_snapshot_per_capture(capture, tmp_path: Path) -> None:
+def test_capture_has_a_memory_snapshot(capture, tmp_path: Path) -> None:
     capture(memory_snapshot=True)
     (path,) = tmp_path.glob("run/step_*/trainer/*.memory.pickle")
     assert pickle.loads(path.read_bytes())["device_traces"]  # noqa: S301  # written by this test
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_a_memory_snapshot_when_memory_runs_out(capture, tmp_path: Path) -> None:
+def test_memory_snapshot_is_written_on_out_of_memory(capture, tmp_path: Path) -> None:
     def exhaust() -> None:
         with pytest.raises(torch.cuda.OutOfMemoryError):
             torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
@@ -87,7 +87,7 @@ def test_a_memory_snapshot_when_memory_runs_out(capture, tmp_path: Path) -> None
     assert len(list(tmp_path.glob("run/step_*/trainer/*.oom.memory.pickle"))) == 1
 
 
-def test_the_profiler_range_leaves_the_device_to_nsys(capture, tmp_path: Path) -> None:
+def test_profiler_range_does_not_record_the_device(capture, tmp_path: Path) -> None:
     trace = capture(cuda_profiler_range=True)
     assert "kernel" not in categories(trace)
     assert "cpu_op" in categories(trace)

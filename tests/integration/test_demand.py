@@ -1,4 +1,4 @@
-"""Captures of a real job under torchrun, two ranks with gloo, that are asked for from the command line."""
+"""Tests of on-demand captures of a torchrun job with two gloo ranks, from the command line."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def job(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def ask(job: Path, launcher: subprocess.Popen[str], *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Ask a job for a capture as soon as both ranks are there."""
+def request_capture(job: Path, launcher: subprocess.Popen[str], *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Wait until both ranks have registered, then start `profdeck capture job`."""
     pause = threading.Event()
     while len(list((job / "out" / "run" / "processes").glob("*.json"))) < 2:
         assert launcher.poll() is None, launcher.communicate()
@@ -74,41 +74,41 @@ def ask(job: Path, launcher: subprocess.Popen[str], *options: str) -> Iterator[s
         command.communicate()
 
 
-def answer(command: subprocess.Popen[str]) -> dict[str, Any]:
-    out, said = command.communicate(timeout=120)
-    assert command.returncode == 0, said
-    document: dict[str, Any] = json.loads(out)
+def read_document(command: subprocess.Popen[str]) -> dict[str, Any]:
+    stdout, stderr = command.communicate(timeout=120)
+    assert command.returncode == 0, stderr
+    document: dict[str, Any] = json.loads(stdout)
     assert document["complete"]
     return document
 
 
-def marks(trace: Path) -> set[str]:
+def step_names(trace: Path) -> set[str]:
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     return {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
 
 
 def test_both_ranks_record_the_same_steps(job: Path) -> None:
     with launch_torchrun(job, "job.py") as launcher:
-        answers = []
+        documents = []
         for steps in (2, 1):
-            with ask(job, launcher, "--steps", str(steps)) as command:
-                answers.append(answer(command))
+            with request_capture(job, launcher, "--steps", str(steps)) as command:
+                documents.append(read_document(command))
         (job / "stop").touch()
         output, _ = launcher.communicate(timeout=120)
         assert launcher.returncode == 0, output
     report = read_run(job / "out" / "run")
     assert (report.status, report.problems) == (Status.COMPLETE, ())
     assert [(capture.first_step, capture.last_step, len(capture.ranks)) for capture in report.captures] == [
-        (answers[0]["first_step"], answers[0]["first_step"] + 1, 2),
-        (answers[1]["first_step"], answers[1]["first_step"], 2),
+        (documents[0]["first_step"], documents[0]["first_step"] + 1, 2),
+        (documents[1]["first_step"], documents[1]["first_step"], 2),
     ]
     for capture in report.captures:
         steps = {f"ProfilerStep#{step}" for step in range(capture.first_step, capture.last_step + 1)}
-        assert [marks(rank.artifacts[0].path) for rank in capture.ranks] == [steps, steps]
-        assert [rank.notes for rank in capture.ranks] == [(), ()]  # both had their warm-up
+        assert [step_names(rank.artifacts[0].path) for rank in capture.ranks] == [steps, steps]
+        assert [rank.notes for rank in capture.ranks] == [(), ()]  # both captures had a warm-up
 
 
-def test_captures_by_the_clock(job: Path) -> None:
+def test_captures_at_time_intervals(job: Path) -> None:
     config = job / "job.yaml"
     config.write_text(f"{config.read_text()}steps: [every 2 s for 2]\non_demand: true\n")
     run, pause = job / "out" / "run", threading.Event()
@@ -118,7 +118,7 @@ def test_captures_by_the_clock(job: Path) -> None:
             pause.wait(0.05)
         (job / "stop").touch()
         assert launcher.wait(60) == 0, launcher.communicate()
-    first, second, *others = read_run(run).captures
-    assert all(one.status is Status.COMPLETE and len(one.ranks) == 2 for one in (first, second))
-    assert [one.last_step - one.first_step for one in (first, second)] == [1, 1]
-    assert len(others) < 2  # the job may have ended in the midst of a third
+    first, second, *later = read_run(run).captures
+    assert all(capture.status is Status.COMPLETE and len(capture.ranks) == 2 for capture in (first, second))
+    assert [capture.last_step - capture.first_step for capture in (first, second)] == [1, 1]
+    assert len(later) < 2  # the job may have stopped during a third capture

@@ -1,4 +1,4 @@
-"""However a process of an engine ends in mid-capture, its trace is whole and marked partial."""
+"""Tests of engine processes that exit during a capture. The trace must be complete, and its status partial."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ WAIT = "print('recording', flush=True)\nthreading.Event().wait()\n"
 
 def rank(path: Path) -> RankReport:
     (capture,) = read_run(path / "run").captures
-    (found,) = capture.ranks
-    return found
+    (report,) = capture.ranks
+    return report
 
 
 def await_recording(process: subprocess.Popen[str]) -> None:
@@ -65,24 +65,24 @@ SIGTERM = "SIGTERM in mid-capture."
         ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT, ENDED),
     ],
 )
-def test_an_ending_in_mid_capture_leaves_a_partial_trace(start, tmp_path, ending, code, reason, later) -> None:
+def test_exit_during_a_capture_keeps_a_partial_trace(start, tmp_path, ending, code, reason, later) -> None:
     process = start(CAPTURE + ending, f"{{'write_later': {later}}}")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    found = rank(tmp_path)
-    assert (found.status, found.problems) == (Status.PARTIAL, (reason,))
-    assert found.artifacts[0].whole
-    assert found.artifacts[0].events >= 4
+    report = rank(tmp_path)
+    assert (report.status, report.problems) == (Status.PARTIAL, (reason,))
+    assert report.artifacts[0].whole
+    assert report.artifacts[0].events >= 4
 
 
-def test_an_ending_while_armed_is_said(start, tmp_path: Path) -> None:
+def test_exit_before_the_window_is_reported(start, tmp_path: Path) -> None:
     process = start(CAPTURE, "{'skip': 5}")
     process.communicate(timeout=60)
-    found = rank(tmp_path)
-    assert (process.returncode, found.status, found.problems) == (0, Status.FAILED, (ENDED,))
+    report = rank(tmp_path)
+    assert (process.returncode, report.status, report.problems) == (0, Status.FAILED, (ENDED,))
 
 
-def test_a_window_that_ended_is_complete_however_the_process_ends(start, tmp_path: Path) -> None:
+def test_finished_window_is_complete_after_a_signal(start, tmp_path: Path) -> None:
     code = CAPTURE + "assert not recorder.active\nos.kill(os.getpid(), signal.SIGTERM)"
     process = start(code, "{'count': 1, 'write_later': True}")
     process.communicate(timeout=60)
@@ -90,21 +90,21 @@ def test_a_window_that_ended_is_complete_however_the_process_ends(start, tmp_pat
     assert (rank(tmp_path).status, rank(tmp_path).problems) == (Status.COMPLETE, ())
 
 
-def test_a_signal_to_an_engine_that_serves(start, tmp_path: Path) -> None:
+def test_signal_to_a_busy_engine_keeps_a_partial_trace(start, tmp_path: Path) -> None:
     process = start(CAPTURE + "print('recording', flush=True)\nwhile True: iterate(1)", "{'count': 10**9}")
     await_recording(process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGTERM
-    found = rank(tmp_path)
-    assert (found.status, found.problems) == (Status.PARTIAL, (SIGTERM,))
-    assert found.artifacts[0].whole
+    report = rank(tmp_path)
+    assert (report.status, report.problems) == (Status.PARTIAL, (SIGTERM,))
+    assert report.artifacts[0].whole
 
 
-def test_a_handler_of_the_engine_still_runs_and_decides(start, tmp_path: Path) -> None:
+def test_signal_handler_of_the_engine_runs(start, tmp_path: Path) -> None:
     handler = """
 def stop(*_):
-    os.write(1, b"stopped\\n")  # print may be under way
+    os.write(1, b"stopped\\n")  # print is not reentrant
     raise SystemExit(5)
 signal.signal(signal.SIGTERM, stop)
 """
@@ -116,7 +116,7 @@ signal.signal(signal.SIGTERM, stop)
     assert rank(tmp_path).problems == (SIGTERM,)
 
 
-def test_an_engine_in_a_thread_that_outlives_the_main_one(start, tmp_path: Path) -> None:
+def test_exit_of_the_main_thread_stops_a_recording_thread(start, tmp_path: Path) -> None:
     code = """
 ready = threading.Event()
 def engine():

@@ -29,10 +29,10 @@ Start = Callable[..., "subprocess.Popen[str]"]
 BEGIN = """
 import os, signal, sys, threading
 from profdeck import Profiler
-def build(role="trainer", target=None, **given):
+def build(role="trainer", target=None, **settings):
     return Profiler.from_config(role=role, target=target, settings={
         "output": ".", "run": "run", "steps": [1], f"{role}.backend": "tally", f"{role}.ranks": "all",
-        **eval(sys.argv[1]), **given})
+        **eval(sys.argv[1]), **settings})
 def tell(text):
     print(text, flush=True)
     assert sys.stdin.readline()
@@ -45,17 +45,17 @@ COUNT = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" >> finished'
 TELL = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" > news'
 
 
-def command(text: str, **given: Any) -> str:
-    return repr({"finish.command": text, **given})
+def command(text: str, **settings: Any) -> str:
+    return repr({"finish.command": text, **settings})
 
 
 def await_line(process: subprocess.Popen[str], line: str) -> None:
     assert process.stdout is not None
-    found = process.stdout.readline()
-    assert found == f"{line}\n", process.communicate()
+    actual = process.stdout.readline()
+    assert actual == f"{line}\n", process.communicate()
 
 
-def go_on(process: subprocess.Popen[str]) -> None:
+def send_line(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("go on\n")
     process.stdin.flush()
@@ -81,18 +81,18 @@ def record(path: Path, step: int = 1) -> FinishRecord:
     return read_record(path / f"run/step_{step:06d}/finish.step{step}.json")
 
 
-def handed_over(path: Path, step: int = 1) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((path / f"run/step_{step:06d}/finish.step{step}.input.json").read_text())
-    return found
+def finish_input(path: Path, step: int = 1) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((path / f"run/step_{step:06d}/finish.step{step}.input.json").read_text())
+    return document
 
 
 def await_over(path: Path, step: int = 1) -> FinishRecord:
     """Wait until a finish task has finished, even if the job that started it has exited."""
     pause = threading.Event()
-    while not (found := record(path, step)).has_ended:
-        assert found.by.alive is not False or not record(path, step).has_ended
+    while not (current := record(path, step)).has_ended:
+        assert current.by.alive is not False or not record(path, step).has_ended
         pause.wait(0.05)
-    return found
+    return current
 
 
 @pytest.fixture
@@ -102,44 +102,44 @@ def news(tmp_path: Path) -> Callable[[], str]:
     return (tmp_path / "news").read_text
 
 
-# Once.
+# Finish tasks run once per step.
 
 
-def test_ranks_that_end_simultaneously_have_one_finish_per_step(start: Start, tmp_path: Path) -> None:
+def test_concurrent_ranks_have_one_finish_task_per_step(start: Start, tmp_path: Path) -> None:
     loop = "tell('ready')\nfor step in range(1, 5):\n    with profiler.capture(step): pass\n"
-    given = command(COUNT, steps=["every 2 from 1"])
-    ranks = [start(BEGIN + loop, given, RANK=str(rank), WORLD_SIZE="3") for rank in range(3)]
+    settings = command(COUNT, steps=["every 2 from 1"])
+    ranks = [start(BEGIN + loop, settings, RANK=str(rank), WORLD_SIZE="3") for rank in range(3)]
     for rank in ranks:
         await_line(rank, "ready")
     for rank in ranks:
-        go_on(rank)
+        send_line(rank)
     for rank in ranks:
         ended(rank)
     assert sorted(finished(tmp_path)) == [f"step{step} complete" for step in (1, 3)]
-    (capture,) = handed_over(tmp_path, 3)["ls"]["captures"]
+    (capture,) = finish_input(tmp_path, 3)["ls"]["captures"]
     assert len(capture["ranks"]) == 3
 
 
-def test_a_job_waits_for_its_finish_at_exit(start: Start, tmp_path: Path) -> None:
-    errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command(f"{COUNT}; echo said")))
+def test_job_waits_for_its_finish_task_at_exit(start: Start, tmp_path: Path) -> None:
+    errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command(f"{COUNT}; echo finished")))
     assert finished(tmp_path) == ["step1 complete"]
     assert errors == ""
-    assert record(tmp_path).parts[0].output == "said\n"
+    assert record(tmp_path).parts[0].output == "finished\n"
 
 
-def test_a_capture_that_ends_with_the_process(start: Start, tmp_path: Path) -> None:
+def test_capture_stopped_at_exit_has_a_finish_task(start: Start, tmp_path: Path) -> None:
     ended(start(BEGIN + "profiler.start(1)", command(COUNT)))
     assert finished(tmp_path) == ["step1 partial"]
 
 
-def test_stages_without_the_end_of_their_step(start: Start, tmp_path: Path) -> None:
+def test_stages_of_an_unfinished_step_have_a_finish_task(start: Start, tmp_path: Path) -> None:
     ended(start(BEGIN + "profiler.start(1)\nwith profiler.stage('update'): pass", command(COUNT, mode="discrete")))
     assert finished(tmp_path) == ["step1 complete"]
     (file,) = tmp_path.glob("run/step_000001/trainer/rank_0000.step1-update.json")
     assert json.loads(file.read_text())["more_follow"] is False
 
 
-def test_a_trainer_and_a_fleet_have_one_finish(start: Start, tmp_path: Path) -> None:
+def test_trainer_and_fleet_have_one_finish_task(start: Start, tmp_path: Path) -> None:
     code = """
 import asyncio
 from tally_backend import ToyEngine
@@ -164,34 +164,36 @@ asyncio.run(main())
     assert not (tmp_path / "finished").exists()
     ended(job)
     assert finished(tmp_path) == ["step1 complete"]
-    given = handed_over(tmp_path)
-    assert [(capture["role"], capture["replica"]) for capture in given["ls"]["captures"]] == [
+    task_input = finish_input(tmp_path)
+    assert [(capture["role"], capture["replica"]) for capture in task_input["ls"]["captures"]] == [
         ("rollout", 0),
         ("rollout", 1),
         ("rollout", 2),
         ("trainer", None),
     ]
-    assert len(given["ls"]["targets"]) == 4
-    assert len(given["files"]) == 2 * (3 * 2 + 1) + 4
+    assert len(task_input["ls"]["targets"]) == 4
+    assert len(task_input["files"]) == 2 * (3 * 2 + 1) + 4
 
 
 # Killed processes.
 
 
-def test_a_rank_that_is_killed_during_its_capture(start: Start, tmp_path: Path) -> None:
-    victim, other = (start(CAPTURE, command(COUNT), RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1))
+def test_rank_killed_during_its_capture_is_missing(start: Start, tmp_path: Path) -> None:
+    victim, survivor = (start(CAPTURE, command(COUNT), RANK=str(rank), WORLD_SIZE="2") for rank in (0, 1))
     await_line(victim, "recording")
-    await_line(other, "recording")
-    go_on(other)
+    await_line(survivor, "recording")
+    send_line(survivor)
     until(lambda: (tmp_path / "run/step_000001/finish.step1.json").exists() and record(tmp_path).waits_for)
     victim.kill()
     victim.wait()
-    other.communicate(timeout=60)
+    survivor.communicate(timeout=60)
     assert finished(tmp_path) == ["step1 partial"]
-    assert handed_over(tmp_path)["missing"] == [f"trainer rank 0 (process {victim.pid} on {record(tmp_path).by.host})"]
+    assert finish_input(tmp_path)["missing"] == [f"trainer rank 0 (process {victim.pid} on {record(tmp_path).by.host})"]
 
 
-def test_a_rank_that_is_killed_after_its_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+def test_finish_task_runs_if_the_job_is_killed_after_its_capture(
+    start: Start, tmp_path: Path, news: Callable[[], str]
+) -> None:
     job = start(BEGIN + "profiler.start(1); profiler.stop(); os.kill(os.getpid(), signal.SIGKILL)", command(TELL))
     job.communicate(timeout=60)
     assert news() == "step1 complete\n"
@@ -207,35 +209,39 @@ for rank in ranks: rank.wait()
 """
 
 
-def test_the_process_group_of_a_launcher_that_is_killed(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+def test_finish_task_survives_the_launchers_process_group(
+    start: Start, tmp_path: Path, news: Callable[[], str]
+) -> None:
     os.mkfifo(tmp_path / "gate")
     rank = BEGIN + "import time\nprofiler.start(1); profiler.stop(); time.sleep(600)"
     launcher = start(LAUNCHER, rank, command(f"{TELL}; read line < gate; {COUNT}"), WORLD_SIZE="2")
     assert news() == "step1 complete\n"
     os.killpg(launcher.pid, signal.SIGKILL)
-    launcher.communicate(timeout=60)  # neither a rank nor the finish holds its pipes
+    launcher.communicate(timeout=60)  # neither a rank nor the finish task holds its pipes
     assert record(tmp_path).by.alive
     (tmp_path / "gate").write_text("go on\n")
     assert await_over(tmp_path).state is FinishState.DONE
     assert finished(tmp_path) == ["step1 complete"]
 
 
-def test_sigterm_during_a_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+def test_finish_task_runs_after_sigterm_during_a_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
     job = start(CAPTURE, command(TELL))
     await_line(job, "recording")
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=60)
-    assert job.returncode == -signal.SIGTERM  # it has not waited, as the command waits for `news`
+    assert job.returncode == -signal.SIGTERM  # the job did not wait, because the command blocks until `news` is read
     assert news() == "step1 partial\n"
     assert await_over(tmp_path).state is FinishState.DONE
 
 
-def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+def test_finish_task_continues_after_sigterm_to_the_waiting_job(
+    start: Start, tmp_path: Path, news: Callable[[], str]
+) -> None:
     job = start(
         BEGIN + "import atexit; atexit.register(tell, 'ending')\nprofiler.start(1); profiler.stop()", command(TELL)
     )
     await_line(job, "ending")
-    go_on(job)
+    send_line(job)
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=60)
     assert job.returncode == -signal.SIGTERM
@@ -246,7 +252,7 @@ def test_sigterm_to_a_process_that_waits_for_its_finish(start: Start, tmp_path: 
 # Tests for finish commands that fail or hang.
 
 
-def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:
+def test_failed_command_is_logged(start: Start, tmp_path: Path) -> None:
     errors = ended(start(BEGIN + "profiler.start(1); profiler.stop()", command("echo no space >&2; exit 3")))
     assert errors == (
         "Finish task for step1: failed: the command failed with exit status 3 (no space). "
@@ -254,8 +260,8 @@ def test_a_command_that_fails_is_logged(start: Start, tmp_path: Path) -> None:
     )
 
 
-def hanging(start: Start, tmp_path: Path, news: Callable[[], str]) -> tuple[subprocess.Popen[str], int]:
-    """Start a job whose finish hangs in its command; returns the job and the pid of the command."""
+def start_hanging_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> tuple[subprocess.Popen[str], int]:
+    """Start a job whose finish command hangs. Return the job and the PID of the command."""
     job = start(
         BEGIN + "import time\nprofiler.start(1); profiler.stop(); tell('ended')",
         command("echo $$ > news; exec sleep 600"),
@@ -264,24 +270,20 @@ def hanging(start: Start, tmp_path: Path, news: Callable[[], str]) -> tuple[subp
     return job, int(news())
 
 
-def test_sigterm_to_the_process_of_a_finish_ends_its_command(
-    start: Start, tmp_path: Path, news: Callable[[], str]
-) -> None:
-    job, pid = hanging(start, tmp_path, news)
+def test_sigterm_to_a_finish_task_kills_its_command(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+    job, pid = start_hanging_finish(start, tmp_path, news)
     os.kill(record(tmp_path).by.pid, signal.SIGTERM)
     assert "Finish task for step1: interrupted: its process was terminated by SIGTERM" in ended(job)
     until(lambda: process_stat(pid)[:1] in ([], ["Z"]))
 
 
-def test_a_finish_that_is_killed_is_run_again_by_the_command(
-    start: Start, tmp_path: Path, news: Callable[[], str]
-) -> None:
-    job, pid = hanging(start, tmp_path, news)
+def test_killed_finish_task_is_rerun_by_the_command_line(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+    job, pid = start_hanging_finish(start, tmp_path, news)
     assert record(tmp_path).state is FinishState.RUNNING
     os.kill(record(tmp_path).by.pid, signal.SIGKILL)
     os.killpg(pid, signal.SIGKILL)
     assert "Finish task for step1: interrupted: its process was terminated" in ended(job)
-    assert [found.state for found in read_finishes(read_run(tmp_path / "run"))] == [FinishState.INTERRUPTED]
+    assert [finish.state for finish in read_finishes(read_run(tmp_path / "run"))] == [FinishState.INTERRUPTED]
     call = subprocess.Popen([sys.executable, "-m", "profdeck", "finish", "run"], cwd=tmp_path, stderr=subprocess.PIPE)
     os.kill(pid := int(news()), 0)
     call.send_signal(signal.SIGINT)
@@ -291,10 +293,10 @@ def test_a_finish_that_is_killed_is_run_again_by_the_command(
     until(lambda: process_stat(pid)[:1] in ([], ["Z"]))
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
-    job, pid = hanging(start, tmp_path, news)
+def test_ctrl_c_stops_the_wait_but_not_the_finish_task(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
+    job, pid = start_hanging_finish(start, tmp_path, news)
     assert job.stderr is not None
-    go_on(job)
+    send_line(job)
     assert "Waiting up to" in job.stderr.readline()
     job.send_signal(signal.SIGINT)
     _, errors = job.communicate(timeout=60)
@@ -304,7 +306,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_finish(start: Start, tmp_path: Path, n
     assert await_over(tmp_path).failure_reason == "the command was terminated by SIGKILL"
 
 
-def test_a_forked_child_leaves_the_finish_to_its_parent(start: Start, tmp_path: Path) -> None:
+def test_forked_child_does_not_wait_for_the_finish_task(start: Start, tmp_path: Path) -> None:
     code = BEGIN + (
         "profiler.start(1); profiler.stop()\npid = os.fork()\nif pid == 0: sys.exit()\n"
         "assert os.waitpid(pid, 0)[1] == 0\nopen('forked', 'w').close()\n"
@@ -320,7 +322,7 @@ def test_a_forked_child_leaves_the_finish_to_its_parent(start: Start, tmp_path: 
     assert finished(tmp_path) == ["step1 complete"]
 
 
-# Under torchrun.
+# Jobs under torchrun.
 
 TORCH_JOB = """
 import os, signal, torch
@@ -354,24 +356,24 @@ def torchrun(path: Path, **environ: str) -> tuple[int, str]:
 
 
 @pytest.mark.torch
-def test_a_job_of_two_ranks(tmp_path: Path) -> None:
+def test_torchrun_job_has_one_finish_task_per_step(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     status, output = torchrun(tmp_path)
     assert status == 0, output
     assert sorted(finished(tmp_path)) == ["step1 complete", "step3 complete"]
-    given = handed_over(tmp_path)
-    assert sorted(Path(file).name for file in given["files"]) == [
+    task_input = finish_input(tmp_path)
+    assert sorted(Path(file).name for file in task_input["files"]) == [
         f"rank_000{rank}.step1.{end}" for rank in (0, 1) for end in ("json", "trace.json.gz")
     ]
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_job_that_loses_a_rank(tmp_path: Path) -> None:
+def test_torchrun_job_with_a_killed_rank_has_a_finish_task(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     status, output = torchrun(tmp_path, AT_STEP_3="os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None")
     assert status != 0, output
     assert await_over(tmp_path, 3).state is FinishState.DONE
     assert sorted(finished(tmp_path)) == ["step1 complete", "step3 partial"]
-    (missing,) = handed_over(tmp_path, 3)["missing"]
+    (missing,) = finish_input(tmp_path, 3)["missing"]
     assert missing.startswith("trainer rank 1 (process ")

@@ -19,11 +19,11 @@ from profdeck_torch.tcp_store import connect
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 JOB = Path(__file__).with_name("job_of_hosts.py")
-Ask = Callable[..., "subprocess.Popen[str]"]
+Request = Callable[..., "subprocess.Popen[str]"]
 
 
 def launch(node: int, address: str, port: int, directory: Path) -> list[str]:
-    """Return what starts a node of the job."""
+    """Return the command that starts a node of the job."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--master-addr", address, "--master-port", str(port), "--node-rank", str(node)]
     return [*command, str(JOB), str(directory)]
@@ -31,7 +31,7 @@ def launch(node: int, address: str, port: int, directory: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int, list[int]]]:
-    """Start a job, and end it by itself; yields where its hosts write, the port of its store, and its launchers."""
+    """Run a job. Yield the parent of its hosts' directories, the port of its store, and the PIDs of its launchers."""
     directory, port = tmp_path_factory.mktemp("hosts"), free_port()
     with ending() as started:
         for node in range(2):
@@ -43,7 +43,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, int, l
 
 
 @pytest.fixture
-def ask() -> Iterator[Ask]:
+def request_capture() -> Iterator[Request]:
+    """Return a function that starts `profdeck capture job`."""
     with ending() as started:
 
         def run(*options: object, within: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -58,78 +59,80 @@ def ask() -> Iterator[Ask]:
         yield run
 
 
-def captured(process: subprocess.Popen[str]) -> dict[str, Any]:
+def await_capture(process: subprocess.Popen[str]) -> dict[str, Any]:
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, out + error
-    found: dict[str, Any] = json.loads(out)
-    return found
+    document: dict[str, Any] = json.loads(out)
+    return document
 
 
-def ranks(found: dict[str, Any]) -> list[tuple[int, str]]:
-    (capture,) = found["ls"]["captures"]
+def ranks(document: dict[str, Any]) -> list[tuple[int, str]]:
+    (capture,) = document["ls"]["captures"]
     return [(rank["rank"], rank["status"]) for rank in capture["ranks"]]
 
 
-def locations(found: dict[str, Any]) -> list[tuple[str, bool]]:
+def locations(document: dict[str, Any]) -> list[tuple[str, bool]]:
     """Return each process's run directory and whether its files are in the requester's run directory."""
-    return [(process["directory"], process["files_here"]) for process in found["processes"]]
+    return [(process["directory"], process["files_here"]) for process in document["processes"]]
 
 
-def test_both_hosts_are_captured(job: tuple[Path, int, list[int]], ask: Ask, tmp_path: Path) -> None:
+def test_both_hosts_are_captured(job: tuple[Path, int, list[int]], request_capture: Request, tmp_path: Path) -> None:
     """Each host keeps its own files, and a killed requester does not block the next capture."""
     hosts, port, _ = job
-    until(lambda: "2 processes" in (ask(hosts / "host0" / "live", "--steps", 1).communicate(timeout=120)[1]))
-    killed = ask(hosts / "host0" / "live", "--in", 100_000)
+    until(
+        lambda: "2 processes" in (request_capture(hosts / "host0" / "live", "--steps", 1).communicate(timeout=120)[1])
+    )
+    killed = request_capture(hosts / "host0" / "live", "--in", 100_000)
     assert killed.stderr is not None
     assert any("will be captured" in line for line in killed.stderr)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    found = captured(ask(hosts / "host1" / "live", "--steps", 2, "--json"))
-    assert found["complete"]
-    assert found["last_step"] == found["first_step"] + 1
-    assert ranks(found) == [(1, "complete")]
-    assert locations(found) == [(str(hosts / "host0" / "live"), False), (str(hosts / "host1" / "live"), True)]
+    document = await_capture(request_capture(hosts / "host1" / "live", "--steps", 2, "--json"))
+    assert document["complete"]
+    assert document["last_step"] == document["first_step"] + 1
+    assert ranks(document) == [(1, "complete")]
+    assert locations(document) == [(str(hosts / "host0" / "live"), False), (str(hosts / "host1" / "live"), True)]
     # The requester's run directory has no files.
-    found = captured(ask(tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}", "--json"))
-    assert (found["complete"], found["ls"]) == (True, None)
-    assert locations(found) == [(str(hosts / f"host{rank}" / "live"), False) for rank in range(2)]
+    document = await_capture(request_capture(tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}", "--json"))
+    assert (document["complete"], document["ls"]) == (True, None)
+    assert locations(document) == [(str(hosts / f"host{rank}" / "live"), False) for rank in range(2)]
 
 
 @pytest.mark.long
-def test_a_store_that_hangs_costs_a_step_once(job: tuple[Path, int, list[int]], ask: Ask) -> None:
-    """The launcher of the first host serves it."""
+def test_suspended_store_does_not_stop_the_job(job: tuple[Path, int, list[int]], request_capture: Request) -> None:
+    """The launcher of the first host serves the store."""
     hosts, _, launchers = job
-    at = hosts / "host0" / "step"
-    waiting = ask(hosts / "host1" / "live", "--in", 100_000)
+    step_file = hosts / "host0" / "step"
+    waiting = request_capture(hosts / "host1" / "live", "--in", 100_000)
     assert waiting.stderr is not None
     assert any("will be captured" in line for line in waiting.stderr)
     os.kill(launchers[0], signal.SIGSTOP)
     try:
-        before = int(at.read_text())
-        until(lambda: int(at.read_text()) > before + 500, timeout_s=60)  # 5 seconds of steps
+        before = int(step_file.read_text())
+        until(lambda: int(step_file.read_text()) > before + 500, timeout_s=60)  # 5 seconds of steps
     finally:
         os.kill(launchers[0], signal.SIGCONT)
     waiting.send_signal(signal.SIGINT)
     waiting.communicate(timeout=60)
-    until(lambda: captured_at_last(ask(hosts / "host0" / "live", "--json")), every_s=1)
+    until(lambda: is_captured(request_capture(hosts / "host0" / "live", "--json")), every_s=1)
 
 
-def captured_at_last(process: subprocess.Popen[str]) -> bool:
+def is_captured(process: subprocess.Popen[str]) -> bool:
     out, _ = process.communicate(timeout=120)
     return bool(out) and process.returncode == 0
 
 
-def test_a_store_that_is_not_there_is_said(ask: Ask, tmp_path: Path) -> None:
+def test_unreachable_store_is_reported(request_capture: Request, tmp_path: Path) -> None:
     port = free_port()
-    process = ask(tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}")
+    process = request_capture(tmp_path / "live", "--store", f"tcpstore:127.0.0.1:{port}")
     _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert f"Cannot connect to tcpstore:127.0.0.1:{port}" in error
     assert "Traceback" not in error
 
 
-def test_a_closed_store_opens_no_connection(job: tuple[Path, int, list[int]]) -> None:
-    """One that it opened while the interpreter ends would end the process."""
+def test_closed_store_does_not_open_a_connection(job: tuple[Path, int, list[int]]) -> None:
+    """A connection that is opened during interpreter shutdown would crash the process."""
     store = connect("live", f"127.0.0.1:{job[1]}")
     store.read("demand.json")
     store.close()

@@ -1,4 +1,4 @@
-"""profdeck as users get it: from a wheel, from an sdist, editable, and with somebody else's backend beside it."""
+"""Tests of installations: from the wheel, from the sdist, editable, and with a third-party backend."""
 
 from __future__ import annotations
 
@@ -27,81 +27,91 @@ print(read_run(Path("run")).status)
 """
 
 
-def sh(*command: str | Path, cwd: Path, **environ: str) -> str:
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=os.environ | environ, capture_output=True, text=True, check=False
+def run_command(*command: str | Path, cwd: Path, **environ: str) -> str:
+    result = subprocess.run(
+        [str(argument) for argument in command],
+        cwd=cwd,
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Build the sdist from the tree, and the wheel from that sdist."""
     out = tmp_path_factory.mktemp("dist")
-    sh(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, cwd=ROOT)
+    run_command(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, cwd=ROOT)
     (wheel,), (sdist,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return {"wheel": wheel, "sdist": sdist}
 
 
 @pytest.fixture
 def site(tmp_path: Path):
-    """Install into an empty directory; returns what runs Python with that and the dependencies, and nothing else."""
+    """Return a function that installs packages into an empty directory.
+
+    It returns a function that runs Python with only these packages and the dependencies.
+    """
     target = tmp_path / "site"
     flags = ("--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--target", target)
 
     def python(*arguments: str | Path) -> str:
-        return sh(sys.executable, *arguments, cwd=tmp_path, PYTHONPATH=python_path(target))
+        return run_command(sys.executable, *arguments, cwd=tmp_path, PYTHONPATH=python_path(target))
 
     def install(*packages: Path):
         for package in packages:
-            sh(sys.executable, "-m", "pip", "install", *flags, package, cwd=tmp_path)
+            run_command(sys.executable, "-m", "pip", "install", *flags, package, cwd=tmp_path)
         return python
 
     return install
 
 
-def test_the_wheel_holds_what_the_tree_holds(built: dict[str, Path]) -> None:
+def test_wheel_contains_the_files_of_the_tree(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built["wheel"]) as wheel:
-        inside = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
+        wheel_files = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
     tracked = {
-        str(path.relative_to(ROOT / house))
-        for house in ("core", "plugins")
-        for path in (ROOT / house).rglob("*")
+        str(path.relative_to(ROOT / root))
+        for root in ("core", "plugins")
+        for path in (ROOT / root).rglob("*")
         if path.suffix in (".py", ".typed", ".jinja", ".js", ".css", ".html") and "__pycache__" not in path.parts
     }
-    assert inside == tracked
+    assert wheel_files == tracked
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
-def test_a_backend_of_another_distribution_works(built: dict[str, Path], site, kind: str) -> None:
+def test_third_party_backend_works(built: dict[str, Path], site, kind: str) -> None:
     python = site(built[kind], ROOT / "tests" / "packages" / "tally")
-    where = python("-c", "import profdeck; print(profdeck.__file__)")
-    assert str(ROOT) not in where
+    location = python("-c", "import profdeck; print(profdeck.__file__)")
+    assert str(ROOT) not in location
     assert python("-c", USE) == "complete\n"
     assert "tally-backend 0.3" in " ".join(python("-m", "profdeck", "plugins").split())
     assert "fail_at" in python("-m", "profdeck", "plugins", "tally")
 
 
 @pytest.mark.slow
-def test_the_sdist_tests_itself(built: dict[str, Path], tmp_path: Path) -> None:
-    """It has all that `make test` needs: sessions, pins, tests, docs."""
+def test_tests_of_the_sdist_pass(built: dict[str, Path], tmp_path: Path) -> None:
+    """The sdist has the files that `make test` requires: sessions, pins, tests and docs."""
     with tarfile.open(built["sdist"]) as sdist:
-        inside = {name.partition("/")[2] for name in sdist.getnames()}
+        sdist_files = {name.partition("/")[2] for name in sdist.getnames()}
         sdist.extractall(tmp_path, filter="data")
     tracked = {
         name
-        for name in sh("git", "ls-files", cwd=ROOT).splitlines()
+        for name in run_command("git", "ls-files", cwd=ROOT).splitlines()
         if name.partition("/")[0] not in {".ci", ".gitignore", ".pre-commit-config.yaml"}
     }
-    assert tracked - inside == set()
+    assert tracked - sdist_files == set()
     (tree,) = tmp_path.iterdir()
     tests = ("tests/unit/test_house.py", "tests/unit/test_packaging.py", "tests/unit/test_config.py")
-    sh(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=tree)
+    run_command(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=tree)
 
 
-def test_the_editable_install_is_this_tree() -> None:
-    done = sh(sys.executable, "-c", "import profdeck, profdeck_torch; print(profdeck.__file__)", cwd=Path("/"))
-    assert Path(done.strip()).is_relative_to(ROOT)
-    assert sh(Path(sys.executable).parent / "profdeck", "--version", cwd=Path("/")).startswith("profdeck ")
+def test_editable_install_uses_this_tree() -> None:
+    location = run_command(
+        sys.executable, "-c", "import profdeck, profdeck_torch; print(profdeck.__file__)", cwd=Path("/")
+    )
+    assert Path(location.strip()).is_relative_to(ROOT)
+    assert run_command(Path(sys.executable).parent / "profdeck", "--version", cwd=Path("/")).startswith("profdeck ")

@@ -12,14 +12,14 @@ from gpu_job import GpuJob
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
 
-@pytest.mark.torch  # its environment has pandas
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.torch  # the environment of these tests has pandas
+def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUN", str(GpuJob(ranks=2, slow_rank=1).write(tmp_path / "run")))
     names: dict[str, object] = {}
     for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == []
-            exec("".join(cell["source"]), names)  # noqa: S102 - our own
+            exec("".join(cell["source"]), names)  # noqa: S102 - a file of this repository
     assert set(names["stages"]["rank"]) == {0, 1}  # type: ignore[index]
     assert len(names["starts"]) > 5  # type: ignore[arg-type]
 

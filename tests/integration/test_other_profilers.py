@@ -1,4 +1,4 @@
-"""Whatever profiler of torch a job starts or stops in mid-capture: it goes on, and each capture says what it has."""
+"""Tests of other torch profilers that a job starts or stops during a capture. They must continue."""
 
 from __future__ import annotations
 
@@ -75,18 +75,18 @@ ACTIVE = "Another torch profiler is already active in this process"
 
 def run(start, tmp_path: Path, code: str) -> list[CaptureReport]:
     process = start(BEGIN + code)
-    said, errors = process.communicate(timeout=120)
-    assert (process.returncode, said.strip()) == (0, "the job went on"), errors
-    assert "USDT" not in errors  # Kineto's own words
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output.strip()) == (0, "the job went on"), errors
+    assert "USDT" not in errors  # a message of Kineto
     if "other.json" in code:
         assert json.loads((tmp_path / "other.json").read_text())
-    return sorted(read_run(tmp_path / "run").captures, key=lambda one: one.first_step)
+    return sorted(read_run(tmp_path / "run").captures, key=lambda capture: capture.first_step)
 
 
 @pytest.mark.parametrize(
     "other", ["profile()", "torch.autograd.profiler.profile()", "torch.autograd.profiler_legacy.profile()"]
 )
-def test_a_capture_gives_way_to_a_profiler_of_its_thread(start, tmp_path: Path, other: str) -> None:
+def test_capture_stops_if_a_profiler_starts_in_its_thread(start, tmp_path: Path, other: str) -> None:
     first, second = run(start, tmp_path, IN_ITS_THREAD.replace("OTHER", other))
     (rank,) = first.ranks
     assert (rank.status, len(rank.problems)) == (Status.PARTIAL, 1)
@@ -95,7 +95,7 @@ def test_a_capture_gives_way_to_a_profiler_of_its_thread(start, tmp_path: Path, 
     assert second.status is Status.COMPLETE
 
 
-def test_a_profiler_that_stays_open_keeps_others_out(start, tmp_path: Path) -> None:
+def test_capture_fails_while_another_profiler_is_active(start, tmp_path: Path) -> None:
     first, second = run(start, tmp_path, OPEN)
     assert first.ranks[0].problems[0].startswith(BEGAN)
     assert (second.status, second.ranks[0].status) == (Status.FAILED, Status.FAILED)
@@ -112,13 +112,15 @@ def test_a_profiler_that_stays_open_keeps_others_out(start, tmp_path: Path) -> N
         (0, 7, [Status.FAILED, Status.FAILED, Status.FAILED]),
     ],
 )
-def test_a_profiler_of_another_thread(start, tmp_path: Path, begins: int, ends: int, statuses: list[Status]) -> None:
+def test_profiler_in_another_thread_fails_overlapping_captures(
+    start, tmp_path: Path, begins: int, ends: int, statuses: list[Status]
+) -> None:
     code = IN_ANOTHER_THREAD.replace("BEGINS", str(begins)).replace("ENDS", str(ends))
     captures = run(start, tmp_path, code)
-    assert [one.status for one in captures] == statuses
-    for one in captures:
-        if one.status is Status.FAILED:
-            assert one.ranks[0].problems[0].startswith((BEGAN, ACTIVE))
+    assert [capture.status for capture in captures] == statuses
+    for capture in captures:
+        if capture.status is Status.FAILED:
+            assert capture.ranks[0].problems[0].startswith((BEGAN, ACTIVE))
 
 
 THREADS = """
@@ -148,13 +150,17 @@ print("the job went on")
 
 def test_profilers_in_two_threads_take_turns(start, tmp_path: Path) -> None:
     process = start(THREADS)
-    said, errors = process.communicate(timeout=120)
-    assert (process.returncode, said.strip()) == (0, "the job went on"), errors
+    output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output.strip()) == (0, "the job went on"), errors
     captures = read_run(tmp_path / "run").captures
-    statuses = {one.role: one.status for one in captures}
+    statuses = {capture.role: capture.status for capture in captures}
     assert statuses.keys() == {"actor", "critic"}
     assert sorted(statuses.values()) in ([Status.COMPLETE, Status.PARTIAL], [Status.COMPLETE, Status.MISSING])
-    (late,) = [one for one in captures if one.status is not Status.COMPLETE]
-    never = late.status is Status.MISSING  # the other one ended after the last boundary of this one
-    problem = "The device did not become available" if never else "because the capture was waiting for a device"
+    (late,) = [capture for capture in captures if capture.status is not Status.COMPLETE]
+    was_never_started = (
+        late.status is Status.MISSING
+    )  # the other capture ended after the last step boundary of this capture
+    problem = (
+        "The device did not become available" if was_never_started else "because the capture was waiting for a device"
+    )
     assert problem in late.ranks[0].problems[0]

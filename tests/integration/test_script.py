@@ -1,4 +1,4 @@
-"""`profdeck run` and `profdeck demo` as a user meets them: streams, exit codes, what they say."""
+"""Tests of `profdeck run`, `profdeck demo` and `profdeck nsys-args`: streams, exit codes and messages."""
 
 from __future__ import annotations
 
@@ -32,43 +32,41 @@ def profdeck(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, check=False, capture_output=True, text=True, timeout=240)
 
 
-def test_the_script_keeps_its_arguments_its_stdout_and_its_exit_status(tmp_path: Path) -> None:
-    done = profdeck(tmp_path, "run", "--json", "--steps", "2..3", "script.py", "sys.exit(7)", "--steps", "9")
-    assert (done.returncode, done.stdout) == (7, "__main__ sys.exit(7) --steps 9\n")
-    report = json.loads(done.stderr.splitlines()[-1])
-    # Three steps of the first optimizer; those of the second do not count.
+def test_script_keeps_its_arguments_stdout_and_exit_status(tmp_path: Path) -> None:
+    result = profdeck(tmp_path, "run", "--json", "--steps", "2..3", "script.py", "sys.exit(7)", "--steps", "9")
+    assert (result.returncode, result.stdout) == (7, "__main__ sys.exit(7) --steps 9\n")
+    report = json.loads(result.stderr.splitlines()[-1])
+    # Only the steps of the first optimizer are counted.
     assert report["optimizer_steps"] == 3
     assert [(capture["id"], capture["status"]) for capture in report["captures"]] == [("step2", "complete")]
     assert profdeck(tmp_path, "ls", report["run"]).returncode == 0
 
 
 @pytest.mark.parametrize(("options", "is_cold"), [((), False), (("--set", "trainer.warmup_steps=0"), True)])
-def test_the_recorder_starts_one_step_before_the_capture(
-    tmp_path: Path, options: tuple[str, ...], is_cold: bool
-) -> None:
-    done = profdeck(tmp_path, "run", "--json", "--steps", "2..3", *options, "script.py", "pass")
-    run = Path(json.loads(done.stderr.splitlines()[-1])["run"])
+def test_recorder_starts_one_step_before_the_capture(tmp_path: Path, options: tuple[str, ...], is_cold: bool) -> None:
+    result = profdeck(tmp_path, "run", "--json", "--steps", "2..3", *options, "script.py", "pass")
+    run = Path(json.loads(result.stderr.splitlines()[-1])["run"])
     (manifest,) = (tmp_path / run).rglob("rank_0000.step2.json")
     assert json.loads(manifest.read_text())["cold_first_step"] is is_cold
     (step,) = json.loads(profdeck(tmp_path, "summary", "--json", str(run)).stdout)["ranks"][0]["steps"][:1]
     assert (step["step"], step["cold"]) == (2, is_cold)
 
 
-def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
+def test_module_is_run_like_python_dash_m(tmp_path: Path) -> None:
     package = tmp_path / "trainer"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(SCRIPT)
-    done = profdeck(tmp_path, "run", "--json", "--steps", "2", "-m", "trainer", "sys.exit(len(sys.argv))", "-m", "x")
-    assert (done.returncode, done.stdout) == (4, "__main__ sys.exit(len(sys.argv)) -m x\n")
-    assert [capture["status"] for capture in json.loads(done.stderr.splitlines()[-1])["captures"]] == ["complete"]
-    done = profdeck(tmp_path, "run", "--steps", "2", "-m", "trainer", "1 / 0")
-    first, second, *_ = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    result = profdeck(tmp_path, "run", "--json", "--steps", "2", "-m", "trainer", "sys.exit(len(sys.argv))", "-m", "x")
+    assert (result.returncode, result.stdout) == (4, "__main__ sys.exit(len(sys.argv)) -m x\n")
+    assert [capture["status"] for capture in json.loads(result.stderr.splitlines()[-1])["captures"]] == ["complete"]
+    result = profdeck(tmp_path, "run", "--steps", "2", "-m", "trainer", "1 / 0")
+    first, second, *_ = result.stderr[result.stderr.index("Traceback") :].splitlines()
     assert "__main__.py" in second, first
 
 
-def test_what_is_armed_reaches_processes_that_the_script_starts(tmp_path: Path) -> None:
-    """Such as engines, which are in other directories; a driver without an optimizer records nothing itself."""
+def test_child_processes_of_the_script_inherit_the_config(tmp_path: Path) -> None:
+    """Engines can have another working directory. A script without an optimizer records nothing."""
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "c.yaml").write_text("steps: [2]\nroles: {trainer: {backend: torch}, Critic: {}}\n")
     (tmp_path / "worker.py").write_text(
@@ -82,9 +80,9 @@ def test_what_is_armed_reaches_processes_that_the_script_starts(tmp_path: Path) 
         "import subprocess, sys\nsubprocess.run([sys.executable, '../worker.py'], cwd='elsewhere', check=True)\n"
     )
     options = ("--config", "config/c.yaml", "--output", "out", "--set", "Critic.backend=torch", "--steps", "1,3")
-    done = profdeck(tmp_path, "run", "--json", *options, "driver.py")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stderr.splitlines()[-1])
+    result = profdeck(tmp_path, "run", "--json", *options, "driver.py")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stderr.splitlines()[-1])
     assert (report["captures"], Path(report["run"]).parent) == ([], Path("out"))
     listed = json.loads(profdeck(tmp_path, "ls", "--json", report["run"]).stdout)
     assert [(capture["role"], capture["first_step"]) for capture in listed["captures"]] == [
@@ -94,12 +92,12 @@ def test_what_is_armed_reaches_processes_that_the_script_starts(tmp_path: Path) 
     assert listed["status"] == "complete"
 
 
-def test_an_exception_of_the_script_is_shown_as_its_own(tmp_path: Path) -> None:
-    done = profdeck(tmp_path, "run", "--steps", "4", "script.py", "1 / 0")
-    assert done.returncode == 1
-    assert "ZeroDivisionError" in done.stderr
-    assert "runpy" not in done.stderr
-    assert "step4 is partial - An exception ended it: ZeroDivisionError" in done.stderr
+def test_traceback_of_the_script_is_unchanged(tmp_path: Path) -> None:
+    result = profdeck(tmp_path, "run", "--steps", "4", "script.py", "1 / 0")
+    assert result.returncode == 1
+    assert "ZeroDivisionError" in result.stderr
+    assert "runpy" not in result.stderr
+    assert "step4 is partial - An exception ended it: ZeroDivisionError" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -116,18 +114,18 @@ def test_an_exception_of_the_script_is_shown_as_its_own(tmp_path: Path) -> None:
         (("--steps", "2..9", "script.py", "0"), 0, "The script ended after step 3; if that was its last one, --set"),
     ],
 )
-def test_what_cannot_work_is_said(tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
-    done = profdeck(tmp_path, "run", *arguments)
-    assert done.returncode == status
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ...], status: int, message: str) -> None:
+    result = profdeck(tmp_path, "run", *arguments)
+    assert result.returncode == status
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
-def test_the_demo_in_one_document(tmp_path: Path) -> None:
-    done = profdeck(tmp_path, "demo", "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_demo_writes_one_json_document(tmp_path: Path) -> None:
+    result = profdeck(tmp_path, "demo", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert (document["ls"]["status"], len(document["ls"]["captures"][0]["ranks"])) == ("complete", 2)
     assert document["summary"]["ranks"][0]["operators"]
 
@@ -141,12 +139,12 @@ def test_the_demo_in_one_document(tmp_path: Path) -> None:
         ("steps: ['every 10']\nfinal_step: 100", 10),
     ],
 )
-def test_nsys_gets_the_number_of_captures(tmp_path: Path, config: str, captures: int) -> None:
+def test_nsys_flags_contain_the_number_of_captures(tmp_path: Path, config: str, captures: int) -> None:
     (tmp_path / "c.yaml").write_text(config)
     settings = ("--set", "trainer.backend=torch", "--set", "trainer.options.cuda_profiler_range=true")
-    done = profdeck(tmp_path, "nsys-args", "c.yaml", "--json", *settings)
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    result = profdeck(tmp_path, "nsys-args", "c.yaml", "--json", *settings)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
     assert document["captures"] == captures
     assert f"--capture-range-end=repeat-shutdown:{captures}" in document["flags"]
 
@@ -161,9 +159,9 @@ def test_nsys_gets_the_number_of_captures(tmp_path: Path, config: str, captures:
         ("steps: [5]\nroles: {trainer: {options: {cuda_profiler_range: false}}}", "cuda_profiler_range is off"),
     ],
 )
-def test_nsys_without_a_number_of_captures_is_an_error(tmp_path: Path, config: str, message: str) -> None:
+def test_nsys_flags_require_a_number_of_captures(tmp_path: Path, config: str, message: str) -> None:
     (tmp_path / "c.yaml").write_text(config)
     options = () if "false" in config else ("--set", "trainer.options.cuda_profiler_range=true")
-    done = profdeck(tmp_path, "nsys-args", "c.yaml", "--set", "trainer.backend=torch", *options)
-    assert done.returncode == 2
-    assert message in done.stderr
+    result = profdeck(tmp_path, "nsys-args", "c.yaml", "--set", "trainer.backend=torch", *options)
+    assert result.returncode == 2
+    assert message in result.stderr

@@ -12,7 +12,7 @@ from profdeck_torch.tcp_store import connect
 pytestmark = pytest.mark.torch
 
 
-def test_a_store_is_consistent_and_stops_its_threads(capfd: pytest.CaptureFixture[str]) -> None:
+def test_store_is_consistent_and_stops_its_threads(capfd: pytest.CaptureFixture[str]) -> None:
     torch_store = pytest.importorskip("torch.distributed").TCPStore
     server = torch_store("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = connect("run", f"127.0.0.1:{server.port}")

@@ -1,4 +1,4 @@
-"""Real distributed jobs under torchrun: two ranks, gloo."""
+"""Tests of distributed jobs under torchrun, with two ranks and gloo."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for step in range(1, 6):
         if step == 3:
             exec(os.environ.get("AT_STEP_3", ""))
 if dist.is_initialized():
-    # Ranks that leave at different times abort at times ("terminate called"), with or without a profiler.
+    # Ranks that exit at different times sometimes abort ("terminate called"), with or without a profiler.
     dist.barrier()
     dist.destroy_process_group()
 """
@@ -54,16 +54,16 @@ for _ in range(int(sys.argv[sys.argv.index("--count") + 1])):
 """
 
 
-# As torch 2.13 ends a rank of gloo now and then on a busy machine (once in some hundred jobs).
+# On a busy machine, torch 2.13 sometimes aborts a gloo rank (once in several hundred jobs).
 GLOO_ABORTED = re.compile(r"^(malloc\(\)|free\(\)|corrupted|double free|terminate called)", re.MULTILINE)
 
 
 def torchrun(cwd: Path, *arguments: str, **environ: str) -> tuple[int, str]:
-    """Run torchrun to its end; returns its exit status and output. A job that gloo has aborted runs once more."""
-    for again in (True, False):
+    """Run torchrun, and return its exit status and output. If gloo aborts the job, run it again."""
+    for may_retry in (True, False):
         with launch_torchrun(cwd, *arguments, **environ) as launcher:
             output, _ = launcher.communicate(timeout=120)
-        if not (again and GLOO_ABORTED.search(output)):
+        if not (may_retry and GLOO_ABORTED.search(output)):
             break
         shutil.rmtree(cwd / "out", ignore_errors=True)
     return launcher.returncode, output
@@ -83,20 +83,20 @@ def only_run(cwd: Path) -> RunReport:
     return read_run(run)
 
 
-def test_both_ranks_write_one_run_whose_name_nobody_gave(job: Path) -> None:
+def test_both_ranks_write_one_run_with_a_generated_name(job: Path) -> None:
     status, output = torchrun(job, "job.py")
     assert status == 0, output
     report = only_run(job)
     assert report.status is Status.COMPLETE
     assert [(capture.id, len(capture.ranks)) for capture in report.captures] == [("step1", 2), ("step3", 2)]
-    # Gloo's collectives are there, and every trace knows its rank.
+    # Each trace contains its rank.
     for rank in report.captures[1].ranks:
         trace = json.loads(gzip.decompress(rank.artifacts[0].path.read_bytes()))
         assert trace["distributedInfo"]["rank"] == rank.rank == trace["profdeck"]["rank"]
 
 
-def test_a_rank_that_is_killed_costs_no_other(job: Path) -> None:
-    # The other rank is in a collective with it, or about to be; it loses its peer, and its trace is kept.
+def test_killed_rank_does_not_lose_other_traces(job: Path) -> None:
+    # The other rank fails in its collective, but keeps its trace.
     status, output = torchrun(job, "job.py", AT_STEP_3="os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else None")
     assert status != 0, output
     first, second = only_run(job).captures
@@ -106,9 +106,9 @@ def test_a_rank_that_is_killed_costs_no_other(job: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restarted_job_overwrites_nothing(job: Path) -> None:
-    # Without a process group: gloo's second rendezvous can meet addresses that the first one left in the store.
-    # Both ranks reach step 3 before one fails: the launcher kills the other, which may not have recorded step 1.
+def test_restarted_job_does_not_overwrite_captures(job: Path) -> None:
+    # No process group: gloo's second rendezvous can read addresses that the first attempt left in the store.
+    # Both ranks reach step 3 before one fails. Otherwise, the launcher could kill the other before it records step 1.
     (job / "reached").mkdir()
     wait = (
         "import os, time; open(f'reached/{rank}', 'w').close()\nwhile len(os.listdir('reached')) < 2: time.sleep(0.01)"
@@ -126,7 +126,7 @@ def test_a_restarted_job_overwrites_nothing(job: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_unchanged_script_is_captured_on_every_rank(tmp_path: Path) -> None:
+def test_unchanged_script_is_captured_on_each_rank(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ("--steps", "2..3", "--ranks", "all", "--output", "out")
     status, output = torchrun(tmp_path, "-m", "profdeck", "run", *options, "script.py", "--count", "5")
@@ -137,7 +137,7 @@ def test_an_unchanged_script_is_captured_on_every_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sigterm_to_the_launcher_saves_every_rank(job: Path) -> None:
+def test_sigterm_to_the_launcher_saves_each_rank(job: Path) -> None:
     (job / "waiting").mkdir()
     wait = "open(f'waiting/{rank}', 'w').close(); import threading; threading.Event().wait()"
     with launch_torchrun(job, "job.py", AT_STEP_3=wait) as launcher:

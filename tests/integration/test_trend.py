@@ -27,14 +27,14 @@ def trend(*arguments: object) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=200).stdout
 
 
-def test_a_stage_of_a_rank_that_became_slow(tmp_path: Path) -> None:
+def test_slow_stage_of_a_rank_is_found(tmp_path: Path) -> None:
     train(tmp_path, "slow")
     result: dict[str, Any] = json.loads(trend(tmp_path / "slow", "--json"))
-    (series,) = [one for one in result["series"] if one["what"] == "global step"]
+    (series,) = [series for series in result["series"] if series["what"] == "global step"]
     assert [point["first_step"] for point in series["points"]] == list(range(25, 1000, 25))
-    (change,) = [one for one in series["changes"] if one["is_worse"]]
+    (change,) = [change for change in series["changes"] if change["is_worse"]]
     assert abs(series["points"][change["index"]]["first_step"] - 600) <= 25
-    (stage,) = [part for part in change["parts"] if part["kind"] == "stage"]
+    (stage,) = [cause for cause in change["parts"] if cause["kind"] == "stage"]
     assert (stage["name"], stage["rank"]) == ("score", 1)
     assert stage["delta_us"] == pytest.approx(40_000, rel=0.3)
     text = " ".join(trend(tmp_path / "slow").split())

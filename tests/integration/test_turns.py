@@ -1,4 +1,4 @@
-"""A trainer and an engine in processes of their own on one device: they take turns, whatever becomes of them."""
+"""Tests of a trainer and an engine on one device, in separate processes that may be killed. They record in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profdeck import Status
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.run_report import read_run
 
-# Each process does one line of code at a time and says when it is done.
+# Each process executes one line of code at a time and prints a line after each.
 LOOP = """
 for line in sys.stdin:
     exec(line)
@@ -39,7 +39,7 @@ from profdeck.config.schedule import Iterations
 device, options = eval(sys.argv[1])
 engine = EngineRecorder(Identity(), device, {})
 def work(): pass
-def ask(count):
+def start_capture(count):
     engine.start(CaptureRequest(
         id="step1", output=Path("."), run="run", role="rollout", first_step=1, iterations=Iterations(count=count),
         options=options))
@@ -54,22 +54,22 @@ TALLY_ENGINE = ("tally-device", {"device": "gpu-3"})
 
 
 class Process:
-    """One process that does as it is told."""
+    """Child process that executes lines of code."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.pid = process.pid
 
-    def do(self, line: str) -> None:
-        """Let it do something, and wait until it has."""
+    def execute(self, line: str) -> None:
+        """Execute a line of code, and wait until it has finished."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline() == "done\n", self.process.communicate()
 
-    def end(self, number: signal.Signals | None = None) -> int:
-        """End it, by a signal or because nothing more is to be done."""
+    def finish(self, number: signal.Signals | None = None) -> int:
+        """Send a signal, or close stdin, and return the exit status."""
         if number is not None:
             self.process.send_signal(number)
         _, errors = self.process.communicate(timeout=60)
@@ -88,74 +88,76 @@ def engine(start: Callable[..., subprocess.Popen[str]]) -> Process:
 
 
 def manifests(path: Path) -> dict[str, Manifest]:
-    """Return the manifests of the run by role."""
+    """Read the manifests of the run, keyed by role."""
     files = filter(is_manifest, path.glob("run/step_000001/*/*.json"))
     return {manifest.role: manifest for manifest in map(read_manifest, files)}
 
 
-def test_the_holder_is_killed(trainer: Process, engine: Process, tmp_path: Path) -> None:
-    engine.do("ask(9)")
-    engine.do("iterate(2)")
-    trainer.do("trainer.start(1)")
-    trainer.do("trainer.step(0, 'mini_batch')")
-    held = f"gpu-3, held by process {engine.pid} (rollout, step1)"
-    assert manifests(tmp_path)["trainer"].waits_for == held
-    engine.end(signal.SIGKILL)
-    trainer.do("trainer.step(1, 'mini_batch')")
+def test_trainer_records_after_the_engine_is_killed(trainer: Process, engine: Process, tmp_path: Path) -> None:
+    engine.execute("start_capture(9)")
+    engine.execute("iterate(2)")
+    trainer.execute("trainer.start(1)")
+    trainer.execute("trainer.step(0, 'mini_batch')")
+    waits_for = f"gpu-3, held by process {engine.pid} (rollout, step1)"
+    assert manifests(tmp_path)["trainer"].waits_for == waits_for
+    engine.finish(signal.SIGKILL)
+    trainer.execute("trainer.step(1, 'mini_batch')")
     assert manifests(tmp_path)["trainer"].waits_for is None
-    trainer.do("trainer.close()")
-    trainer.end()
-    found = manifests(tmp_path)["trainer"]
-    assert (found.status, found.problems) == (Status.PARTIAL, ("The profiler was closed in mid-capture.",))
-    assert f"s for {held}, and started in step 1." in found.notes[0]
-    assert {one.role: one.status for one in read_run(tmp_path / "run").captures} == {
+    trainer.execute("trainer.close()")
+    trainer.finish()
+    manifest = manifests(tmp_path)["trainer"]
+    assert (manifest.status, manifest.problems) == (Status.PARTIAL, ("The profiler was closed in mid-capture.",))
+    assert f"s for {waits_for}, and started in step 1." in manifest.notes[0]
+    assert {capture.role: capture.status for capture in read_run(tmp_path / "run").captures} == {
         "trainer": Status.PARTIAL,
         "rollout": Status.MISSING,
     }
 
 
-def test_the_holder_is_killed_and_the_engine_waits(trainer: Process, engine: Process, tmp_path: Path) -> None:
-    trainer.do("trainer.start(1)")
-    engine.do("ask(2)")
-    engine.do("iterate(3)")
-    trainer.end(signal.SIGKILL)
-    engine.do("iterate(3)")
-    engine.end()
-    found = manifests(tmp_path)["rollout"]
-    assert (found.status, found.problems, found.artifacts[0].iterations) == (Status.COMPLETE, (), (3, 4))
-    assert f"s for gpu-3, held by process {trainer.pid} (trainer, step1), and started at iteration 3." in found.notes[0]
+def test_engine_records_after_the_trainer_is_killed(trainer: Process, engine: Process, tmp_path: Path) -> None:
+    trainer.execute("trainer.start(1)")
+    engine.execute("start_capture(2)")
+    engine.execute("iterate(3)")
+    trainer.finish(signal.SIGKILL)
+    engine.execute("iterate(3)")
+    engine.finish()
+    manifest = manifests(tmp_path)["rollout"]
+    assert (manifest.status, manifest.problems, manifest.artifacts[0].iterations) == (Status.COMPLETE, (), (3, 4))
+    assert (
+        f"s for gpu-3, held by process {trainer.pid} (trainer, step1), and started at iteration 3." in manifest.notes[0]
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("second", ["trainer", "rollout"])
-def test_who_waits_is_ended(
+def test_waiting_process_that_exits_is_missing(
     trainer: Process, engine: Process, tmp_path: Path, second: str, number: signal.Signals
 ) -> None:
     if second == "trainer":
-        engine.do("ask(9)")
-        trainer.do("trainer.start(1)")
-        trainer.do("trainer.step(0, 'mini_batch')")
+        engine.execute("start_capture(9)")
+        trainer.execute("trainer.start(1)")
+        trainer.execute("trainer.step(0, 'mini_batch')")
     else:
-        trainer.do("trainer.start(1)")
-        engine.do("ask(9)")
-        engine.do("iterate(2)")
-    waiting, other = (trainer, engine) if second == "trainer" else (engine, trainer)
-    assert waiting.end(number) == -number
-    other.end()
-    found = manifests(tmp_path)[second]
-    assert f"held by process {other.pid} " in (found.waits_for or "")
-    (report,) = (one for one in read_run(tmp_path / "run").captures if one.role == second)
+        trainer.execute("trainer.start(1)")
+        engine.execute("start_capture(9)")
+        engine.execute("iterate(2)")
+    waiting, holder = (trainer, engine) if second == "trainer" else (engine, trainer)
+    assert waiting.finish(number) == -number
+    holder.finish()
+    manifest = manifests(tmp_path)[second]
+    assert f"held by process {holder.pid} " in (manifest.waits_for or "")
+    (report,) = (capture for capture in read_run(tmp_path / "run").captures if capture.role == second)
     assert report.status is Status.MISSING
     if number is signal.SIGKILL:
-        assert found.status is Status.RECORDING
+        assert manifest.status is Status.RECORDING
         assert report.ranks[0].problems[0].endswith("exited without ending the capture.")
     else:
-        why = "SIGTERM in mid-capture." if number is signal.SIGTERM else "The process ended in mid-capture."
-        assert (found.status, found.problems[0]) == (Status.MISSING, why)
-        assert found.problems[1].startswith("The device did not become available: the capture waited ")
+        reason = "SIGTERM in mid-capture." if number is signal.SIGTERM else "The process ended in mid-capture."
+        assert (manifest.status, manifest.problems[0]) == (Status.MISSING, reason)
+        assert manifest.problems[1].startswith("The device did not become available: the capture waited ")
 
 
-# With the recorder of torch.
+# Tests with the torch recorder.
 
 WORK = """
 import torch
@@ -196,13 +198,13 @@ def test_ranks_take_turns_on_a_gpu_only_if_they_use_it(
         return Process(start(code, repr({"backend": "torch", "ranks": "all"})))
 
     first, second = rank(0), rank(1)
-    first.do("trainer.start(1)")
-    second.do("trainer.start(1)")
-    held = f"gpu-stub, held by process {first.pid} (trainer, step1)" if initialized else None
-    second.do(f"assert trainer.active.waits_for == {held!r}, trainer.active")
+    first.execute("trainer.start(1)")
+    second.execute("trainer.start(1)")
+    waits_for = f"gpu-stub, held by process {first.pid} (trainer, step1)" if initialized else None
+    second.execute(f"assert trainer.active.waits_for == {waits_for!r}, trainer.active")
     for process in (first, second):
-        process.do("work(); trainer.close()")
-        process.end()
+        process.execute("work(); trainer.close()")
+        process.finish()
     (capture,) = read_run(tmp_path / "run").captures
     expected = [Status.PARTIAL, Status.MISSING if initialized else Status.PARTIAL]  # close() interrupted the captures
-    assert [found.status for found in capture.ranks] == expected
+    assert [rank.status for rank in capture.ranks] == expected

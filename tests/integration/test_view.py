@@ -1,4 +1,4 @@
-"""`profdeck view` as a browser, a tunnel and an attacker meet it."""
+"""Tests of `profdeck view` with browsers, through a tunnel, and with malicious requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def view(*arguments: object) -> AsyncIterator[str]:
-    """Run the command until its URL is printed; then interrupt it, and see that it ends well and leaves nothing."""
+    """Run the command and yield its URL. Then interrupt the command and check its exit status."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "profdeck", "view", *map(str, arguments), "--no-browser",
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -51,12 +51,12 @@ async def view(*arguments: object) -> AsyncIterator[str]:
             await process.wait()
 
 
-async def got(url: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+async def fetch(url: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers, allow_redirects=False) as answer:
         return answer.status, await answer.read(), dict(answer.headers)
 
 
-def test_only_who_has_the_address_gets_the_trace(job: Path, tmp_path: Path) -> None:
+def test_trace_requires_the_token_and_an_allowed_host(job: Path, tmp_path: Path) -> None:
     (tmp_path / "ui").mkdir()
     (tmp_path / "ui" / "index.html").write_text("<script>let own = 1;</script><script src='x.js'></script>")
     (tmp_path / "ui" / "x.js").write_text("1")
@@ -65,7 +65,7 @@ def test_only_who_has_the_address_gets_the_trace(job: Path, tmp_path: Path) -> N
     async def body() -> None:
         async with view(job, "--ui", tmp_path / "ui") as url:
             origin, token = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/([\w-]{22})/", url).groups()  # type: ignore[union-attr]
-            status, trace, headers = await got(f"{url}trace")
+            status, trace, headers = await fetch(f"{url}trace")
             assert (status, headers["Content-Type"]) == (200, "application/octet-stream")
             assert b"ampere_bf16" in trace
             assert "Access-Control-Allow-Origin" not in headers
@@ -75,24 +75,24 @@ def test_only_who_has_the_address_gets_the_trace(job: Path, tmp_path: Path) -> N
             for host, expected in (
                 (f"127.0.0.1:{port}", 200),
                 (f"localhost:{port}", 200),
-                ("localhost:9999", 200),  # the near end of a tunnel
+                ("localhost:9999", 200),  # the local end of a tunnel
                 ("evil.example", 421),
                 (f"evil.example:{port}", 421),
                 ("127.0.0.1.evil.example", 421),
                 ("", 421),
             ):
-                assert (await got(f"{url}trace", Host=host))[0] == expected, host
+                assert (await fetch(f"{url}trace", Host=host))[0] == expected, host
             for path in ("", "trace", f"{token[:-1]}/trace", f"{token}x/trace", f"{token}", f"{token}/ui"):
-                assert (await got(f"{origin}/{path}"))[0] in {403, 404}, path
+                assert (await fetch(f"{origin}/{path}"))[0] in {403, 404}, path
             for path in ("../secret", "..%2fsecret", "%2e%2e/secret", "ui/..%2f..%2fsecret", "x.js/../../../secret"):
-                assert b"secret" not in (await got(f"{url}ui/{path}"))[1]
-            assert (await got(f"{url}ui/service_worker.js"))[0] == 404
-            _, _, headers = await got(f"{url}ui/")
+                assert b"secret" not in (await fetch(f"{url}ui/{path}"))[1]
+            assert (await fetch(f"{url}ui/service_worker.js"))[0] == 404
+            _, _, headers = await fetch(f"{url}ui/")
             policy = headers["Content-Security-Policy"]
             assert "default-src 'none'" in policy
             assert "connect-src 'self' data: blob:;" in policy
             assert policy.count("'sha256-") == 1
-            status, _, headers = await got(url, Host="localhost:9999")
+            status, _, headers = await fetch(url, Host="localhost:9999")
             assert status == 302
             assert headers["Location"].startswith(
                 f"/{token}/ui/#!/?url=http%3A%2F%2Flocalhost%3A9999%2F{token}%2Ftrace&"
@@ -101,18 +101,18 @@ def test_only_who_has_the_address_gets_the_trace(job: Path, tmp_path: Path) -> N
     asyncio.run(body())
 
 
-def test_nothing_is_left(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_are_removed(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
     async def body() -> None:
         async with view(job):
-            assert len([*tmp_path.iterdir()]) == 1  # noqa: ASYNC240 - it is ours
+            assert len([*tmp_path.iterdir()]) == 1  # noqa: ASYNC240 - a small local directory
 
     asyncio.run(body())
     assert [*tmp_path.iterdir()] == []
 
 
-def test_operators_are_shown_on_request_or_where_no_device_is(job: Path, tmp_path: Path) -> None:
+def test_operators_are_shown_on_request_or_without_a_device(job: Path, tmp_path: Path) -> None:
     host = tmp_path / "host.json"
     host.write_text(
         '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]}'
@@ -125,24 +125,24 @@ def test_operators_are_shown_on_request_or_where_no_device_is(job: Path, tmp_pat
             (host, (), True),
         ):
             async with view(path, *options) as url:
-                assert (b"aten::mm" in (await got(f"{url}trace"))[1]) is expected
+                assert (b"aten::mm" in (await fetch(f"{url}trace"))[1]) is expected
 
     asyncio.run(body())
 
 
-def test_a_trace_of_perfetto_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_perfetto_trace_is_served_unchanged(tmp_path: Path) -> None:
     (tmp_path / "own.pftrace.gz").write_bytes(gzip.compress(b"own"))
 
     async def body() -> None:
         async with view(tmp_path / "own.pftrace.gz") as url:
-            assert gzip.decompress((await got(f"{url}trace"))[1]) == b"own"
+            assert gzip.decompress((await fetch(f"{url}trace"))[1]) == b"own"
 
     asyncio.run(body())
 
 
 @pytest.mark.parametrize("browser", ["chromium", "firefox"])
-def test_without_a_user_interface_the_page_hands_over(job: Path, browser: str) -> None:
-    """Neither here nor there: the page loads nothing foreign by itself; its button would open ui.perfetto.dev."""
+def test_page_without_a_user_interface_requests_no_other_host(job: Path, browser: str) -> None:
+    """The page only has a button that opens ui.perfetto.dev."""
     (trace, *_) = sorted(job.iterdir())
 
     async def body() -> None:
@@ -153,34 +153,36 @@ def test_without_a_user_interface_the_page_hands_over(job: Path, browser: str) -
                 "fetch('trace').then((answer) => answer.arrayBuffer()).then((it) => it.byteLength)"
             )
             assert await page.evaluate("fetch('https://ui.perfetto.dev').then(() => 1, () => 0)") == 0
-            known = (url.rsplit("/", 2)[0], "https://ui.perfetto.dev", "about:", "chrome:", "resource:")
-            assert [one for one in page.requests if not one.startswith(known)] == []
+            allowed = (url.rsplit("/", 2)[0], "https://ui.perfetto.dev", "about:", "chrome:", "resource:")
+            assert [request for request in page.requests if not request.startswith(allowed)] == []
 
     asyncio.run(body())
 
 
 @pytest.mark.torch  # its environment has the user interface
 @pytest.mark.parametrize("browser", ["chromium", "firefox"])
-def test_perfetto_shows_tracks_and_tells_nobody(job: Path, browser: str) -> None:
+def test_perfetto_shows_tracks_and_requests_no_other_host(job: Path, browser: str) -> None:
     if find_ui(None) is None:
         pytest.skip("the user interface is not installed: pip install 'profdeck[view]'")
 
     async def body() -> None:
         async with view(job) as url, browse(browser) as page:
             await page.open(url)
-            # Canvases have no text; the shells of tracks do.
+            # Tracks are drawn on canvases. Only their headers have text.
             text = "document.body.innerText"
             await page.until(f"{text}.includes('rank1.trace.json.gz') && {text}.includes('stream 7')", 90)
             origin = url.rsplit("/", 2)[0]
-            foreign = [one for one in page.requests if not one.startswith((origin, "data:", "blob:", "about:"))]
+            foreign = [
+                request for request in page.requests if not request.startswith((origin, "data:", "blob:", "about:"))
+            ]
             blocked = [error for error in page.errors if "Content Security Policy" in error]
-            assert [one for one in foreign if not any(one.split("?")[0] in error for error in blocked)] == []
+            assert [url for url in foreign if not any(url.split("?")[0] in error for error in blocked)] == []
 
     asyncio.run(body())
 
 
-def test_what_cannot_be_shown_is_said(job: Path, tmp_path: Path) -> None:
-    async def said(*arguments: object) -> str:
+def test_invalid_arguments_are_reported(job: Path, tmp_path: Path) -> None:
+    async def error_output(*arguments: object) -> str:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "profdeck", "view", *map(str, arguments),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -188,7 +190,7 @@ def test_what_cannot_be_shown_is_said(job: Path, tmp_path: Path) -> None:
         try:
             stdout, stderr = await asyncio.wait_for(process.communicate(), 60)
         finally:
-            if process.returncode is None:  # it serves
+            if process.returncode is None:  # the server is running
                 process.kill()
                 await process.wait()
         assert process.returncode
@@ -197,10 +199,10 @@ def test_what_cannot_be_shown_is_said(job: Path, tmp_path: Path) -> None:
         return " ".join(stderr.decode().split())
 
     async def body() -> None:
-        assert "no index.html found" in await said(job, "--ui", tmp_path)
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-            assert f"--port {port} cannot be used: Address already in use" in await said(job, "--port", port)
-        assert "A file in Perfetto's format cannot be merged" in await said(tmp_path / "a.pftrace", job)
+        assert "no index.html found" in await error_output(job, "--ui", tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as occupied:
+            port = occupied.getsockname()[1]
+            assert f"--port {port} cannot be used: Address already in use" in await error_output(job, "--port", port)
+        assert "A file in Perfetto's format cannot be merged" in await error_output(tmp_path / "a.pftrace", job)
 
     asyncio.run(body())
