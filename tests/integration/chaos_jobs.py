@@ -128,13 +128,13 @@ class Job:
             threading.Thread(target=lambda: [work() for _ in range(20)], daemon=True).start()
 
     def do_fork(self) -> None:
-        self._forked(lambda: os._exit(0))
+        self._run_in_fork(lambda: os._exit(0))
 
     def do_fork_exit(self) -> None:
-        self._forked(lambda: sys.exit(0))
+        self._run_in_fork(lambda: sys.exit(0))
 
     def do_fork_goes_on(self) -> None:
-        def go_on() -> None:
+        def continue_profiling() -> None:
             assert self.profiler is not None
             self.profiler.stop()
             self.profiler.start(self.action_step + 1)
@@ -142,9 +142,9 @@ class Job:
             self.profiler.close()
             os._exit(0)
 
-        self._forked(go_on)
+        self._run_in_fork(continue_profiling)
 
-    def _forked(self, child: Callable[[], None]) -> None:
+    def _run_in_fork(self, child: Callable[[], None]) -> None:
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(Exception):

@@ -94,13 +94,13 @@ profiler.close()
 
 SLOW = """
 import tally_backend
-do = tally_backend.TallyBackend.perform
-def slow(self, name, call):
-    do(self, name, call)
+perform = tally_backend.TallyBackend.perform
+def slow_perform(self, name, call):
+    perform(self, name, call)
     if name == sys.argv[2]:
         print("recording", flush=True)  # the hook has started
         sys.stdin.readline()
-tally_backend.TallyBackend.perform = slow
+tally_backend.TallyBackend.perform = slow_perform
 profiler.start(1)
 profiler.close()
 print("not reached", flush=True)

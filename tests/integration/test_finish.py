@@ -33,16 +33,16 @@ def build(role="trainer", target=None, **settings):
     return Profiler.from_config(role=role, target=target, settings={
         "output": ".", "run": "run", "steps": [1], f"{role}.backend": "tally", f"{role}.ranks": "all",
         **eval(sys.argv[1]), **settings})
-def tell(text):
+def print_and_wait(text):
     print(text, flush=True)
     assert sys.stdin.readline()
 profiler = build()
 """
-CAPTURE = BEGIN + "profiler.start(1); tell('recording'); profiler.stop()\n"
-# Appends a line each time.
+CAPTURE = BEGIN + "profiler.start(1); print_and_wait('recording'); profiler.stop()\n"
+# Appends a line to ``finished``.
 COUNT = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" >> finished'
 # Writes to the named pipe ``news``, and blocks until the test reads the message.
-TELL = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" > news'
+SEND_NEWS = 'echo "$PROFDECK_FINISH_CAPTURE $PROFDECK_FINISH_STATUS" > news'
 
 
 def command(text: str, **settings: Any) -> str:
@@ -106,7 +106,7 @@ def news(tmp_path: Path) -> Callable[[], str]:
 
 
 def test_concurrent_ranks_have_one_finish_task_per_step(start: Start, tmp_path: Path) -> None:
-    loop = "tell('ready')\nfor step in range(1, 5):\n    with profiler.capture(step): pass\n"
+    loop = "print_and_wait('ready')\nfor step in range(1, 5):\n    with profiler.capture(step): pass\n"
     settings = command(COUNT, steps=["every 2 from 1"])
     ranks = [start(BEGIN + loop, settings, RANK=str(rank), WORLD_SIZE="3") for rank in range(3)]
     for rank in ranks:
@@ -154,7 +154,7 @@ async def main():
             for engine in engines:
                 engine.iterate("decode", "decode")
         print(os.listdir("run/step_000001"))
-        tell("the fleet has ended")
+        print_and_wait("the fleet has ended")
 asyncio.run(main())
 """
     job = start(BEGIN.replace("profiler = build()", "") + code, command(COUNT))
@@ -194,7 +194,7 @@ def test_rank_killed_during_its_capture_is_missing(start: Start, tmp_path: Path)
 def test_finish_task_runs_if_the_job_is_killed_after_its_capture(
     start: Start, tmp_path: Path, news: Callable[[], str]
 ) -> None:
-    job = start(BEGIN + "profiler.start(1); profiler.stop(); os.kill(os.getpid(), signal.SIGKILL)", command(TELL))
+    job = start(BEGIN + "profiler.start(1); profiler.stop(); os.kill(os.getpid(), signal.SIGKILL)", command(SEND_NEWS))
     job.communicate(timeout=60)
     assert news() == "step1 complete\n"
     assert await_over(tmp_path).state is FinishState.DONE
@@ -214,7 +214,7 @@ def test_finish_task_survives_the_launchers_process_group(
 ) -> None:
     os.mkfifo(tmp_path / "gate")
     rank = BEGIN + "import time\nprofiler.start(1); profiler.stop(); time.sleep(600)"
-    launcher = start(LAUNCHER, rank, command(f"{TELL}; read line < gate; {COUNT}"), WORLD_SIZE="2")
+    launcher = start(LAUNCHER, rank, command(f"{SEND_NEWS}; read line < gate; {COUNT}"), WORLD_SIZE="2")
     assert news() == "step1 complete\n"
     os.killpg(launcher.pid, signal.SIGKILL)
     launcher.communicate(timeout=60)  # neither a rank nor the finish task holds its pipes
@@ -225,7 +225,7 @@ def test_finish_task_survives_the_launchers_process_group(
 
 
 def test_finish_task_runs_after_sigterm_during_a_capture(start: Start, tmp_path: Path, news: Callable[[], str]) -> None:
-    job = start(CAPTURE, command(TELL))
+    job = start(CAPTURE, command(SEND_NEWS))
     await_line(job, "recording")
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=60)
@@ -238,7 +238,8 @@ def test_finish_task_continues_after_sigterm_to_the_waiting_job(
     start: Start, tmp_path: Path, news: Callable[[], str]
 ) -> None:
     job = start(
-        BEGIN + "import atexit; atexit.register(tell, 'ending')\nprofiler.start(1); profiler.stop()", command(TELL)
+        BEGIN + "import atexit; atexit.register(print_and_wait, 'ending')\nprofiler.start(1); profiler.stop()",
+        command(SEND_NEWS),
     )
     await_line(job, "ending")
     send_line(job)
@@ -263,7 +264,7 @@ def test_failed_command_is_logged(start: Start, tmp_path: Path) -> None:
 def start_hanging_finish(start: Start, tmp_path: Path, news: Callable[[], str]) -> tuple[subprocess.Popen[str], int]:
     """Start a job whose finish command hangs. Return the job and the PID of the command."""
     job = start(
-        BEGIN + "import time\nprofiler.start(1); profiler.stop(); tell('ended')",
+        BEGIN + "import time\nprofiler.start(1); profiler.stop(); print_and_wait('ended')",
         command("echo $$ > news; exec sleep 600"),
     )
     await_line(job, "ended")
