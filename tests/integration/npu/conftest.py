@@ -71,7 +71,7 @@ class Job:
 
 @attrs.frozen
 class Jobs:
-    """Starts Python processes with the stub driver, and kills those still running at the end."""
+    """Starts Python processes with the stub driver, and kills running processes at the end."""
 
     directory: Path
     environ: dict[str, str]
