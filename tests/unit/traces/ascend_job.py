@@ -58,7 +58,7 @@ class Job:
         for number, step in enumerate(self.steps):
             begin_us = _EPOCH_US + number * STEP_US + self.clock_us(rank)
             compute_us = self.compute_us(rank, step)
-            wait_us = max(self.compute_us(other, step) for other in range(self.ranks)) - compute_us
+            wait_us = max(self.compute_us(peer, step) for peer in range(self.ranks)) - compute_us
             call_us = wait_us + TRANSFER_US
             kernels += [
                 row(step, number, f"MatMulV2_{number}", "MatMulV2", "AI_CORE", begin_us + 50, compute_us, stream="16"),

@@ -23,9 +23,9 @@ def obey(order: str, on_progress: Progress | None) -> tuple[str, int]:
     """Do what an order says, and return it with the id of the process."""
     if on_progress:
         on_progress(1, 2)
-    word, _, path = order.partition(" ")
-    if word in ORDERS:
-        ORDERS[word](path)
+    command, _, path = order.partition(" ")
+    if command in ORDERS:
+        ORDERS[command](path)
     return order, os.getpid()
 
 

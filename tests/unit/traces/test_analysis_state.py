@@ -28,9 +28,9 @@ STATE = AnalysisState(
 def test_state_round_trips_without_other_files(tmp_path: Path) -> None:
     assert read_state(tmp_path) is None
     write_state(tmp_path, STATE)
-    done = attrs.evolve(STATE, state="done", ended_ns=2)
-    write_state(tmp_path, done)
-    assert read_state(tmp_path) == done
+    done_state = attrs.evolve(STATE, state="done", ended_ns=2)
+    write_state(tmp_path, done_state)
+    assert read_state(tmp_path) == done_state
     assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
 
 
@@ -65,9 +65,9 @@ def test_state_is_active_while_its_process_runs() -> None:
     assert not attrs.evolve(STATE, host="another-host").is_active
     assert not attrs.evolve(STATE, process_started="1").is_active  # an earlier process with the same PID
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        other = attrs.evolve(STATE, pid=process.pid, process_started=process_started(process.pid))
-        assert other.is_active
+        running_state = attrs.evolve(STATE, pid=process.pid, process_started=process_started(process.pid))
+        assert running_state.is_active
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # exited but not reaped
-        assert not other.is_active
-    assert not other.is_active
+        assert not running_state.is_active
+    assert not running_state.is_active

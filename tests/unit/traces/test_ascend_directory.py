@@ -38,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def state(state: Any, **changes: Any) -> AnalysisState:
-    found = AnalysisState(
+    analysis_state = AnalysisState(
         state=state,
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -47,7 +47,7 @@ def state(state: Any, **changes: Any) -> AnalysisState:
         remedy="profdeck npu analyse DIR",
         expected=("trace_view.json", "kernel_details.csv"),
     )
-    return attrs.evolve(found, **changes)
+    return attrs.evolve(analysis_state, **changes)
 
 
 def test_directory_is_recognised_by_its_name(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,24 +64,24 @@ def test_directory_is_recognised_by_its_name(directory: Path, monkeypatch: pytes
 
 
 def test_paths_of_an_analysed_directory(directory: Path) -> None:
-    place, output = AscendDirectory(directory), directory / OUTPUT
+    paths, output = AscendDirectory(directory), directory / OUTPUT
 
-    assert place.output == output
-    assert place.trace_view == output / "trace_view.json"
-    assert place.kernel_details == output / "kernel_details.csv"
-    assert place.step_trace_time == output / "step_trace_time.csv"
-    assert place.communication == output / "communication.json"
-    assert place.database is None
-    assert (place.info, place.rank) == (directory / "profiler_info_3.json", 3)
+    assert paths.output == output
+    assert paths.trace_view == output / "trace_view.json"
+    assert paths.kernel_details == output / "kernel_details.csv"
+    assert paths.step_trace_time == output / "step_trace_time.csv"
+    assert paths.communication == output / "communication.json"
+    assert paths.database is None
+    assert (paths.info, paths.rank) == (directory / "profiler_info_3.json", 3)
     database(output / "ascend_pytorch_profiler_3.db")
-    assert place.database == output / "ascend_pytorch_profiler_3.db"
+    assert paths.database == output / "ascend_pytorch_profiler_3.db"
 
 
 def test_missing_files_are_none(tmp_path: Path) -> None:
-    place = AscendDirectory(raw(tmp_path, rank=None))
+    paths = AscendDirectory(raw(tmp_path, rank=None))
 
-    assert (place.output, place.trace_view, place.kernel_details, place.database) == (None, None, None, None)
-    assert (place.step_trace_time, place.communication, place.rank) == (None, None, None)
+    assert (paths.output, paths.trace_view, paths.kernel_details, paths.database) == (None, None, None, None)
+    assert (paths.step_trace_time, paths.communication, paths.rank) == (None, None, None)
     assert AscendDirectory(tmp_path / "none_ascend_pt").info is None
 
 
@@ -122,13 +122,13 @@ def test_intact_directory_has_no_problem(directory: Path) -> None:
 
 
 def test_progress_covers_all_files(directory: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
-    check_directory(directory, lambda done, total: seen.append((done, total)))
+    check_directory(directory, lambda bytes_read, total: progress.append((bytes_read, total)))
 
     read = sum((directory / OUTPUT / name).stat().st_size for name in TEXT_FILES)
-    assert seen[-1] == (read, read)
-    assert seen == sorted(seen)
+    assert progress[-1] == (read, read)
+    assert progress == sorted(progress)
 
 
 @pytest.mark.parametrize("activities", [(CPU, NPU), (CPU,), (NPU,)])
@@ -271,10 +271,10 @@ def test_truncated_file_is_reported(tmp_path_factory: pytest.TempPathFactory, da
     file = analysed(directory) / name
     content = file.read_bytes()
     # Truncation of a table after a complete line cannot be detected.
-    at = data.draw(
-        st.integers(0, len(content) - 1).filter(lambda at: name.endswith(".json") or content[at - 1 : at] != b"\n")
+    cut = data.draw(
+        st.integers(0, len(content) - 1).filter(lambda cut: name.endswith(".json") or content[cut - 1 : cut] != b"\n")
     )
-    file.write_bytes(content[:at])
+    file.write_bytes(content[:cut])
 
     check = check_directory(directory)
 
@@ -340,9 +340,9 @@ def test_finished_analysis_requires_all_output_files(directory: Path) -> None:
 def test_patterns_match_only_output_files(directory: Path, pattern: str) -> None:
     write_state(directory, state("done", expected=(pattern,)))
 
-    found = check_directory(directory).problem
+    problem = check_directory(directory).problem
 
-    assert (found is None) == (pattern == "**")
+    assert (problem is None) == (pattern == "**")
 
 
 @pytest.mark.parametrize("name", ["pending", "running"])
@@ -416,9 +416,9 @@ def test_only_expected_files_are_checked(directory: Path) -> None:
     (directory / OUTPUT / "communication.json").write_text("{")  # not an expected file
     assert check_output(directory, expected) is None
     (directory / OUTPUT / "trace_view.json").write_text("[")
-    found = check_output(directory, expected)
-    assert found is not None
-    assert found.startswith("trace_view.json: The JSON is not closed")
+    problem = check_output(directory, expected)
+    assert problem is not None
+    assert problem.startswith("trace_view.json: The JSON is not closed")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")

@@ -224,17 +224,17 @@ def test_rows_before_an_overlong_line_are_read(tmp_path: Path) -> None:
 @given(st.data())
 def test_truncation_inside_a_line_is_reported(tmp_path_factory: Any, data: st.DataObject) -> None:
     text = ascend_files.kernel_rows(ascend_files.KERNELS, ascend_files.LEVEL_1)
-    at = data.draw(st.integers(0, len(text) - 1).filter(lambda at: text[at - 1] != "\n"))
+    cut = data.draw(st.integers(0, len(text) - 1).filter(lambda cut: text[cut - 1] != "\n"))
     path = tmp_path_factory.mktemp("cut") / "kernel_details.csv"
-    path.write_bytes(text[:at].encode())
+    path.write_bytes(text[:cut].encode())
 
     try:
         details, kernels = read(path)
     except TraceError:
-        assert "\n" not in text[:at]
+        assert "\n" not in text[:cut]
     else:
         assert not details.check.whole
-        assert len(kernels) >= text[:at].count("\n") - 1
+        assert len(kernels) >= text[:cut].count("\n") - 1
 
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
@@ -283,18 +283,19 @@ def test_totals_match_the_rows(tmp_path_factory: Any, table: list[dict[str, Any]
         if row["Accelerator Core"] != "N/A":
             cores[row["Accelerator Core"]].append(end_ns - start_ns)
     assert {(step.step, step.device): (step.start_ns, step.end_ns) for step in details.steps} == {
-        key: (min(start for start, _ in found), max(end for _, end in found)) for key, found in steps.items()
+        key: (min(start for start, _ in intervals), max(end for _, end in intervals))
+        for key, intervals in steps.items()
     }
-    assert details.cores == {core: (len(found), sum(found)) for core, found in cores.items()}
+    assert details.cores == {core: (len(durations), sum(durations)) for core, durations in cores.items()}
 
 
 @given(st.data())
 def test_arbitrary_files_raise_only_trace_errors(tmp_path_factory: Any, data: st.DataObject) -> None:
     text = bytearray(ascend_files.kernel_rows(ascend_files.KERNELS, ascend_files.LEVEL_1).encode())
     for _ in range(data.draw(st.integers(1, 6))):
-        at = data.draw(st.integers(0, len(text)))
+        offset = data.draw(st.integers(0, len(text)))
         length = data.draw(st.integers(0, 40))
-        text[at : at + length] = data.draw(
+        text[offset : offset + length] = data.draw(
             st.binary(max_size=12)
             | st.sampled_from([b'"', b",", b"\r", b"\n", b"\0", b"9" * 5000, b"1e999999", b"NaN"])
         )

@@ -53,8 +53,8 @@ def contents(trace: Trace) -> Counter[tuple[str, str, tuple[Any, Any], int, int]
     )
 
 
-def of(found: Counter[Any], category: str) -> set[Any]:
-    return {event[1:] for event in found if event[0] == category}
+def names_in(events: Counter[Any], category: str) -> set[Any]:
+    return {event[1:] for event in events if event[0] == category}
 
 
 KERNELS_READ = {
@@ -79,18 +79,18 @@ STEPS = {
 def test_kernels_are_read_from_the_table_and_other_events_from_the_trace(directory: Path) -> None:
     trace = read_trace(directory)
 
-    found = contents(trace)
-    assert max(found.values()) == 1
-    assert of(found, "kernel") == KERNELS_READ
-    assert of(found, "gpu_user_annotation") == PLACES
-    assert of(found, "cpu_op") == STEPS | {
+    events = contents(trace)
+    assert max(events.values()) == 1
+    assert names_in(events, "kernel") == KERNELS_READ
+    assert names_in(events, "gpu_user_annotation") == PLACES
+    assert names_in(events, "cpu_op") == STEPS | {
         ("aten::mm", (HOST, HOST), 20_000, 30_000),
         ("aten::mm", (HOST, HOST), 1_030_000, 31_000),
     }
-    assert of(found, "dequeue") == {("Dequeue@aclnnMatmul", (HOST, 4713), 40_000, 20_000)}
-    assert of(found, "CANN") == {("AscendCL@aclnnMatmul", (ascend_files.CANN, 4713), 45_000, 10_000)}
+    assert names_in(events, "dequeue") == {("Dequeue@aclnnMatmul", (HOST, 4713), 40_000, 20_000)}
+    assert names_in(events, "CANN") == {("AscendCL@aclnnMatmul", (ascend_files.CANN, 4713), 45_000, 10_000)}
     # Device lanes, with their waits and mstx ranges, are skipped. The communication lanes are not device lanes.
-    assert {event[0] for event in found} == {
+    assert {event[0] for event in events} == {
         "kernel", "gpu_user_annotation", "cpu_op", "dequeue", "CANN", "Communication", "Overlap Analysis"
     }  # fmt: skip
     assert trace.process_names[ascend_files.HARDWARE] == "Ascend Hardware"
@@ -135,10 +135,10 @@ def test_steps_have_the_kernels_of_the_table(directory: Path, devices_only: bool
 def test_devices_only_reads_kernels_and_step_annotations(directory: Path) -> None:
     trace = read_trace(directory, devices_only=True, is_step=is_step)
 
-    found = contents(trace)
-    assert of(found, "kernel") == KERNELS_READ
-    assert of(found, "gpu_user_annotation") == PLACES
-    assert len(found) == len(KERNELS_READ) + len(PLACES)
+    events = contents(trace)
+    assert names_in(events, "kernel") == KERNELS_READ
+    assert names_in(events, "gpu_user_annotation") == PLACES
+    assert len(events) == len(KERNELS_READ) + len(PLACES)
     assert [trace.tables.names[name] for name in trace.marks.name] == [
         "ProfilerStep#10", "ProfilerStep#11", "ProfilerStep#10", "ProfilerStep#11"
     ]  # fmt: skip
@@ -189,7 +189,7 @@ def test_directory_without_a_table(directory: Path) -> None:
     trace = read_trace(directory)
 
     assert contents(trace) == contents(read_trace(directory / OUTPUT / "trace_view.json"))
-    assert len(of(contents(trace), "Ascend Hardware")) == 4
+    assert len(names_in(contents(trace), "Ascend Hardware")) == 4
     assert (trace.path, trace.rank, trace.check.whole) == (directory, 3, True)
 
 
@@ -198,7 +198,7 @@ def test_directory_without_a_trace(directory: Path) -> None:
 
     trace = read_trace(directory)
 
-    assert of(contents(trace), "kernel") == KERNELS_READ
+    assert names_in(contents(trace), "kernel") == KERNELS_READ
     assert (trace.path, trace.rank, trace.check.events, trace.devices_only) == (directory, 3, 6, True)
 
 
@@ -221,7 +221,7 @@ def test_unreadable_table_is_reported(directory: Path, content: bytes, problem: 
 
     trace = read_trace(directory, devices_only=devices_only)
 
-    assert len(of(contents(trace), "Ascend Hardware")) == 4  # device lanes replace the table
+    assert len(names_in(contents(trace), "Ascend Hardware")) == 4  # device lanes replace the table
     assert not trace.check.whole
     assert trace.check.problem is not None
     assert problem in trace.check.problem
@@ -233,7 +233,7 @@ def test_unreadable_trace_is_reported(directory: Path, content: bytes) -> None:
 
     trace = read_trace(directory)
 
-    assert of(contents(trace), "kernel") == KERNELS_READ
+    assert names_in(contents(trace), "kernel") == KERNELS_READ
     assert [step.step for step in summarise_trace(directory).steps] == [10, 11]
     assert not trace.check.whole
     assert trace.check.problem is not None
@@ -271,8 +271,8 @@ def test_many_host_names_do_not_displace_kernel_names(directory: Path, monkeypat
 
     trace = read_trace(directory)
 
-    assert of(contents(trace), "kernel") == KERNELS_READ
-    assert of(contents(trace), "gpu_user_annotation") == PLACES
+    assert names_in(contents(trace), "kernel") == KERNELS_READ
+    assert names_in(contents(trace), "gpu_user_annotation") == PLACES
 
 
 def test_large_timelines_are_stored_in_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,12 +283,14 @@ def test_large_timelines_are_stored_in_a_file(directory: Path, monkeypatch: pyte
 
 
 def test_progress_covers_both_files(directory: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
 
-    size_bytes = read_trace(directory, on_progress=lambda done, total: seen.append((done, total))).check.size_bytes
+    size_bytes = read_trace(
+        directory, on_progress=lambda bytes_read, total: progress.append((bytes_read, total))
+    ).check.size_bytes
 
-    assert seen[-1] == (size_bytes, size_bytes)
-    assert seen == sorted(seen)
+    assert progress[-1] == (size_bytes, size_bytes)
+    assert progress == sorted(progress)
 
 
 events = st.lists(
@@ -316,7 +318,7 @@ def test_all_events_outside_device_lanes_are_kept(tmp_path_factory: Any, events:
     directory = raw(tmp_path_factory.mktemp("any"))
     output = analysed(directory, trace=json.dumps(events))
 
-    found = contents(read_trace(directory))
+    merged_events = contents(read_trace(directory))
 
     alone = contents(read_trace(output / "trace_view.json"))
     table = {
@@ -328,10 +330,10 @@ def test_all_events_outside_device_lanes_are_kept(tmp_path_factory: Any, events:
         table
     )
     marked = any(event[0] == "cpu_op" and is_step(event[1]) for event in alone)
-    ours = {event for event in found if event[0] in {"gpu_user_annotation", "user_annotation"}}
-    assert {event: count for event, count in found.items() if event not in ours} == dict(expected)
-    assert of(found, "gpu_user_annotation") == PLACES
-    assert len(of(found, "user_annotation")) == (0 if marked else 2)
+    ours = {event for event in merged_events if event[0] in {"gpu_user_annotation", "user_annotation"}}
+    assert {event: count for event, count in merged_events.items() if event not in ours} == dict(expected)
+    assert names_in(merged_events, "gpu_user_annotation") == PLACES
+    assert len(names_in(merged_events, "user_annotation")) == (0 if marked else 2)
 
 
 # Uses of the trace.
@@ -371,12 +373,12 @@ def test_ranks_are_merged(tmp_path: Path) -> None:
     assert check.problem is not None
     assert check.problem.startswith("rank 2: ")
     assert "has no timeline, only raw data" in check.problem
-    found = {
+    process_names = {
         event["args"]["name"]
         for event in document["traceEvents"]
         if event["ph"] == "M" and event["name"] == "process_name"
     }
-    assert {"rank 0: Python", "rank 1: Ascend Hardware", "rank 1: Communication"} <= found
+    assert {"rank 0: Python", "rank 1: Ascend Hardware", "rank 1: Communication"} <= process_names
     assert sum(event["name"] == "Cast66" for event in document["traceEvents"]) == 2
 
 
@@ -412,5 +414,5 @@ def test_real_trace_without_a_table_counts_waits_as_work(data: Path, tmp_path: P
 
     trace = read_trace(directory, is_step=is_step)
 
-    assert len(of(contents(trace), "Ascend Hardware")) == 276
+    assert len(names_in(contents(trace), "Ascend Hardware")) == 276
     assert [trace.tables.names[name] for name in trace.marks.name] == ["ProfilerStep#1"]

@@ -164,8 +164,10 @@ def test_npu_runs_can_be_compared_by_their_json(tmp_path: Path) -> None:
 
 def test_call_without_a_group_keeps_its_stream(tmp_path: Path) -> None:
     directory, sound = rank_0(tmp_path)
-    one = call(elapse_us=1, transit_us=1, wait_us=0, links={})
-    output(directory, "communication.json").write_text(json.dumps({"step": {"collective": {"allreduce_1": one}}}))
+    stream_call = call(elapse_us=1, transit_us=1, wait_us=0, links={})
+    output(directory, "communication.json").write_text(
+        json.dumps({"step": {"collective": {"allreduce_1": stream_call}}})
+    )
 
     summary = summarise_trace(directory)
 

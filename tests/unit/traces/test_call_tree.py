@@ -33,10 +33,10 @@ def written(path: Path, calls: Sequence[Call], category: str = "python_function"
 
 def tree(path: Path, slice_events: int = 1 << 16) -> CallTree:
     trace = read_trace(path, slice_events=slice_events)
-    found = CallTree(trace.tables, trace.tables.names_of_categories(frozenset({"cpu_op"})), trace.thread_names)
-    for piece in trace.slices():
-        found.add(piece)
-    return found
+    call_tree = CallTree(trace.tables, trace.tables.names_of_categories(frozenset({"cpu_op"})), trace.thread_names)
+    for time_slice in trace.slices():
+        call_tree.add(time_slice)
+    return call_tree
 
 
 def paths_of(frames: Sequence[StackFrame]) -> dict[tuple[str, ...], tuple[int, int, int]]:
@@ -44,8 +44,8 @@ def paths_of(frames: Sequence[StackFrame]) -> dict[tuple[str, ...], tuple[int, i
     for frame in frames:
         paths.append((*(paths[frame.parent] if frame.parent is not None else ()), frame.name))
     return {
-        path: (one.count, round(one.total_us * 1000), round(one.self_us * 1000))
-        for path, one in zip(paths, frames, strict=True)
+        path: (frame.count, round(frame.total_us * 1000), round(frame.self_us * 1000))
+        for path, frame in zip(paths, frames, strict=True)
     }
 
 
@@ -53,39 +53,39 @@ def expected(calls: Sequence[Call]) -> dict[tuple[str, ...], tuple[int, int, int
     """Go through all instants: the path is that of all open calls, outermost first."""
     counts: Counter[tuple[str, ...]] = Counter()
     totals: Counter[tuple[str, ...]] = Counter()
-    own: Counter[tuple[str, ...]] = Counter()
+    self_ns: Counter[tuple[str, ...]] = Counter()
     thread = "thread 7 of process 1"
-    in_order = sorted(calls, key=lambda call: (call[1], -call[2]))
+    sorted_calls = sorted(calls, key=lambda call: (call[1], -call[2]))
 
     def open_at(instant: int, before: int) -> tuple[str, ...]:
         inside = [
-            name for number, (name, start, end) in enumerate(in_order) if start <= instant < end and number < before
+            name for number, (name, start, end) in enumerate(sorted_calls) if start <= instant < end and number < before
         ]
         return (thread, *inside)
 
-    for number, (name, start, _) in enumerate(in_order):
+    for number, (name, start, _) in enumerate(sorted_calls):
         counts[*open_at(start, number), name] += 1
     for instant in range(max((end for _, _, end in calls), default=0)):
-        path = open_at(instant, len(in_order))
+        path = open_at(instant, len(sorted_calls))
         if len(path) > 1:
-            own[path] += 1
+            self_ns[path] += 1
             for depth in range(1, len(path) + 1):
                 totals[path[:depth]] += 1
-    return {path: (counts[path], totals[path], own[path]) for path in totals}
+    return {path: (counts[path], totals[path], self_ns[path]) for path in totals}
 
 
 @st.composite
 def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 0) -> list[Call]:
-    found: list[Call] = []
-    at = begin
-    while at < end and draw(st.booleans()):
-        start = draw(st.integers(at, end - 1))
+    calls: list[Call] = []
+    position = begin
+    while position < end and draw(st.booleans()):
+        start = draw(st.integers(position, end - 1))
         stop = draw(st.integers(start + 1, end))
-        found.append((draw(st.sampled_from("abc")), start, stop))
+        calls.append((draw(st.sampled_from("abc")), start, stop))
         if depth < 4:
-            found += draw(nested(start, stop, depth + 1))
-        at = stop
-    return found
+            calls += draw(nested(start, stop, depth + 1))
+        position = stop
+    return calls
 
 
 @given(nested(), st.integers(1, 8))
@@ -96,13 +96,13 @@ def test_calls_are_where_every_instant_says(
     # Equal calls lie in each other as well.
     assert paths_of(tree(path).frames()) == expected(calls)
     assert paths_of(tree(path, size).frames()) == paths_of(tree(path).frames())
-    functions = {one.name: one for one in tree(path).functions()}
+    functions = {function.name: function for function in tree(path).functions()}
     for name in {name for name, _, _ in calls}:
-        instants = {at for one, start, end in calls if one == name for at in range(start, end)}
+        instants = {instant for called, start, end in calls if called == name for instant in range(start, end)}
         assert functions[name].total_us == pytest.approx(len(instants) / 1000)
-        assert functions[name].count == sum(one == name for one, _, _ in calls)
-    assert sum(one.self_us for one in functions.values()) == pytest.approx(
-        len({at for _, start, end in calls for at in range(start, end)}) / 1000
+        assert functions[name].count == sum(called == name for called, _, _ in calls)
+    assert sum(function.self_us for function in functions.values()) == pytest.approx(
+        len({instant for _, start, end in calls for instant in range(start, end)}) / 1000
     )
 
 
@@ -116,23 +116,23 @@ def test_calls_that_overlap_lose_no_time(
     calls = [(name, start, start + length) for name, start, length in drawn]
     path = written(tmp_path_factory.getbasetemp() / "overlaps.json", calls)
     frames = tree(path).frames()
-    found = paths_of(frames)
-    assert {path: sums[1:] for path, sums in found.items()} == {
+    paths = paths_of(frames)
+    assert {path: sums[1:] for path, sums in paths.items()} == {
         path: sums[1:] for path, sums in expected(calls).items()
     }
-    assert sum(count for count, _, _ in found.values()) == len(calls)
-    assert paths_of(tree(path, size).frames()) == found
+    assert sum(count for count, _, _ in paths.values()) == len(calls)
+    assert paths_of(tree(path, size).frames()) == paths
 
 
 def test_without_stacks_there_is_no_tree(tmp_path: Path) -> None:
-    found = tree(written(tmp_path / "a.json", [("aten::mm", 0, 50)], "cpu_op"))
-    assert (found.frames(), found.functions()) == ((), ())
+    call_tree = tree(written(tmp_path / "a.json", [("aten::mm", 0, 50)], "cpu_op"))
+    assert (call_tree.frames(), call_tree.functions()) == ((), ())
 
 
 def test_what_is_small_is_its_caller_s(tmp_path: Path) -> None:
-    found = paths_of(tree(written(tmp_path / "a.json", [("big", 0, 100_000), ("small", 10, 60)])).frames())
-    assert list(found) == [("thread 7 of process 1",), ("thread 7 of process 1", "big")]
-    assert found["thread 7 of process 1", "big"][2] == 100_000
+    paths = paths_of(tree(written(tmp_path / "a.json", [("big", 0, 100_000), ("small", 10, 60)])).frames())
+    assert list(paths) == [("thread 7 of process 1",), ("thread 7 of process 1", "big")]
+    assert paths["thread 7 of process 1", "big"][2] == 100_000
 
 
 def test_speedscope_gets_every_stack(tmp_path: Path) -> None:
@@ -140,13 +140,13 @@ def test_speedscope_gets_every_stack(tmp_path: Path) -> None:
     calls = [("train.py(1): main", 0, 9000), ("train.py(5): load", 1000, 4000), ("<script>", 2000, 3000)]
     path = written(tmp_path / "a.json", calls)
     file = tmp_path / "a.speedscope.json"
-    done = CliRunner().invoke(app, ["export", str(path), "--speedscope", str(file)])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["export", str(path), "--speedscope", str(file)])
+    assert result.exit_code == 0, result.output
     document: dict[str, Any] = json.loads(file.read_text())
     jsonschema.validate(document, SPEEDSCOPE)
     (profile,) = document["profiles"]
     frames = [frame["name"] for frame in document["shared"]["frames"]]
-    stacks = {tuple(frames[at] for at in stack): weight for stack, weight in
+    stacks = {tuple(frames[index] for index in stack): weight for stack, weight in
               zip(profile["samples"], profile["weights"], strict=True)}  # fmt: skip
     top = "thread 7 of process 1"
     assert stacks == {
@@ -159,9 +159,9 @@ def test_speedscope_gets_every_stack(tmp_path: Path) -> None:
 
 def test_without_stacks_the_export_says_how_to_record_them(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", [("aten::mm", 0, 50)], "cpu_op")
-    done = CliRunner().invoke(app, ["export", str(path), "--speedscope", str(tmp_path / "out.json")])
-    assert done.exit_code == 4
-    assert "with_stack" in done.stderr
+    result = CliRunner().invoke(app, ["export", str(path), "--speedscope", str(tmp_path / "out.json")])
+    assert result.exit_code == 4
+    assert "with_stack" in result.stderr
     assert not (tmp_path / "out.json").exists()
     assert CliRunner().invoke(app, ["export", str(path)]).exit_code == 2
 

@@ -62,21 +62,21 @@ def screen(run: RunSummary) -> str:
 
 
 def test_statistics_are_those_of_the_other_steps(cold: RunSummary, warm: RunSummary) -> None:
-    found, expected = team_of(cold), team_of(warm)
-    assert found.step_us == pytest.approx(expected.step_us)
-    assert {row.name: row.mean_us for row in found.stages} == pytest.approx(
+    actual, expected = team_of(cold), team_of(warm)
+    assert actual.step_us == pytest.approx(expected.step_us)
+    assert {row.name: row.mean_us for row in actual.stages} == pytest.approx(
         {row.name: row.mean_us for row in expected.stages}
     )
     for section in ("kernels", "operators"):
-        rows, others = getattr(found, section), getattr(expected, section)
+        rows, expected_rows = getattr(actual, section), getattr(expected, section)
         assert [(row.name, row.mean_us, row.calls) for row in rows] == [
-            (row.name, pytest.approx(row.mean_us), pytest.approx(row.calls)) for row in others
+            (row.name, pytest.approx(row.mean_us), pytest.approx(row.calls)) for row in expected_rows
         ]
-    (steps,), (others,) = found.steps, expected.steps
+    (steps,), (expected_steps,) = actual.steps, expected.steps
     assert (steps.count, steps.median_us, steps.max_us) == (
         4,
-        pytest.approx(others.median_us),
-        pytest.approx(others.max_us),
+        pytest.approx(expected_steps.median_us),
+        pytest.approx(expected_steps.max_us),
     )
     assert cold.ranks[0].iterations[0].count == 4
     assert rules(cold) == rules(warm)
@@ -103,7 +103,7 @@ def test_totals_of_the_recording_include_the_step(cold: RunSummary) -> None:
     (operator,) = cold.ranks[0].operators
     assert (operator.count, operator.cold_us) == (5 * 20, pytest.approx(COLD_US + 20 * 8))
     assert operator.self_us == pytest.approx(COLD_US + 5 * 20 * 8)
-    (gemm,) = (of for of in cold.ranks[0].categories if of.category == "gemm")
+    (gemm,) = (category for category in cold.ranks[0].categories if category.category == "gemm")
     assert (gemm.total_us, gemm.cold_us) == (pytest.approx(5 * 20 * 400), pytest.approx(20 * 400))
 
 
@@ -141,10 +141,12 @@ def test_a_role_is_described_by_its_other_captures(tmp_path: Path) -> None:
 
 def test_skew_excludes_collectives_of_the_step(summary: Summaries) -> None:
     job: dict[str, Any] = {"ranks": 2, "steps": 7}
-    (found,), (every,) = (summary(name, cold=is_cold, **job).skew for name, is_cold in (("a", True), ("b", None)))
-    assert [rank.collectives for rank in found.ranks] == [6, 6]
-    assert [rank.collectives for rank in every.ranks] == [7, 7]
-    assert found.note == every.note
+    (warm_skew,), (full_skew,) = (
+        summary(name, cold=is_cold, **job).skew for name, is_cold in (("a", True), ("b", None))
+    )
+    assert [rank.collectives for rank in warm_skew.ranks] == [6, 6]
+    assert [rank.collectives for rank in full_skew.ranks] == [7, 7]
+    assert warm_skew.note == full_skew.note
 
 
 def test_a_cached_reading_is_the_same(tmp_path: Path) -> None:
@@ -201,13 +203,13 @@ def trend(run: Path) -> Trend:
 
 def test_a_trend_takes_the_other_steps(tmp_path: Path) -> None:
     jobs = (GpuJob(steps=4, cold_us=COLD_US), GpuJob(steps=3))
-    found = trend(write_run(tmp_path / "run", 2, jobs.__getitem__, cold=lambda number: number == 0))
-    for series in found.series:
+    actual = trend(write_run(tmp_path / "run", 2, jobs.__getitem__, cold=lambda number: number == 0))
+    for series in actual.series:
         if series.what in {"global step", "device busy"}:
             first, second = series.points
             assert first.value == pytest.approx(second.value, rel=1e-3)
-    assert (found.cold_left_out, found.cold_excluded) == (0, 1)
-    assert "recorder's first step excluded in 1 trace" in trend_page(found, 200, 0.05)[0].plain
+    assert (actual.cold_left_out, actual.cold_excluded) == (0, 1)
+    assert "recorder's first step excluded in 1 trace" in trend_page(actual, 200, 0.05)[0].plain
 
 
 def test_a_trend_leaves_out_captures_with_only_this_step_if_there_are_others(tmp_path: Path) -> None:

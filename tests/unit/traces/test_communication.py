@@ -41,7 +41,7 @@ def test_calls_are_summed_by_operation_and_group(tmp_path: Path) -> None:
         )
 
     send = call(elapse_us=8, transit_us=8, wait_us=0, links={"RDMA": 1_000_000})
-    found = written(
+    table = written(
         tmp_path,
         {
             "step10": {
@@ -56,9 +56,9 @@ def test_calls_are_summed_by_operation_and_group(tmp_path: Path) -> None:
         },
     )
 
-    assert found.problem is None
-    assert found.groups == {"445": GROUP, "612": OTHER}
-    first, second = found.operations
+    assert table.problem is None
+    assert table.groups == {"445": GROUP, "612": OTHER}
+    first, second = table.operations
     assert (first.name, first.kind, first.group, first.count) == ("allReduce", "collective", GROUP, 3)
     assert (first.total_us, first.max_us, first.transit_us, first.wait_us) == (320, 120, 180, 90)
     assert (first.synchronisation_us, first.idle_us) == (60, 50)
@@ -84,29 +84,36 @@ def test_calls_are_summed_by_operation_and_group(tmp_path: Path) -> None:
     ],
 )
 def test_counters_are_removed_from_names(tmp_path: Path, name: str, operation: str, group: str | None) -> None:
-    one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
+    empty_call = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
-    (found,) = written(tmp_path, steps({name: one})).operations
+    (parsed,) = written(tmp_path, steps({name: empty_call})).operations
 
-    assert (found.name, found.group, found.links) == (operation, group, ())
+    assert (parsed.name, parsed.group, parsed.links) == (operation, group, ())
 
 
 def test_ambiguous_group_digits_are_omitted(tmp_path: Path) -> None:
-    one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
+    empty_call = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
-    found = written(tmp_path, steps({"hcom_allReduce__445_0_1@1445": one, "hcom_allReduce__445_0_1@2445": one}))
+    table = written(
+        tmp_path, steps({"hcom_allReduce__445_0_1@1445": empty_call, "hcom_allReduce__445_0_1@2445": empty_call})
+    )
 
-    assert found.groups == {}
-    assert [operation.group for operation in found.operations] == ["1445", "2445"]
+    assert table.groups == {}
+    assert [operation.group for operation in table.operations] == ["1445", "2445"]
 
 
 def test_link_without_time_or_packets_has_no_rate_and_no_share(tmp_path: Path) -> None:
     link = {"Transit Size(MB)": 0.5, "Transit Time(ms)": 0, "Size Distribution": {"0.5": []}}
-    one = {"Communication Time Info": {}, "Communication Bandwidth Info": {"SIO": link}}
+    link_call = {"Communication Time Info": {}, "Communication Bandwidth Info": {"SIO": link}}
 
-    ((found,),) = [operation.links for operation in written(tmp_path, steps({"x": one})).operations]
+    ((parsed,),) = [operation.links for operation in written(tmp_path, steps({"x": link_call})).operations]
 
-    assert (found.size_bytes, found.bytes_per_s, found.packets, found.large_packet_share) == (500_000, None, None, None)
+    assert (parsed.size_bytes, parsed.bytes_per_s, parsed.packets, parsed.large_packet_share) == (
+        500_000,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,12 +128,12 @@ def test_link_without_time_or_packets_has_no_rate_and_no_share(tmp_path: Path) -
 def test_invalid_call_is_reported_and_skipped(tmp_path: Path, wrong: Any, message: str) -> None:
     good = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
-    found = written(tmp_path, steps({"a_1": good, "odd": wrong, "odder": wrong, "a_2": good}))
+    table = written(tmp_path, steps({"a_1": good, "odd": wrong, "odder": wrong, "a_2": good}))
 
-    assert found.operations[0].count == 2
-    assert found.problem is not None
-    assert found.problem.startswith("communication.json: Invalid call odd: ")
-    assert message in found.problem
+    assert table.operations[0].count == 2
+    assert table.problem is not None
+    assert table.problem.startswith("communication.json: Invalid call odd: ")
+    assert message in table.problem
 
 
 @pytest.mark.parametrize(
@@ -158,20 +165,20 @@ def test_progress_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(communication, "_CHUNK_BYTES", 7)
     path = tmp_path / "communication.json"
     path.write_text('{"step1": {}}  ')
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
-    read_communication(path, on_progress=lambda *progress: told.append(progress))
+    read_communication(path, on_progress=lambda *progress: reports.append(progress))
 
-    assert told == [(7, 15), (14, 15), (15, 15)]
+    assert reports == [(7, 15), (14, 15), (15, 15)]
 
 
 def test_excess_operations_are_summed_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(communication, "_MAX_OPERATIONS", 2)
-    one = call(elapse_us=1, transit_us=0, wait_us=0, links={})
+    empty_call = call(elapse_us=1, transit_us=0, wait_us=0, links={})
 
-    found = written(tmp_path, steps({f"kind{letter}": one for letter in "abcd"}))
+    table = written(tmp_path, steps({f"kind{letter}": empty_call for letter in "abcd"}))
 
-    assert {operation.name: operation.count for operation in found.operations} == {
+    assert {operation.name: operation.count for operation in table.operations} == {
         "kinda": 1,
         "kindb": 1,
         OTHER_OPERATIONS: 2,
@@ -182,30 +189,30 @@ def test_unterminated_call_is_not_buffered(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(communication, "_MAX_CALL_BYTES", 4000)
     monkeypatch.setattr(communication, "_CHUNK_BYTES", 1000)
 
-    found = written(tmp_path, '{"step": {"p2p": {"' + "a" * 1_000_000)
+    table = written(tmp_path, '{"step": {"p2p": {"' + "a" * 1_000_000)
 
-    assert found.problem == "communication.json: No call ends within 5,000 bytes after offset 0."
+    assert table.problem == "communication.json: No call ends within 5,000 bytes after offset 0."
 
 
 @pytest.mark.slow
 def test_memory_is_independent_of_the_file_size(tmp_path: Path) -> None:
-    one = json.dumps(call(elapse_us=1, transit_us=1, wait_us=0, links={"HCCS": 3_000_000}))
+    call_text = json.dumps(call(elapse_us=1, transit_us=1, wait_us=0, links={"HCCS": 3_000_000}))
     path = tmp_path / "communication.json"
     with path.open("w") as file:
-        file.write('{"step": {"collective": {"a": ' + one)
+        file.write('{"step": {"collective": {"a": ' + call_text)
         for number in range(60_000):
-            file.write(f', "a_{number}": {one}')
+            file.write(f', "a_{number}": {call_text}')
         file.write("}}}")
     assert path.stat().st_size > 25_000_000
 
     tracemalloc.start()
     try:
-        found = read_communication(path)
+        table = read_communication(path)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert found.operations[0].count == 60_001
+    assert table.operations[0].count == 60_001
     assert peak_bytes < 12_000_000
 
 
@@ -247,26 +254,26 @@ DOCUMENTS = st.dictionaries(
 
 def reference(document: dict[str, Any]) -> dict[Any, Any]:
     """Reference implementation: sum the count, elapse time, wait time and links of a document, in ns and bytes."""
-    found: dict[Any, Any] = {}
+    result: dict[Any, Any] = {}
     for kinds in document.values():
         for kind, calls in kinds.items():
-            for name, one in calls.items():
+            for name, call_data in calls.items():
                 if name == "Total Op Info":
                     continue
                 operation, group = {"hcom_a": ("allReduce", GROUP), "hcom_s": ("send", "3")}.get(name[:6], (name, None))
-                sums = found.setdefault((kind, operation, group), [0, 0, 0, defaultdict(lambda: [0, 0, 0])])
-                times = one["Communication Time Info"]
+                sums = result.setdefault((kind, operation, group), [0, 0, 0, defaultdict(lambda: [0, 0, 0])])
+                times = call_data["Communication Time Info"]
                 sums[0] += 1
                 sums[1] += round(times["Elapse Time(ms)"] * 1e6)
                 sums[2] += round(times.get("Wait Time(ms)", 0) * 1e6)
-                for link, values in one.get("Communication Bandwidth Info", {}).items():
+                for link, values in call_data.get("Communication Bandwidth Info", {}).items():
                     packets = [size[0] for size in values.get("Size Distribution", {}).values()]
                     if values["Transit Size(MB)"] or values["Transit Time(ms)"] or packets:
                         of_link = sums[3][link]
                         of_link[0] += round(values["Transit Size(MB)"] * 1e6)
                         of_link[1] += round(values["Transit Time(ms)"] * 1e6)
                         of_link[2] += sum(packets)
-    return found
+    return result
 
 
 @given(document=DOCUMENTS, chunk=st.integers(1, 400), indent=st.sampled_from([None, 1]), ascii_only=st.booleans())
@@ -278,9 +285,9 @@ def test_sums_are_independent_of_layout_and_chunks(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communication, "_CHUNK_BYTES", chunk)
-        found = read_communication(path)
+        table = read_communication(path)
 
-    assert found.problem is None
+    assert table.problem is None
     assert {
         (operation.kind, operation.name, operation.group): [
             operation.count,
@@ -291,7 +298,7 @@ def test_sums_are_independent_of_layout_and_chunks(
                 for link in operation.links
             },
         ]
-        for operation in found.operations
+        for operation in table.operations
     } == reference(document)
 
 
@@ -306,12 +313,12 @@ def test_truncated_file_is_reported_and_partially_read(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communication, "_CHUNK_BYTES", chunk)
-        found = read_communication(path)
+        table = read_communication(path)
 
-    whole = {key: sums[0] for key, sums in reference(document).items()}
-    assert found.problem is not None
-    for operation in found.operations:
-        assert operation.count <= whole[operation.kind, operation.name, operation.group]
+    expected_counts = {key: sums[0] for key, sums in reference(document).items()}
+    assert table.problem is not None
+    for operation in table.operations:
+        assert operation.count <= expected_counts[operation.kind, operation.name, operation.group]
 
 
 @given(text=st.binary(max_size=200) | st.text(alphabet='{}[],:"\\ 1ep', max_size=80).map(str.encode))
@@ -319,6 +326,6 @@ def test_arbitrary_bytes_do_not_raise(text: bytes, tmp_path_factory: pytest.Temp
     path = tmp_path_factory.mktemp("job") / "communication.json"
     path.write_bytes(text)
 
-    found = read_communication(path)
+    table = read_communication(path)
 
-    assert all(math.isfinite(operation.total_us) for operation in found.operations)
+    assert all(math.isfinite(operation.total_us) for operation in table.operations)

@@ -57,7 +57,7 @@ def profdeck(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize(
-    ("make", "command", "code", "told"),
+    ("make", "command", "code", "message"),
     [
         (stairs, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "More than 64 events of stream 7"),
         (stairs, "merge a.trace.json b.trace.json -o c.pftrace", 4, "more than 256 events overlap on one track"),
@@ -72,16 +72,16 @@ def profdeck(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
     ],
 )
 def test_time_and_memory_are_bounded(
-    tmp_path: Path, make: Callable[[], Iterator[dict[str, Any]]], command: str, code: int, told: str
+    tmp_path: Path, make: Callable[[], Iterator[dict[str, Any]]], command: str, code: int, message: str
 ) -> None:
     with (tmp_path / "a.trace.json").open("w") as file:
         file.write('{"traceEvents": [')
         file.write(",\n".join(map(json.dumps, make())))
         file.write("]}")
     (tmp_path / "b.trace.json").write_text(json.dumps({"traceEvents": [kernel(1)]}))
-    done = profdeck(tmp_path, *command.split())
-    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr[-2000:]
-    assert told in " ".join(done.stderr.split())
+    result = profdeck(tmp_path, *command.split())
+    assert (result.returncode, "Traceback" in result.stderr) == (code, False), result.stderr[-2000:]
+    assert message in " ".join(result.stderr.split())
 
 
 def test_a_file_that_inflates_without_end_is_given_up(tmp_path: Path) -> None:
@@ -93,6 +93,6 @@ def test_a_file_that_inflates_without_end_is_given_up(tmp_path: Path) -> None:
         for _ in range(80):
             file.write(deflater.compress(block))
         file.write(deflater.compress(b"1]}}]}") + deflater.flush())
-    done = profdeck(tmp_path, "summary", "a.trace.json.gz")
-    assert "Traceback" not in done.stderr
-    assert "inflates to more than 300 times its size" in " ".join((done.stdout + done.stderr).split())
+    result = profdeck(tmp_path, "summary", "a.trace.json.gz")
+    assert "Traceback" not in result.stderr
+    assert "inflates to more than 300 times its size" in " ".join((result.stdout + result.stderr).split())

@@ -69,8 +69,8 @@ def slices_of(events: Sequence[Event], tables: Tables, cuts: Sequence[int] = ())
 def states_in(events: list[Event], begin: int, end: int) -> dict[str, int]:
     """Return the time of each state from begin to end, without those that take none."""
     tables = tables_of(events)
-    (part,) = slices_of(events, tables)
-    (times,) = HostStates(tables).of(part).times((np.array([begin]), np.array([end]))).T.tolist()
+    (time_slice,) = slices_of(events, tables)
+    (times,) = HostStates(tables).of(time_slice).times((np.array([begin]), np.array([end]))).T.tolist()
     return {cause: time for cause, time in zip(CAUSES, times, strict=True) if time}
 
 
@@ -139,9 +139,9 @@ def test_a_thread_that_waits_hides_no_other_and_its_operator_does_not_work() -> 
 def test_each_span_has_times_of_its_own() -> None:
     events = [Event("cpu_op", "a", 0, 10), Event("cuda_runtime", "cudaFree", 5, 20), Event("overhead", "o", 8, 9)]
     tables = tables_of(events)
-    (part,) = slices_of(events, tables)
+    (time_slice,) = slices_of(events, tables)
 
-    times = HostStates(tables).of(part).times((np.array([0, 7, 19]), np.array([5, 12, 20])))
+    times = HostStates(tables).of(time_slice).times((np.array([0, 7, 19]), np.array([5, 12, 20])))
 
     assert dict(zip(CAUSES, times.tolist(), strict=True)) == {cause: [0, 0, 0] for cause in CAUSES} | {
         "operators": [5, 0, 0],
@@ -175,8 +175,8 @@ def summarise(
     work = np.where(communication, COMMUNICATES, np.where(memory, MOVES, COMPUTES))
     steps = find_steps(concatenated(tables, []), StepNames([]))
     times = DeviceTimes(tables, work, {0: "GPU A"}, steps, with_host=with_host)
-    for part in slices_of(events, tables, cuts):
-        times.add(part, host.of(part) if host else None)
+    for time_slice in slices_of(events, tables, cuts):
+        times.add(time_slice, host.of(time_slice) if host else None)
     return times.summaries()
 
 
@@ -310,34 +310,40 @@ HOST = st.lists(
 
 def state_at(events: Sequence[Event], instant: int) -> str:
     """Return the first state in the order of the table that holds on some thread."""
-    found = {"nothing recorded"}
+    states = {"nothing recorded"}
     for thread in (1, 2, 3):
         on_thread = {
             HOST_STATES[event.category, event.name]
             for event in events
             if event.pid == 10 and event.tid == thread and event.start <= instant < event.end
         }
-        found |= on_thread - {"operators"} if "synchronising" in on_thread else on_thread
-    return min(found, key=list(CAUSES).index)
+        states |= on_thread - {"operators"} if "synchronising" in on_thread else on_thread
+    return min(states, key=list(CAUSES).index)
 
 
 def reference(events: Sequence[Event], device: int) -> dict[str, object]:
     """Look at every instant."""
-    mine = [event for event in events if event.pid == device]
-    origin, begin, end = min(e.start for e in events), min(e.start for e in mine), max(e.end for e in mine)
-    running = [{event.name for event in mine if event.start <= at < event.end} for at in range(begin, end)]
-    idle = [state_at(events, begin + at) for at, names in enumerate(running) if not names]
+    device_events = [event for event in events if event.pid == device]
+    origin, begin, end = (
+        min(e.start for e in events),
+        min(e.start for e in device_events),
+        max(e.end for e in device_events),
+    )
+    running = [
+        {event.name for event in device_events if event.start <= instant < event.end} for instant in range(begin, end)
+    ]
+    idle = [state_at(events, begin + offset) for offset, names in enumerate(running) if not names]
     gaps = []
-    at = begin
-    while at < end:
-        stop = next((later for later in range(at, end) if running[later - begin]), end)
-        if stop > at:
-            states = [state_at(events, instant) for instant in range(at, stop)]
+    start = begin
+    while start < end:
+        stop = next((later for later in range(start, end) if running[later - begin]), end)
+        if stop > start:
+            states = [state_at(events, instant) for instant in range(start, stop)]
             cause = max(CAUSES, key=lambda cause: (states.count(cause), -list(CAUSES).index(cause)))
-            gaps.append((-(stop - at), (at - origin) / 1000, cause))
-        at = stop + 1
+            gaps.append((-(stop - start), (start - origin) / 1000, cause))
+        start = stop + 1
     return {
-        "events": len(mine),
+        "events": len(device_events),
         "span": end - begin,
         "busy": sum(map(bool, running)),
         "compute": sum(bool(names & {"gemm", "relu"}) for names in running),
@@ -405,5 +411,5 @@ def test_the_host_s_event_of_a_gap_is_chosen_from_all(kernels: list[Event], host
     for device in summarise(events, cuts):
         for gap in device.gaps:
             begin = origin + round(gap.start_us * 1000)
-            found = innermost(everything, begin, begin + round(gap.duration_us * 1000))
-            assert gap.host == (found and tables.names[found.name])
+            chosen = innermost(everything, begin, begin + round(gap.duration_us * 1000))
+            assert gap.host == (chosen and tables.names[chosen.name])

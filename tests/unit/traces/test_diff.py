@@ -31,8 +31,8 @@ def role_diff(before: RankSummary | RunSummary, after: RankSummary | RunSummary)
 
 
 def named(changes: Sequence[Change], name: str) -> Change:
-    (found,) = (change for change in changes if change.name == name)
-    return found
+    (matching_change,) = (change for change in changes if change.name == name)
+    return matching_change
 
 
 def every(role: RoleDiff) -> list[Change]:
@@ -161,8 +161,8 @@ def test_times_are_per_step_of_the_stage_that_has_them_on_both_sides() -> None:
     assert (gemm.delta_us, gemm.calls_before) == (0.5, 16 / 20)
     assert gemm.impact_us == pytest.approx(0.5 * 16 / 20)
     assert (role.basis, named(role.overall, "busy").per) == ("iteration", "iteration")
-    other = role_diff(served(1, 100, 4), served(1.5, 110, 5))
-    assert named(other.kernels, "attention").per == "prefill iteration"
+    reverse_diff = role_diff(served(1, 100, 4), served(1.5, 110, 5))
+    assert named(reverse_diff.kernels, "attention").per == "prefill iteration"
 
 
 def test_medians_of_steps_of_different_stages_are_not_compared() -> None:
@@ -197,9 +197,11 @@ def test_operators_are_not_compared_if_only_devices_were_read() -> None:
 def test_marks_of_steps_are_no_annotations() -> None:
     def annotated(first: int) -> RankSummary:
         before = trace(operators={"step 0": [1], "forward": [5]})
-        marks = tuple(attrs.evolve(trace(steps=[1]).steps[0], name=f"step {first + number}") for number in range(2))
-        mark = attrs.evolve(before.operators[0], name=f"step {first}")
-        return attrs.evolve(before, operators=(), annotations=(mark, before.operators[1]), steps=marks)
+        step_summaries = tuple(
+            attrs.evolve(trace(steps=[1]).steps[0], name=f"step {first + number}") for number in range(2)
+        )
+        annotation = attrs.evolve(before.operators[0], name=f"step {first}")
+        return attrs.evolve(before, operators=(), annotations=(annotation, before.operators[1]), steps=step_summaries)
 
     (change,) = role_diff(annotated(0), annotated(10)).annotations
     assert (change.name, change.verdict) == ("forward", "same")
@@ -219,8 +221,10 @@ def test_stages_are_compared_from_start_to_end_whatever_they_call() -> None:
         return attrs.evolve(plain, annotations=(stage,))
 
     role = role_diff(staged(18_000), staged(220_000))
-    assert [(one.name, one.before_us, one.verdict) for one in role.annotations] == [("rollout", 18_000, "slower")]
-    assert [one.name for one in role.regressions(0.05, Judge.STAGES)] == ["rollout"]
+    assert [(change.name, change.before_us, change.verdict) for change in role.annotations] == [
+        ("rollout", 18_000, "slower")
+    ]
+    assert [change.name for change in role.regressions(0.05, Judge.STAGES)] == ["rollout"]
     assert role.regressions(0.05, Judge.DEVICE) == ()
 
 
@@ -246,8 +250,8 @@ def test_changes_are_sorted_by_size() -> None:
 def test_sums_over_the_devices() -> None:
     before = trace({"gemm": [100] * 3}, communication_us=60.0, overlap_us=30.0)
     role = role_diff(before, trace({"gemm": [100] * 3}, communication_us=60.0, overlap_us=0.0))
-    found = {change.name: (change.before_us, change.after_us, change.verdict) for change in role.overall}
-    assert found == {
+    changes = {change.name: (change.before_us, change.after_us, change.verdict) for change in role.overall}
+    assert changes == {
         "kernels": (100, 100, "same"),
         "busy": (100, 100, "same"),
         "idle": (50, 50, "same"),
@@ -264,8 +268,8 @@ def test_iterations_are_compared_by_stage() -> None:
     role = role_diff(
         before, trace(steps=[("decode", 12), ("decode", 12), ("decode", 12), ("prefill", 80), ("mixed", 9)])
     )
-    found = {change.name: (change.before_us, change.after_us, change.verdict) for change in role.iterations}
-    assert found == {
+    changes = {change.name: (change.before_us, change.after_us, change.verdict) for change in role.iterations}
+    assert changes == {
         "decode iteration": (10, 12, "slower"),
         "idle iteration": (1, 0, "vanished"),
         "mixed iteration": (0, 9, "appeared"),
@@ -399,8 +403,8 @@ def test_without_any_name_the_position_pairs() -> None:
     ],
 )
 def test_stages_are_not_mixed(capture: str | None, stage: str | None) -> None:
-    mine, other = trace(capture=capture, path="mine"), trace(capture="step3-other", path="other")
-    diff = diff_runs(run(mine, other), run(mine, other))
+    staged, other_staged = trace(capture=capture, path="mine"), trace(capture="step3-other", path="other")
+    diff = diff_runs(run(staged, other_staged), run(staged, other_staged))
     assert [(role.stage, role.ranks[0].before) for role in diff.roles] == [(stage, ("mine",)), ("other", ("other",))]
 
 
@@ -449,18 +453,33 @@ def test_a_run_is_the_same_as_itself(summary: RunSummary) -> None:
 @given(runs(), runs())
 def test_the_other_way_round_is_the_mirror(before: RunSummary, after: RunSummary) -> None:
     mirrored = {"slower": "faster", "faster": "slower", "appeared": "vanished", "vanished": "appeared", "same": "same"}
-    there, back = diff_runs(before, after), diff_runs(after, before)
-    assert (there.only_before, there.only_after) == (back.only_after, back.only_before)
-    for one, other in zip(there.roles, back.roles, strict=True):
-        assert (one.basis, one.steps_before) == (other.basis, other.steps_after)
-        seen = [
-            (of.name, of.category or "", of.before_us, of.after_us, of.noise_us or -1, of.verdict) for of in every(one)
+    forward, backward = diff_runs(before, after), diff_runs(after, before)
+    assert (forward.only_before, forward.only_after) == (backward.only_after, backward.only_before)
+    for forward_role, backward_role in zip(forward.roles, backward.roles, strict=True):
+        assert (forward_role.basis, forward_role.steps_before) == (backward_role.basis, backward_role.steps_after)
+        forward_changes = [
+            (
+                change.name,
+                change.category or "",
+                change.before_us,
+                change.after_us,
+                change.noise_us or -1,
+                change.verdict,
+            )
+            for change in every(forward_role)
         ]
         reflected = [
-            (of.name, of.category or "", of.after_us, of.before_us, of.noise_us or -1, mirrored[of.verdict])
-            for of in every(other)
+            (
+                change.name,
+                change.category or "",
+                change.after_us,
+                change.before_us,
+                change.noise_us or -1,
+                mirrored[change.verdict],
+            )
+            for change in every(backward_role)
         ]
-        assert sorted(seen) == sorted(reflected)
+        assert sorted(forward_changes) == sorted(reflected)
 
 
 @given(st.dictionaries(st.sampled_from(KERNELS), TIMES, min_size=1), st.integers(3, 6), st.sampled_from([0.9, 1.1]))

@@ -20,8 +20,8 @@ Write = Callable[[Path], Path]
 DECODE = "execute_context_0(0)_generation_4(4)"
 
 
-def event(category: str, name: str, start: float, duration: float, **place: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, **place}
+def event(category: str, name: str, start: float, duration: float, **fields: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, **fields}
 
 
 def save(path: Path, events: Sequence[dict[str, Any]]) -> Path:
@@ -128,7 +128,7 @@ LIMITS: list[tuple[str, Write, Write]] = [
 ]
 
 
-def told(path: Path) -> dict[str, str]:
+def finding_texts(path: Path) -> dict[str, str]:
     run, errors = summarise([path])
     assert not errors
     return {finding.rule: finding.text for finding in run.findings}
@@ -138,14 +138,14 @@ def told(path: Path) -> dict[str, str]:
 def test_each_rule_applies_from_its_limit_on(tmp_path: Path, rule: str, has: Write, has_not: Write) -> None:
     for name, write in (("has", has), ("has_not", has_not)):
         (tmp_path / name).mkdir()
-        found = told(write(tmp_path / name / "trace.json"))
-        assert (rule in found) is (name == "has"), found
+        findings = finding_texts(write(tmp_path / name / "trace.json"))
+        assert (rule in findings) is (name == "has"), findings
 
 
 def test_no_rule_is_without_a_trace_that_has_it() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(*findings.__path__).glob("*_rules.py"))
     rules = set(re.findall(r'(?:rule=|,\n\s+)"([a-z0-9-]+)",\n', sources)) | {"few-steps"}
     (pairs,) = [mark for mark in test_findings.test_each_rule_applies_from_its_threshold_on.pytestmark if mark.args]
-    shown = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]} | {"cold-step"}  # see test_cold_steps
+    covered_rules = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]} | {"cold-step"}  # see test_cold_steps
     assert len(rules) > 20
-    assert rules - shown == set()
+    assert rules - covered_rules == set()

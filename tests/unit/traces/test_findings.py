@@ -59,8 +59,8 @@ def rules(findings: list[Finding]) -> set[str]:
 )
 def test_each_rule_applies_from_its_threshold_on(tmp_path: Path, rule: str, has: GpuJob, has_not: GpuJob) -> None:
     first, second = found(tmp_path / "has", has), found(tmp_path / "has_not", has_not)
-    told = [finding.text for finding in first]
-    assert rule in rules(first) or any("data_loading takes" in text for text in told), told
+    texts = [finding.text for finding in first]
+    assert rule in rules(first) or any("data_loading takes" in text for text in texts), texts
     assert rule not in rules(second), [finding.text for finding in second]
 
 
@@ -90,7 +90,7 @@ def test_the_first_finding_names_the_planted_fault(tmp_path: Path, products: int
     for name, (fault, _) in FAULTS.items():
         findings = found(tmp_path / name, GpuJob(**{"products": products, **fault}))
         firsts[name] = findings[0].text if findings else ""
-    named = [name for name, (_, words) in FAULTS.items() if words in firsts[name]]
+    named = [name for name, (_, phrase) in FAULTS.items() if phrase in firsts[name]]
     assert len(named) >= 9, {name: text for name, text in firsts.items() if name not in named}
 
 
@@ -101,7 +101,7 @@ def test_a_gain_is_no_more_than_the_fault_costs_and_the_rest_of_the_step(tmp_pat
 
 
 def test_ranks_that_have_the_same_are_one_finding(tmp_path: Path) -> None:
-    (finding,) = [one for one in found(tmp_path, GpuJob(ranks=3, items=10)) if one.rule == "synchronisation"]
+    (finding,) = [entry for entry in found(tmp_path, GpuJob(ranks=3, items=10)) if entry.rule == "synchronisation"]
     assert "all 3 ranks" in finding.text
     assert sorted(finding.ranks) == ["rank 0", "rank 1", "rank 2"]
 
@@ -168,10 +168,10 @@ def test_what_real_traces_show(name: str, expected: list[str]) -> None:
 def test_findings_are_the_same_wherever_ranks_come_in(tmp_path: Path) -> None:
     directory = GpuJob(ranks=3, slow_rank=2).write(tmp_path / "job")
     paths = sorted(directory.glob("*.gz"))
-    said = {
+    texts_by_order = {
         tuple(finding.text for finding in summarise(list(order))[0].findings) for order in itertools.permutations(paths)
     }
-    assert len(said) == 1
+    assert len(texts_by_order) == 1
     assert attrs.asdict(read(directory).findings[0])["rule"] == "straggler"
 
 
@@ -188,6 +188,6 @@ def test_ranks_that_wait_for_each_other_by_turns_name_nobody(tmp_path: Path) -> 
         about = {"rank": rank, "world_size": 2, "pg_count": 1}
         path = tmp_path / f"rank{rank}.trace.json"
         path.write_text(json.dumps({"distributedInfo": about, "traceEvents": events}))
-    (found,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
+    (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
     waited = "83% of the time in collectives (5.00 ms a step)"
-    assert found.text == f"Ranks wait for each other {waited}, no rank more than the others."
+    assert imbalance.text == f"Ranks wait for each other {waited}, no rank more than the others."

@@ -52,38 +52,38 @@ def base(chance: random.Random) -> bytes:
     return json.dumps(document, indent=chance.choice([None, 0, 2])).encode()
 
 
-def delete(data: bytearray, at: int, chance: random.Random) -> None:
-    del data[at : at + chance.randint(1, 200)]
+def delete(data: bytearray, offset: int, chance: random.Random) -> None:
+    del data[offset : offset + chance.randint(1, 200)]
 
 
-def cut(data: bytearray, at: int, _: random.Random) -> None:
-    del data[at:]
+def cut(data: bytearray, offset: int, _: random.Random) -> None:
+    del data[offset:]
 
 
-def insert(data: bytearray, at: int, chance: random.Random) -> None:
-    data[at:at] = chance.choice([*WORDS, *VALUES])
+def insert(data: bytearray, offset: int, chance: random.Random) -> None:
+    data[offset:offset] = chance.choice([*WORDS, *VALUES])
 
 
-def scribble(data: bytearray, at: int, chance: random.Random) -> None:
-    data[at : at + 1] = chance.randbytes(chance.randint(1, 3))
+def scribble(data: bytearray, offset: int, chance: random.Random) -> None:
+    data[offset : offset + 1] = chance.randbytes(chance.randint(1, 3))
 
 
-def repeat(data: bytearray, at: int, chance: random.Random) -> None:
-    other = chance.randrange(len(data) + 1)
-    data[at:at] = data[other : other + chance.randint(1, 2000)]
+def repeat(data: bytearray, offset: int, chance: random.Random) -> None:
+    source = chance.randrange(len(data) + 1)
+    data[offset:offset] = data[source : source + chance.randint(1, 2000)]
 
 
-def rename(data: bytearray, at: int, chance: random.Random) -> None:
-    word = chance.choice(WORDS)
-    place = data.find(word, at)
-    if place >= 0:
-        data[place : place + len(word)] = chance.choice([*WORDS, *VALUES])
+def rename(data: bytearray, offset: int, chance: random.Random) -> None:
+    token = chance.choice(WORDS)
+    position = data.find(token, offset)
+    if position >= 0:
+        data[position : position + len(token)] = chance.choice([*WORDS, *VALUES])
 
 
-def revalue(data: bytearray, at: int, chance: random.Random) -> None:
-    place = data.find(b":", at)
-    if place >= 0:
-        data[place + 1 : max(place + 1, data.find(b",", place))] = chance.choice(VALUES)
+def revalue(data: bytearray, offset: int, chance: random.Random) -> None:
+    position = data.find(b":", offset)
+    if position >= 0:
+        data[position + 1 : max(position + 1, data.find(b",", position))] = chance.choice(VALUES)
 
 
 MUTATIONS = (delete, cut, insert, insert, scribble, repeat, rename, revalue)
@@ -150,13 +150,13 @@ def compare(path: Path, full: RankSummary, fast: RankSummary) -> None:
     assert full.events == sum("ph" in event for event in events if isinstance(event, dict))
     assert device_facts(fast) == device_facts(full)
     try:
-        expected = oracle.facts(path, {(one.kind, one.name): one.category for one in full.kernels})
+        expected = oracle.facts(path, {(kernel.kind, kernel.name): kernel.category for kernel in full.kernels})
         times = [Decimal(event.get("ts", 0)) for event in oracle.events_of(path) if event.get("ph") == "X"]
         is_near = all(abs(time) < FAR_US for time in times)
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
         return  # members of odd types, which the oracle does not know
     if is_near:
-        kernels = {(one.kind, one.name): one.count for one in full.kernels}
+        kernels = {(kernel.kind, kernel.name): kernel.count for kernel in full.kernels}
         assert kernels == {key: count for key, (count, _, _) in expected["kernels"].items()}
 
 
@@ -168,9 +168,11 @@ def content(path: Path) -> bytes:
 
 def device_facts(summary: RankSummary) -> dict[str, Any]:
     return {
-        "kernels": {(one.kind, one.name): (one.count, one.total_us, one.max_us) for one in summary.kernels},
-        "copies": sorted((one.name, one.count, one.size_bytes or -1) for one in summary.copies),
-        "devices": [(one.device, one.busy_us, one.span_us, one.events) for one in summary.devices],
-        "steps": [(one.name, one.duration_us, one.device_us) for one in summary.steps],
-        "annotations": {one.name: (one.count, one.total_us) for one in summary.annotations},
+        "kernels": {
+            (kernel.kind, kernel.name): (kernel.count, kernel.total_us, kernel.max_us) for kernel in summary.kernels
+        },
+        "copies": sorted((copy.name, copy.count, copy.size_bytes or -1) for copy in summary.copies),
+        "devices": [(device.device, device.busy_us, device.span_us, device.events) for device in summary.devices],
+        "steps": [(step.name, step.duration_us, step.device_us) for step in summary.steps],
+        "annotations": {annotation.name: (annotation.count, annotation.total_us) for annotation in summary.annotations},
     }

@@ -28,38 +28,38 @@ INTERVALS = st.lists(
 @st.composite
 def nested(draw: st.DrawFn, start: int = 0, end: int = 40, depth: int = 4) -> list[tuple[int, int, int]]:
     """Draw intervals of track 0 that nest."""
-    found = []
+    intervals_drawn = []
     while depth and start < end and draw(st.booleans()):
         begin = draw(st.integers(start, end))
         stop = draw(st.integers(begin, end))
-        found += [(0, begin, stop), *draw(nested(begin, stop, depth - 1))]
+        intervals_drawn += [(0, begin, stop), *draw(nested(begin, stop, depth - 1))]
         start = stop
-    return found
+    return intervals_drawn
 
 
-def reference_self_times(found: list[tuple[int, int, int]]) -> list[int]:
+def reference_self_times(given_intervals: list[tuple[int, int, int]]) -> list[int]:
     """Give each instant to the open interval that started last, of these the shortest, of these the last."""
-    own = [0] * len(found)
-    for track in {track for track, _, _ in found}:
+    self_times_ns = [0] * len(given_intervals)
+    for track in {track for track, _, _ in given_intervals}:
         for instant in range(60):
-            is_open = [i for i, (t, begin, end) in enumerate(found) if t == track and begin <= instant < end]
+            is_open = [i for i, (t, begin, end) in enumerate(given_intervals) if t == track and begin <= instant < end]
             if is_open:
-                own[max(is_open, key=lambda i: (found[i][1], -found[i][2], i))] += 1
-    return own
+                self_times_ns[max(is_open, key=lambda i: (given_intervals[i][1], -given_intervals[i][2], i))] += 1
+    return self_times_ns
 
 
-def columns(found: list[tuple[int, int, int]]) -> list[intervals.Int]:
-    return [np.array([interval[column] for interval in found], dtype=np.int64) for column in range(3)]
+def columns(given_intervals: list[tuple[int, int, int]]) -> list[intervals.Int]:
+    return [np.array([interval[column] for interval in given_intervals], dtype=np.int64) for column in range(3)]
 
 
 @given(st.one_of(INTERVALS, nested(), st.builds(lambda a, b: a + [(1, s, e) for _, s, e in b], nested(), nested())))
-def test_self_times_equal_those_of_every_instant(found: list[tuple[int, int, int]]) -> None:
-    assert self_times(*columns(found)).tolist() == reference_self_times(found)
+def test_self_times_equal_those_of_every_instant(given_intervals: list[tuple[int, int, int]]) -> None:
+    assert self_times(*columns(given_intervals)).tolist() == reference_self_times(given_intervals)
 
 
 @given(nested())
-def test_nested_intervals_need_no_stack(found: list[tuple[int, int, int]]) -> None:
-    used = sorted((interval for interval in found if interval[2] > interval[1]), key=lambda t: (t[1], -t[2]))
+def test_nested_intervals_need_no_stack(given_intervals: list[tuple[int, int, int]]) -> None:
+    used = sorted((interval for interval in given_intervals if interval[2] > interval[1]), key=lambda t: (t[1], -t[2]))
     _, starts, ends = columns(used)
 
     assert intervals.nesting(starts, ends) is not None
@@ -67,16 +67,16 @@ def test_nested_intervals_need_no_stack(found: list[tuple[int, int, int]]) -> No
 
 def test_deep_nesting_goes_to_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "_MAX_LEVELS", 5)
-    found = [(0, i, 40 - i) for i in range(10)]
+    given_intervals = [(0, i, 40 - i) for i in range(10)]
 
-    assert self_times(*columns(found)).tolist() == reference_self_times(found)
+    assert self_times(*columns(given_intervals)).tolist() == reference_self_times(given_intervals)
 
 
 INSTANTS = range(-2, 40)
 
 
-def spans_of(found: list[tuple[int, int, int]]) -> Spans:
-    _, starts, ends = columns(found)
+def spans_of(given_intervals: list[tuple[int, int, int]]) -> Spans:
+    _, starts, ends = columns(given_intervals)
     return union(starts, ends)
 
 
@@ -89,31 +89,31 @@ def instants(spans: Spans) -> set[int]:
 
 
 @given(INTERVALS)
-def test_a_union_has_the_instants_of_all(found: list[tuple[int, int, int]]) -> None:
-    covered = {instant for instant in INSTANTS if any(begin <= instant < end for _, begin, end in found)}
+def test_a_union_has_the_instants_of_all(given_intervals: list[tuple[int, int, int]]) -> None:
+    covered = {instant for instant in INSTANTS if any(begin <= instant < end for _, begin, end in given_intervals)}
 
-    assert instants(spans_of(found)) == covered
-    assert total(spans_of(found)) == len(covered)
+    assert instants(spans_of(given_intervals)) == covered
+    assert total(spans_of(given_intervals)) == len(covered)
 
 
 @given(INTERVALS, INTERVALS)
 def test_intersections_and_complements_are_those_of_every_instant(
-    one: list[tuple[int, int, int]], other: list[tuple[int, int, int]]
+    first_intervals: list[tuple[int, int, int]], second_intervals: list[tuple[int, int, int]]
 ) -> None:
-    first, second = spans_of(one), spans_of(other)
+    first, second = spans_of(first_intervals), spans_of(second_intervals)
 
     assert instants(intersection(first, second)) == instants(first) & instants(second)
     assert instants(complement(first, -1, 30)) == set(range(-1, 30)) - instants(first)
 
 
 @given(INTERVALS, st.lists(st.integers(-2, 39), max_size=8))
-def test_the_time_before_an_instant_is_counted(found: list[tuple[int, int, int]], at: list[int]) -> None:
-    spans = spans_of(found)
+def test_the_time_before_an_instant_is_counted(given_intervals: list[tuple[int, int, int]], limits: list[int]) -> None:
+    spans = spans_of(given_intervals)
     covered = instants(spans)
 
-    before = time_before(spans, np.array(at, dtype=np.int64))
+    before = time_before(spans, np.array(limits, dtype=np.int64))
 
-    assert before.tolist() == [sum(instant < limit for instant in covered) for limit in at]
+    assert before.tolist() == [sum(instant < limit for instant in covered) for limit in limits]
 
 
 def test_spans_at_the_edges_of_64_bits_are_exact() -> None:

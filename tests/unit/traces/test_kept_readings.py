@@ -47,15 +47,15 @@ def test_jobs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("part", range(2))
 def test_what_no_profiler_wrote(tmp_path: Path, part: int) -> None:
-    path, kept = tmp_path / "trace.json", 0
+    path, cached_count = tmp_path / "trace.json", 0
     for seed in range(FIRST_SEED + part, FIRST_SEED + 60, 2):
         chance = random.Random(seed)  # noqa: S311 - reproducible input
         path.write_bytes(test_fuzz.zipped(test_fuzz.mutated(test_fuzz.base(chance), chance), chance))
         try:
-            kept += is_kept(reading_of(path, buckets=32), path)
+            cached_count += is_kept(reading_of(path, buckets=32), path)
         except TraceError:
             continue
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
-    assert kept > 10
+    assert cached_count > 10

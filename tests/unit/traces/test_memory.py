@@ -16,8 +16,8 @@ Mark = tuple[int, int, int, int, int]
 """Time in nanoseconds, type and id of the device, allocated, reserved."""
 
 
-def event(mark: Mark, name: str = "[memory]") -> dict[str, object]:
-    time_ns, kind, number, allocated, reserved = mark
+def event(values: Mark, name: str = "[memory]") -> dict[str, object]:
+    time_ns, kind, number, allocated, reserved = values
     args = {
         "Total Reserved": reserved, "Total Allocated": allocated, "Bytes": -8, "Device Id": number,
         "Device Type": kind, "Addr": 1, "Ev Idx": 3,
@@ -53,29 +53,33 @@ MARKS = st.lists(
 
 
 @given(MARKS)
-def test_peaks_are_those_of_the_standard_library(tmp_path_factory: pytest.TempPathFactory, marks: list[Mark]) -> None:
+def test_peaks_are_those_of_the_standard_library(
+    tmp_path_factory: pytest.TempPathFactory, drawn_events: list[Mark]
+) -> None:
     path = tmp_path_factory.getbasetemp() / "memory.json"
-    path.write_text(json.dumps({"traceEvents": [WORK, *map(event, marks)]}, indent=1))
-    found = memory_of(read_trace(path).memory, 0)
+    path.write_text(json.dumps({"traceEvents": [WORK, *map(event, drawn_events)]}, indent=1))
+    devices = memory_of(read_trace(path).memory, 0)
     expected: dict[tuple[int, int], list[Mark]] = {}
-    for mark in sorted(marks):
-        expected.setdefault((mark[1], mark[2]), []).append(mark)
-    assert len(found) == len(expected)
-    for one, (_, of_device) in zip(found, sorted(expected.items()), strict=True):
-        peak = max(of_device, key=lambda mark: (mark[3], -mark[0]))
-        assert (one.events, one.peak_allocated_bytes) == (len(of_device), peak[3])
-        assert one.peak_us == pytest.approx(peak[0] / 1000)
-        assert one.peak_reserved_bytes == max(mark[4] for mark in of_device)
-        assert max(point.allocated_bytes for point in one.points) == peak[3]
-        assert [point.start_us for point in one.points] == sorted(point.start_us for point in one.points)
-        assert len(one.points) <= min(200, len(of_device))
+    for values in sorted(drawn_events):
+        expected.setdefault((values[1], values[2]), []).append(values)
+    assert len(devices) == len(expected)
+    for device_memory, (_, of_device) in zip(devices, sorted(expected.items()), strict=True):
+        peak = max(of_device, key=lambda values: (values[3], -values[0]))
+        assert (device_memory.events, device_memory.peak_allocated_bytes) == (len(of_device), peak[3])
+        assert device_memory.peak_us == pytest.approx(peak[0] / 1000)
+        assert device_memory.peak_reserved_bytes == max(values[4] for values in of_device)
+        assert max(point.allocated_bytes for point in device_memory.points) == peak[3]
+        assert [point.start_us for point in device_memory.points] == sorted(
+            point.start_us for point in device_memory.points
+        )
+        assert len(device_memory.points) <= min(200, len(of_device))
 
 
 def test_devices_have_names(tmp_path: Path) -> None:
-    marks = [(1000, 0, -1, 5, 0), (2000, 1, 3, 7_000_000, 9_000_000), (3000, 20, 0, 1, 1), (4000, 99, 0, 1, 1)]
-    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [WORK, *map(event, marks)]}))
+    events = [(1000, 0, -1, 5, 0), (2000, 1, 3, 7_000_000, 9_000_000), (3000, 20, 0, 1, 1), (4000, 99, 0, 1, 1)]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [WORK, *map(event, events)]}))
     run = traces.load(tmp_path / "a.json")
-    assert [one.device for one in run.summary.ranks[0].memory] == ["CPU", "GPU 3", "NPU 0", "device type 99 0"]
+    assert [memory.device for memory in run.summary.ranks[0].memory] == ["CPU", "GPU 3", "NPU 0", "device type 99 0"]
     page = run.report()
     assert "Peak: 7 MB allocated at 0.002 ms, 9 MB reserved." in page
     points = run.table("memory_points").to_arrow().to_pylist()

@@ -17,20 +17,20 @@ UNIX_US = 1_712_195_495_528_029
 
 def merged(directory: Path, *sources: Path) -> dict[str, Any]:
     file = directory / "all.json"
-    done = CliRunner().invoke(app, ["merge", *map(str, sources), "-o", str(file)])
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(app, ["merge", *map(str, sources), "-o", str(file)])
+    assert result.exit_code == 0, result.output
     document: dict[str, Any] = json.loads(file.read_text(), parse_float=Decimal, parse_int=Decimal)
     return document
 
 
 def trace(path: Path, base_ns: int | None, first_us: int) -> Path:
     events = [
-        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": f"TS{at}", "dur": 0.4}
-        for name, at in (("a", 0), ("b", 1), ("c", 2))
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": f"TS{offset}", "dur": 0.4}
+        for name, offset in (("a", 0), ("b", 1), ("c", 2))
     ]
     text = json.dumps({"traceEvents": events} | ({} if base_ns is None else {"baseTimeNanoseconds": base_ns}))
-    for at in range(3):
-        text = text.replace(f'"TS{at}"', f"{first_us}.{at * 4 + 1:03d}")
+    for offset in range(3):
+        text = text.replace(f'"TS{offset}"', f"{first_us}.{offset * 4 + 1:03d}")
     path.write_text(text)
     return path
 

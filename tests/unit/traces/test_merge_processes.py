@@ -38,21 +38,21 @@ def trace(rank: int) -> bytes:
 @pytest.fixture
 def sources(tmp_path: Path) -> list[MergeSource]:
     (tmp_path / "sources").mkdir()
-    found = [
+    written_sources = [
         MergeSource(tmp_path / "sources" / str(rank), f"rank {rank}", 0, shift_ns=1500 * rank) for rank in range(5)
     ]
-    for rank, one in enumerate(found):
+    for rank, merge_source in enumerate(written_sources):
         data = trace(rank)
-        one.path.write_bytes(gzip.compress(data) if rank % 2 else data)
-    found[3].path.write_bytes(found[3].path.read_bytes()[:-30])
-    return found
+        merge_source.path.write_bytes(gzip.compress(data) if rank % 2 else data)
+    written_sources[3].path.write_bytes(written_sources[3].path.read_bytes()[:-30])
+    return written_sources
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "merged"
-    found.mkdir()
-    return found
+    merged_folder = tmp_path / "merged"
+    merged_folder.mkdir()
+    return merged_folder
 
 
 @pytest.mark.parametrize("as_gzip", [False, True])
@@ -173,14 +173,14 @@ def test_a_file_system_that_copies_nothing_by_itself_is_served(
 
 
 def test_no_two_of_many_sources_share_an_id(tmp_path: Path) -> None:
-    data = json.dumps([event("s", id=one) for one in [*range(9), 12, 123, 10**12, 10**13, "0x1f"]]).encode()
+    data = json.dumps([event("s", id=flow_id) for flow_id in [*range(9), 12, 123, 10**12, 10**13, "0x1f"]]).encode()
     sources = [MergeSource(tmp_path / str(rank), f"rank {rank}", 0) for rank in range(300)]
-    for one in sources:
-        one.path.write_bytes(data)
+    for merge_source in sources:
+        merge_source.path.write_bytes(data)
 
     assert merge_traces(sources, tmp_path / "merged", gzip=False, processes=2).whole
 
     events = json.loads((tmp_path / "merged").read_bytes())["traceEvents"]
     ids = [event["id"] for event in events if event["ph"] == "s"]
-    assert len({int(one, 16) if isinstance(one, str) else one for one in ids}) == len(ids) == 300 * 14
+    assert len({int(flow_id, 16) if isinstance(flow_id, str) else flow_id for flow_id in ids}) == len(ids) == 300 * 14
     assert len({event["pid"] for event in events}) == 300

@@ -293,9 +293,9 @@ def test_the_merged_trace_is_that_of_the_reference(traces: list[Trace], read_byt
 def test_a_mutated_trace_spoils_no_other(good: Trace, bad: Trace, read_bytes: int, data: st.DataObject) -> None:
     text = bytearray(attrs.evolve(bad, base_ns=good.base_ns).text())
     for _ in range(data.draw(st.integers(1, 2))):
-        at = data.draw(st.integers(0, len(text) - 1))
+        offset = data.draw(st.integers(0, len(text) - 1))
         new = data.draw(st.one_of(st.binary(max_size=2), st.sampled_from([b"{", b"}", b"]", b'"', b",", b"0", b"\0"])))
-        text[at : at + data.draw(st.integers(0, 2))] = new
+        text[offset : offset + data.draw(st.integers(0, 2))] = new
         text = text or bytearray(b" ")
 
     check, document = merged([(good.text(), 0), (bytes(text), 1)], read_bytes)
@@ -316,15 +316,15 @@ def test_of_a_truncated_trace_the_first_events_are_merged(trace: Trace, read_byt
         events = merged([(text, 0)], read_bytes)[1]["traceEvents"]
         return [event for event in events if list(event) != ["ph", "name", "pid", "tid", "args"]]
 
-    whole = events_of(text)
+    all_events = events_of(text)
     try:
-        kept = events_of(cut)
+        merged_events = events_of(cut)
     except TraceError:
-        kept = []
+        merged_events = []
 
-    assert kept == whole[: len(kept)]
-    assert len(kept) >= text[: len(cut)].count(b"}") - text.count(b"}") + len(whole)
-    assert len(kept) <= len(whole)
+    assert merged_events == all_events[: len(merged_events)]
+    assert len(merged_events) >= text[: len(cut)].count(b"}") - text.count(b"}") + len(all_events)
+    assert len(merged_events) <= len(all_events)
 
 
 @given(
@@ -340,15 +340,15 @@ def test_times_are_moved_at_once_or_not_at_all(
     texts = [f"{time}{fraction}" for time in times] + ([] if odd is None else [odd])
     data = "".join(f"{{{form % text}" for text in texts) + "]"
 
-    found = moved(data.encode(), len(texts), shift_ns)
+    moved_events = moved(data.encode(), len(texts), shift_ns)
 
     new = [format(Decimal(text) + Decimal(shift_ns).scaleb(-3), "f") for text in texts]
     if fraction or not shift_ns % 1000:
         new = [text.partition(".")[0] + (f".{text.partition('.')[2]:0<3}" if fraction else "") for text in new]
     as_before = all(len(one) == len(other) and "-" not in one for one, other in zip(new, texts, strict=True))
-    if found is not None:
-        assert found.decode() == "".join(f"{{{form % text}" for text in new) + "]"
-    assert (found is not None) >= (as_before and odd is None)
+    if moved_events is not None:
+        assert moved_events.decode() == "".join(f"{{{form % text}" for text in new) + "]"
+    assert (moved_events is not None) >= (as_before and odd is None)
 
 
 def real_elements(path: Path) -> tuple[list[Any], int]:

@@ -170,25 +170,25 @@ def test_sizes_and_items_are_as_many(jobs) -> None:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_progress_never_goes_back_and_ends_with_all(jobs, processes) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     threads = set()
 
     def on_progress(done: int, total: int) -> None:
-        told.append((done, total))
+        reports.append((done, total))
         threads.add(threading.get_ident())
 
     map_traces(jobs.obey, ["a", "unreadable", "b", "c"], [3, 4, 5, 6], processes=processes, on_progress=on_progress)
-    done = [done for done, _ in told]
+    done = [done for done, _ in reports]
     assert done == sorted(set(done))
-    assert told[-1] == (18, 18)
+    assert reports[-1] == (18, 18)
     assert len(done) == 8  # the 1 byte of which each order tells, and the end of each
     assert threads == {threading.get_ident()}
 
 
 def test_a_killed_workers_item_counts_as_read(jobs) -> None:
-    told: list[tuple[int, int]] = []
-    map_traces(jobs.obey, ["kill", "b"], [3, 4], processes=2, on_progress=lambda *what: told.append(what))
-    assert told[-1] == (7, 7)
+    reports: list[tuple[int, int]] = []
+    map_traces(jobs.obey, ["kill", "b"], [3, 4], processes=2, on_progress=lambda *progress: reports.append(progress))
+    assert reports[-1] == (7, 7)
 
 
 def test_workers_report_seldom_and_no_more_than_there_is() -> None:
@@ -197,11 +197,11 @@ def test_workers_report_seldom_and_no_more_than_there_is() -> None:
     report(1, 9)
     report(2, 9)
     assert sent == [1]
-    told: list[tuple[int, int]] = []
-    job: parallel.TraceJob[str, str] = parallel.TraceJob(["a"], [5], lambda *what: told.append(what))
+    reports: list[tuple[int, int]] = []
+    job: parallel.TraceJob[str, str] = parallel.TraceJob(["a"], [5], lambda *progress: reports.append(progress))
     for read_bytes in (3, 2, 7, 9):
         job.handle_report(0, read_bytes)
-    assert told == [(3, 5), (5, 5)]
+    assert reports == [(3, 5), (5, 5)]
 
 
 def test_a_process_with_threads_is_not_forked() -> None:
@@ -219,9 +219,9 @@ end.set()
     assert methods == ["fork" if sys.platform == "linux" else "spawn", "spawn"]
 
 
-def wait_for(what: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     end_s = time.monotonic() + 30
-    while not what():
+    while not condition():
         assert time.monotonic() < end_s
         time.sleep(0.005)
 
@@ -252,9 +252,9 @@ def test_no_worker_survives_the_parent(tmp_path: Path, number: signal.Signals, m
     )
     try:
         wait_for(lambda: len(list(tmp_path.glob("at.*"))) == 2)
-        found = children(parent.pid)
+        pids = children(parent.pid)
         workers = [int(path.suffix[1:]) for path in tmp_path.glob("at.*")]
-        assert set(workers) <= set(found)
+        assert set(workers) <= set(pids)
         if number == signal.SIGINT:
             os.killpg(parent.pid, number)  # as a terminal does
         else:
@@ -267,4 +267,4 @@ def test_no_worker_survives_the_parent(tmp_path: Path, number: signal.Signals, m
     if number == signal.SIGINT:
         assert not any(running(pid) for pid in workers)
         assert errors.count("Traceback") == 1, errors  # the parent's, and of no worker
-    wait_for(lambda: not any(running(pid) for pid in found))
+    wait_for(lambda: not any(running(pid) for pid in pids))

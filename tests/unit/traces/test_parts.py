@@ -51,25 +51,25 @@ def in_parts(path: Path, *, devices_only: bool = False, **how: Any) -> Trace | N
     )
 
 
-def is_same(found: Trace, expected: Trace) -> None:
-    assert found.tables == expected.tables
-    one, other = found.columns(), expected.columns()
+def is_same(actual: Trace, expected: Trace) -> None:
+    assert actual.tables == expected.tables
+    actual_columns, expected_columns = actual.columns(), expected.columns()
     for name in ("name", "track", "start_ns", "end_ns"):
-        assert np.array_equal(getattr(one, name), getattr(other, name)), name
-        assert np.array_equal(getattr(found.marks, name), getattr(expected.marks, name)), name
+        assert np.array_equal(getattr(actual_columns, name), getattr(expected_columns, name)), name
+        assert np.array_equal(getattr(actual.marks, name), getattr(expected.marks, name)), name
     for name in ("members", "process_names", "thread_names", "copied", "searched", "devices_only"):
-        assert getattr(found, name) == getattr(expected, name), name
-    assert list(found.process_names.items()) == list(expected.process_names.items())
-    assert found.collectives.stated == expected.collectives.stated
-    assert np.array_equal(found.collectives.of(one), expected.collectives.of(other))
-    assert np.array_equal(found.annotations.of(one), expected.annotations.of(other))
-    assert found.shapes.times == expected.shapes.times
-    for (device, rows), (device_too, rows_too) in zip(found.memory.devices(), expected.memory.devices(), strict=True):
+        assert getattr(actual, name) == getattr(expected, name), name
+    assert list(actual.process_names.items()) == list(expected.process_names.items())
+    assert actual.collectives.stated == expected.collectives.stated
+    assert np.array_equal(actual.collectives.of(actual_columns), expected.collectives.of(expected_columns))
+    assert np.array_equal(actual.annotations.of(actual_columns), expected.annotations.of(expected_columns))
+    assert actual.shapes.times == expected.shapes.times
+    for (device, rows), (device_too, rows_too) in zip(actual.memory.devices(), expected.memory.devices(), strict=True):
         assert device == device_too
         assert np.array_equal(rows, rows_too)
     # What is searched counts no events.
-    checks = [found.check, expected.check]
-    if found.searched:
+    checks = [actual.check, expected.check]
+    if actual.searched:
         checks = [attrs.evolve(check, events=1) for check in checks]
     assert checks[0] == checks[1]
 
@@ -80,11 +80,11 @@ def is_same(found: Trace, expected: Trace) -> None:
 def test_real_traces(path: Path, *, devices_only: bool) -> None:
     expected = read_trace(path, devices_only=devices_only, is_step=is_step)
     for how in ({"parts": 2, "chunk_bytes": 1 << 16, "group_batches": 1}, {"parts": 5, "chunk_bytes": 30_000}):
-        found = in_parts(path, devices_only=devices_only, **how)
+        trace = in_parts(path, devices_only=devices_only, **how)
         if devices_only and not expected.searched:
             continue
-        assert found is not None
-        is_same(found, expected)
+        assert trace is not None
+        is_same(trace, expected)
 
 
 @given(
@@ -112,11 +112,11 @@ def test_any_trace(
         path = Path(directory) / "trace.json"
         path.write_text(json.dumps(document, **layout))
         expected = read_trace(path, is_step=is_step)
-        found = in_parts(path, parts=parts, chunk_bytes=chunk_bytes, group_batches=group_batches, slice_events=7)
-        if found is not None:
-            is_same(found, expected)
+        trace = in_parts(path, parts=parts, chunk_bytes=chunk_bytes, group_batches=group_batches, slice_events=7)
+        if trace is not None:
+            is_same(trace, expected)
         # Of a sound trace of Kineto's form each batch decodes.
-        assert found is not None or not expected.check.whole or any("ph" not in event for event in events)
+        assert trace is not None or not expected.check.whole or any("ph" not in event for event in events)
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 30))
@@ -124,10 +124,10 @@ def test_what_no_profiler_wrote(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - reproducible input
     path = tmp_path / "trace.json"
     path.write_bytes(test_fuzz.zipped(test_fuzz.mutated(test_fuzz.base(chance), chance), chance))
-    found = in_parts(path, chunk_bytes=chance.choice([100, 1000, 4000]), parts=chance.choice([1, 2, 3]))
-    if found is not None:
-        is_same(found, read_trace(path, is_step=is_step))
-        assert found.check.whole
+    trace = in_parts(path, chunk_bytes=chance.choice([100, 1000, 4000]), parts=chance.choice([1, 2, 3]))
+    if trace is not None:
+        is_same(trace, read_trace(path, is_step=is_step))
+        assert trace.check.whole
 
 
 def test_damage_is_left_to_one_process(tmp_path: Path) -> None:

@@ -20,15 +20,17 @@ AFTER = [117.0, 82.0, 166.0, 83.5, 160.0, 118.0]
 def counted(before: list[float], after: list[float]) -> float:
     """Count all ways to share the values out that are at least as far from the middle."""
 
-    def greater(one: set[int], values: list[float]) -> float:
-        return sum(values[late] > values[early] for early in one for late in range(len(values)) if late not in one)
+    def greater(chosen: set[int], values: list[float]) -> float:
+        return sum(
+            values[late] > values[early] for early in chosen for late in range(len(values)) if late not in chosen
+        )
 
     values = [*before, *after]
     middle = len(before) * len(after) / 2
     apart = abs(greater(set(range(len(before))), values) - middle)
     ways = Counter(
-        abs(greater(set(one), values) - middle) >= apart
-        for one in itertools.combinations(range(len(values)), len(before))
+        abs(greater(set(chosen), values) - middle) >= apart
+        for chosen in itertools.combinations(range(len(values)), len(before))
     )
     return ways[True] / ways.total()
 
@@ -38,18 +40,18 @@ def test_the_distribution_is_exact(n: int, m: int) -> None:
     chance = random.Random(n * m)  # noqa: S311  # no secret
     for _ in range(10):
         before, after = ([chance.gauss(side, 1) for _ in range(count)] for side, count in ((0, n), (1, m)))
-        found = rank_test(before, after)
-        assert found is not None
-        assert found.p_value == pytest.approx(counted(before, after))
+        result = rank_test(before, after)
+        assert result is not None
+        assert result.p_value == pytest.approx(counted(before, after))
 
 
 def test_every_step_slower_is_a_change_whatever_their_spread() -> None:
     for before, after in ((BEFORE, AFTER), (sorted(BEFORE), sorted(AFTER))):
-        found = rank_test(before, after)
-        assert found is not None
-        assert found.p_value == pytest.approx(2 / math.comb(12, 6))
-        assert found.shift == statistics.median(late - early for early in before for late in after)
-        assert 0 < found.interval[0] <= found.shift <= found.interval[1]
+        result = rank_test(before, after)
+        assert result is not None
+        assert result.p_value == pytest.approx(2 / math.comb(12, 6))
+        assert result.shift == statistics.median(late - early for early in before for late in after)
+        assert 0 < result.interval[0] <= result.shift <= result.interval[1]
 
 
 def test_too_few_steps_say_nothing() -> None:
@@ -59,19 +61,19 @@ def test_too_few_steps_say_nothing() -> None:
 
 @pytest.mark.parametrize("values", [[5.0] * 10, [5.0] * 100, [1.0, 2.0] * 30])
 def test_equal_steps_are_the_same(values: list[float]) -> None:
-    found = rank_test(values, values)
-    assert found is not None
-    assert found.p_value > 0.5
-    assert found.shift == 0
+    result = rank_test(values, values)
+    assert result is not None
+    assert result.p_value > 0.5
+    assert result.shift == 0
 
 
 @pytest.mark.slow
 def test_many_steps_take_no_time() -> None:
     chance = random.Random(1)  # noqa: S311  # no secret
     before, after = ([chance.gauss(side, 1) for _ in range(100_000)] for side in (0, 0.2))
-    found = rank_test(before, after)
-    assert found is not None
-    assert found.p_value < 1e-6
+    result = rank_test(before, after)
+    assert result is not None
+    assert result.p_value < 1e-6
 
 
 def normal(chance: random.Random) -> float:
@@ -95,19 +97,19 @@ def outlying(chance: random.Random) -> float:
 def test_false_alarms_are_rare(times: Callable[[random.Random], float], steps: int) -> None:
     chance, alarms, tries = random.Random(steps), 0, 400  # noqa: S311  # no secret
     for _ in range(tries):
-        found = rank_test(*([times(chance) for _ in range(steps)] for _ in range(2)))
-        assert found is not None
-        alarms += found.p_value < LEVEL
+        result = rank_test(*([times(chance) for _ in range(steps)] for _ in range(2)))
+        assert result is not None
+        alarms += result.p_value < LEVEL
     assert alarms <= 12  # of 4 expected: more come by chance in one of 1,000
 
 
 def test_a_slowdown_is_found() -> None:
-    chance, found, tries = random.Random(3), 0, 200  # noqa: S311  # no secret
+    chance, hits, tries = random.Random(3), 0, 200  # noqa: S311  # no secret
     for _ in range(tries):
         test = rank_test([outlying(chance) for _ in range(20)], [1.5 * outlying(chance) for _ in range(20)])
         assert test is not None
-        found += test.p_value < LEVEL
-    assert found / tries > 0.65
+        hits += test.p_value < LEVEL
+    assert hits / tries > 0.65
 
 
 def drifting(chance: random.Random, related: float, steps: int) -> list[float]:
@@ -127,15 +129,15 @@ def test_steps_far_apart_differ_however_related(steps: int, related: float, outl
         before, after = (
             [scale * (1 + 0.05 * value) for value in drifting(chance, related, steps)] for scale in (2.9, 40)
         )
-        found = rank_test([outlier * before[0], *before[1:]], after)
-        assert found is not None
-        assert found.p_value < LEVEL
+        result = rank_test([outlier * before[0], *before[1:]], after)
+        assert result is not None
+        assert result.p_value < LEVEL
 
 
 def test_related_steps_close_together_are_mostly_the_same() -> None:
     chance, alarms, tries = random.Random(1), 0, 300  # noqa: S311  # no secret
     for _ in range(tries):
-        found = rank_test(drifting(chance, 0.8, 40), drifting(chance, 0.8, 40))
-        assert found is not None
-        alarms += found.p_value < LEVEL
+        result = rank_test(drifting(chance, 0.8, 40), drifting(chance, 0.8, 40))
+        assert result is not None
+        alarms += result.p_value < LEVEL
     assert alarms / tries < 0.1  # without regard to it more than a third

@@ -16,8 +16,8 @@ EMBEDDING = (
 def test_texts_fit_and_what_fits_stays(texts: list[str], width: int) -> None:
     cut = cut_apart(texts, width)
     assert len(cut) == len(texts)
-    assert all(len(one) <= width for one in cut)
-    assert all(one == text for one, text in zip(cut, texts, strict=True) if len(text) <= width)
+    assert all(len(short) <= width for short in cut)
+    assert all(short == text for short, text in zip(cut, texts, strict=True) if len(text) <= width)
 
 
 @pytest.mark.parametrize("width", [24, 40, 60, 90])

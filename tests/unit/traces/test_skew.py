@@ -60,25 +60,25 @@ def run(
     ]
 
 
-def only(rank: Collectives, which: Any) -> Collectives:
+def only(rank: Collectives, selection: Any) -> Collectives:
     return attrs.evolve(
         rank,
-        name=rank.name[which],
-        group=rank.group[which],
-        start_ns=rank.start_ns[which],
-        end_ns=rank.end_ns[which],
+        name=rank.name[selection],
+        group=rank.group[selection],
+        start_ns=rank.start_ns[selection],
+        end_ns=rank.end_ns[selection],
     )
 
 
-def joined(*parts: Collectives) -> Collectives:
+def joined(*ranks: Collectives) -> Collectives:
     """Let one rank be in several process groups."""
     return attrs.evolve(
-        parts[0],
-        groups=tuple(part.groups[0] for part in parts),
-        name=np.concatenate([part.name for part in parts]),
-        group=np.repeat(np.arange(len(parts)), [len(part.name) for part in parts]),
-        start_ns=np.concatenate([part.start_ns for part in parts]),
-        end_ns=np.concatenate([part.end_ns for part in parts]),
+        ranks[0],
+        groups=tuple(rank.groups[0] for rank in ranks),
+        name=np.concatenate([rank.name for rank in ranks]),
+        group=np.repeat(np.arange(len(ranks)), [len(rank.name) for rank in ranks]),
+        start_ns=np.concatenate([rank.start_ns for rank in ranks]),
+        end_ns=np.concatenate([rank.end_ns for rank in ranks]),
     )
 
 
@@ -142,10 +142,10 @@ def test_who_is_late_by_less_than_ends_differ_is_no_straggler() -> None:
 
 
 def test_two_ranks_that_take_turns_are_no_stragglers() -> None:
-    one, other = run(2, late_us=(0, 30))
+    early, late = run(2, late_us=(0, 30))
     swap = np.arange(40) < 16
-    first = attrs.evolve(one, start_ns=np.where(swap, other.start_ns, one.start_ns))
-    second = attrs.evolve(other, start_ns=np.where(swap, one.start_ns, other.start_ns))
+    first = attrs.evolve(early, start_ns=np.where(swap, late.start_ns, early.start_ns))
+    second = attrs.evolve(late, start_ns=np.where(swap, early.start_ns, late.start_ns))
     skew = the(skew_of([first, second]))
 
     assert [rank.last for rank in skew.ranks] == [16, 24]
@@ -174,8 +174,8 @@ def test_calls_missing_at_either_end_are_left_out(calls: int) -> None:
 
 
 def test_ranks_that_began_and_ended_apart_are_matched_by_the_times_between_calls() -> None:
-    one, other = run(2, 200, clock_ns=(0, 3_600_000_000_000))
-    offsets = clock_offsets([only(one, slice(0, 150)), only(other, slice(50, 200))])
+    early, late = run(2, 200, clock_ns=(0, 3_600_000_000_000))
+    offsets = clock_offsets([only(early, slice(0, 150)), only(late, slice(50, 200))])
 
     assert offsets[1].offset_ns == 3_600_000_000_000
     assert offsets[1].collectives == 100
@@ -199,8 +199,8 @@ def test_periodic_calls_are_matched_by_the_clocks() -> None:
 
 
 def test_a_call_missing_in_the_middle_costs_the_shorter_side() -> None:
-    one, other = run(2, 100, late_us=(0, 30))
-    skew = the(skew_of([one, only(other, np.arange(100) != 70)]))
+    early, late = run(2, 100, late_us=(0, 30))
+    skew = the(skew_of([early, only(late, np.arange(100) != 70)]))
 
     assert [rank.collectives for rank in skew.ranks] == [70, 70]
     assert skew.straggler == 1
@@ -268,8 +268,11 @@ def test_a_host_ties_the_clocks_of_roles_together() -> None:
 def test_marks_of_the_recorders_count_where_there_are_few_collectives() -> None:
     def offsets(calls: int) -> Any:
         ranks = run(2, calls, clock_ns=(0, 5000))
-        marks = (10**15, 10**15 + 4000)
-        ranks = [attrs.evolve(rank, anchor_offset_ns=mark) for rank, mark in zip(ranks, marks, strict=True)]
+        anchor_offsets_ns = (10**15, 10**15 + 4000)
+        ranks = [
+            attrs.evolve(rank, anchor_offset_ns=offset_ns)
+            for rank, offset_ns in zip(ranks, anchor_offsets_ns, strict=True)
+        ]
         return clock_offsets(ranks)[1]
 
     assert (offsets(8).offset_ns, offsets(8).source, offsets(8).anchors_ns) == (5000, OffsetSource.COLLECTIVES, 4000)
@@ -292,8 +295,8 @@ def test_roles_replicas_and_captures_are_kept_apart() -> None:
 
 
 def test_traces_of_one_rank_are_not_compared() -> None:
-    one = run(1)[0]
-    skew = the(skew_of([one, attrs.evolve(one, path="other.json")]))
+    trace = run(1)[0]
+    skew = the(skew_of([trace, attrs.evolve(trace, path="other.json")]))
 
     assert skew.ranks == ()
     assert skew.note == "Several traces say that they are rank 0: they are no ranks of one program."
@@ -380,7 +383,7 @@ def arriving(late_ns: NDArray[np.int64]) -> list[Collectives]:
     start = EPOCH_NS + np.arange(calls) * 10_000_000 + late_ns
     end = start.max(axis=0) + 20_000 + np.zeros_like(start)
     template = run(ranks, calls)
-    return [attrs.evolve(one, start_ns=start[row], end_ns=end[row]) for row, one in enumerate(template)]
+    return [attrs.evolve(rank, start_ns=start[row], end_ns=end[row]) for row, rank in enumerate(template)]
 
 
 def test_who_makes_the_others_wait_is_named_though_others_are_last_as_often() -> None:
@@ -430,8 +433,8 @@ def test_collectives_of_hosts(tmp_path: Path, name: str, *, devices_only: bool) 
     summary, errors = summarise_run(sources, devices_only=devices_only)
     assert errors == []
     skew = the(summary.skew)
-    assert [(one.name, one.count) for one in skew.collectives] == [(name, 20)]
-    assert [one.clock_offset_us for one in skew.ranks] == [0, 5000]
+    assert [(collective.name, collective.count) for collective in skew.collectives] == [(name, 20)]
+    assert [rank.clock_offset_us for rank in skew.ranks] == [0, 5000]
 
 
 @pytest.mark.parametrize(

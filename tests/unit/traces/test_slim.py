@@ -31,11 +31,11 @@ def test_the_file_is_the_same_from_any_number_of_processes(tmp_path: Path, zippe
 
     written = [write_slim(sources, tmp_path / f"{count}", gzip=zipped, processes=count) for count in (1, 2)]
 
-    one, other = ((tmp_path / str(count)).read_bytes() for count in (1, 2))
-    assert one == other
+    first_content, second_content = ((tmp_path / str(count)).read_bytes() for count in (1, 2))
+    assert first_content == second_content
     assert written[0] == written[1]
-    assert (written[0].slices, written[0].size_bytes, written[0].problems) == (60, len(one), ())
-    data = gzip.decompress(one) if zipped else one
+    assert (written[0].slices, written[0].size_bytes, written[0].problems) == (60, len(first_content), ())
+    data = gzip.decompress(first_content) if zipped else first_content
     assert data.index(b"trainer rank 0") < data.index(b"trainer rank 1") < data.index(b"trainer rank 2")
     assert b"aten::mm" not in data
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0.json", "1", "1.json", "2", "2.json"]

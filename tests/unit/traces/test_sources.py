@@ -23,7 +23,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tell(folder: Path, *artifacts: dict[str, Any], name: str = "rank_0003.step10.json", **changes: Any) -> None:
+def write_manifest(
+    folder: Path, *artifacts: dict[str, Any], name: str = "rank_0003.step10.json", **changes: Any
+) -> None:
     """Write a manifest of rank 3."""
     manifest = {
         "schema": 1, "profdeck": "0", "capture": "step10", "role": "trainer", "rank": 3, "world_size": 4,
@@ -56,14 +58,14 @@ def test_it_may_be_named_itself_and_so_may_its_files(folder: Path, monkeypatch: 
         trace, directory, folder / "a.trace.json"
     ]  # fmt: skip
     assert [source.path for source in find_sources([directory / OUTPUT])] == [directory / OUTPUT / "kernel_details.csv"]
-    tell(folder, ascend())
+    write_manifest(folder, ascend())
     monkeypatch.chdir(directory)
     (source,) = find_sources([Path()])
     assert (source.path, source.label) == (Path(os.path.abspath(directory)), "trainer rank 3")  # noqa: PTH100
 
 
 def test_what_its_manifest_says_counts(folder: Path) -> None:
-    tell(folder, ascend(), role="rollout", replica=2, rank=1)
+    write_manifest(folder, ascend(), role="rollout", replica=2, rank=1)
 
     for path in (folder, folder / NAME):
         source = find_sources([path])[-1]
@@ -74,7 +76,7 @@ def test_what_its_manifest_says_counts(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gone_1_1_ascend_pt", "../escaped_ascend_pt", "a.trace.json", "x" * 300])
 def test_an_artifact_that_is_no_such_directory_is_none(folder: Path, name: str) -> None:
-    tell(folder, ascend(name))
+    write_manifest(folder, ascend(name))
 
     assert [source.facts for source in find_sources([folder])] == [None, None]
 
@@ -82,7 +84,7 @@ def test_an_artifact_that_is_no_such_directory_is_none(folder: Path, name: str) 
 def test_files_inside_that_look_like_traces_or_manifests_are_none(folder: Path) -> None:
     inner = folder / NAME / "FRAMEWORK"
     (inner / "b.trace.json").write_text("[]")
-    tell(inner, {"name": "b.trace.json", "kind": "trace", "size_bytes": 1, "whole": True})
+    write_manifest(inner, {"name": "b.trace.json", "kind": "trace", "size_bytes": 1, "whole": True})
 
     assert [source.path.name for source in find_sources([folder])] == ["a.trace.json", NAME]
 
@@ -90,9 +92,9 @@ def test_files_inside_that_look_like_traces_or_manifests_are_none(folder: Path) 
 def test_a_table_of_kernels_outside_is_a_source(folder: Path) -> None:
     shutil.copy(folder / NAME / OUTPUT / "kernel_details.csv", folder)
 
-    found = {source.path.name: source.is_json for source in find_sources([folder])}
+    kinds = {source.path.name: source.is_json for source in find_sources([folder])}
 
-    assert found == {"a.trace.json": True, "kernel_details.csv": False, NAME: True}
+    assert kinds == {"a.trace.json": True, "kernel_details.csv": False, NAME: True}
 
 
 def test_a_directory_with_a_table_only_has_no_json(folder: Path) -> None:

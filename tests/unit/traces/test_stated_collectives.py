@@ -137,10 +137,12 @@ def test_ranks_of_several_groups_on_one_stream_wait_only_for_their_own(tmp_path:
 
     (skew,) = skew_of(ranks)
 
-    assert [(of.rank, of.collectives, of.last, of.late_us) for of in skew.ranks] == [
+    assert [(rank.rank, rank.collectives, rank.last, rank.late_us) for rank in skew.ranks] == [
         (0, 12, 0, 0.0),
         (1, 12, 12, 24.0),
         (2, 12, 0, 0.0),
         (3, 12, 0, 0.0),
     ]
-    assert [(of.name, of.count, of.skew_us) for of in skew.collectives] == [("alltoall_base", 24, 24.0)]
+    assert [(collective.name, collective.count, collective.skew_us) for collective in skew.collectives] == [
+        ("alltoall_base", 24, 24.0)
+    ]

@@ -27,9 +27,9 @@ def read(tmp_path: Path, *lines: str, end: str = "\r\n") -> AscendStepTimes:
 
 
 def test_columns_are_read(tmp_path: Path) -> None:
-    found = read(tmp_path, STEP_COLUMNS, "2,10,85704.0204,3873.52,630.54,4504.06,21471.45,111048.99,17.5,3856.02,0.67")
+    table = read(tmp_path, STEP_COLUMNS, "2,10,85704.0204,3873.52,630.54,4504.06,21471.45,111048.99,17.5,3856.02,0.67")
 
-    assert found == AscendStepTimes(
+    assert table == AscendStepTimes(
         (
             DeviceStepSummary(
                 device=2,
@@ -50,33 +50,33 @@ def test_columns_are_read(tmp_path: Path) -> None:
 
 
 def test_columns_can_be_reordered_or_missing(tmp_path: Path) -> None:
-    found = read(tmp_path, "Free, Step ,More,Computing", "1.5,3,x,2.25", end="\n")
+    table = read(tmp_path, "Free, Step ,More,Computing", "1.5,3,x,2.25", end="\n")
 
     expected = NOTHING | {"idle_us": 1.5, "compute_us": 2.25}
-    assert found == AscendStepTimes((DeviceStepSummary(device=None, step=3, **expected),), None)
+    assert table == AscendStepTimes((DeviceStepSummary(device=None, step=3, **expected),), None)
 
 
 def test_recording_without_step_and_device_numbers(tmp_path: Path) -> None:
-    (found,) = read(tmp_path, "Device_id,Step,Computing", "-1,,12000").steps
+    (step,) = read(tmp_path, "Device_id,Step,Computing", "-1,,12000").steps
 
-    assert (found.device, found.step, found.compute_us) == (None, None, 12000)
+    assert (step.device, step.step, step.compute_us) == (None, None, 12000)
 
 
 def test_missing_values_are_none(tmp_path: Path) -> None:
     # For a step without device tasks, torch_npu uses -1 us since 1970 as the start of the first task.
-    (found,) = read(tmp_path, "Step,Computing,Preparing", "3,,-1713174287000001.5").steps
+    (step,) = read(tmp_path, "Step,Computing,Preparing", "3,,-1713174287000001.5").steps
 
-    assert (found.compute_us, found.preparation_us) == (None, None)
+    assert (step.compute_us, step.preparation_us) == (None, None)
 
 
 @pytest.mark.parametrize("line", ["1,2", "1,2,3,4", "1,soon,3", "1,nan,3", "1,1e300,3", '1,"2,3'])
 def test_invalid_row_is_reported_and_skipped(tmp_path: Path, line: str) -> None:
-    found = read(tmp_path, "Step,Computing,Free", "1,2.5,3", line, "3,2.5,4")
+    table = read(tmp_path, "Step,Computing,Free", "1,2.5,3", line, "3,2.5,4")
 
-    assert found.steps[0].step == 1
-    assert found.problem is not None
-    assert found.problem.startswith("step_trace_time.csv: Line ")
-    assert found.problem.endswith(" is not a row of 3 columns with times.")
+    assert table.steps[0].step == 1
+    assert table.problem is not None
+    assert table.problem.startswith("step_trace_time.csv: Line ")
+    assert table.problem.endswith(" is not a row of 3 columns with times.")
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,18 @@ def test_missing_file_raises_an_error(tmp_path: Path) -> None:
 def test_row_count_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_times, "_MAX_ROWS", 2)
 
-    found = read(tmp_path, "Step,Computing", *["1,2"] * 3)
+    table = read(tmp_path, "Step,Computing", *["1,2"] * 3)
 
-    assert len(found.steps) == 2
-    assert found.problem == "step_trace_time.csv: The file has more than 2 rows; the remaining rows were not read."
+    assert len(table.steps) == 2
+    assert table.problem == "step_trace_time.csv: The file has more than 2 rows; the remaining rows were not read."
 
 
 def test_overlong_line_is_reported(tmp_path: Path) -> None:
-    found = read(tmp_path, "Step,Computing", "1,2", '"' + "x" * 2_000_000)
+    table = read(tmp_path, "Step,Computing", "1,2", '"' + "x" * 2_000_000)
 
-    assert [step.step for step in found.steps] == [1]
-    assert found.problem is not None
-    assert found.problem.endswith(" is not a row of step times: field larger than field limit (131072).")
+    assert [step.step for step in table.steps] == [1]
+    assert table.problem is not None
+    assert table.problem.endswith(" is not a row of step times: field larger than field limit (131072).")
 
 
 CELLS = st.none() | st.integers(-(10**12), 10**15).map(lambda time_ns: time_ns / 1000)
@@ -137,21 +137,21 @@ def test_tables_are_read_and_truncation_is_reported(
     path = tmp_path_factory.mktemp("job") / "step_trace_time.csv"
     path.write_text(text if cut is None else text[: cut % len(text)], newline="")
 
-    found = read_step_times(path)
+    table = read_step_times(path)
 
     expected = []
     for device, step, times in rows:
-        told = dict(zip(header[2:], times, strict=True))
-        if (preparing := told["Preparing"]) is not None and preparing < 0:
-            told["Preparing"] = None
-        fields = {step_times._FIELDS[column]: time_us for column, time_us in told.items()}
+        values = dict(zip(header[2:], times, strict=True))
+        if (preparing := values["Preparing"]) is not None and preparing < 0:
+            values["Preparing"] = None
+        fields = {step_times._FIELDS[column]: time_us for column, time_us in values.items()}
         expected.append(DeviceStepSummary(device=device if device >= 0 else None, step=step, **fields))
-    assert list(found.steps) == expected[: len(found.steps)]
+    assert list(table.steps) == expected[: len(table.steps)]
     if cut is None:
-        assert found.problem is None
-        assert len(found.steps) == len(rows)
+        assert table.problem is None
+        assert len(table.steps) == len(rows)
     elif not text[: cut % len(text)].endswith("\r\n"):
-        assert found.problem is not None
+        assert table.problem is not None
 
 
 @given(text=st.binary(max_size=300))
@@ -159,6 +159,6 @@ def test_arbitrary_bytes_do_not_raise(text: bytes, tmp_path_factory: pytest.Temp
     path = tmp_path_factory.mktemp("job") / "step_trace_time.csv"
     path.write_bytes(b"Step,Computing\n" + text)
 
-    found = read_step_times(path)
+    table = read_step_times(path)
 
-    assert found.steps or found.problem
+    assert table.steps or table.problem

@@ -52,16 +52,16 @@ def times_of(events: list[Event], pieces: int = 1) -> tuple[StepTimes, Columns]:
         (times.add_device, DEVICE_CATEGORIES),
         (times.add_operators, frozenset({OPERATOR})),
     ):
-        which = columns.of_categories(categories)
-        start, duration = columns.start_ns[which], columns.end_ns[which] - columns.start_ns[which]
-        for piece in range(pieces):
-            part = duration // pieces + (duration % pieces if piece == 0 else 0)
-            take(start, columns.name[which], part)
+        selected = columns.of_categories(categories)
+        start, duration = columns.start_ns[selected], columns.end_ns[selected] - columns.start_ns[selected]
+        for index in range(pieces):
+            share = duration // pieces + (duration % pieces if index == 0 else 0)
+            take(start, columns.name[selected], share)
     return times, columns
 
 
-def per_step(found: dict[int, PerStep], columns: Columns) -> dict[str, PerStep]:
-    return {columns.names[code]: value for code, value in found.items()}
+def per_step(values: dict[int, PerStep], columns: Columns) -> dict[str, PerStep]:
+    return {columns.names[code]: value for code, value in values.items()}
 
 
 def host(name: str, start: int, end: int, track: tuple[int, int] = HOST) -> Event:
@@ -85,7 +85,7 @@ def decode(number: int = 2) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "expected"),
     [
         ("ProfilerStep#12", StepName(GLOBAL_STEP, 12)),
         (
@@ -134,14 +134,14 @@ def decode(number: int = 2) -> str:
         ("", None),
     ],
 )
-def test_a_name_says_what_is_in_it(name: str, says: StepName | None) -> None:
-    assert NAMES.parse(name) == says
+def test_a_name_says_what_is_in_it(name: str, expected: StepName | None) -> None:
+    assert NAMES.parse(name) == expected
 
 
 @given(st.text(max_size=60) | st.from_regex(vllm.ITERATION) | st.from_regex(sglang.ITERATION))
 def test_any_text_is_a_name_or_not(name: str) -> None:
-    found = NAMES.parse(name)
-    assert found is None or found.kind in {GLOBAL_STEP, ITERATION}
+    parsed = NAMES.parse(name)
+    assert parsed is None or parsed.kind in {GLOBAL_STEP, ITERATION}
 
 
 @pytest.fixture
@@ -343,11 +343,11 @@ def test_noise_is_that_of_steps_of_one_stage() -> None:
 
 
 def test_parts_of_events_add_up() -> None:
-    whole, columns = times_of(phases())
-    parts, _ = times_of(phases(), pieces=3)
+    expected, columns = times_of(phases())
+    split_times, _ = times_of(phases(), pieces=3)
 
-    assert parts.kernels() == whole.kernels()
-    assert parts.summaries(0) == whole.summaries(0)
+    assert split_times.kernels() == expected.kernels()
+    assert split_times.summaries(0) == expected.summaries(0)
     assert len(columns) == 21
 
 
@@ -356,9 +356,9 @@ def test_of_many_steps_some_are_looked_at_name_by_name() -> None:
     for step in range(1000):
         events += [host(decode(), 10 * step, 10 * step + 5), kernel("gemm", 10 * step, 10 * step + 2 + step % 3)]
     times, columns = times_of(events)
-    found = per_step(times.kernels(), columns)["gemm"]
+    gemm = per_step(times.kernels(), columns)["gemm"]
 
-    assert (found.steps, found.measured, found.median_us, found.mad_us) == (1000, 256, 3.0, 1.0)
+    assert (gemm.steps, gemm.measured, gemm.median_us, gemm.mad_us) == (1000, 256, 3.0, 1.0)
     assert sum(time for time in device_us(times) if time) == 2999.0
 
 

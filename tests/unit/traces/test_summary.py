@@ -53,7 +53,9 @@ def kernels(summary: RankSummary) -> list[tuple[str, str, int, float, float]]:
 
 
 def times(operators: tuple[OperatorSummary, ...]) -> list[tuple[str, int, float, float, float]]:
-    return [(found.name, found.count, found.self_us, found.total_us, found.max_us) for found in operators]
+    return [
+        (operator.name, operator.count, operator.self_us, operator.total_us, operator.max_us) for operator in operators
+    ]
 
 
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}])
@@ -75,7 +77,7 @@ def test_a_trace_is_summarised(tmp_path: Path, layout: dict[str, Any], first: st
     assert kernels(summary) == GEMM_ETC
     assert [kernel.share for kernel in summary.kernels] == [61 / 61.125, 0.125 / 61.125]
     assert [kernel.mean_us for kernel in summary.kernels] == [61 / 3, 0.125]
-    assert [(found.category, found.count, found.total_us) for found in summary.categories] == [
+    assert [(category.category, category.count, category.total_us) for category in summary.categories] == [
         ("gemm", 3, 61.0),
         ("memory copy", 1, 0.125),
     ]
@@ -114,9 +116,14 @@ def test_launches_of_graphs_are_counted(tmp_path: Path) -> None:
 
 
 def test_copies_say_what_they_moved_if_all_of_them_do(tmp_path: Path) -> None:
-    told = event("gpu_memcpy", "Memcpy HtoD", 1, 2, pid=0)
+    sized_copy = event("gpu_memcpy", "Memcpy HtoD", 1, 2, pid=0)
     silent = event("gpu_memset", "Memset", 5, 1, pid=0)
-    events = [told | {"args": {"bytes": 100}}, told | {"args": {"bytes": 11}}, silent | {"args": {"bytes": 1}}, silent]
+    events = [
+        sized_copy | {"args": {"bytes": 100}},
+        sized_copy | {"args": {"bytes": 11}},
+        silent | {"args": {"bytes": 1}},
+        silent,
+    ]
 
     summary = summarise(tmp_path, events)
 

@@ -42,13 +42,13 @@ def test_every_part_of_the_model_is_a_table(run: Run) -> None:
     """A list that is added to the model and to no table would be missing without notice."""
     attrs.resolve_types(RankSummary)
     lists = {field.name for field in attrs.fields(RankSummary) if typing.get_origin(field.type) is tuple}
-    others = {"categories": "classes", "annotations": "operators"}
-    assert {others.get(name, name) for name in lists} - {"timelines"} <= {*NAMES}
+    sections = {"categories": "classes", "annotations": "operators"}
+    assert {sections.get(name, name) for name in lists} - {"timelines"} <= {*NAMES}
     kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     for name in lists - {"timelines", "annotations", "steps", "iterations"}:
         (model, _) = typing.get_args(attrs.fields_dict(RankSummary)[name].type)
         attrs.resolve_types(model)
-        schema = run.table(others.get(name, name)).to_arrow().schema
+        schema = run.table(sections.get(name, name)).to_arrow().schema
         for field in attrs.fields(model):
             of_field = typing.get_args(field.type) if isinstance(field.type, types.UnionType) else (field.type,)
             if of_field[0] in kinds and len({*of_field} - {types.NoneType}) == 1:
@@ -66,22 +66,22 @@ def test_a_table_begins_with_its_rank(run: Run, name: str) -> None:
 def check_sums(run: Run) -> None:
     """The rows add up to what the summary says, by Arrow's own sums."""
     for rank in run.summary.ranks:
-        mine = pc.field("path") == rank.path
-        kernels = run.kernels.to_arrow().filter(mine)
+        is_rank = pc.field("path") == rank.path
+        kernels = run.kernels.to_arrow().filter(is_rank)
         assert kernels.num_rows == len(rank.kernels)
-        assert kernels["count"].to_pylist() == [one.count for one in rank.kernels]
-        devices = run.devices.to_arrow().filter(mine)
+        assert kernels["count"].to_pylist() == [kernel.count for kernel in rank.kernels]
+        devices = run.devices.to_arrow().filter(is_rank)
         if devices.num_rows:
             assert pc.sum(devices["busy_us"]).as_py() == pytest.approx(rank.busy_us)
-            idle = run.table("idle").to_arrow().filter(mine)
+            idle = run.table("idle").to_arrow().filter(is_rank)
             assert (pc.sum(idle["idle_us"]).as_py() or 0) == pytest.approx(rank.idle_us)
-        steps, iterations = (table.to_arrow().filter(mine).num_rows for table in (run.steps, run.iterations))
+        steps, iterations = (table.to_arrow().filter(is_rank).num_rows for table in (run.steps, run.iterations))
         assert steps + iterations == len(rank.steps)
-        streams = run.table("streams").to_arrow().filter(mine)
+        streams = run.table("streams").to_arrow().filter(is_rank)
         assert streams.num_rows == sum(len(device.streams) for device in rank.devices)
-        operators = run.operators.to_arrow().filter(mine)
+        operators = run.operators.to_arrow().filter(is_rank)
         assert operators.num_rows == len(rank.operators) + len(rank.annotations)
-        gaps = run.gaps.to_arrow().filter(mine)
+        gaps = run.gaps.to_arrow().filter(is_rank)
         assert gaps["host_event"].to_pylist() == [gap.host for device in rank.devices for gap in device.gaps]
 
 
@@ -108,8 +108,8 @@ def test_csv_and_parquet_say_the_same(directory: Path, run: Run, tmp_path: Path,
     assert heading == table.column_names
     expected = [["" if value is None else str(value) for value in row.values()] for row in table.to_pylist()]
     assert rows == expected
-    done = runner.invoke(app, ["export", str(directory), "--parquet", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    result = runner.invoke(app, ["export", str(directory), "--parquet", str(tmp_path)])
+    assert result.exit_code == 0, result.output
     file = tmp_path / f"{name}.parquet"
     assert file.exists() is bool(rows)
     if rows:
@@ -143,16 +143,16 @@ def test_batches_are_as_large_as_slices_of_time(directory: Path) -> None:
 
 
 def test_a_notebook_shows_the_page_closed_off(run: Run, tmp_path: Path) -> None:
-    shown: Any = run._repr_html_()
-    assert shown.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
+    html: Any = run._repr_html_()
+    assert html.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
     assert run.report(tmp_path / "page.html") == (tmp_path / "page.html").read_text()
 
 
 def test_tables_are_shown_as_text(tmp_path: Path) -> None:
     GpuJob(name="gemm <script>alert(1)</script>").write(tmp_path)
-    shown = traces.load(tmp_path).kernels._repr_html_()
-    assert "&lt;script&gt;" in shown
-    assert "<script" not in shown
+    html = traces.load(tmp_path).kernels._repr_html_()
+    assert "&lt;script&gt;" in html
+    assert "<script" not in html
 
 
 def test_rules_are_those_of_the_terminal(directory: Path, tmp_path: Path) -> None:

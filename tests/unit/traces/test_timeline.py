@@ -27,30 +27,32 @@ def block(events: list[tuple[int, int]], first_name: int = 0) -> Columns:
 def test_slices_cover_all_events_once_and_all_of_their_time(
     events: list[tuple[int, int]], limit: int, sizes: list[int]
 ) -> None:
-    found = TimeSlices(Tables(), limit)
-    at = 0
-    while at < len(events):
-        size = sizes[at % len(sizes)]
-        found.add(block(events[at : at + size], at))
-        at += size
-    assert len(found) == len(events)
+    slices = TimeSlices(Tables(), limit)
+    position = 0
+    while position < len(events):
+        size = sizes[position % len(sizes)]
+        slices.add(block(events[position : position + size], position))
+        position += size
+    assert len(slices) == len(events)
 
-    assert sorted(name for piece in found.blocks() for name in piece.name.tolist()) == list(range(len(events)))
+    assert sorted(name for time_slice in slices.blocks() for name in time_slice.name.tolist()) == list(
+        range(len(events))
+    )
     begun: list[int] = []
     covered = np.zeros(len(events), dtype=np.int64)
     until = None
-    for piece in found.slices():
-        columns = piece.columns
-        assert until in (None, piece.begin_ns)
-        until = piece.end_ns
-        assert (np.diff(piece.order_ns) >= 0).all()
-        assert (columns.start_ns >= piece.begin_ns).all()
-        assert (columns.end_ns <= piece.end_ns).all()
+    for time_slice in slices.slices():
+        columns = time_slice.columns
+        assert until in (None, time_slice.begin_ns)
+        until = time_slice.end_ns
+        assert (np.diff(time_slice.order_ns) >= 0).all()
+        assert (columns.start_ns >= time_slice.begin_ns).all()
+        assert (columns.end_ns <= time_slice.end_ns).all()
         assert (columns.start_ns <= columns.end_ns).all()
         names = columns.name.tolist()
-        assert [events[name][0] for name in names] == piece.order_ns.tolist()
-        assert [sum(events[name]) for name in names] == piece.whole_end_ns.tolist()
-        begun += columns.name[piece.first].tolist()
+        assert [events[name][0] for name in names] == time_slice.order_ns.tolist()
+        assert [sum(events[name]) for name in names] == time_slice.whole_end_ns.tolist()
+        begun += columns.name[time_slice.first].tolist()
         np.add.at(covered, columns.name, columns.end_ns - columns.start_ns)
 
     assert sorted(begun) == list(range(len(events)))
@@ -58,11 +60,11 @@ def test_slices_cover_all_events_once_and_all_of_their_time(
 
 
 def test_memory_is_bounded_by_a_slice() -> None:
-    found = TimeSlices(Tables(), 1000)
+    slices = TimeSlices(Tables(), 1000)
     for thread in range(20):  # each thread's events follow those of the one before, as in real traces
-        found.add(block([(10 * n, 5) for n in range(1000)], 1000 * thread))
+        slices.add(block([(10 * n, 5) for n in range(1000)], 1000 * thread))
 
-    sizes = [len(piece.columns) for piece in found.slices()]
+    sizes = [len(time_slice.columns) for time_slice in slices.slices()]
 
     assert sum(sizes) == 20_000
     assert max(sizes) < 1500
@@ -70,15 +72,15 @@ def test_memory_is_bounded_by_a_slice() -> None:
 
 def test_memory_is_bounded_whatever_is_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_slices, "_MAX_OPEN_EVENTS", 50)
-    found = TimeSlices(Tables(), 100)
+    slices = TimeSlices(Tables(), 100)
     for number in range(10):
-        found.add(block([(100 * number + n, 10_000 - n) for n in range(100)], 100 * number))
+        slices.add(block([(100 * number + n, 10_000 - n) for n in range(100)], 100 * number))
 
-    pieces = list(found.slices())
+    all_slices = list(slices.slices())
 
-    assert max(len(piece.columns) for piece in pieces) <= 300
-    assert sum(int(piece.first.sum()) for piece in pieces) == 1000
-    assert pieces[-1].end_ns == 100 * 9 + 10_000
+    assert max(len(time_slice.columns) for time_slice in all_slices) <= 300
+    assert sum(int(time_slice.first.sum()) for time_slice in all_slices) == 1000
+    assert all_slices[-1].end_ns == 100 * 9 + 10_000
 
 
 def test_no_event_is_no_slice() -> None:

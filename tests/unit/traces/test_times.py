@@ -57,14 +57,14 @@ def test_times(text: str, time_ns: int | None) -> None:
 def test_floats_are_rounded_by_their_digits(tenths: list[int]) -> None:
     """36.7895 us were 36,789 ns where all times of a batch were floats, and 36,790 ns where one was not."""
     texts = [f"{value / 10_000:.4f}" for value in tenths]
-    found, readable = nanoseconds_of_floats(np.array(list(map(float, texts))))
+    nanoseconds, readable = nanoseconds_of_floats(np.array(list(map(float, texts))))
     assert readable.all()
-    assert found.tolist() == [reference(text) for text in texts]
+    assert nanoseconds.tolist() == [reference(text) for text in texts]
 
 
 def test_halves_are_rounded_to_even() -> None:
-    found, _ = nanoseconds_of_floats(np.array([36.7895, 5.3495, 0.0005, 0.0015, 2.5]))
-    assert found.tolist() == [36790, 5350, 0, 2, 2500]
+    nanoseconds, _ = nanoseconds_of_floats(np.array([36.7895, 5.3495, 0.0005, 0.0015, 2.5]))
+    assert nanoseconds.tolist() == [36790, 5350, 0, 2, 2500]
 
 
 PLAIN = st.from_regex(r"(0|[1-9][0-9]{0,14})(\.[0-9]{1,3})?", fullmatch=True)
@@ -77,8 +77,8 @@ OTHER = st.sampled_from(
 
 @given(st.lists(PLAIN, min_size=1, max_size=20) | st.lists(THREE_DIGITS, min_size=1, max_size=20))
 def test_texts_of_profilers_are_read_to_the_nanosecond(texts: list[str]) -> None:
-    found = written_nanoseconds([msgspec.Raw(text.encode()) for text in texts])
-    assert found.tolist() == [int(Decimal(text) * 1000) for text in texts]
+    nanoseconds = written_nanoseconds([msgspec.Raw(text.encode()) for text in texts])
+    assert nanoseconds.tolist() == [int(Decimal(text) * 1000) for text in texts]
 
 
 @given(st.lists(PLAIN | THREE_DIGITS, max_size=5), OTHER, st.lists(THREE_DIGITS, max_size=5))

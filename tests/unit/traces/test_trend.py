@@ -36,10 +36,10 @@ Job = dict[str, Any]
 JOBS = 200
 
 
-def noisy(seed: int, **own: Any) -> GpuJob:
+def noisy(seed: int, **changes: Any) -> GpuJob:
     chance = random.Random(seed)  # noqa: S311 - no secret
-    given: Job = {"ranks": 2, "steps": 3, "products": 6, "product_us": 400 * chance.gauss(1, 0.01)}
-    return GpuJob(**given | {"load_us": 30 * chance.gauss(1, 0.1)} | own)
+    defaults: Job = {"ranks": 2, "steps": 3, "products": 6, "product_us": 400 * chance.gauss(1, 0.01)}
+    return GpuJob(**defaults | {"load_us": 30 * chance.gauss(1, 0.1)} | changes)
 
 
 def planted(number: int) -> GpuJob:
@@ -47,19 +47,19 @@ def planted(number: int) -> GpuJob:
     return noisy(number, slow_rank=1, slow_load_us=300) if number >= 12 else noisy(number)
 
 
-def read(*paths: Path, **how: Any) -> Trend:
-    found, left_out, errors = read_points(recorded_sources(paths), **how)
+def read(*paths: Path, **options: Any) -> Trend:
+    points, left_out, errors = read_points(recorded_sources(paths), **options)
     assert not errors
-    return trend_of(found, left_out=left_out)
+    return trend_of(points, left_out=left_out)
 
 
-def told(trend: Trend) -> list[str]:
+def sentences(trend: Trend) -> list[str]:
     runs = runs_of(trend)
     return [f"{sentence(series, change, runs)} {explanation(change)}" for series, change in headings(trend)]
 
 
-def series(trend: Trend, what: str) -> TrendSeries:
-    return next(one for one in trend.series if one.what == what)
+def series(trend: Trend, label: str) -> TrendSeries:
+    return next(entry for entry in trend.series if entry.what == label)
 
 
 @pytest.fixture(scope="module")
@@ -71,34 +71,34 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_step_the_stage_and_the_rank_of_a_planted_change(slower: Path) -> None:
-    (text,) = told(read(slower))
+    (text,) = sentences(read(slower))
     assert text.startswith("trainer is slower since step 600: global step ")
     assert "With it: stage data_loading of rank 1 +0.26" in text  # 0.27 less the noise of the others
     assert "kernels of class communication +" in text  # the other rank waits
 
 
 def test_the_numbers_are_those_of_the_summary(slower: Path) -> None:
-    found = series(read(slower), "global step")
-    for point in found.points:
+    step_series = series(read(slower), "global step")
+    for point in step_series.points:
         summary, _ = summarise([slower / f"step_{point.first_step:06d}"])
         medians = [
-            statistics.median(max(of.duration_us for of in step.devices) for step in rank.steps)
+            statistics.median(max(device.duration_us for device in step.devices) for step in rank.steps)
             for rank in summary.ranks
         ]
         assert (point.value, point.ranks) == (statistics.fmean(medians), 2)
         assert point.run == str(slower)
-    assert [point.first_step for point in found.points] == list(range(0, 24 * 50, 50))
+    assert [point.first_step for point in step_series.points] == list(range(0, 24 * 50, 50))
 
 
 def test_what_all_ranks_have_is_of_no_rank(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 24, lambda number: noisy(number, load_us=300.0 if number >= 12 else 30.0))
-    (text,) = told(read(run))
+    (text,) = sentences(read(run))
     assert "With it: stage data_loading +0.27" in text
 
 
 def test_a_level_that_comes_and_goes_over_runs(tmp_path: Path, slower: Path) -> None:
     after = write_run(tmp_path / "after", 24, noisy, first_ns=FIRST_NS + 10**12)
-    slow, fast = told(read(slower.parent, after))
+    slow, fast = sentences(read(slower.parent, after))
     assert slow.startswith("trainer is slower since step 600 of slower: ")
     assert fast.startswith("trainer is faster since run after: ")
     assert "stage data_loading of rank 1 -0.26" in fast
@@ -119,10 +119,10 @@ def test_engines_are_followed_by_stage(tmp_path: Path) -> None:
         write_capture(tmp_path / "run", number, GpuJob(ranks=1, steps=1), FIRST_NS + number)
         (trace,) = (tmp_path / "run" / f"step_{number:06d}").rglob("*.trace.json.gz")
         events = [event("execute_context_1(64)_generation_0(0)", 0, 500)]
-        events += [event("execute_context_0(0)_generation_4(4)", 1000 * place, 100) for place in (1, 2, 3, 5)]
+        events += [event("execute_context_0(0)_generation_4(4)", 1000 * index, 100) for index in (1, 2, 3, 5)]
         trace.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    found = {one.what: one for one in read(tmp_path).series}
-    assert {name: (one.unit, one.points[0].value) for name, one in found.items()} == {
+    series_by_name = {entry.what: entry for entry in read(tmp_path).series}
+    assert {name: (entry.unit, entry.points[0].value) for name, entry in series_by_name.items()} == {
         "decode iteration": ("us", 100.0),
         "prefill iteration": ("us", 500.0),
         "decode tokens": ("tokens/s", pytest.approx(16 / 4100e-6, rel=0.01)),
@@ -150,8 +150,8 @@ def test_the_report_of_a_run_says_since_when(slower: Path, tmp_path: Path) -> No
     summary, _ = summarise([slower])
     assert trend_of(points_of([summary], find_sources([slower]))) == read(slower)
     page = load(slower, cache=False).report(tmp_path / "report.html")
-    (sentence_and_parts,) = told(read(slower))
-    assert all(part in page for part in sentence_and_parts.split(" With it: "))
+    (sentence_and_parts,) = sentences(read(slower))
+    assert all(text in page for text in sentence_and_parts.split(" With it: "))
     assert page.count(" captures, steps 0 to 1,150</text>") == len(read(slower).series)
 
 
@@ -196,7 +196,7 @@ def test_a_stall_that_cannot_be_is_not_believed(tmp_path: Path, stall_s: float) 
     run = write_run(tmp_path / "run", 2, noisy)
     for manifest in run.rglob("*.step*.json"):
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"stall_s": stall_s}))
-    assert "stall" not in {one.what for one in read(run).series}
+    assert "stall" not in {entry.what for entry in read(run).series}
 
 
 # The test.
@@ -205,7 +205,9 @@ def test_a_stall_that_cannot_be_is_not_believed(tmp_path: Path, stall_s: float) 
 def wandering(chance: np.random.Generator, count: int, correlation: float, *, heavy: bool) -> list[float]:
     """Return times that vary by 3 % around a level, each by so much like the one before."""
     noise: NDArray[np.float64] = chance.standard_t(3, count) if heavy else chance.standard_normal(count)
-    values = list(itertools.accumulate(noise.tolist(), lambda one, more: correlation * one + more))
+    values = list(
+        itertools.accumulate(noise.tolist(), lambda previous, noise_value: correlation * previous + noise_value)
+    )
     return [100 + 3 * value for value in values]
 
 
@@ -220,21 +222,21 @@ def test_false_alarms_are_few(count: int, correlation: float, heavy: bool, most:
     assert sum(map(bool, alarms)) <= most
 
 
-@pytest.mark.parametrize(("count", "at"), [(40, 24), (24, 12), (60, 48)])
-def test_a_change_of_an_eighth_is_found_where_it_is(count: int, at: int) -> None:
-    chance = np.random.default_rng(at)
-    found = []
+@pytest.mark.parametrize(("count", "change_index"), [(40, 24), (24, 12), (60, 48)])
+def test_a_change_of_an_eighth_is_found_where_it_is(count: int, change_index: int) -> None:
+    chance = np.random.default_rng(change_index)
+    results = []
     for _ in range(JOBS // 4):
         values = wandering(chance, count, 0.0, heavy=False)
-        found.append(change_points([*values[:at], *(value * 1.125 for value in values[at:])]))
-    hits = [changes for changes in found if len(changes) == 1 and abs(changes[0].index - at) <= 1]
-    assert len(hits) >= 0.9 * len(found)
-    assert statistics.median(one.after / one.before for (one,) in hits) == pytest.approx(1.125, abs=0.01)
+        results.append(change_points([*values[:change_index], *(value * 1.125 for value in values[change_index:])]))
+    hits = [changes for changes in results if len(changes) == 1 and abs(changes[0].index - change_index) <= 1]
+    assert len(hits) >= 0.9 * len(results)
+    assert statistics.median(change.after / change.before for (change,) in hits) == pytest.approx(1.125, abs=0.01)
 
 
 def test_small_changes_and_few_values_are_none() -> None:
     assert change_points([100.0] * 20 + [101.0] * 20) == []
-    assert [one.index for one in change_points([100.0] * 20 + [103.0] * 20)] == [20]
+    assert [change.index for change in change_points([100.0] * 20 + [103.0] * 20)] == [20]
     assert change_points([]) == change_points([1.0]) == change_points([5.0] * 50) == []
 
 
@@ -244,8 +246,8 @@ def test_small_changes_and_few_values_are_none() -> None:
 )
 def test_any_series_has_changes_in_order_and_inside(before: Sequence[float], after: Sequence[float]) -> None:
     values = [*before, *after]
-    found = [one.index for one in change_points(values)]
-    assert found == sorted(set(found))
-    edges = [0, *found, len(values)]
-    assert not found or min(later - earlier for earlier, later in itertools.pairwise(edges)) >= MIN_VALUES
-    assert [one.index for one in change_points([value * 8 for value in values])] == found
+    indices = [change.index for change in change_points(values)]
+    assert indices == sorted(set(indices))
+    edges = [0, *indices, len(values)]
+    assert not indices or min(later - earlier for earlier, later in itertools.pairwise(edges)) >= MIN_VALUES
+    assert [change.index for change in change_points([value * 8 for value in values])] == indices

@@ -18,7 +18,7 @@ from profdeck_traces.writing.windows import iteration_window, step_window
 MOST_WINDOWS = 12
 
 
-def told(steps: tuple[StepSummary, ...]) -> list[tuple[str, float, float]]:
+def step_facts(steps: tuple[StepSummary, ...]) -> list[tuple[str, float, float]]:
     """Return names and times; without any work the device is not known to be there."""
     return [(step.name, step.duration_us, step.device_us or 0.0) for step in steps]
 
@@ -36,24 +36,24 @@ def test_steps_of_a_trimmed_trace_are_those_of_the_trace(path: Path, tmp_path: P
         destination = tmp_path / f"{number}.trace.json"
         trim_trace(path, destination, step_window(path, window))
         expected = tuple(step for step in steps.values() if step.step in window)
-        found = tuple(step for step in summarise_trace(destination).steps if step.kind == GLOBAL_STEP)
-        assert told(found) == told(expected), window
+        trimmed_steps = tuple(step for step in summarise_trace(destination).steps if step.kind == GLOBAL_STEP)
+        assert step_facts(trimmed_steps) == step_facts(expected), window
 
 
 def test_iterations_of_a_trimmed_trace_are_those_of_the_trace(tmp_path: Path) -> None:
     """Each launches work that starts when the next one has begun, of which some overlaps with that of the next."""
     events: list[dict[str, Any]] = []
     for number in range(5):
-        at = 100.0 * number
+        start = 100.0 * number
         common = {"ph": "X", "name": f"execute_{number}", "args": {"External id": number}}
         events += [
-            {**common, "cat": "user_annotation", "pid": 1, "tid": 1, "ts": at, "dur": 90},
-            {**common, "cat": "gpu_user_annotation", "pid": 0, "tid": 7, "ts": at + 95, "dur": 110},
+            {**common, "cat": "user_annotation", "pid": 1, "tid": 1, "ts": start, "dur": 90},
+            {**common, "cat": "gpu_user_annotation", "pid": 0, "tid": 7, "ts": start + 95, "dur": 110},
             *(
-                {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": at + 95 + ts, "dur": 40}
+                {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": start + 95 + ts, "dur": 40}
                 for ts in (0, 70)
             ),
-            {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": at + 5, "dur": 10},
+            {"ph": "X", "cat": "cpu_op", "name": "op", "pid": 1, "tid": 1, "ts": start + 5, "dur": 10},
         ]
     path = tmp_path / "engine.trace.json"
     path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
@@ -64,6 +64,6 @@ def test_iterations_of_a_trimmed_trace_are_those_of_the_trace(tmp_path: Path) ->
         for last in range(first, 5):
             destination = tmp_path / f"{first}-{last}.trace.json"
             trim_trace(path, destination, iteration_window(path, range(first, last + 1), names))
-            found = summarise_trace(destination, step_names=names)
-            assert told(found.steps) == told(expected[first : last + 1])
-            assert sum(operator.count for operator in found.operators) == last + 1 - first
+            trimmed_summary = summarise_trace(destination, step_names=names)
+            assert step_facts(trimmed_summary.steps) == step_facts(expected[first : last + 1])
+            assert sum(operator.count for operator in trimmed_summary.operators) == last + 1 - first

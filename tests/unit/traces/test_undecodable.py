@@ -34,20 +34,20 @@ def trace(tmp_path: Path, *events: bytes) -> Path:
 def test_an_event_that_no_decoder_takes_is_told(tmp_path: Path, event: bytes, *, read: bool) -> None:
     path = trace(tmp_path, *EVENTS[:500], event, *EVENTS[500:])
     assert check_trace(path).whole  # it is JSON
-    found = read_trace(path)
-    assert len(found.columns().name) == 1000 + read
-    assert found.check.whole is read
-    assert found.check.events == 1001
+    trace_read = read_trace(path)
+    assert len(trace_read.columns().name) == 1000 + read
+    assert trace_read.check.whole is read
+    assert trace_read.check.events == 1001
     if not read:
-        assert "An event cannot be decoded" in (found.check.problem or "")
+        assert "An event cannot be decoded" in (trace_read.check.problem or "")
 
 
 @pytest.mark.parametrize("place", [b'"x\xff"', b'"x", "args": {"a": "\xff"}'])
 def test_a_byte_that_is_not_utf_8_costs_what_comes_after_it(tmp_path: Path, place: bytes) -> None:
     bad = EVENTS[0].replace(b'"x"', place)
-    found = read_trace(trace(tmp_path, *EVENTS[:500], bad, *EVENTS[500:]))
-    assert (len(found.columns().name), found.check.whole) == (500, False)
-    assert "not UTF-8 at offset" in (found.check.problem or "")
+    trace_read = read_trace(trace(tmp_path, *EVENTS[:500], bad, *EVENTS[500:]))
+    assert (len(trace_read.columns().name), trace_read.check.whole) == (500, False)
+    assert "not UTF-8 at offset" in (trace_read.check.problem or "")
 
 
 def test_a_name_again_and_again_takes_no_memory(tmp_path: Path) -> None:
@@ -73,6 +73,6 @@ def test_args_that_are_nested_too_deeply_end_no_reading(tmp_path: Path, category
         b"[" * 20_000 + b"]" * 20_000
     )
     event = HEAD.replace(b"cpu_op", category.encode()) + b', "ts": 5, "args": ' + args + b"}"
-    work = [one.replace(b"cpu_op", b"kernel")[:-1] + b', "args": {"stream": 7}}' for one in EVENTS]
-    found = read_trace(trace(tmp_path, *work[:500], event, *work[500:]), devices_only=devices_only)
-    assert len(found.columns().name) in (1000, 1001)
+    work = [text.replace(b"cpu_op", b"kernel")[:-1] + b', "args": {"stream": 7}}' for text in EVENTS]
+    trace_read = read_trace(trace(tmp_path, *work[:500], event, *work[500:]), devices_only=devices_only)
+    assert len(trace_read.columns().name) in (1000, 1001)

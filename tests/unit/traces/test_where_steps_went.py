@@ -57,14 +57,14 @@ def test_stages_are_the_outermost_marks_of_the_thread_of_the_steps(tmp_path: Pat
         ],
     )
 
-    found = summary.host_times
-    assert found is not None
-    assert (found.basis, found.steps, found.total_us) == ("global_step", 2, 140)
-    assert [(stage.name, stage.count, stage.steps, stage.total_us, stage.median_us) for stage in found.stages] == [
+    host_times = summary.host_times
+    assert host_times is not None
+    assert (host_times.basis, host_times.steps, host_times.total_us) == ("global_step", 2, 140)
+    assert [(stage.name, stage.count, stage.steps, stage.total_us, stage.median_us) for stage in host_times.stages] == [
         ("rollout", 1, 1, 80, 80),
         ("update", 2, 2, 20, 10),
     ]
-    update = found.stages[1]
+    update = host_times.stages[1]
     assert [(state.state, state.time_us) for state in update.host] == [
         ("Python and other host code", 15),
         ("operators", 5),
@@ -75,9 +75,9 @@ def test_stages_are_the_outermost_marks_of_the_thread_of_the_steps(tmp_path: Pat
 def test_without_steps_all_that_was_recorded_is_one(tmp_path: Path) -> None:
     summary = summarised(tmp_path, [mark("forward", 10, 20), complete("cpu_op", "aten::mm", 15, 50)])
 
-    found = summary.host_times
-    assert found is not None
-    assert (found.basis, found.steps, found.total_us, [stage.name for stage in found.stages]) == (
+    host_times = summary.host_times
+    assert host_times is not None
+    assert (host_times.basis, host_times.steps, host_times.total_us, [stage.name for stage in host_times.stages]) == (
         "recording",
         1,
         40,
@@ -92,7 +92,7 @@ def test_a_pause_between_recordings_is_in_no_step(tmp_path: Path) -> None:
 
     steps = summarised(tmp_path, events).steps
 
-    assert [of.duration_us for step in steps for of in step.devices] == [900, 1_000, 1_000, 1_000]
+    assert [device.duration_us for step in steps for device in step.devices] == [900, 1_000, 1_000, 1_000]
 
 
 def test_a_gap_knows_its_step_and_what_ran_around_it(tmp_path: Path) -> None:
@@ -142,31 +142,34 @@ def test_steps_of_devices_add_up_as_instants_do(
 
     origin = min(event["ts"] for event in (*steps, *events))
     for step in summary.steps:
-        for of in step.devices:
-            begin = round(of.start_us + origin)
-            instants = range(begin, begin + round(of.duration_us))
+        for device in step.devices:
+            begin = round(device.start_us + origin)
+            instants = range(begin, begin + round(device.duration_us))
             running = [
-                {work["name"] for work in events if work["pid"] == of.device and _open(work, at)} for at in instants
+                {work["name"] for work in events if work["pid"] == device.device and _open(work, instant)}
+                for instant in instants
             ]
-            assert of.busy_us == sum(bool(names) for names in running)
-            assert of.compute_us == sum("gemm" in names for names in running)
-            assert of.exposed_communication_us == sum(names == {"ncclDevKernel_AllReduce"} for names in running)
-            idle = Counter(_state(events, steps, at) for at, names in zip(instants, running, strict=True) if not names)
-            assert {cause.cause: cause.idle_us for cause in of.idle} == idle
-    found = summary.host_times
-    assert found is not None
-    states = Counter(_state(events, steps, at) for at in range(begins[0], begins[-1]))
-    assert {state.state: state.time_us for state in found.states} == states
+            assert device.busy_us == sum(bool(names) for names in running)
+            assert device.compute_us == sum("gemm" in names for names in running)
+            assert device.exposed_communication_us == sum(names == {"ncclDevKernel_AllReduce"} for names in running)
+            idle = Counter(
+                _state(events, steps, instant) for instant, names in zip(instants, running, strict=True) if not names
+            )
+            assert {cause.cause: cause.idle_us for cause in device.idle} == idle
+    host_times = summary.host_times
+    assert host_times is not None
+    states = Counter(_state(events, steps, instant) for instant in range(begins[0], begins[-1]))
+    assert {state.state: state.time_us for state in host_times.states} == states
 
 
-def _open(event: Event, at: int) -> bool:
-    return bool(event["ts"] <= at < event["ts"] + event["dur"])
+def _open(event: Event, instant: int) -> bool:
+    return bool(event["ts"] <= instant < event["ts"] + event["dur"])
 
 
-def _state(events: list[Event], steps: list[Event], at: int) -> str:
-    names = {event["name"] for event in events if _open(event, at) and event["pid"] == 9}
+def _state(events: list[Event], steps: list[Event], instant: int) -> str:
+    names = {event["name"] for event in events if _open(event, instant) and event["pid"] == 9}
     if "aten::mm" in names:
         return "operators"
     if "cudaDeviceSynchronize" in names:
         return "synchronising"
-    return "Python and other host code" if any(_open(step, at) for step in steps) else "nothing recorded"
+    return "Python and other host code" if any(_open(step, instant) for step in steps) else "nothing recorded"
