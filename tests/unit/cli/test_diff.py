@@ -23,7 +23,9 @@ STEPS = 5
 def rank_summary(step_us: float | None = 1000, gemm_us: float = 400, **members: Any) -> RankSummary:
     """Return the summary of a rank with equal steps, or without steps if `step_us` is None."""
     steps = () if step_us is None else [step_us] * STEPS
-    summary = trace({"[gemm]": [gemm_us] * STEPS}, steps=steps, of=STEP if steps else None, path="run/rank0.trace.json")
+    summary = trace(
+        {"[gemm]": [gemm_us] * STEPS}, steps=steps, group=STEP if steps else None, path="run/rank0.trace.json"
+    )
     return attrs.evolve(summary, **{"capture": "step1", "idle_us": 0, **members})
 
 

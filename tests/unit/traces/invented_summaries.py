@@ -25,11 +25,11 @@ DECODE: Group = ("iteration", "decode")
 PREFILL: Group = ("iteration", "prefill")
 
 
-def per_step(times: Sequence[float], of: Group | None) -> PerStep | None:
+def per_step(times: Sequence[float], group: Group | None) -> PerStep | None:
     median = statistics.median(times)
-    if of is None or len(times) == 1 or not median:
+    if group is None or len(times) == 1 or not median:
         return None
-    kind, stage = of
+    kind, stage = group
     return PerStep(
         kind=kind,
         stage=stage,
@@ -46,7 +46,7 @@ def deviation(times: Sequence[float]) -> float:
 
 
 def kernel(
-    name: str, times: Sequence[float], share: float, of: Group | None, *, count: int | None = None
+    name: str, times: Sequence[float], share: float, group: Group | None, *, count: int | None = None
 ) -> KernelSummary:
     total = sum(times)
     count = sum(time > 0 for time in times) if count is None else count
@@ -59,7 +59,7 @@ def kernel(
         mean_us=total / count if count else 0,
         max_us=max(times),
         share=share,
-        per_step=per_step(times, of),
+        per_step=per_step(times, group),
     )
 
 
@@ -68,7 +68,7 @@ def trace(
     *,
     operators: Mapping[str, Sequence[float]] | None = None,
     steps: Sequence[float | tuple[str, float]] | None = None,
-    of: Group | None = STEP,
+    group: Group | None = STEP,
     path: str = "a.json",
     role: str | None = "trainer",
     replica: int | None = None,
@@ -93,7 +93,7 @@ def trace(
     kernels, operators = kernels or {}, operators or {}
     if steps is None:
         times_of_any = next(iter([*kernels.values(), *operators.values()]), ())
-        steps = [1000] * len(times_of_any) if of else ()
+        steps = [1000] * len(times_of_any) if group else ()
     total = math.fsum(sum(times) for times in kernels.values())
     by_category: dict[str, list[Sequence[float]]] = {}
     for name, times in kernels.items():
@@ -120,7 +120,7 @@ def trace(
         "overlap_us": 0.0 if kernels else None,
         "graph_launches": 0,
         "kernels": tuple(
-            kernel(name, times, sum(times) / total if total else 0, of) for name, times in kernels.items()
+            kernel(name, times, sum(times) / total if total else 0, group) for name, times in kernels.items()
         ),
         "categories": tuple(
             CategorySummary(
@@ -128,7 +128,7 @@ def trace(
                 count=len(times),
                 total_us=sum(times),
                 share=sum(times) / total if total else 0,
-                per_step=per_step(times, of),
+                per_step=per_step(times, group),
             )
             for name, times in categories.items()
         ),
@@ -140,7 +140,7 @@ def trace(
                 self_us=sum(times),
                 total_us=sum(times),
                 max_us=max(times),
-                per_step=per_step(times, of),
+                per_step=per_step(times, group),
             )
             for name, times in operators.items()
         ),

@@ -133,7 +133,7 @@ def test_recordings_of_different_lengths_are_compared_per_step() -> None:
 
 
 def test_without_steps_totals_are_compared() -> None:
-    role = role_diff(trace({"gemm": [100] * 3}), trace({"gemm": [300]}, of=None))
+    role = role_diff(trace({"gemm": [100] * 3}), trace({"gemm": [300]}, group=None))
     change = role.kernels[0]
     assert (role.basis, role.steps_before, change.per, change.before_us) == ("total", None, "total", 300)
     assert (change.noise_us, change.verdict) == (None, "same")
@@ -150,7 +150,7 @@ def test_times_are_per_step_of_the_stage_that_has_them_on_both_sides() -> None:
 
     def served(gemm: float, attention: float, prefill: int) -> RankSummary:
         steps = [("decode", 10.0)] * 16 + [("prefill", 80.0)] * prefill
-        plain = trace({"gemm": [gemm] * 16}, steps=steps, of=DECODE)
+        plain = trace({"gemm": [gemm] * 16}, steps=steps, group=DECODE)
         return attrs.evolve(plain, kernels=(*plain.kernels, kernel("attention", [attention] * prefill, 0, PREFILL)))
 
     role = role_diff(served(1, 100, 4), served(1.5, 110, 4))
@@ -167,7 +167,7 @@ def test_times_are_per_step_of_the_stage_that_has_them_on_both_sides() -> None:
 
 def test_medians_of_steps_of_different_stages_are_not_compared() -> None:
     steps = [("decode", 10.0)] * 4 + [("prefill", 10.0)] * 4
-    before, after = (trace({"gemm": [10] * 4}, steps=steps, of=of) for of in (DECODE, PREFILL))
+    before, after = (trace({"gemm": [10] * 4}, steps=steps, group=group) for group in (DECODE, PREFILL))
     (change,) = role_diff(before, after).kernels
     assert (change.per, change.before_us, change.after_us, change.noise_us) == ("iteration", 5, 5, None)
 
@@ -320,7 +320,7 @@ def test_with_unknown_noise_the_limit_alone_decides() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "name"),
     [
-        (trace({"gemm": [100]}, of=None), trace({"gemm": [110]}, of=None), "kernels"),
+        (trace({"gemm": [100]}, group=None), trace({"gemm": [110]}, group=None), "kernels"),
         (trace(operators={"mm": [100]}, steps=()), trace(operators={"mm": [110]}, steps=()), "operators"),
     ],
 )
@@ -434,7 +434,7 @@ def runs(draw: st.DrawFn) -> RunSummary:
                     kernels,
                     operators=operators,
                     steps=draw(times) if stepped else (),
-                    of=STEP if stepped else None,
+                    group=STEP if stepped else None,
                     rank=rank,
                     capture=f"step{capture}",
                 )

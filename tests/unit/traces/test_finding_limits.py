@@ -134,18 +134,24 @@ def finding_texts(path: Path) -> dict[str, str]:
     return {finding.rule: finding.text for finding in run.findings}
 
 
-@pytest.mark.parametrize(("rule", "has", "has_not"), LIMITS, ids=lambda value: value if isinstance(value, str) else "")
-def test_each_rule_applies_from_its_limit_on(tmp_path: Path, rule: str, has: Write, has_not: Write) -> None:
-    for name, write in (("has", has), ("has_not", has_not)):
+@pytest.mark.parametrize(
+    ("rule", "matching", "not_matching"), LIMITS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_each_rule_applies_from_its_limit_on(tmp_path: Path, rule: str, matching: Write, not_matching: Write) -> None:
+    for name, write in (("matching", matching), ("not_matching", not_matching)):
         (tmp_path / name).mkdir()
         findings = finding_texts(write(tmp_path / name / "trace.json"))
-        assert (rule in findings) is (name == "has"), findings
+        assert (rule in findings) is (name == "matching"), findings
 
 
 def test_no_rule_is_without_a_trace_that_has_it() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(*findings.__path__).glob("*_rules.py"))
     rules = set(re.findall(r'(?:rule=|,\n\s+)"([a-z0-9-]+)",\n', sources)) | {"few-steps"}
-    (pairs,) = [mark for mark in test_findings.test_each_rule_applies_from_its_threshold_on.pytestmark if mark.args]
+    (pairs,) = [
+        pytest_mark
+        for pytest_mark in test_findings.test_each_rule_applies_from_its_threshold_on.pytestmark
+        if pytest_mark.args
+    ]
     covered_rules = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]} | {"cold-step"}  # see test_cold_steps
     assert len(rules) > 20
     assert rules - covered_rules == set()

@@ -23,7 +23,7 @@ def read(path: Path) -> RunSummary:
     return run
 
 
-def found(directory: Path, job: GpuJob) -> list[Finding]:
+def findings_of(directory: Path, job: GpuJob) -> list[Finding]:
     return list(read(job.write(directory / "job")).findings)
 
 
@@ -33,7 +33,7 @@ def rules(findings: list[Finding]) -> set[str]:
 
 # What 1.00 times the threshold of each rule is, from both sides.
 @pytest.mark.parametrize(
-    ("rule", "has", "has_not"),
+    ("rule", "matching", "not_matching"),
     [
         ("host-bound", GpuJob(launch_us=480), GpuJob(launch_us=460)),
         ("exposed-communication", GpuJob(ranks=2, reduce_us=930), GpuJob(ranks=2, reduce_us=850)),
@@ -57,8 +57,10 @@ def rules(findings: list[Finding]) -> set[str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_rule_applies_from_its_threshold_on(tmp_path: Path, rule: str, has: GpuJob, has_not: GpuJob) -> None:
-    first, second = found(tmp_path / "has", has), found(tmp_path / "has_not", has_not)
+def test_each_rule_applies_from_its_threshold_on(
+    tmp_path: Path, rule: str, matching: GpuJob, not_matching: GpuJob
+) -> None:
+    first, second = findings_of(tmp_path / "matching", matching), findings_of(tmp_path / "not_matching", not_matching)
     texts = [finding.text for finding in first]
     assert rule in rules(first) or any("data_loading takes" in text for text in texts), texts
     assert rule not in rules(second), [finding.text for finding in second]
@@ -66,7 +68,7 @@ def test_each_rule_applies_from_its_threshold_on(tmp_path: Path, rule: str, has:
 
 def test_a_healthy_job_has_nothing_to_gain(tmp_path: Path) -> None:
     for ranks in (1, 4):
-        findings = found(tmp_path / str(ranks), GpuJob(ranks=ranks))
+        findings = findings_of(tmp_path / str(ranks), GpuJob(ranks=ranks))
         assert [finding for finding in findings if finding.gain_us] == []
 
 
@@ -88,7 +90,7 @@ FAULTS = {
 def test_the_first_finding_names_the_planted_fault(tmp_path: Path, products: int) -> None:
     firsts = {}
     for name, (fault, _) in FAULTS.items():
-        findings = found(tmp_path / name, GpuJob(**{"products": products, **fault}))
+        findings = findings_of(tmp_path / name, GpuJob(**{"products": products, **fault}))
         firsts[name] = findings[0].text if findings else ""
     named = [name for name, (_, phrase) in FAULTS.items() if phrase in firsts[name]]
     assert len(named) >= 9, {name: text for name, text in firsts.items() if name not in named}
@@ -96,12 +98,14 @@ def test_the_first_finding_names_the_planted_fault(tmp_path: Path, products: int
 
 def test_a_gain_is_no_more_than_the_fault_costs_and_the_rest_of_the_step(tmp_path: Path) -> None:
     for name, (fault, _) in FAULTS.items():
-        for finding in found(tmp_path / name, GpuJob(**fault)):
+        for finding in findings_of(tmp_path / name, GpuJob(**fault)):
             assert finding.share is None or 0.005 <= finding.share <= 1, finding
 
 
 def test_ranks_that_have_the_same_are_one_finding(tmp_path: Path) -> None:
-    (finding,) = [entry for entry in found(tmp_path, GpuJob(ranks=3, items=10)) if entry.rule == "synchronisation"]
+    (finding,) = [
+        entry for entry in findings_of(tmp_path, GpuJob(ranks=3, items=10)) if entry.rule == "synchronisation"
+    ]
     assert "all 3 ranks" in finding.text
     assert sorted(finding.ranks) == ["rank 0", "rank 1", "rank 2"]
 

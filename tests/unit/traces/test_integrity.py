@@ -51,8 +51,8 @@ FEED_BYTES = st.sampled_from([1, 2, 3, 7, 16, 61, 200, 1 << 20])
 
 def check_bytes(data: bytes, feed_bytes: int = 1 << 20) -> TraceCheck:
     checker = TraceChecker()
-    for at in range(0, len(data), feed_bytes):
-        checker.feed(data[at : at + feed_bytes])
+    for offset in range(0, len(data), feed_bytes):
+        checker.feed(data[offset : offset + feed_bytes])
     return checker.finish(len(data))
 
 
@@ -87,11 +87,11 @@ def test_a_mutated_trace_is_whole_only_if_json_takes_it(
 ) -> None:
     text = bytearray(json.dumps(trace, **layout).encode("utf-8", "surrogatepass"))
     for _ in range(data.draw(st.integers(1, 2))):
-        at = data.draw(st.integers(0, len(text) - 1))
+        offset = data.draw(st.integers(0, len(text) - 1))
         new = data.draw(
             st.one_of(st.binary(max_size=2), st.sampled_from([b"{", b"}", b"]", b'"', b",", b"\\", b"0", b"\0"]))
         )
-        text[at : at + data.draw(st.integers(0, 2))] = new
+        text[offset : offset + data.draw(st.integers(0, 2))] = new
         text = text or bytearray(b" ")
     mutated = bytes(text)
 
@@ -284,7 +284,7 @@ def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flag", [0x20, 0x40, 0x80])
 def test_flags_that_gzip_does_not_know_are_damage(tmp_path: Path, member: int, flag: int) -> None:
     text = json.dumps({"traceEvents": [{"ph": "X", "ts": n, "name": "x"} for n in range(99)]}).encode()
-    members = [bytearray(gzip.compress(part)) for part in (text[:500], text[500:900], text[900:])]
+    members = [bytearray(gzip.compress(content)) for content in (text[:500], text[500:900], text[900:])]
     path = tmp_path / "a.trace.json.gz"
     path.write_bytes(b"".join(members))
     assert check_trace(path).whole

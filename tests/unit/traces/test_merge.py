@@ -67,15 +67,15 @@ class Merged:
         return [event for event in self.events if event["name"] in names]
 
     def process_names(self) -> dict[int, str]:
-        found = [event for event in self.of_names("process_name") if "args" in event]
-        assert len({event["pid"] for event in found}) == len(found)
-        return {event["pid"]: event["args"]["name"] for event in found}
+        name_events = [event for event in self.of_names("process_name") if "args" in event]
+        assert len({event["pid"] for event in name_events}) == len(name_events)
+        return {event["pid"]: event["args"]["name"] for event in name_events}
 
     def order(self) -> list[str]:
         """Return the names of the processes in the order of a viewer."""
-        names, found = self.process_names(), self.of_names("process_sort_index")
-        indices = {event["pid"]: event["args"]["sort_index"] for event in found}
-        assert len(indices) == len(found) == len(names)
+        names, sort_events = self.process_names(), self.of_names("process_sort_index")
+        indices = {event["pid"]: event["args"]["sort_index"] for event in sort_events}
+        assert len(indices) == len(sort_events) == len(names)
         return [names[pid] for pid in sorted(names, key=lambda pid: indices[pid])]
 
 
@@ -127,9 +127,9 @@ def test_all_events_have_the_layout_of_the_source(merged: Merged) -> None:
 
 
 def test_processes_stand_in_the_order_of_the_sources_and_then_their_own(merged: Merged) -> None:
-    one = [event(pid=1), event(pid=2), event(pid=3), event(pid=4), sort_event(2, 2**40), sort_event(1, 5)]
+    first_source = [event(pid=1), event(pid=2), event(pid=3), event(pid=4), sort_event(2, 2**40), sort_event(1, 5)]
     two = [sort_event(1, -1.5), event(pid=2), event(pid=3), event(pid=1), sort_event(3, "x"), sort_event(2, 7)]
-    merged.add(one, "b", 2)
+    merged.add(first_source, "b", 2)
     merged.add(two, "a", 1)
     merged.add([event()], "c", 2)
     merged()
@@ -144,7 +144,7 @@ ASYNC = [0, 5, "0x1f", "0x1F", "ff", "a/b", "", -5, 2**70, None, [1]]
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize(("phases", "ids"), [("stf", FLOWS), ("bneSTpF", ASYNC)])
 def test_ids_of_two_sources_are_never_one(merged: Merged, phases: str, ids: list[Any]) -> None:
-    trace = [event(ph, name="flow", id=one) for one in ids for ph in phases] * 5
+    trace = [event(ph, name="flow", id=flow_id) for flow_id in ids for ph in phases] * 5
 
     merged(trace, trace, trace)
 
@@ -152,21 +152,21 @@ def test_ids_of_two_sources_are_never_one(merged: Merged, phases: str, ids: list
     size = len(trace)
     groups = [new[:size], new[size : 2 * size], new[2 * size :]]
     for group in groups:
-        of_old = {json.dumps(event["id"]): one for event, one in zip(trace, group, strict=True)}
+        of_old = {json.dumps(event["id"]): flow_id for event, flow_id in zip(trace, group, strict=True)}
         assert group == [of_old[json.dumps(event["id"])] for event in trace]
         assert len(set(map(as_perfetto, group))) == len(ids)
         assert len(set(group)) == len(ids)
-    assert len({as_perfetto(one) for group in groups for one in group}) == 3 * len(ids)
+    assert len({as_perfetto(flow_id) for group in groups for flow_id in group}) == 3 * len(ids)
     if phases == "stf":
-        assert all(isinstance(as_perfetto(one), int) for one in new)
+        assert all(isinstance(as_perfetto(flow_id), int) for flow_id in new)
         assert [group[3] for group in groups] == [11, 21, 31]
 
 
-def as_perfetto(one: Any) -> Any:
+def as_perfetto(value: Any) -> Any:
     try:
-        number = int(one, 16) if isinstance(one, str) else one
+        number = int(value, 16) if isinstance(value, str) else value
     except ValueError:
-        return one
+        return value
     return number if 0 <= number < 2**64 else None
 
 
@@ -195,9 +195,9 @@ def test_a_source_is_shifted_exactly(merged: Merged, shift_ns: int) -> None:
     assert merged().whole
 
     moved = [Decimal(ts.strip('"')) + Decimal(shift_ns) / 1000 for ts in times * 9]
-    found = [event["ts"] for event in merged.of_names("n")]
-    assert [Decimal(ts) for ts in found] == [5, *moved]
-    assert [str for ts in found if isinstance(ts, str)] == [str] * 18
+    times = [event["ts"] for event in merged.of_names("n")]
+    assert [Decimal(ts) for ts in times] == [5, *moved]
+    assert [str for ts in times if isinstance(ts, str)] == [str] * 18
     assert merged.document["profdeck"]["sources"][1]["shiftNanoseconds"] == shift_ns
 
 
@@ -275,9 +275,9 @@ def test_the_file_says_what_was_merged(merged: Merged) -> None:
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": 0,
     }
-    two, one = merged.document["profdeck"]["sources"]
-    assert one == {"label": "one", "baseTimeNanoseconds": 7, **properties, "pids": {"1001000000": 10}}
-    assert two == {
+    second_source, first_source = merged.document["profdeck"]["sources"]
+    assert first_source == {"label": "one", "baseTimeNanoseconds": 7, **properties, "pids": {"1001000000": 10}}
+    assert second_source == {
         "label": "two",
         "baseTimeNanoseconds": 0,
         "pids": {"1000000000": 10, "1000000001": 0, "1000000002": "S"},
@@ -329,10 +329,10 @@ def test_batches_with_unusual_texts_are_merged_like_others(merged: Merged, trick
     assert check.whole
     written = loads(gzip.decompress(merged.destination.read_bytes()).decode())["traceEvents"]
     names = [e for e in written if e.get("name") in {"process_name", "process_sort_index"}]
-    found = [e for e in written if e not in names][1:]
+    merged_events = [e for e in written if e not in names][1:]
     original = [e for e in loads(text) if isinstance(e, dict) and e.get("name") != "process_name"]
     pids: dict[Any, str] = {}
-    for new, old in zip(found, original, strict=True):
+    for new, old in zip(merged_events, original, strict=True):
         assert pids.setdefault(old.get("pid"), new["pid"]) == new["pid"] >= "1000000000"
         if old.get("ph") == "s":
             assert new.pop("id") == "25"
@@ -382,8 +382,8 @@ def test_a_lost_base_is_that_of_the_traces_that_have_one(merged: Merged) -> None
 
     merged(cut, [event(ts="3")], {"traceEvents": [event(ts=7)], "baseTimeNanoseconds": 10**9})
 
-    found = [event["ts"] for event in merged.events if event["name"] == "n"]
-    assert found == [1000005] * 19 + ["3", 1000007]
+    times = [event["ts"] for event in merged.events if event["name"] == "n"]
+    assert times == [1000005] * 19 + ["3", 1000007]
 
 
 def test_a_lost_base_of_all_traces_is_not_made_up(merged: Merged) -> None:

@@ -46,7 +46,9 @@ def test_large_times_become_small_and_stay_the_same_instants(tmp_path: Path) -> 
     times_us = [event["ts"] for event in document["traceEvents"] if event["ph"] == "X"]
     assert all(0 < time_us < 2**53 / 1000 for time_us in times_us)
     first_ns = UNIX_US * 1000
-    assert unix_ns(document) == [first_ns + of_source + at for of_source in (0, 5_000_000_000) for at in (1, 5, 9)]
+    assert unix_ns(document) == [
+        first_ns + source_ns + offset_ns for source_ns in (0, 5_000_000_000) for offset_ns in (1, 5, 9)
+    ]
 
 
 @pytest.mark.parametrize("times", [(UNIX_US, 5_000), (5_000, 6_000)], ids=["one of them", "none"])

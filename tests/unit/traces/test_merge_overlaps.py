@@ -47,16 +47,16 @@ def dumps(trace: list[Any], **layout: Any) -> bytes:
 
     def marked(value: Any) -> Any:
         if isinstance(value, Time):
-            mark = f"@{len(times)}@"
-            times[f'"{mark}"'] = value.text
-            return mark
+            placeholder = f"@{len(times)}@"
+            times[f'"{placeholder}"'] = value.text
+            return placeholder
         if isinstance(value, dict):
             return {key: marked(inner) for key, inner in value.items()}
         return value
 
     text = json.dumps([marked(event) for event in trace], **layout)
-    for mark, digits in times.items():
-        text = text.replace(mark, digits)
+    for placeholder, digits in times.items():
+        text = text.replace(placeholder, digits)
     return text.encode()
 
 
@@ -84,15 +84,15 @@ def lanes_of(events: list[dict[str, Any]]) -> dict[tuple[Any, Any], list[Span]]:
 
 
 def kept_by_perfetto(spans: list[Span]) -> list[Span]:
-    kept: list[Span] = []
+    kept_spans: list[Span] = []
     open_ends: list[int] = []
     for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
         while open_ends and open_ends[-1] <= start:
             open_ends.pop()
         if not open_ends or end <= open_ends[-1]:
             open_ends.append(end)
-            kept.append((start, end))
-    return kept
+            kept_spans.append((start, end))
+    return kept_spans
 
 
 def names_of(events: list[dict[str, Any]]) -> dict[Any, str]:
@@ -132,7 +132,7 @@ def test_an_event_that_overlaps_goes_to_a_lane_behind_its_own(layout: dict[str, 
 @pytest.mark.usefixtures("each_way")
 def test_flows_go_with_the_event_in_which_they_end() -> None:
     flows = [{"ph": "f", "id": n, "pid": 0, "tid": 7, "ts": Time(100 * n), "cat": "ac2g", "bp": "e"} for n in range(30)]
-    trace = [one for n, flow in enumerate(flows) for one in (kernel(100 * n, 100 * n + 150), flow)]
+    trace = [element for n, flow in enumerate(flows) for element in (kernel(100 * n, 100 * n + 150), flow)]
 
     events = [event for event in merged(dumps(trace)) if event["ph"] in "Xf"]
 
@@ -191,7 +191,7 @@ def test_perfetto_drops_nothing(spans: list[Span], layout: dict[str, Any], odd_a
 )
 def test_categories_of_any_kind_are_merged(tmp_path: Path, category: bytes) -> None:
     """A category that is no UTF-8, or no text, ended the command."""
-    text = json.dumps([kernel(at, at + 5) for at in range(0, 400, 3)]).encode()
+    text = json.dumps([kernel(start, start + 5) for start in range(0, 400, 3)]).encode()
     odd = text.replace(b'"cat": "kernel"', b'"cat": ' + category)
     (tmp_path / "a").write_bytes(odd)
     (tmp_path / "b").write_bytes(text[:-1] + b", " + odd[1:])

@@ -154,7 +154,10 @@ def test_progress_is_that_of_all_sources(sources: list[MergeSource], folder: Pat
     progress: list[tuple[int, int]] = []
 
     merge_traces(
-        sources, folder / "merged", processes=processes, on_progress=lambda done, total: progress.append((done, total))
+        sources,
+        folder / "merged",
+        processes=processes,
+        on_progress=lambda bytes_read, total: progress.append((bytes_read, total)),
     )
 
     total = sum(source.path.stat().st_size for source in sources)

@@ -160,7 +160,7 @@ def compare(document: Any, originals: list[tuple[str, list[Any], int]]) -> None:
     assert document["baseTimeNanoseconds"] == Number(str(base_ns))
     written = iter(document["traceEvents"])
     renamed = Renamed()
-    places = 0
+    position_count = 0
     for source, (label, elements, original_base_ns) in enumerate(originals):
         named, indices = set(), {}
         for old in elements:
@@ -185,9 +185,9 @@ def compare(document: Any, originals: list[tuple[str, list[Any], int]]) -> None:
         for pid in sorted(indices, key=indices.__getitem__):
             added = next(written)
             assert added["name"] == "process_sort_index"
-            assert added["args"] == {"sort_index": Number(str(places))}
+            assert added["args"] == {"sort_index": Number(str(position_count))}
             assert renamed.old_pid(source, added["pid"]) in {pid, None}
-            places += 1
+            position_count += 1
     assert next(written, None) is None
 
 
@@ -345,7 +345,9 @@ def test_times_are_moved_at_once_or_not_at_all(
     new = [format(Decimal(text) + Decimal(shift_ns).scaleb(-3), "f") for text in texts]
     if fraction or not shift_ns % 1000:
         new = [text.partition(".")[0] + (f".{text.partition('.')[2]:0<3}" if fraction else "") for text in new]
-    as_before = all(len(one) == len(other) and "-" not in one for one, other in zip(new, texts, strict=True))
+    as_before = all(
+        len(new_text) == len(old_text) and "-" not in new_text for new_text, old_text in zip(new, texts, strict=True)
+    )
     if moved_events is not None:
         assert moved_events.decode() == "".join(f"{{{form % text}" for text in new) + "]"
     assert (moved_events is not None) >= (as_before and odd is None)

@@ -23,8 +23,8 @@ from profdeck_traces.reading.reader import read_trace
 DEVICE_SECTIONS = ("kernels", "copies", "devices", "steps")
 
 
-def told(summary: RankSummary) -> dict[str, Any]:
-    """Return what a summary says in the words of the oracle."""
+def summary_facts(summary: RankSummary) -> dict[str, Any]:
+    """Return the values of a summary in the format of the oracle."""
     return {
         "events": summary.events,
         "kernels": {(row.kind, row.name): (row.count, ns(row.total_us), ns(row.max_us)) for row in summary.kernels},
@@ -68,9 +68,9 @@ def is_same(path: Path, slice_events: int) -> None:
     """Compare both ways of reading with the oracle, and with each other where that says nothing."""
     full, fast = (summarised(path, devices_only=only, slice_events=slice_events) for only in (False, True))
     expected = oracle.facts(path, {(kernel.kind, kernel.name): kernel.category for kernel in full.kernels})
-    assert told(full) == expected
-    found = told(fast)
-    assert {section: found[section] for section in DEVICE_SECTIONS} == {
+    assert summary_facts(full) == expected
+    fast_facts = summary_facts(fast)
+    assert {section: fast_facts[section] for section in DEVICE_SECTIONS} == {
         section: expected[section] for section in DEVICE_SECTIONS
     }
     assert {row.name: (row.count, row.total_us, row.max_us) for row in fast.annotations} == {
@@ -78,10 +78,10 @@ def is_same(path: Path, slice_events: int) -> None:
     }
     for section in ("kernels", "categories", "copies", "iterations", "rank", "world_size"):
         assert getattr(fast, section) == getattr(full, section)
-    for one, other in zip(fast.devices, full.devices, strict=True):
-        assert one.streams == other.streams
-        assert one.name == other.name
-        assert [gap.duration_us for gap in one.gaps] == [gap.duration_us for gap in other.gaps]
+    for fast_device, full_device in zip(fast.devices, full.devices, strict=True):
+        assert fast_device.streams == full_device.streams
+        assert fast_device.name == full_device.name
+        assert [gap.duration_us for gap in fast_device.gaps] == [gap.duration_us for gap in full_device.gaps]
 
 
 @pytest.mark.shared_data
@@ -150,19 +150,19 @@ def with_args(draw: st.DrawFn, events: st.SearchStrategy[dict[str, Any]]) -> dic
 @st.composite
 def steps(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Steps one after the other, and what they launched, connected by ids or not at all."""
-    at, on_device, found = 0.0, 0.0, []
+    position, on_device, events = 0.0, 0.0, []
     are_connected = draw(st.booleans())
     for number in range(draw(st.integers(0, 4))):
         duration = draw(st.integers(1, 15))
-        mark = {"cat": "user_annotation", "name": f"ProfilerStep#{number}", "pid": 9, "tid": 1}
-        found.append({"ph": "X", **mark, "ts": at, "dur": duration, "args": {"External id": number}})
+        annotation = {"cat": "user_annotation", "name": f"ProfilerStep#{number}", "pid": 9, "tid": 1}
+        events.append({"ph": "X", **annotation, "ts": position, "dur": duration, "args": {"External id": number}})
         if are_connected:
-            on_device = max(on_device, at) + draw(st.integers(0, 5))
+            on_device = max(on_device, position) + draw(st.integers(0, 5))
             work = {"cat": "gpu_user_annotation", "name": f"ProfilerStep#{number}", "pid": 0, "tid": 7}
-            found.append({"ph": "X", **work, "ts": on_device, "dur": 2, "args": {"External id": number}})
+            events.append({"ph": "X", **work, "ts": on_device, "dur": 2, "args": {"External id": number}})
             on_device += 3
-        at += duration + draw(st.integers(0, 2))
-    return found
+        position += duration + draw(st.integers(0, 2))
+    return events
 
 
 LAYOUTS = st.sampled_from([{"indent": 2}, {"separators": (",", ":")}, {}])

@@ -100,10 +100,10 @@ def test_a_gzip_copy_is_one_member(tmp_path: Path) -> None:
     st.integers(20, 400),
 )
 def test_anchors_are_found_wherever_the_text_is_cut(
-    parts: list[tuple[int, bool]], indent: int | None, feed_bytes: int
+    texts: list[tuple[int, bool]], indent: int | None, feed_bytes: int
 ) -> None:
     events: list[dict[str, Any]] = []
-    for number, (padding, is_anchor) in enumerate(parts):
+    for number, (padding, is_anchor) in enumerate(texts):
         events.append(
             anchor(number, dur=0.25) if is_anchor else {"ph": "X", "name": "x" * padding, "args": {"a": ANCHOR}}
         )
@@ -111,11 +111,11 @@ def test_anchors_are_found_wherever_the_text_is_cut(
     handler = compression._AnchorHandler(ANCHOR)
     checker = TraceChecker(handler)
 
-    for at in range(0, len(data), feed_bytes):
-        checker.feed(data[at : at + feed_bytes])
+    for offset in range(0, len(data), feed_bytes):
+        checker.feed(data[offset : offset + feed_bytes])
     checker.finish(len(data))
 
-    assert [int(found.ts_us) for found in handler.anchors] == [n for n, (_, is_anchor) in enumerate(parts) if is_anchor]
+    assert [int(event.ts_us) for event in handler.anchors] == [n for n, (_, is_anchor) in enumerate(texts) if is_anchor]
     assert handler.base_time_ns == 7
 
 
@@ -214,11 +214,11 @@ def test_a_child_packs_alike(tmp_path: Path, cut: int, *, as_gzip: bool) -> None
     source = write(tmp_path / "ra w", data[: len(data) - cut])
 
     here = compress_trace(source, tmp_path / "here", gzip=as_gzip, anchor_name=ANCHOR)
-    there = compress_in_child(source, tmp_path / "there", gzip=as_gzip, anchor_name=ANCHOR)
+    packed = compress_in_child(source, tmp_path / "there", gzip=as_gzip, anchor_name=ANCHOR)
 
-    assert there == here
-    assert there.check.whole == (not cut)
-    assert len(there.anchors) == 4
+    assert packed == here
+    assert packed.check.whole == (not cut)
+    assert len(packed.anchors) == 4
     assert (tmp_path / "there").read_bytes() == (tmp_path / "here").read_bytes()
     assert names_in(tmp_path) == ["here", "ra w", "there"]
 
@@ -226,15 +226,15 @@ def test_a_child_packs_alike(tmp_path: Path, cut: int, *, as_gzip: bool) -> None
 def test_what_a_child_cannot_do_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="nowhere could not be packed: .*Cannot read"):
         compress_in_child(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
-    source, taken = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "taken", b"precious")
+    source, existing = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "taken", b"precious")
     with pytest.raises(TraceError, match="FileExistsError"):
-        compress_in_child(source, taken, gzip=True, anchor_name=ANCHOR)
+        compress_in_child(source, existing, gzip=True, anchor_name=ANCHOR)
     with pytest.raises(TraceError, match="No such file or directory"):
         compress_in_child(source, tmp_path / "none" / "out", gzip=True, anchor_name=ANCHOR)
     with pytest.raises(TraceError, match="letters, digits"):
         compress_in_child(source, tmp_path / "out", gzip=True, anchor_name='a"b')
     assert names_in(tmp_path) == ["raw", "taken"]
-    assert taken.read_bytes() == b"precious"
+    assert existing.read_bytes() == b"precious"
 
 
 def test_a_child_has_neither_the_preloads_of_an_engine_nor_its_input(
@@ -255,8 +255,8 @@ def test_a_child_that_says_nothing_is_a_trace_error(tmp_path: Path, monkeypatch:
 
 def test_the_child_is_in_our_session_and_not_in_our_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
-    told = "import os; raise SystemExit(f'{os.getsid(0)} {os.getpgrp() == os.getpid()}')"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{told}"\n')
+    code = "import os; raise SystemExit(f'{os.getsid(0)} {os.getpgrp() == os.getpid()}')"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(TraceError, match=f"could not be packed: {os.getsid(0)} True"):

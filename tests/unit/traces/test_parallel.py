@@ -173,15 +173,15 @@ def test_progress_never_goes_back_and_ends_with_all(jobs, processes) -> None:
     reports: list[tuple[int, int]] = []
     threads = set()
 
-    def on_progress(done: int, total: int) -> None:
-        reports.append((done, total))
+    def on_progress(bytes_read: int, total: int) -> None:
+        reports.append((bytes_read, total))
         threads.add(threading.get_ident())
 
     map_traces(jobs.obey, ["a", "unreadable", "b", "c"], [3, 4, 5, 6], processes=processes, on_progress=on_progress)
-    done = [done for done, _ in reports]
-    assert done == sorted(set(done))
+    bytes_read = [bytes_read for bytes_read, _ in reports]
+    assert bytes_read == sorted(set(bytes_read))
     assert reports[-1] == (18, 18)
-    assert len(done) == 8  # the 1 byte of which each order tells, and the end of each
+    assert len(bytes_read) == 8  # the 1 byte of which each order tells, and the end of each
     assert threads == {threading.get_ident()}
 
 

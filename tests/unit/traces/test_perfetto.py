@@ -50,12 +50,16 @@ def slices_of(columns: Columns, cuts: list[int]) -> Iterator[Slice]:
     bounds = sorted({int(start.min()), int(max(end.max(), start.max() + 1)), *cuts})
     for begin, until in pairwise(bounds):
         inside = (start < until) & ((end > begin) | ((start == end) & (start >= begin)))
-        piece = columns[inside]
+        slice_columns = columns[inside]
         yield Slice(
-            attrs.evolve(piece, start_ns=np.maximum(piece.start_ns, begin), end_ns=np.minimum(piece.end_ns, until)),
-            piece.start_ns >= begin,
-            piece.start_ns,
-            piece.end_ns,
+            attrs.evolve(
+                slice_columns,
+                start_ns=np.maximum(slice_columns.start_ns, begin),
+                end_ns=np.minimum(slice_columns.end_ns, until),
+            ),
+            slice_columns.start_ns >= begin,
+            slice_columns.start_ns,
+            slice_columns.end_ns,
             begin,
             until,
         )
@@ -70,36 +74,36 @@ def encoded(events: Sequence[Event], *cuts: int, **changes: object) -> bytes:
     return b"".join(encode_source(source(**changes), slices_of(columns_of(events), list(cuts))))
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
+def varint(data: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[at]
+        byte = data[offset]
         value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 0x80:
             assert shift <= 70
-            return value, at
+            return value, offset
 
 
 def fields(data: bytes) -> dict[int, list[int | bytes]]:
-    found: dict[int, list[int | bytes]] = defaultdict(list)
-    at = 0
-    while at < len(data):
-        key, at = varint(data, at)
+    values_by_field: dict[int, list[int | bytes]] = defaultdict(list)
+    offset = 0
+    while offset < len(data):
+        key, offset = varint(data, offset)
         value: int | bytes
         if key & 7 == 0:
-            value, at = varint(data, at)
+            value, offset = varint(data, offset)
         else:
             assert key & 7 == 2
-            length, at = varint(data, at)
-            value = data[at : at + length]
+            length, offset = varint(data, offset)
+            value = data[offset : offset + length]
             assert len(value) == length
-            at += length
-        found[key >> 3].append(value)
-    return found
+            offset += length
+        values_by_field[key >> 3].append(value)
+    return values_by_field
 
 
-def one(message: dict[int, list[int | bytes]], number: int) -> int:
+def integer(message: dict[int, list[int | bytes]], number: int) -> int:
     (value,) = message[number]
     assert isinstance(value, int)
     return value
@@ -122,7 +126,7 @@ class Track:
     """How many slices were open at once."""
 
 
-class Read:
+class ReadTrace:
     """A trace as Perfetto understands it: packets by time, an end closes what began last on its track."""
 
     def __init__(self, data: bytes) -> None:
@@ -130,27 +134,27 @@ class Read:
         strings: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
         events: list[tuple[int, int, dict[int, list[int | bytes]]]] = []
         for packet in map(fields, self._messages(fields(data), 1)):
-            sequence = one(packet, 10)
+            sequence = integer(packet, 10)
             if packet[13] == [1]:
-                assert sequence not in {known for known, _ in strings}
+                assert sequence not in {started for started, _ in strings}
                 strings[sequence, 2][0] = ""  # the sequence began
             assert (sequence, 2) in strings
             for interned in map(fields, self._messages(packet, 12)):
                 for kind in (1, 2):
                     for entry in map(fields, self._messages(interned, kind)):
-                        assert one(entry, 1) not in strings[sequence, kind]
-                        strings[sequence, kind][one(entry, 1)] = text(entry, 2)
+                        assert integer(entry, 1) not in strings[sequence, kind]
+                        strings[sequence, kind][integer(entry, 1)] = text(entry, 2)
             for track in map(fields, self._messages(packet, 60)):
-                assert one(track, 11) == 3
-                made = Track(one(track, 5) if track[5] else 0, text(track, 2), one(track, 12))
-                assert self.tracks.setdefault(one(track, 1), made) == made
+                assert integer(track, 11) == 3
+                new_track = Track(integer(track, 5) if track[5] else 0, text(track, 2), integer(track, 12))
+                assert self.tracks.setdefault(integer(track, 1), new_track) == new_track
             for event in map(fields, self._messages(packet, 11)):
                 assert packet[13] == [2]
-                assert one(event, 11) in self.tracks
-                if one(event, 9) == 1:
-                    assert one(event, 10) in strings[sequence, 2]
-                    assert one(event, 3) in strings[sequence, 1]
-                events.append((one(packet, 8), sequence, event))
+                assert integer(event, 11) in self.tracks
+                if integer(event, 9) == 1:
+                    assert integer(event, 10) in strings[sequence, 2]
+                    assert integer(event, 3) in strings[sequence, 1]
+                events.append((integer(packet, 8), sequence, event))
         self._pair(strings, events)
 
     @staticmethod
@@ -166,13 +170,13 @@ class Read:
     ) -> None:
         stacks: dict[int, list[tuple[str, str, int]]] = defaultdict(list)
         for time, sequence, event in sorted(events, key=lambda event: event[0]):
-            uuid = one(event, 11)
-            if one(event, 9) == 1:
-                name, category = strings[sequence, 2][one(event, 10)], strings[sequence, 1][one(event, 3)]
+            uuid = integer(event, 11)
+            if integer(event, 9) == 1:
+                name, category = strings[sequence, 2][integer(event, 10)], strings[sequence, 1][integer(event, 3)]
                 stacks[uuid].append((name, category, time))
                 self.tracks[uuid].depth = max(self.tracks[uuid].depth, len(stacks[uuid]))
             else:
-                assert one(event, 9) == 2
+                assert integer(event, 9) == 2
                 self.tracks[uuid].slices.append((*stacks[uuid].pop(), time))
         assert not any(stacks.values())
 
@@ -183,7 +187,7 @@ class Read:
     def slices(self) -> dict[str, list[tuple[str, str, int, int]]]:
         return {self.path(uuid): track.slices for uuid, track in self.tracks.items() if track.slices}
 
-    def shown(self) -> list[str]:
+    def track_names(self) -> list[str]:
         """Return the names of all tracks from top to bottom."""
 
         def below(parent: int) -> Iterator[str]:
@@ -203,25 +207,25 @@ TRACKS: st.SearchStrategy[tuple[Id, Id]] = st.sampled_from([STREAM, (0, 20), THR
 @st.composite
 def events_in_time(draw: st.DrawFn) -> list[Event]:
     """Draw intervals that may nest, overlap, touch, be equal or empty."""
-    found = []
+    events = []
     for track in draw(st.lists(TRACKS, max_size=14)):
         start, end = sorted((draw(TIMES), draw(TIMES)))
         category = draw(st.sampled_from([KERNEL, OPERATOR, ""]))
-        found.append((draw(st.sampled_from(["a", "b", "", "é\ud800"])), category, track, start, end))
-    return found
+        events.append((draw(st.sampled_from(["a", "b", "", "é\ud800"])), category, track, start, end))
+    return events
 
 
 @given(events_in_time(), st.lists(TIMES, max_size=3), st.integers(0, 2**61))
 def test_each_event_comes_back_as_one_slice_of_a_lane_of_its_track(
     events: list[Event], cuts: list[int], shift_ns: int
 ) -> None:
-    read = Read(encoded(events, *cuts, shift_ns=shift_ns))
+    read = ReadTrace(encoded(events, *cuts, shift_ns=shift_ns))
 
     expected = Counter(
         (name.replace("\ud800", "?"), category, start + shift_ns, end + shift_ns)
         for name, category, _, start, end in events
     )
-    assert Counter(found for slices in read.slices().values() for found in slices) == expected
+    assert Counter(event for slices in read.slices().values() for event in slices) == expected
     by_track = Counter(track for _, _, track, _, _ in events)
     lanes: Counter[str] = Counter()
     for path, slices in read.slices().items():
@@ -230,7 +234,7 @@ def test_each_event_comes_back_as_one_slice_of_a_lane_of_its_track(
 
 
 def test_tracks_are_the_streams_of_devices_and_the_threads_of_hosts() -> None:
-    read = Read(
+    read = ReadTrace(
         encoded(
             [
                 ("gemm", KERNEL, (0, 7), 10, 20),
@@ -252,14 +256,14 @@ def test_tracks_are_the_streams_of_devices_and_the_threads_of_hosts() -> None:
 
 def test_a_process_of_ascend_is_a_device_by_its_name_and_threads_in_two_processes_are_told_apart() -> None:
     hardware = "Ascend Hardware"
-    read = Read(
+    read = ReadTrace(
         encoded(
             [("MatMul", hardware, (800, 3), 0, 1), ("mm", "", (1, 5), 0, 1), ("aclnnMm", "CANN", (2, 5), 0, 1)],
             process_names={800: hardware, 2: "CANN"},
         )
     )
 
-    assert read.shown() == ["Ranks", "rank 0", hardware, "stream 3", "process 1: thread 5", "CANN: thread 5"]
+    assert read.track_names() == ["Ranks", "rank 0", hardware, "stream 3", "process 1: thread 5", "CANN: thread 5"]
 
 
 def test_tracks_stand_in_the_order_of_their_numbers_with_devices_first() -> None:
@@ -269,18 +273,18 @@ def test_tracks_stand_in_the_order_of_their_numbers_with_devices_first() -> None
     ]
     events += [("y", KERNEL, (10, 3), 0, 2), ("x", KERNEL, (10, 3), 1, 3)]
 
-    shown = Read(encoded(events)).shown()[2:]
+    track_names = ReadTrace(encoded(events)).track_names()[2:]
 
-    assert shown[:2] == ["device 2", "stream 7"]
-    assert shown[2:6] == ["device 10", "stream 3", "stream 3 (2)", "stream 20"]
-    assert shown[6:] == ["thread 1", "main"]
+    assert track_names[:2] == ["device 2", "stream 7"]
+    assert track_names[2:6] == ["device 10", "stream 3", "stream 3 (2)", "stream 20"]
+    assert track_names[6:] == ["thread 1", "main"]
 
 
 def test_no_lane_is_deeper_than_perfetto_shows() -> None:
     events = [("f", "python_function", THREAD, 0, 2000 - depth) for depth in range(600)]
     events += [("empty", OPERATOR, THREAD, 0, 0)]
 
-    read = Read(encoded(events))
+    read = ReadTrace(encoded(events))
 
     assert sorted(track.depth for track in read.tracks.values() if track.slices) == [600 - 511, 512]
 
@@ -291,9 +295,9 @@ def test_sources_can_be_concatenated_and_stand_in_their_order() -> None:
         for index, sort_index in enumerate([10, 2])
     ]
 
-    read = Read(b"".join(traces))
+    read = ReadTrace(b"".join(traces))
 
-    assert read.shown() == ["Ranks", "rank 2", "device 0", "stream 7", "rank 10", "device 0", "stream 7"]
+    assert read.track_names() == ["Ranks", "rank 2", "device 0", "stream 7", "rank 10", "device 0", "stream 7"]
     assert read.slices() == {
         "Ranks/rank 10/device 0/stream 7": [("x", KERNEL, 0, 1)],
         "Ranks/rank 2/device 0/stream 7": [("x", KERNEL, 0, 2)],
@@ -303,19 +307,22 @@ def test_sources_can_be_concatenated_and_stand_in_their_order() -> None:
 def test_only_events_that_are_counted_as_first_are_in() -> None:
     columns = columns_of([("x", KERNEL, STREAM, 0, 9), ("mm", OPERATOR, THREAD, 0, 9)])
     kernels = columns.tables.names_of_categories(frozenset({KERNEL}))
-    pieces = [attrs.evolve(piece, first=piece.first & kernels[piece.columns.name]) for piece in slices_of(columns, [4])]
+    time_slices = [
+        attrs.evolve(time_slice, first=time_slice.first & kernels[time_slice.columns.name])
+        for time_slice in slices_of(columns, [4])
+    ]
 
-    read = Read(b"".join(encode_source(source(), pieces)))
+    read = ReadTrace(b"".join(encode_source(source(), time_slices)))
 
     assert read.slices() == {"Ranks/rank 0/device 0/stream 7": [("x", KERNEL, 0, 9)]}
-    assert read.shown() == ["Ranks", "rank 0", "device 0", "stream 7"]
+    assert read.track_names() == ["Ranks", "rank 0", "device 0", "stream 7"]
 
 
 def test_many_events_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perfetto, "_BLOCK_PACKETS", 3)
     events = [("x", KERNEL, STREAM, time, time + 1) for time in range(5)]
 
-    assert Read(encoded(events)).slices() == {
+    assert ReadTrace(encoded(events)).slices() == {
         "Ranks/rank 0/device 0/stream 7": [("x", KERNEL, time, time + 1) for time in range(5)]
     }
 
@@ -331,9 +338,9 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)).map(lambd
 
 @given(INTERVALS, st.integers(1, 4), st.lists(st.integers(0, 24), max_size=3))
 def test_each_interval_gets_the_first_lane_in_which_it_nests(
-    found: list[tuple[int, int]], max_depth: int, cuts: list[int]
+    intervals: list[tuple[int, int]], max_depth: int, cuts: list[int]
 ) -> None:
-    ordered = sorted(found, key=lambda interval: (interval[0], -interval[1]))
+    ordered = sorted(intervals, key=lambda interval: (interval[0], -interval[1]))
     expected: list[int] = []
     stacks: list[list[int]] = []
     for start, end in ordered:
@@ -349,7 +356,7 @@ def test_each_interval_gets_the_first_lane_in_which_it_nests(
     bounds = sorted(cut for cut in [0, *cuts, len(ordered)] if cut <= len(ordered))
     placed: list[int] = []
     for begin, end in pairwise(bounds):
-        starts, ends = (np.array([row[at] for row in ordered[begin:end]], dtype=np.int64) for at in (0, 1))
+        starts, ends = (np.array([row[column] for row in ordered[begin:end]], dtype=np.int64) for column in (0, 1))
         placed += lanes.place(starts, ends).tolist()
 
     assert placed == expected

@@ -68,22 +68,22 @@ def rows_of(text: str) -> Counter[Row]:
     )
 
 
-def rows(found: Columns) -> Counter[Row]:
+def rows(columns: Columns) -> Counter[Row]:
     return Counter(
         zip(
-            [found.categories[code] for code in found.category.tolist()],
-            [found.names[code] for code in found.name.tolist()],
-            [found.tracks[code][0] for code in found.track.tolist()],
-            [found.tracks[code][1] for code in found.track.tolist()],
-            found.start_ns.tolist(),
-            found.end_ns.tolist(),
+            [columns.categories[code] for code in columns.category.tolist()],
+            [columns.names[code] for code in columns.name.tolist()],
+            [columns.tracks[code][0] for code in columns.track.tolist()],
+            [columns.tracks[code][1] for code in columns.track.tolist()],
+            columns.start_ns.tolist(),
+            columns.end_ns.tolist(),
             strict=True,
         )
     )
 
 
-def of_lanes(found: Counter[Row]) -> Counter[Row]:
-    return Counter({row: count for row, count in found.items() if row[0] in LANES})
+def of_lanes(events: Counter[Row]) -> Counter[Row]:
+    return Counter({row: count for row, count in events.items() if row[0] in LANES})
 
 
 times = st.one_of(
@@ -127,7 +127,7 @@ plain = st.fixed_dictionaries(
         "args": args,
     }
 )
-others = st.one_of(
+other_events = st.one_of(
     st.fixed_dictionaries(
         {"ph": st.sampled_from("stf"), "id": ids, "cat": st.just("ac2g"), "name": texts, "ts": times}
     ),
@@ -141,11 +141,11 @@ others = st.one_of(
     ),
     st.fixed_dictionaries({"ph": st.just("i"), "name": texts, "ts": times}),
 )
-shuffled = st.one_of(complete, others).flatmap(lambda event: st.permutations(list(event.items())).map(dict))
+shuffled = st.one_of(complete, other_events).flatmap(lambda event: st.permutations(list(event.items())).map(dict))
 events = st.one_of(
     st.lists(plain, min_size=1, max_size=30),
-    st.lists(st.one_of(plain, complete, others), max_size=30),
-    st.lists(st.one_of(complete, others, shuffled), max_size=20),
+    st.lists(st.one_of(plain, complete, other_events), max_size=30),
+    st.lists(st.one_of(complete, other_events, shuffled), max_size=20),
 )
 quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -171,7 +171,7 @@ def test_both_ways_equal_the_standard_library(
 
 @quick
 @given(
-    events=st.lists(st.one_of(plain, complete, others), min_size=5, max_size=20),
+    events=st.lists(st.one_of(plain, complete, other_events), min_size=5, max_size=20),
     layout=st.sampled_from(LAYOUTS),
     data=st.data(),
 )
@@ -179,33 +179,33 @@ def test_a_mutated_trace_gives_what_comes_before_the_damage(
     tmp_path: Path, events: list[Any], layout: str, data: st.DataObject
 ) -> None:
     text = bytearray(written(events, layout).encode())
-    at = data.draw(st.integers(0, len(text) - 1))
+    offset = data.draw(st.integers(0, len(text) - 1))
     change = data.draw(st.sampled_from(["cut", "replace", "insert", "delete"]))
     if change == "cut":
-        del text[at:]
+        del text[offset:]
     elif change == "replace":
-        text[at] = data.draw(st.integers(0, 255))
+        text[offset] = data.draw(st.integers(0, 255))
     elif change == "insert":
-        text[at:at] = data.draw(st.binary(min_size=1, max_size=4))
+        text[offset:offset] = data.draw(st.binary(min_size=1, max_size=4))
     else:
-        del text[at : at + data.draw(st.integers(1, 20))]
+        del text[offset : offset + data.draw(st.integers(1, 20))]
     path = tmp_path / "trace.json"
     path.write_bytes(text)
 
     everything, devices = read_trace(path), read_trace(path, devices_only=True)
 
-    found = rows(everything.columns())
+    actual_rows = rows(everything.columns())
     try:
         expected = rows_of(text.decode())
     except (ValueError, ArithmeticError, AttributeError, KeyError, TypeError):
         pass  # the standard library reads no part of what is broken, and cannot say what odd values mean
     else:
         if everything.check.whole:
-            assert found == expected
+            assert actual_rows == expected
     # What the search did not look at may be damaged; what it found must not be less than what the parser found.
-    assert not of_lanes(found) - of_lanes(rows(devices.columns()))
+    assert not of_lanes(actual_rows) - of_lanes(rows(devices.columns()))
     if not devices.searched:
-        assert of_lanes(rows(devices.columns())) == of_lanes(found)
+        assert of_lanes(rows(devices.columns())) == of_lanes(actual_rows)
 
 
 @pytest.mark.shared_data
@@ -222,10 +222,12 @@ def test_real_traces_equal_the_standard_library(path: Path) -> None:
     assert_same(of_lanes(rows(devices.columns())), of_lanes(expected), tolerance_ns)
 
 
-def assert_same(found: Counter[Row], expected: Counter[Row], tolerance_ns: int) -> None:
-    for one, other in zip(sorted(found.elements(), key=repr), sorted(expected.elements(), key=repr), strict=True):
-        assert one[:-1] == other[:-1]
-        assert abs(one[-1] - other[-1]) <= tolerance_ns
+def assert_same(actual: Counter[Row], expected: Counter[Row], tolerance_ns: int) -> None:
+    for actual_row, expected_row in zip(
+        sorted(actual.elements(), key=repr), sorted(expected.elements(), key=repr), strict=True
+    ):
+        assert actual_row[:-1] == expected_row[:-1]
+        assert abs(actual_row[-1] - expected_row[-1]) <= tolerance_ns
 
 
 def kernels(count: int, **more: Any) -> list[dict[str, Any]]:
@@ -310,14 +312,14 @@ def test_a_trace_with_an_escaped_category_is_parsed(tmp_path: Path) -> None:
 
 def test_damage_of_the_stream_is_told_when_lanes_are_searched(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
-    whole = gzip.compress(written(kernels(5000), "kineto").encode())
-    path.write_bytes(whole[:-100])
+    compressed = gzip.compress(written(kernels(5000), "kineto").encode())
+    path.write_bytes(compressed[:-100])
 
     trace = read_trace(path, devices_only=True)
 
     assert (
         trace.check.problem
-        == f"The gzip stream ends after {len(whole) - 100:,} bytes, before its trailer: the file was cut off."
+        == f"The gzip stream ends after {len(compressed) - 100:,} bytes, before its trailer: the file was cut off."
     )
     assert 4000 < len(trace.columns()) < 5000
 
@@ -347,24 +349,24 @@ def test_more_names_than_memory_is_for_fall_together(tmp_path: Path, monkeypatch
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(events))
 
-    found = read_trace(path).columns()
+    columns = read_trace(path).columns()
 
-    assert len(found) == 100
-    assert len(found.names) < 20
-    assert max(map(len, found.names)) == 4096
-    assert len(found.tracks) <= 11
-    assert len(found.categories) <= 5
+    assert len(columns) == 100
+    assert len(columns.names) < 20
+    assert max(map(len, columns.names)) == 4096
+    assert len(columns.tracks) <= 11
+    assert len(columns.categories) <= 5
 
 
 def test_each_name_of_operators_is_asked_once_whether_it_is_a_step(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    mark = {"ph": "X", "cat": "cpu_op", "name": "step 1", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
-    path.write_text(json.dumps([mark, mark | {"name": "mm"}, *kernels(9), mark, mark | {"ts": 9}]))
-    asked: list[str] = []
+    step = {"ph": "X", "cat": "cpu_op", "name": "step 1", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    path.write_text(json.dumps([step, step | {"name": "mm"}, *kernels(9), step, step | {"ts": 9}]))
+    checked_names: list[str] = []
 
-    trace = read_trace(path, is_step=lambda name: asked.append(name) is None and name == "step 1")
+    trace = read_trace(path, is_step=lambda name: checked_names.append(name) is None and name == "step 1")
 
-    assert asked == ["step 1", "mm"]
+    assert checked_names == ["step 1", "mm"]
     assert trace.marks.start_ns.tolist() == [1000, 1000, 9000]
     assert len(read_trace(path).marks) == 0
 

@@ -63,18 +63,22 @@ def test_npu_summary_equals_the_reference(path: Path) -> None:
         return pytest.approx({key: time / 1000 for key, time in expected.items()}, rel=0, abs=0.1)
 
     kernels = {(kernel.kind, kernel.name): kernel for kernel in summary.kernels}
-    assert {key: kernel.count for key, kernel in kernels.items()} == {key: len(found) for key, found in totals.items()}
+    assert {key: kernel.count for key, kernel in kernels.items()} == {
+        key: len(durations) for key, durations in totals.items()
+    }
     assert {key: kernel.total_us for key, kernel in kernels.items()} == same(
-        {key: sum(found) for key, found in totals.items()}
+        {key: sum(durations) for key, durations in totals.items()}
     )
     assert {key: kernel.max_us for key, kernel in kernels.items()} == same(
-        {key: max(found) for key, found in totals.items()}
+        {key: max(durations) for key, durations in totals.items()}
     )
     assert {device.device: device.busy_us for device in summary.devices} == same(
         {device: oracle.covered(spans) for device, spans in busy.items()}
     )
     operators = {(OPERATOR, operator.name): operator.self_us for operator in summary.operators}
     annotations = {(ANNOTATION, annotation.name): annotation.self_us for annotation in summary.annotations}
-    own = oracle.self_times(on_host)
-    assert operators | annotations == same({key: own[key] for key in {(one["cat"], one["name"]) for one in on_host}})
+    self_ns = oracle.self_times(on_host)
+    assert operators | annotations == same(
+        {key: self_ns[key] for key in {(event["cat"], event["name"]) for event in on_host}}
+    )
     assert {"steps": sum(step.duration_us for step in summary.steps)} == same({"steps": sum(steps)})

@@ -22,7 +22,7 @@ DATA = Path(__file__).parents[4] / "shared" / "data" / "gpu"
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "expected"),
     [
         (json.dumps({"traceEvents": [EVENT]}), FileFormat.TRACE),
         (json.dumps([EVENT]), FileFormat.TRACE),
@@ -36,11 +36,11 @@ DATA = Path(__file__).parents[4] / "shared" / "data" / "gpu"
         ("nonsense", FileFormat.OTHER),
     ],
 )
-def test_formats(tmp_path: Path, content: str, found: FileFormat) -> None:
+def test_formats(tmp_path: Path, content: str, expected: FileFormat) -> None:
     (tmp_path / "a").write_text(content)
     (tmp_path / "b").write_bytes(gzip.compress(content.encode()))
-    assert format_of(tmp_path / "a") is found
-    assert format_of(tmp_path / "b") is found
+    assert format_of(tmp_path / "a") is expected
+    assert format_of(tmp_path / "b") is expected
 
 
 def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
@@ -62,16 +62,16 @@ def test_traces_of_a_directory_are_found_by_content(tmp_path: Path) -> None:
     (tmp_path / "x.nsys-rep").write_bytes(b"x")
     sqlite3.connect(tmp_path / "x.sqlite").execute("create table a (b)").connection.close()
     (tmp_path / "settings.json").write_text("{}")
-    said: dict[str, str] = {}
-    sources = find_sources([tmp_path], on_left_out=lambda path, why: said.update({path.name: why}))
+    reasons: dict[str, str] = {}
+    sources = find_sources([tmp_path], on_left_out=lambda path, reason: reasons.update({path.name: reason}))
     assert sorted(source.path.name for source in sources) == sorted(names)
-    assert said.keys() == {"merged.json", "x.pftrace", "x.nsys-rep", "x.sqlite"}
-    assert "nsys stats FILE" in said["x.nsys-rep"]
-    for name, why in said.items():
+    assert reasons.keys() == {"merged.json", "x.pftrace", "x.nsys-rep", "x.sqlite"}
+    assert "nsys stats FILE" in reasons["x.nsys-rep"]
+    for name, reason in reasons.items():
         if name != "merged.json":
             with pytest.raises(TraceError, match="is not a Chrome trace") as caught:
                 find_sources([tmp_path / name])
-            assert why.removeprefix("is ") in str(caught.value)
+            assert reason.removeprefix("is ") in str(caught.value)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the real traces are not at hand")
@@ -118,12 +118,12 @@ def test_tables_have_each_name_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (json.dumps({"traceEvents": [EVENT | {"cat": "FEE"}], "viztracer_metadata": {"version": "1"}}), "vizviewer"),
         ("main;f;g 12\nmain;h 3\n", "folded stacks"),
     ],
 )
-def test_profiles_of_python_are_named(tmp_path: Path, content: str, said: str) -> None:
+def test_profiles_of_python_are_named(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "profile").write_text(content)
-    assert said in (reader_of(tmp_path / "profile") or "")
+    assert message in (reader_of(tmp_path / "profile") or "")

@@ -87,11 +87,11 @@ def pairs_in(decoded: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
     """The begin and end of each half of a pair."""
     pairs: dict[int, tuple[int, int]] = {}
     opened: dict[Any, list[int]] = defaultdict(list)
-    for index, one in enumerate(decoded):
-        if one.get("ph") == "B":
-            opened[one.get("tid")].append(index)
-        elif one.get("ph") == "E" and opened[one.get("tid")]:
-            begin = opened[one.get("tid")].pop()
+    for index, event_fields in enumerate(decoded):
+        if event_fields.get("ph") == "B":
+            opened[event_fields.get("tid")].append(index)
+        elif event_fields.get("ph") == "E" and opened[event_fields.get("tid")]:
+            begin = opened[event_fields.get("tid")].pop()
             pairs[begin] = pairs[index] = begin, index
     return pairs
 
@@ -107,14 +107,14 @@ def expected(array: bytes, selection: Selection) -> list[bool]:
     decoded = json.loads(array, parse_float=str, parse_int=str)
     pairs = pairs_in(decoded)
 
-    def kept(index: int) -> bool:
+    def is_kept(index: int) -> bool:
         phase = decoded[index].get("ph")
         if phase == "M" or (phase in ("B", "E") and index not in pairs):
             return True
         begin, end = (decoded[half] for half in pairs.get(index, (index, index)))
         category = begin.get("cat")
-        words = {category, *category.split(",")} if isinstance(category, str) else {""}
-        if selection.categories is not None and not words & selection.categories:
+        event_categories = {category, *category.split(",")} if isinstance(category, str) else {""}
+        if selection.categories is not None and not event_categories & selection.categories:
             return False
         if selection.begin_ns is None and selection.end_ns is None:
             return True
@@ -125,7 +125,7 @@ def expected(array: bytes, selection: Selection) -> list[bool]:
             stop = start + max(0, time_of(begin.get("dur")) or 0)
         return overlaps(start, start if stop is None else max(start, stop), selection)
 
-    return [kept(index) for index in range(len(decoded))]
+    return [is_kept(index) for index in range(len(decoded))]
 
 
 @given(st.data(), st.sampled_from(BETWEEN), SELECTIONS)
@@ -136,9 +136,9 @@ def test_kept_events_equal_the_reference_byte_for_byte(
     texts = data.draw(st.lists(events(layout), max_size=12))
     array = b"[%b]" % between.join(texts)
 
-    wanted = [text for text, kept in zip(texts, expected(array, selection), strict=True) if kept]
+    expected_texts = [text for text, is_expected in zip(texts, expected(array, selection), strict=True) if is_expected]
 
-    assert selection.apply(array) == b"[%b]" % between.join(wanted)
+    assert selection.apply(array) == b"[%b]" % between.join(expected_texts)
 
 
 def event(ph: str = "X", ts: Any = 0, **members: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def event(ph: str = "X", ts: Any = 0, **members: Any) -> dict[str, Any]:
 
 
 def kept_names(selection: Selection, given_events: list[dict[str, Any]]) -> list[str]:
-    return [kept["name"] for kept in json.loads(selection.apply(json.dumps(given_events).encode()))]
+    return [event_fields["name"] for event_fields in json.loads(selection.apply(json.dumps(given_events).encode()))]
 
 
 def test_what_overlaps_the_window_is_kept_whole() -> None:
@@ -172,7 +172,7 @@ def test_digits_beyond_those_of_floats_decide() -> None:
     array = b"[%b]" % b",".join(b'{"ph": "i", "name": "%d", "ts": %b}' % (n, t.encode()) for n, t in enumerate(times))
     selection = Selection(1704161511420306_491, 1704161511420306_492)
 
-    assert [kept["name"] for kept in json.loads(selection.apply(array))] == ["1", "2"]
+    assert [event_fields["name"] for event_fields in json.loads(selection.apply(array))] == ["1", "2"]
 
 
 def test_one_of_several_categories_is_enough() -> None:
@@ -213,13 +213,13 @@ def test_pairs_stay_nested_wherever_a_trace_is_cut_into_arrays(data: st.DataObje
     selection = Selection(begin * 1000, (begin + 3) * 1000)
     cut = data.draw(st.integers(0, len(given_events)))
 
-    kept = kept_names(selection, given_events[:cut]) + kept_names(selection, given_events[cut:])
-    whole = kept_names(selection, given_events)
+    names = kept_names(selection, given_events[:cut]) + kept_names(selection, given_events[cut:])
+    expected_names = kept_names(selection, given_events)
 
-    assert set(whole) <= set(kept)
-    by_name = {one["name"]: one for one in given_events if one["name"] != "last"}
+    assert set(expected_names) <= set(names)
+    by_name = {event_fields["name"]: event_fields for event_fields in given_events if event_fields["name"] != "last"}
     depth = 0
-    for name in kept:
+    for name in names:
         depth += 1 if name in by_name and by_name[name]["ph"] == "B" else -1
         assert depth >= 0
     assert depth == 0
@@ -328,8 +328,8 @@ def test_a_trace_without_steps_says_so(tmp_path: Path) -> None:
 )
 def test_the_edges_of_steps_are_exact(tmp_path: Path, ts: str) -> None:
     path = tmp_path / "exact.json"
-    mark = '{"ph": "X", "name": "ProfilerStep#0", "cat": "cpu_op", "ts": %s, "dur": 0.0001}'
-    path.write_text(f"[{', '.join([mark % ts, *[mark.replace('#0', '#9') % 5] * 3])}]")
+    step_text = '{"ph": "X", "name": "ProfilerStep#0", "cat": "cpu_op", "ts": %s, "dur": 0.0001}'
+    path.write_text(f"[{', '.join([step_text % ts, *[step_text.replace('#0', '#9') % 5] * 3])}]")
 
     assert extent(step_window(path, range(1))) == (1704161511420306_491, 1704161511420306_492)
     assert extent(step_window(path, range(9, 10))) == (5000, 5001)
@@ -372,12 +372,16 @@ def test_the_earliest_start_equals_the_reference(
     path.write_bytes(b"[%b]" % between.join(texts))
 
     decoded = [json.loads(text, parse_float=str, parse_int=str) for text in texts]
-    starts = [start for one in decoded if one.get("ph") == "X" and (start := time_of(one.get("ts"))) is not None]
+    starts = [
+        start
+        for event_fields in decoded
+        if event_fields.get("ph") == "X" and (start := time_of(event_fields.get("ts"))) is not None
+    ]
 
     extent = read_extent(path)
 
     assert extent.begin_ns == (min(starts) * 1000 // 1 if starts else None)
-    assert extent.check.events == sum("ph" in one for one in decoded)
+    assert extent.check.events == sum("ph" in event_fields for event_fields in decoded)
 
 
 def test_an_extent_has_a_duration_and_categories(stepped: Path) -> None:

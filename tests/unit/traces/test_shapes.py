@@ -50,26 +50,26 @@ def event(name: str, dims: Any, duration_ns: int, **args: Any) -> dict[str, Any]
 def test_sums_are_those_of_the_standard_library(
     tmp_path_factory: pytest.TempPathFactory,
     operators: list[tuple[str, Any, int]],
-    others: list[dict[str, Any]],
+    other_events: list[dict[str, Any]],
     begin_us: float,
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "shapes.json"
     first = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 1, "args": {}}
-    events = [first, *(event(*one) | {"ts": begin_us} for one in operators), *others]
+    events = [first, *(event(*row) | {"ts": begin_us} for row in operators), *other_events]
     path.write_text(json.dumps({"traceEvents": events}))
     expected: dict[tuple[str, str], list[int]] = defaultdict(list)
     for name, dims, duration_ns in operators:
         expected[name, json.dumps(dims)].append(duration_ns)
-    found = shape_calls(read_trace(path).shapes)
+    calls = shape_calls(read_trace(path).shapes)
     assert {
-        (one.name, json.dumps(json.loads(one.shapes))): (
-            one.count,
-            round(one.total_us * 1000),
-            round(one.max_us * 1000),
+        (row.name, json.dumps(json.loads(row.shapes))): (
+            row.count,
+            round(row.total_us * 1000),
+            round(row.max_us * 1000),
         )
-        for one in found
+        for row in calls
     } == {key: (len(times), sum(times), max(times)) for key, times in expected.items()}
-    assert [one.total_us for one in found] == sorted((one.total_us for one in found), reverse=True)
+    assert [row.total_us for row in calls] == sorted((row.total_us for row in calls), reverse=True)
 
 
 @pytest.mark.parametrize(

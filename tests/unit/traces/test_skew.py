@@ -328,19 +328,19 @@ def test_the_order_of_events_and_traces_does_not_matter() -> None:
 
 
 @given(
-    which=st.integers(1, 3),
+    moved_rank=st.integers(1, 3),
     clock_ns=st.integers(-(10**15), 10**15),
     late_us=st.tuples(*[st.integers(0, 80)] * 4),
     jitter_ns=st.integers(0, 3000),
     seed=st.integers(0, 10_000),
 )
 def test_another_clock_of_a_rank_changes_its_offset_only(
-    which: int, clock_ns: int, late_us: tuple[int, ...], jitter_ns: int, seed: int
+    moved_rank: int, clock_ns: int, late_us: tuple[int, ...], jitter_ns: int, seed: int
 ) -> None:
     ranks = run(late_us=late_us, jitter_ns=jitter_ns, seed=seed)
     moved = [
         attrs.evolve(rank, start_ns=rank.start_ns - clock_ns, end_ns=rank.end_ns - clock_ns)
-        if rank.rank == which
+        if rank.rank == moved_rank
         else rank
         for rank in ranks
     ]
@@ -349,7 +349,7 @@ def test_another_clock_of_a_rank_changes_its_offset_only(
     assert attrs.evolve(after, ranks=()) == attrs.evolve(before, ranks=())
     assert numbers(after.ranks) == numbers(before.ranks)
     assert [offset.offset_ns for offset in clock_offsets(moved)] == [
-        offset.offset_ns + (clock_ns if rank == which else 0) for rank, offset in enumerate(clock_offsets(ranks))
+        offset.offset_ns + (clock_ns if rank == moved_rank else 0) for rank, offset in enumerate(clock_offsets(ranks))
     ]
 
 

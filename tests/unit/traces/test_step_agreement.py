@@ -25,36 +25,47 @@ def complete(path: Path) -> list[dict[str, Any]]:
 
 def by_hand(events: list[dict[str, Any]]) -> dict[int, tuple[float, float, float]]:
     """Return of each step with work: its start and end on the device, by External id, and the time of its kernels."""
-    marks = [event for event in events if event.get("cat") == "user_annotation"]
-    shown = [event for event in events if event.get("cat") == "gpu_user_annotation"]
+    annotations = [event for event in events if event.get("cat") == "user_annotation"]
+    device_annotations = [event for event in events if event.get("cat") == "gpu_user_annotation"]
     kernels = [event for event in events if event.get("cat") in DEVICE]
     extent = {}
-    for step in marks:
+    for step in annotations:
         if not step["name"].startswith("ProfilerStep#"):
             continue
         begin, end = step["ts"], step["ts"] + step["dur"]
-        ids = {(mark["name"], mark["args"]["External id"]) for mark in marks if begin <= mark["ts"] <= end}
-        mine = [one for one in shown if (one["name"], one["args"].get("External id")) in ids]
-        if mine:
+        ids = {
+            (annotation["name"], annotation["args"]["External id"])
+            for annotation in annotations
+            if begin <= annotation["ts"] <= end
+        }
+        step_annotations = [
+            device_annotation
+            for device_annotation in device_annotations
+            if (device_annotation["name"], device_annotation["args"].get("External id")) in ids
+        ]
+        if step_annotations:
             number = int(step["name"].partition("#")[2])
-            extent[number] = min(one["ts"] for one in mine), max(one["ts"] + one["dur"] for one in mine)
-    found = {}
+            extent[number] = (
+                min(device_annotation["ts"] for device_annotation in step_annotations),
+                max(device_annotation["ts"] + device_annotation["dur"] for device_annotation in step_annotations),
+            )
+    result = {}
     ordered = sorted(extent, key=lambda number: extent[number][0])
     for number, following in zip(ordered, [*ordered[1:], None], strict=True):
         limit = extent[following][0] if following is not None else float("inf")
         used = sum(kernel["dur"] for kernel in kernels if extent[number][0] <= kernel["ts"] < limit)
-        found[number] = (*extent[number], used)
-    return found
+        result[number] = (*extent[number], used)
+    return result
 
 
 def check(path: Path) -> None:
     events = complete(path)
     expected = by_hand(events)
     summary = summarise_trace(path)
-    told = {step.step: step.device_us for step in summary.steps if step.step is not None}
+    device_us_by_step = {step.step: step.device_us for step in summary.steps if step.step is not None}
     assert expected
     for number, (begin_us, end_us, device_us) in expected.items():
-        assert told[number] == pytest.approx(device_us, abs=0.01), number
+        assert device_us_by_step[number] == pytest.approx(device_us, abs=0.01), number
         window = step_window(path, range(number, number + 1))
         assert window.begin_ns is not None
         assert window.end_ns is not None
@@ -74,24 +85,24 @@ def write(path: Path, steps: list[tuple[int, bool]]) -> Path:
     """Write steps of 100 us; of the annotation `forward` in each some launch nothing, so that only ids connect them."""
     events: list[dict[str, Any]] = []
     for index, (number, launches) in enumerate(steps):
-        at = index * 100.0
+        start = index * 100.0
         events += [
-            mark("user_annotation", f"ProfilerStep#{number}", at, 100, 1, number),
-            mark("user_annotation", "forward", at + 10, 20, 1, 1000 + number),
-            mark("user_annotation", "backward", at + 40, 20, 1, 2000 + number),
-            mark("gpu_user_annotation", "backward", at + 90, 30, 7, 2000 + number),
-            kernel("gemm_backward", at + 90, 30),
+            annotation("user_annotation", f"ProfilerStep#{number}", start, 100, 1, number),
+            annotation("user_annotation", "forward", start + 10, 20, 1, 1000 + number),
+            annotation("user_annotation", "backward", start + 40, 20, 1, 2000 + number),
+            annotation("gpu_user_annotation", "backward", start + 90, 30, 7, 2000 + number),
+            kernel("gemm_backward", start + 90, 30),
         ]
         if launches:
             events += [
-                mark("gpu_user_annotation", "forward", at + 60, 20, 7, 1000 + number),
-                kernel("gemm", at + 60, 20),
+                annotation("gpu_user_annotation", "forward", start + 60, 20, 7, 1000 + number),
+                kernel("gemm", start + 60, 20),
             ]
     path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
     return path
 
 
-def mark(category: str, name: str, ts: float, dur: float, track: int, external_id: int) -> dict[str, Any]:
+def annotation(category: str, name: str, ts: float, dur: float, track: int, external_id: int) -> dict[str, Any]:
     args = {"External id": external_id}
     return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": track, "ts": ts, "dur": dur, "args": args}
 

@@ -189,7 +189,7 @@ def test_an_iteration_that_is_marked_twice_counts_once() -> None:
 
 def test_a_global_step_around_an_iteration_counts_as_well() -> None:
     steps = find_steps(columns_of([host("ProfilerStep#1", 0, 10), host(decode(), 1, 9)]), NAMES)
-    assert [mark.kind for mark in steps.marks] == [GLOBAL_STEP, ITERATION]
+    assert [step_name.kind for step_name in steps.marks] == [GLOBAL_STEP, ITERATION]
 
 
 def test_a_trace_without_steps_has_none() -> None:

@@ -34,9 +34,9 @@ def read(path: Path, chunk_bytes: int = 1 << 20) -> tuple[bytes, str | None]:
 def readable_by_zlib(data: bytes) -> bytes:
     inflater = zlib.decompressobj(31)
     content = bytearray()
-    for at in range(len(data)):
+    for offset in range(len(data)):
         try:
-            content += inflater.decompress(data[at : at + 1])
+            content += inflater.decompress(data[offset : offset + 1])
         except zlib.error:
             break
     return bytes(content)
@@ -65,14 +65,14 @@ def test_a_truncated_file_yields_what_is_readable(tmp_path: Path, cut: int) -> N
     assert problem == f"The gzip stream ends after {cut:,} bytes, before its trailer: the file was cut off."
 
 
-@pytest.mark.parametrize("at", [12, 3000, len(GZIPPED) // 2, len(GZIPPED) - 8, len(GZIPPED) - 1])
+@pytest.mark.parametrize("offset", [12, 3000, len(GZIPPED) // 2, len(GZIPPED) - 8, len(GZIPPED) - 1])
 @pytest.mark.parametrize("before", [b"", GZIPPED])
 def test_a_corrupt_file_yields_what_is_readable(
-    tmp_path: Path, at: int, before: bytes, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, offset: int, before: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_BLOCK_BYTES", 5000)
     bad = bytearray(GZIPPED)
-    bad[at] ^= 0x55
+    bad[offset] ^= 0x55
     path = tmp_path / "trace.gz"
     path.write_bytes(before + bad)
 
@@ -83,10 +83,10 @@ def test_a_corrupt_file_yields_what_is_readable(
     assert "corrupt" in problem
 
 
-@pytest.mark.parametrize("rest", [b"x", b"\x1f", b"\0\0garbage"])
-def test_what_follows_the_stream_is_reported(tmp_path: Path, rest: bytes) -> None:
+@pytest.mark.parametrize("trailing", [b"x", b"\x1f", b"\0\0garbage"])
+def test_what_follows_the_stream_is_reported(tmp_path: Path, trailing: bytes) -> None:
     path = tmp_path / "trace.gz"
-    path.write_bytes(GZIPPED + rest)
+    path.write_bytes(GZIPPED + trailing)
 
     content, problem = read(path)
 
@@ -135,5 +135,5 @@ path = Path(sys.argv[1])
 atexit.register(lambda: print(compress_trace(path, path.with_name("copy"), gzip=True, anchor_name="x").check.whole))
 atexit.register(lambda: print(check_trace(path).whole))
 """
-    done = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
-    assert done.stdout == "True\nTrue\n", done.stderr
+    result = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    assert result.stdout == "True\nTrue\n", result.stderr

@@ -81,14 +81,14 @@ def test_events_and_members_stay_as_they_are_and_where_they_are(source: Path, tm
     check = trim_trace(source, tmp_path / "out.json", Selection(begin_ns=11_200))
 
     trimmed = content(tmp_path / "out.json").decode()
-    at = [
+    positions = [
         KINETO.index('{\n    "ph": "X"'),
         KINETO.index('{\n    "ph": "X", "cat": "kernel"'),
         KINETO.index('{\n    "name"'),
     ]
-    assert trimmed.split() == (KINETO[: at[0]] + KINETO[at[1] :]).split()
-    assert KINETO[at[1] : at[2]].rstrip(", \n") in trimmed
-    assert KINETO[at[2] : KINETO.index('\n  ],\n  "traceName')] in trimmed
+    assert trimmed.split() == (KINETO[: positions[0]] + KINETO[positions[1] :]).split()
+    assert KINETO[positions[1] : positions[2]].rstrip(", \n") in trimmed
+    assert KINETO[positions[2] : KINETO.index('\n  ],\n  "traceName')] in trimmed
     assert list(json.loads(trimmed)) == list(json.loads(KINETO))
     assert check == check_trace(tmp_path / "out.json")
     assert (check.whole, check.events) == (True, 2)
@@ -130,7 +130,7 @@ def test_a_trimmed_trace_equals_the_filtered_one(
     data = json.dumps(document, ensure_ascii=False, **layout).encode("utf-8", "surrogatepass") + b" " * padding
     selection = Selection(2_000, 7_000)
 
-    def kept(element: Any) -> bool:
+    def is_kept(element: Any) -> bool:
         if not isinstance(element, dict):
             return False
         if element.get("ph") == "M":
@@ -142,15 +142,15 @@ def test_a_trimmed_trace_equals_the_filtered_one(
         stop = start + Decimal(element["dur"] or 0) if element["ph"] == "X" and element.get("dur") else start
         return start.is_finite() and start < 7 and (stop > 2 or start >= 2)
 
-    wanted = [element for element in elements if kept(element)]
+    expected = [element for element in elements if is_kept(element)]
     check = trim_trace(write(directory / "source.json.gz", data), directory / "out.json", selection)
 
     trimmed = json.loads(content(directory / "out.json").decode("utf-8", "surrogatepass"))
-    assert repr(trimmed if bare else trimmed["traceEvents"]) == repr(wanted)
+    assert repr(trimmed if bare else trimmed["traceEvents"]) == repr(expected)
     assert bare or trimmed == {**members, "traceEvents": trimmed["traceEvents"]}
     assert check.whole
-    assert check.events == sum("ph" in element for element in wanted)
-    for element in wanted:
+    assert check.events == sum("ph" in element for element in expected)
+    for element in expected:
         text = json.dumps(element, ensure_ascii=False, **{**layout, "indent": None}).encode("utf-8", "surrogatepass")
         assert layout.get("indent") or text in content(directory / "out.json")
 
@@ -169,7 +169,7 @@ def test_pairs_among_events_that_come_one_by_one_are_kept_together(tmp_path: Pat
     # No batch can be cut where each event begins with another key.
     keys = (f'"k{n}"' for n in range(9))
     pair = [event("B", 1), event("E", 2), event("B", 5), event("E", 9), event("B", 11), event("E", 12)]
-    texts = [json.dumps(one).replace("{", f"{{{next(keys)}: 0, ", 1) for one in pair]
+    texts = [json.dumps(event_fields).replace("{", f"{{{next(keys)}: 0, ", 1) for event_fields in pair]
     source = write(tmp_path / "source.json", f"[{', '.join(texts)}]".encode())
 
     trim_trace(source, tmp_path / "out.json", Selection(6_000, 7_000))
@@ -181,10 +181,10 @@ def test_a_step_of_a_long_trace(tmp_path: Path) -> None:
     events = [event("M", name="process_name", args={"name": "python"})]
     for number in range(10_000):
         step, within = divmod(number, 1000)
-        at = step * 10_000 + within * 9
+        start = step * 10_000 + within * 9
         if not within:
-            events.append(event(ts=at, dur=9_500, cat="user_annotation", name=f"ProfilerStep#{step}"))
-        events.append(event(ts=at + 0.125, dur=8, cat="cpu_op", name=f"op{within % 7}", args={"n": "x" * 99}))
+            events.append(event(ts=start, dur=9_500, cat="user_annotation", name=f"ProfilerStep#{step}"))
+        events.append(event(ts=start + 0.125, dur=8, cat="cpu_op", name=f"op{within % 7}", args={"n": "x" * 99}))
     source = write(tmp_path / "long.json.gz", json.dumps({"traceEvents": events}, indent=4).encode())
 
     selection = step_window(source, range(3, 5))
@@ -198,13 +198,13 @@ def test_a_step_of_a_long_trace(tmp_path: Path) -> None:
 
 
 def test_what_is_there_is_left_as_it_is(source: Path, tmp_path: Path) -> None:
-    taken = write(tmp_path / "taken", b"precious")
+    existing = write(tmp_path / "taken", b"precious")
     with pytest.raises(FileExistsError):
-        trim_trace(source, taken, Selection())
+        trim_trace(source, existing, Selection())
     with pytest.raises(FileExistsError):
         trim_trace(source, source, Selection())
 
-    assert taken.read_bytes() == b"precious"
+    assert existing.read_bytes() == b"precious"
     assert names_in(tmp_path) == ["source.json", "taken"]
 
 
@@ -251,9 +251,9 @@ def test_of_a_damaged_trace_what_is_readable_is_kept_and_closed(tmp_path: Path, 
     check = trim_trace(source, tmp_path / "out.json", Selection(begin_ns=500_000))
 
     trimmed = json.loads(content(tmp_path / "out.json"))
-    kept = len(trimmed["traceEvents"])
-    assert trimmed == {"rank": 3, "traceEvents": events[500 : 500 + kept]}
-    assert 500 < kept == check.events
+    event_count = len(trimmed["traceEvents"])
+    assert trimmed == {"rank": 3, "traceEvents": events[500 : 500 + event_count]}
+    assert 500 < event_count == check.events
     assert not check.whole
     assert check.problem is not None
     assert check.problem.startswith(f"{source}: The ")
@@ -303,10 +303,12 @@ def test_a_trace_with_two_arrays_of_events_is_told(tmp_path: Path) -> None:
 
 
 def test_progress_is_told_in_bytes_of_the_source(source: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    trim_trace(source, tmp_path / "out", Selection(), on_progress=lambda done, total: told.append((done, total)))
+    reports: list[tuple[int, int]] = []
+    trim_trace(
+        source, tmp_path / "out", Selection(), on_progress=lambda bytes_read, total: reports.append((bytes_read, total))
+    )
 
-    assert told[-1] == (source.stat().st_size, source.stat().st_size)
+    assert reports[-1] == (source.stat().st_size, source.stat().st_size)
 
 
 @pytest.mark.shared_data
@@ -325,11 +327,11 @@ def test_the_middle_of_a_real_trace_equals_the_reference(path: Path, tmp_path: P
         events: list[dict[str, Any]] = document["traceEvents"] if isinstance(document, dict) else document
         return events
 
-    def kept(one: dict[str, Any]) -> bool:
-        start = Decimal(one.get("ts", 0)) * 1000
-        stop = start + Decimal(one.get("dur", 0)) * 1000
-        return one["ph"] == "M" or (start < end_ns and (stop > begin_ns or start >= begin_ns))
+    def is_kept(event_fields: dict[str, Any]) -> bool:
+        start = Decimal(event_fields.get("ts", 0)) * 1000
+        stop = start + Decimal(event_fields.get("dur", 0)) * 1000
+        return event_fields["ph"] == "M" or (start < end_ns and (stop > begin_ns or start >= begin_ns))
 
     assert check.whole
-    assert events_of(destination) == list(filter(kept, events_of(path)))
+    assert events_of(destination) == list(filter(is_kept, events_of(path)))
     assert summarise_trace(destination).events == check.events

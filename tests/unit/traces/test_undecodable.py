@@ -42,9 +42,9 @@ def test_an_event_that_no_decoder_takes_is_told(tmp_path: Path, event: bytes, *,
         assert "An event cannot be decoded" in (trace_read.check.problem or "")
 
 
-@pytest.mark.parametrize("place", [b'"x\xff"', b'"x", "args": {"a": "\xff"}'])
-def test_a_byte_that_is_not_utf_8_costs_what_comes_after_it(tmp_path: Path, place: bytes) -> None:
-    bad = EVENTS[0].replace(b'"x"', place)
+@pytest.mark.parametrize("position", [b'"x\xff"', b'"x", "args": {"a": "\xff"}'])
+def test_a_byte_that_is_not_utf_8_costs_what_comes_after_it(tmp_path: Path, position: bytes) -> None:
+    bad = EVENTS[0].replace(b'"x"', position)
     trace_read = read_trace(trace(tmp_path, *EVENTS[:500], bad, *EVENTS[500:]))
     assert (len(trace_read.columns().name), trace_read.check.whole) == (500, False)
     assert "not UTF-8 at offset" in (trace_read.check.problem or "")

@@ -21,7 +21,7 @@ from profdeck_traces.reading.reader import read_trace
 Event = dict[str, Any]
 
 
-def mark(name: str, start: float, end: float, thread: int = 1) -> Event:
+def annotation(name: str, start: float, end: float, thread: int = 1) -> Event:
     return complete("user_annotation", name, start, end, thread)
 
 
@@ -45,15 +45,15 @@ def test_stages_are_the_outermost_marks_of_the_thread_of_the_steps(tmp_path: Pat
     summary = summarised(
         tmp_path,
         [
-            mark("before", 0, 10),
-            mark("ProfilerStep#1", 10, 110),
-            mark("rollout", 10, 90),
-            mark("inside rollout", 20, 80),
-            mark("elsewhere", 20, 80, thread=2),
-            mark("update", 95, 105),
+            annotation("before", 0, 10),
+            annotation("ProfilerStep#1", 10, 110),
+            annotation("rollout", 10, 90),
+            annotation("inside rollout", 20, 80),
+            annotation("elsewhere", 20, 80, thread=2),
+            annotation("update", 95, 105),
             complete("cpu_op", "aten::mm", 95, 100, thread=2),
-            mark("ProfilerStep#2", 110, 150),
-            mark("update", 140, 160),
+            annotation("ProfilerStep#2", 110, 150),
+            annotation("update", 140, 160),
         ],
     )
 
@@ -73,7 +73,7 @@ def test_stages_are_the_outermost_marks_of_the_thread_of_the_steps(tmp_path: Pat
 
 
 def test_without_steps_all_that_was_recorded_is_one(tmp_path: Path) -> None:
-    summary = summarised(tmp_path, [mark("forward", 10, 20), complete("cpu_op", "aten::mm", 15, 50)])
+    summary = summarised(tmp_path, [annotation("forward", 10, 20), complete("cpu_op", "aten::mm", 15, 50)])
 
     host_times = summary.host_times
     assert host_times is not None
@@ -88,7 +88,7 @@ def test_without_steps_all_that_was_recorded_is_one(tmp_path: Path) -> None:
 def test_a_pause_between_recordings_is_in_no_step(tmp_path: Path) -> None:
     events = []
     for number, begin in enumerate((0, 1_000, 500_000, 501_000)):
-        events += [mark(f"ProfilerStep#{number}", begin, begin + 1_000), kernel("gemm", begin + 100, begin + 600)]
+        events += [annotation(f"ProfilerStep#{number}", begin, begin + 1_000), kernel("gemm", begin + 100, begin + 600)]
 
     steps = summarised(tmp_path, events).steps
 
@@ -99,7 +99,7 @@ def test_a_gap_knows_its_step_and_what_ran_around_it(tmp_path: Path) -> None:
     summary = summarised(
         tmp_path,
         [
-            mark("ProfilerStep#7", 0, 100),
+            annotation("ProfilerStep#7", 0, 100),
             kernel("gemm", 10, 20),
             kernel("softmax", 70, 80),
         ],
@@ -135,7 +135,8 @@ def test_steps_of_devices_add_up_as_instants_do(
 ) -> None:
     begins = list(itertools.accumulate([20, *lengths]))
     steps = [
-        mark(f"ProfilerStep#{number}", begin, end) for number, (begin, end) in enumerate(itertools.pairwise(begins))
+        annotation(f"ProfilerStep#{number}", begin, end)
+        for number, (begin, end) in enumerate(itertools.pairwise(begins))
     ]
 
     summary = summarised(tmp_path_factory.mktemp("trace"), [*steps, *events], slice_events)
