@@ -195,9 +195,9 @@ def test_a_source_is_shifted_exactly(merged: Merged, shift_ns: int) -> None:
     assert merged().whole
 
     moved = [Decimal(ts.strip('"')) + Decimal(shift_ns) / 1000 for ts in times * 9]
-    times = [event["ts"] for event in merged.of_names("n")]
-    assert [Decimal(ts) for ts in times] == [5, *moved]
-    assert [str for ts in times if isinstance(ts, str)] == [str] * 18
+    merged_times = [event["ts"] for event in merged.of_names("n")]
+    assert [Decimal(ts) for ts in merged_times] == [5, *moved]
+    assert [str for ts in merged_times if isinstance(ts, str)] == [str] * 18
     assert merged.document["profdeck"]["sources"][1]["shiftNanoseconds"] == shift_ns
 
 
