@@ -1,4 +1,4 @@
-"""The tree of calls against one that is built instant by instant, and its uses."""
+"""Tests of the call tree, compared with a reference that evaluates each instant, and of its output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def paths_of(frames: Sequence[StackFrame]) -> dict[tuple[str, ...], tuple[int, i
 
 
 def expected(calls: Sequence[Call]) -> dict[tuple[str, ...], tuple[int, int, int]]:
-    """Go through all instants: the path is that of all open calls, outermost first."""
+    """Reference implementation: at each instant, the path consists of all open calls, outermost first."""
     counts: Counter[tuple[str, ...]] = Counter()
     totals: Counter[tuple[str, ...]] = Counter()
     self_ns: Counter[tuple[str, ...]] = Counter()
@@ -89,11 +89,9 @@ def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 0) -> li
 
 
 @given(nested(), st.integers(1, 8))
-def test_calls_are_where_every_instant_says(
-    tmp_path_factory: pytest.TempPathFactory, calls: list[Call], size: int
-) -> None:
+def test_call_tree_equals_the_reference(tmp_path_factory: pytest.TempPathFactory, calls: list[Call], size: int) -> None:
     path = written(tmp_path_factory.getbasetemp() / "calls.json", calls)
-    # Equal calls lie in each other as well.
+    # Equal calls are also nested.
     assert paths_of(tree(path).frames()) == expected(calls)
     assert paths_of(tree(path, size).frames()) == paths_of(tree(path).frames())
     functions = {function.name: function for function in tree(path).functions()}
@@ -110,7 +108,7 @@ CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.intege
 
 
 @given(CALLS, st.integers(1, 8))
-def test_calls_that_overlap_lose_no_time(
+def test_overlapping_calls_keep_their_total_time(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int, int]], size: int
 ) -> None:
     calls = [(name, start, start + length) for name, start, length in drawn]
@@ -124,19 +122,19 @@ def test_calls_that_overlap_lose_no_time(
     assert paths_of(tree(path, size).frames()) == paths
 
 
-def test_without_stacks_there_is_no_tree(tmp_path: Path) -> None:
+def test_trace_without_stacks_has_no_tree(tmp_path: Path) -> None:
     call_tree = tree(written(tmp_path / "a.json", [("aten::mm", 0, 50)], "cpu_op"))
     assert (call_tree.frames(), call_tree.functions()) == ((), ())
 
 
-def test_what_is_small_is_its_caller_s(tmp_path: Path) -> None:
+def test_short_calls_are_added_to_their_caller(tmp_path: Path) -> None:
     paths = paths_of(tree(written(tmp_path / "a.json", [("big", 0, 100_000), ("small", 10, 60)])).frames())
     assert list(paths) == [("thread 7 of process 1",), ("thread 7 of process 1", "big")]
     assert paths["thread 7 of process 1", "big"][2] == 100_000
 
 
-def test_speedscope_gets_every_stack(tmp_path: Path) -> None:
-    """Its own importer takes samples with weights; they add up to the threads' time."""
+def test_speedscope_export_has_all_stacks(tmp_path: Path) -> None:
+    """Speedscope reads samples with weights. Their sum is the time of the threads."""
     calls = [("train.py(1): main", 0, 9000), ("train.py(5): load", 1000, 4000), ("<script>", 2000, 3000)]
     path = written(tmp_path / "a.json", calls)
     file = tmp_path / "a.speedscope.json"
@@ -157,7 +155,7 @@ def test_speedscope_gets_every_stack(tmp_path: Path) -> None:
     assert profile["endValue"] == 9
 
 
-def test_without_stacks_the_export_says_how_to_record_them(tmp_path: Path) -> None:
+def test_export_without_stacks_explains_how_to_record_them(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", [("aten::mm", 0, 50)], "cpu_op")
     result = CliRunner().invoke(app, ["export", str(path), "--speedscope", str(tmp_path / "out.json")])
     assert result.exit_code == 4
@@ -167,7 +165,7 @@ def test_without_stacks_the_export_says_how_to_record_them(tmp_path: Path) -> No
 
 
 def test_steps_have_one_tree(tmp_path: Path) -> None:
-    """As stages of all steps together."""
+    """The tree combines the stages of all steps."""
     events = [
         {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 7, "ts": ts, "dur": dur}
         for step in range(3)
@@ -184,14 +182,14 @@ def test_steps_have_one_tree(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_page_has_the_flame_graph(tmp_path: Path) -> None:
+def test_page_has_the_flame_graph(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", [("train.py(1): <b>main", 0, 9000), ("load", 1000, 4000)])
     page = traces.load(path).report()
     assert "train.py(1): &lt;b&gt;main" in page
     assert 'class="flame"' in page
 
 
-# The parts of https://www.speedscope.app/file-format-schema.json that a file of samples has.
+# Excerpt of https://www.speedscope.app/file-format-schema.json for files with samples.
 SPEEDSCOPE = {
     "type": "object",
     "required": ["$schema", "shared", "profiles"],

@@ -56,7 +56,7 @@ def error(mad_us: float, count: int) -> float:
     return 1.4826 * mad_us * math.sqrt(math.pi / 2) * math.sqrt(count) / (count - 2)
 
 
-def test_a_change_within_three_standard_errors_of_the_median_is_the_same() -> None:
+def test_change_within_three_standard_errors_is_the_same() -> None:
     noise = 3 * math.sqrt(2) * error(1, 9)
     times = [98, 98, 99, 99, 100, 101, 101, 102, 102]
     before = trace({"gemm": times})
@@ -73,7 +73,7 @@ def test_a_change_within_three_standard_errors_of_the_median_is_the_same() -> No
 
 
 @pytest.mark.parametrize(("after", "verdict"), [(104.9, "same"), (105.1, "slower"), (95.3, "same"), (95.1, "faster")])
-def test_with_two_steps_the_noise_is_unknown_and_a_threshold_judges(after: float, verdict: str) -> None:
+def test_threshold_applies_if_two_steps_have_unknown_noise(after: float, verdict: str) -> None:
     (change,) = role_diff(trace({"gemm": [100, 100]}), trace({"gemm": [after, after]})).kernels
     assert (change.noise_us, change.verdict) == (None, verdict)
 
@@ -99,7 +99,7 @@ def test_traces_of_one_rank_are_repeated_measurements() -> None:
 
 
 @pytest.mark.parametrize("steps", range(2, 8))
-def test_a_trace_told_twice_keeps_its_median_and_deviation(steps: int) -> None:
+def test_duplicate_trace_keeps_its_median_and_deviation(steps: int) -> None:
     times = [10.0 * number * number for number in range(1, steps + 1)]
     once, twice = run(trace({"gemm": times})), run(trace({"gemm": times}), trace({"gemm": times}))
     (change,) = role_diff(twice, once).kernels
@@ -111,7 +111,7 @@ def test_a_trace_told_twice_keeps_its_median_and_deviation(steps: int) -> None:
         assert change.noise_us == pytest.approx(3 * math.hypot(error(mad, steps), error(mad, 2 * steps)))
 
 
-def test_traces_that_differ_more_than_their_steps_are_noisier_than_one() -> None:
+def test_differences_between_traces_increase_the_noise() -> None:
     def captures(*times: float) -> RunSummary:
         return run(*(trace({"gemm": [time] * 9}, steps=[time] * 9) for time in times))
 
@@ -132,7 +132,7 @@ def test_recordings_of_different_lengths_are_compared_per_step() -> None:
     assert role.kernels[0].calls_after == 1
 
 
-def test_without_steps_totals_are_compared() -> None:
+def test_totals_are_compared_without_steps() -> None:
     role = role_diff(trace({"gemm": [100] * 3}), trace({"gemm": [300]}, group=None))
     change = role.kernels[0]
     assert (role.basis, role.steps_before, change.per, change.before_us) == ("total", None, "total", 300)
@@ -145,8 +145,8 @@ def test_iterations_are_the_basis_without_common_global_steps() -> None:
     assert role_diff(trace(steps=[30]), trace(steps=decode)).basis == "total"
 
 
-def test_times_are_per_step_of_the_stage_that_has_them_on_both_sides() -> None:
-    """Of 20 iterations, 4 are prefill; the summary has the median of what runs in these only, of these only."""
+def test_times_are_per_step_of_the_stage_on_both_sides() -> None:
+    """4 of 20 iterations are prefill. The median of a kernel that runs only in prefill is over these."""
 
     def served(gemm: float, attention: float, prefill: int) -> RankSummary:
         steps = [("decode", 10.0)] * 16 + [("prefill", 80.0)] * prefill
@@ -172,14 +172,14 @@ def test_medians_of_steps_of_different_stages_are_not_compared() -> None:
     assert (change.per, change.before_us, change.after_us, change.noise_us) == ("iteration", 5, 5, None)
 
 
-def test_steps_that_were_not_looked_at_are_no_measurements() -> None:
+def test_unmeasured_steps_are_not_counted() -> None:
     def served(time: float) -> RankSummary:
         return trace({"gemm": [time - 1, time + 1] * 500})
 
     assert role_diff(served(10), served(10)).kernels[0].noise_us == pytest.approx(3 * math.sqrt(2) * error(1, 256))
 
 
-def test_what_runs_in_few_steps_is_compared_by_its_mean() -> None:
+def test_kernels_in_few_steps_are_compared_by_their_mean() -> None:
     often, rare = [10] * 10, [0] * 9 + [100]
     role = role_diff(trace({"gemm": often, "nccl": rare}), trace({"gemm": often, "nccl": [0] * 9 + [200]}))
     change = named(role.kernels, "nccl")
@@ -194,7 +194,7 @@ def test_operators_are_not_compared_if_only_devices_were_read() -> None:
     assert [change.name for change in role.overall][:2] == ["kernels", "busy"]
 
 
-def test_marks_of_steps_are_no_annotations() -> None:
+def test_step_annotations_are_not_compared_as_annotations() -> None:
     def annotated(first: int) -> RankSummary:
         before = trace(operators={"step 0": [1], "forward": [5]})
         step_summaries = tuple(
@@ -207,13 +207,13 @@ def test_marks_of_steps_are_no_annotations() -> None:
     assert (change.name, change.verdict) == ("forward", "same")
 
 
-def test_stages_are_compared_from_start_to_end_whatever_they_call() -> None:
+def test_stages_are_compared_by_total_time() -> None:
     def staged(stage_us: float) -> RankSummary:
         plain = trace(operators={"mm": [5] * 5}, steps=[stage_us] * 5)
         stage = OperatorSummary(
             name="rollout",
             count=5,
-            self_us=5.0,  # all else is in what it calls
+            self_us=5.0,  # the remaining time is in child calls
             total_us=5 * stage_us,
             max_us=stage_us,
             per_step=per_step([stage_us] * 5, STEP),
@@ -231,7 +231,7 @@ def test_stages_are_compared_from_start_to_end_whatever_they_call() -> None:
 # Names.
 
 
-def test_new_names_appear_and_old_ones_vanish_beside_their_categories() -> None:
+def test_new_and_removed_kernels_are_reported() -> None:
     before = trace({"gemm": [100] * 3, "old": [50] * 3})
     role = role_diff(before, trace({"gemm": [100] * 3, "new": [50] * 3}))
     assert named(role.kernels, "new").verdict == "appeared"
@@ -247,7 +247,7 @@ def test_changes_are_sorted_by_size() -> None:
     assert [change.name for change in role.kernels] == ["nccl", "gemm", "copy"]
 
 
-def test_sums_over_the_devices() -> None:
+def test_device_sums_are_compared() -> None:
     before = trace({"gemm": [100] * 3}, communication_us=60.0, overlap_us=30.0)
     role = role_diff(before, trace({"gemm": [100] * 3}, communication_us=60.0, overlap_us=0.0))
     changes = {change.name: (change.before_us, change.after_us, change.verdict) for change in role.overall}
@@ -279,14 +279,14 @@ def test_iterations_are_compared_by_stage() -> None:
     assert named(role.iterations, "decode iteration").calls_before == 3
 
 
-def test_stages_are_compared_on_the_ranks_that_have_them_on_both_sides() -> None:
+def test_stages_are_compared_on_ranks_that_have_them_on_both_sides() -> None:
     before = run(trace(steps=[("decode", 10)]), trace(steps=[("decode", 90)], rank=1))
     role = role_diff(before, run(trace(steps=[("decode", 10)]), trace(rank=1)))
     (change,) = role.iterations
     assert (change.before_us, change.after_us) == (10, 10)
 
 
-def test_another_mix_of_stages_or_load_is_noted() -> None:
+def test_different_stage_mix_or_load_is_noted() -> None:
     def iterations(decode: int, tokens: int) -> RankSummary:
         plain = trace(steps=[("decode", 10)] * decode + [("prefill", 80)] * 2)
         steps = tuple(attrs.evolve(step, decode_tokens=tokens) for step in plain.steps)
@@ -302,7 +302,7 @@ def test_another_mix_of_stages_or_load_is_noted() -> None:
 # Regressions.
 
 
-def test_a_step_that_got_slower_by_more_than_the_limit_and_the_noise_is_a_regression() -> None:
+def test_slowdown_above_the_limit_and_the_noise_is_a_regression() -> None:
     noisy = [80, 100, 120]
     calm = [100, 100, 100]
     assert role_diff(trace(steps=calm), trace(steps=[106] * 3)).regressions(0.05)
@@ -311,7 +311,7 @@ def test_a_step_that_got_slower_by_more_than_the_limit_and_the_noise_is_a_regres
     assert not role_diff(trace(steps=calm), trace(steps=[50] * 3)).regressions(0.05)
 
 
-def test_with_unknown_noise_the_limit_alone_decides() -> None:
+def test_only_the_limit_applies_with_unknown_noise() -> None:
     before, after = trace(steps=[100]), trace(steps=[103])
     assert role_diff(before, after).regressions(0.02)
     assert not role_diff(before, after).regressions(0.03)
@@ -324,19 +324,19 @@ def test_with_unknown_noise_the_limit_alone_decides() -> None:
         (trace(operators={"mm": [100]}, steps=()), trace(operators={"mm": [110]}, steps=()), "operators"),
     ],
 )
-def test_without_steps_sums_decide(before: RankSummary, after: RankSummary, name: str) -> None:
+def test_sums_are_decisive_without_steps(before: RankSummary, after: RankSummary, name: str) -> None:
     (regression,) = role_diff(before, after).regressions(0.05)
     assert regression.name == name
 
 
-def test_what_is_empty_decides_nothing() -> None:
+def test_empty_traces_have_no_decisive_changes() -> None:
     assert role_diff(trace(), trace()).decisive == ()
 
 
 # Pairs.
 
 
-def test_ranks_pair_by_role_replica_and_number_whatever_their_order() -> None:
+def test_ranks_are_paired_by_role_replica_and_number() -> None:
     def ranks(scale: float) -> list[RankSummary]:
         return [
             trace({"gemm": [scale * time] * 3}, role=role, replica=replica, rank=rank, path=f"{role}{replica}{rank}")
@@ -354,31 +354,31 @@ def test_ranks_pair_by_role_replica_and_number_whatever_their_order() -> None:
     assert (rollout.role, rollout.ranks[0].replica, rollout.kernels[0].delta_us) == ("rollout", 0, 5)
 
 
-def test_traces_without_a_counterpart_are_told() -> None:
+def test_traces_without_a_counterpart_are_reported() -> None:
     before = run(trace(path="0"), trace(rank=1, path="1"))
     diff = diff_runs(before, run(trace(rank=1, path="1"), trace(rank=2, path="2"), trace(role="rollout", path="r")))
     assert (diff.only_before, diff.only_after) == (("0",), ("2", "r"))
 
 
-def test_two_single_traces_always_pair() -> None:
+def test_two_single_traces_are_always_paired() -> None:
     role = role_diff(trace(rank=3), trace(role=None, rank=None, capture=None))
     assert (role.role, role.ranks[0].rank) == ("trainer", 3)
 
 
-def test_without_roles_on_a_side_numbers_pair() -> None:
+def test_ranks_are_paired_by_number_without_roles() -> None:
     before = run(trace(rank=0, path="0"), trace(rank=1, path="1"))
     after = run(*(trace(rank=rank, role=None, capture=None, path=f"new{rank}") for rank in (1, 0)))
     role = role_diff(before, after)
     assert [(rank.before, rank.after) for rank in role.ranks] == [(("0",), ("new0",)), (("1",), ("new1",))]
 
 
-def test_a_number_does_not_tell_one_of_several_roles() -> None:
+def test_number_does_not_identify_one_of_several_roles() -> None:
     before = run(trace(), trace(role="rollout"))
     with pytest.raises(TraceError, match="nothing to compare"):
         diff_runs(before, run(trace(role=None)))
 
 
-def test_without_any_name_the_position_pairs() -> None:
+def test_traces_without_names_are_paired_by_position() -> None:
     def nameless(*paths: str) -> RunSummary:
         return run(*(trace(role=None, rank=None, capture=None, path=path) for path in paths))
 
@@ -408,7 +408,7 @@ def test_stages_are_not_mixed(capture: str | None, stage: str | None) -> None:
     assert [(role.stage, role.ranks[0].before) for role in diff.roles] == [(stage, ("mine",)), ("other", ("other",))]
 
 
-def test_nothing_to_compare() -> None:
+def test_empty_side_is_reported() -> None:
     with pytest.raises(TraceError, match=r"no trace of one side \(no trace\).*\(a.json\)"):
         diff_runs(run(), run(trace()))
 
@@ -443,7 +443,7 @@ def runs(draw: st.DrawFn) -> RunSummary:
 
 
 @given(runs())
-def test_a_run_is_the_same_as_itself(summary: RunSummary) -> None:
+def test_run_is_the_same_as_itself(summary: RunSummary) -> None:
     for role in diff_runs(summary, summary).roles:
         assert {change.verdict for change in every(role)} <= {"same"}
         assert {change.delta_us for change in every(role)} <= {0}
@@ -451,7 +451,7 @@ def test_a_run_is_the_same_as_itself(summary: RunSummary) -> None:
 
 
 @given(runs(), runs())
-def test_the_other_way_round_is_the_mirror(before: RunSummary, after: RunSummary) -> None:
+def test_diff_is_symmetric(before: RunSummary, after: RunSummary) -> None:
     mirrored = {"slower": "faster", "faster": "slower", "appeared": "vanished", "vanished": "appeared", "same": "same"}
     forward, backward = diff_runs(before, after), diff_runs(after, before)
     assert (forward.only_before, forward.only_after) == (backward.only_after, backward.only_before)
@@ -483,9 +483,7 @@ def test_the_other_way_round_is_the_mirror(before: RunSummary, after: RunSummary
 
 
 @given(st.dictionaries(st.sampled_from(KERNELS), TIMES, min_size=1), st.integers(3, 6), st.sampled_from([0.9, 1.1]))
-def test_calm_times_that_all_scale_change_everywhere_above_the_floor(
-    kernels: dict[str, float], steps: int, scale: float
-) -> None:
+def test_scaled_times_change_everywhere_above_the_floor(kernels: dict[str, float], steps: int, scale: float) -> None:
     def scaled(scale: float) -> RankSummary:
         times = {name: [scale * time] * steps for name, time in kernels.items()}
         return trace(times, operators=times, steps=[scale * sum(kernels.values())] * steps)
@@ -503,7 +501,7 @@ def test_calm_times_that_all_scale_change_everywhere_above_the_floor(
 
 
 @given(st.lists(TIMES, min_size=1, max_size=12))
-def test_captures_of_single_steps_are_as_one_capture_of_all(times: list[float]) -> None:
+def test_single_step_captures_equal_one_capture_of_all_steps(times: list[float]) -> None:
     apart = run(*(trace({"gemm": [time]}, steps=[time]) for time in times))
     role = role_diff(apart, trace({"gemm": times}, steps=times))
     for change in (*role.kernels, *role.iterations):
@@ -519,14 +517,14 @@ def write(path: Path, document: Any) -> Path:
     return path
 
 
-def test_a_document_is_read_as_it_was(tmp_path: Path) -> None:
+def test_document_round_trips(tmp_path: Path) -> None:
     summary = run(trace({"gemm": [1.5, 2]}, operators={"mm": [1, 2]}, steps=[("decode", 7.25)]))
     path = write(tmp_path / "a.json", summary.to_dict())
     assert is_summary(path)
     assert load_summary(path) == summary
 
 
-def test_members_of_later_versions_are_passed_over(tmp_path: Path) -> None:
+def test_fields_of_later_versions_are_ignored(tmp_path: Path) -> None:
     summary = run(trace({"gemm": [1, 2]}))
     document: dict[str, Any] = {"profdeck": "9.1", "schema": 2, **summary.to_dict(), "more": []}
     document["ranks"][0]["more"] = {}
@@ -535,7 +533,7 @@ def test_members_of_later_versions_are_passed_over(tmp_path: Path) -> None:
     assert load_summary(path) == summary
 
 
-def test_a_document_from_before_there_were_npus_is_read(tmp_path: Path) -> None:
+def test_document_without_npu_fields_is_read(tmp_path: Path) -> None:
     summary = run(trace({"gemm": [1, 2]}))
     document = summary.to_dict()
     for rank in document["ranks"]:
@@ -546,7 +544,7 @@ def test_a_document_from_before_there_were_npus_is_read(tmp_path: Path) -> None:
     assert load_summary(write(tmp_path / "a.json", document)) == summary
 
 
-def test_a_document_says_what_it_is_not(tmp_path: Path) -> None:
+def test_invalid_document_is_reported(tmp_path: Path) -> None:
     document = run(trace({"gemm": [1, 2]})).to_dict()
     document["ranks"][0]["kernels"][0]["count"] = "2"
     with pytest.raises(TraceError, match=r"Expected `int`, got `str` - at `\$\.ranks\[0\]\.kernels\[0\]\.count`"):
@@ -568,7 +566,7 @@ def test_a_document_says_what_it_is_not(tmp_path: Path) -> None:
         b"\x1f\x8b",
     ],
 )
-def test_traces_are_no_summaries(tmp_path: Path, text: bytes) -> None:
+def test_traces_are_not_summaries(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.json").write_bytes(text)
     assert not is_summary(tmp_path / "a.json")
     assert not is_summary(tmp_path)

@@ -1,4 +1,4 @@
-"""Arithmetic on intervals against references that look at every instant."""
+"""Tests of interval arithmetic, compared with references that evaluate each instant."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INTERVALS = st.lists(
 
 @st.composite
 def nested(draw: st.DrawFn, start: int = 0, end: int = 40, depth: int = 4) -> list[tuple[int, int, int]]:
-    """Draw intervals of track 0 that nest."""
+    """Draw nested intervals of track 0."""
     intervals_drawn = []
     while depth and start < end and draw(st.booleans()):
         begin = draw(st.integers(start, end))
@@ -38,7 +38,7 @@ def nested(draw: st.DrawFn, start: int = 0, end: int = 40, depth: int = 4) -> li
 
 
 def reference_self_times(given_intervals: list[tuple[int, int, int]]) -> list[int]:
-    """Give each instant to the open interval that started last, of these the shortest, of these the last."""
+    """Assign each instant to the open interval with the latest start, then the shortest length, then the last index."""
     self_times_ns = [0] * len(given_intervals)
     for track in {track for track, _, _ in given_intervals}:
         for instant in range(60):
@@ -53,7 +53,7 @@ def columns(given_intervals: list[tuple[int, int, int]]) -> list[intervals.Int]:
 
 
 @given(st.one_of(INTERVALS, nested(), st.builds(lambda a, b: a + [(1, s, e) for _, s, e in b], nested(), nested())))
-def test_self_times_equal_those_of_every_instant(given_intervals: list[tuple[int, int, int]]) -> None:
+def test_self_times_equal_the_reference(given_intervals: list[tuple[int, int, int]]) -> None:
     assert self_times(*columns(given_intervals)).tolist() == reference_self_times(given_intervals)
 
 
@@ -65,7 +65,7 @@ def test_nested_intervals_need_no_stack(given_intervals: list[tuple[int, int, in
     assert intervals.nesting(starts, ends) is not None
 
 
-def test_deep_nesting_goes_to_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_nesting_uses_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "_MAX_LEVELS", 5)
     given_intervals = [(0, i, 40 - i) for i in range(10)]
 
@@ -81,7 +81,7 @@ def spans_of(given_intervals: list[tuple[int, int, int]]) -> Spans:
 
 
 def instants(spans: Spans) -> set[int]:
-    """Return the instants in the spans, which must be in order, not empty and apart."""
+    """Return the instants in the spans. The spans must be sorted, nonempty and disjoint."""
     starts, ends = (side.tolist() for side in spans)
     edges = [edge for span in zip(starts, ends, strict=True) for edge in span]
     assert edges == sorted(set(edges))
@@ -89,7 +89,7 @@ def instants(spans: Spans) -> set[int]:
 
 
 @given(INTERVALS)
-def test_a_union_has_the_instants_of_all(given_intervals: list[tuple[int, int, int]]) -> None:
+def test_union_contains_the_instants_of_all_intervals(given_intervals: list[tuple[int, int, int]]) -> None:
     covered = {instant for instant in INSTANTS if any(begin <= instant < end for _, begin, end in given_intervals)}
 
     assert instants(spans_of(given_intervals)) == covered
@@ -97,7 +97,7 @@ def test_a_union_has_the_instants_of_all(given_intervals: list[tuple[int, int, i
 
 
 @given(INTERVALS, INTERVALS)
-def test_intersections_and_complements_are_those_of_every_instant(
+def test_intersections_and_complements_equal_the_reference(
     first_intervals: list[tuple[int, int, int]], second_intervals: list[tuple[int, int, int]]
 ) -> None:
     first, second = spans_of(first_intervals), spans_of(second_intervals)
@@ -107,7 +107,7 @@ def test_intersections_and_complements_are_those_of_every_instant(
 
 
 @given(INTERVALS, st.lists(st.integers(-2, 39), max_size=8))
-def test_the_time_before_an_instant_is_counted(given_intervals: list[tuple[int, int, int]], limits: list[int]) -> None:
+def test_time_before_an_instant_is_summed(given_intervals: list[tuple[int, int, int]], limits: list[int]) -> None:
     spans = spans_of(given_intervals)
     covered = instants(spans)
 
@@ -116,7 +116,7 @@ def test_the_time_before_an_instant_is_counted(given_intervals: list[tuple[int, 
     assert before.tolist() == [sum(instant < limit for instant in covered) for limit in limits]
 
 
-def test_spans_at_the_edges_of_64_bits_are_exact() -> None:
+def test_spans_at_the_limits_of_64_bits_are_exact() -> None:
     spans = np.array([-(2**62), 2**62]), np.array([-(2**62) + 1, 2**62 + 3])
 
     assert time_before(spans, np.array([0, 2**62 + 2])).tolist() == [1, 3]
@@ -127,7 +127,7 @@ def test_groups_keep_the_order_within_a_key() -> None:
     assert groups(np.array([], dtype=np.int64)) == []
 
 
-def test_joined_spans_follow_each_other() -> None:
+def test_joined_spans_are_concatenated() -> None:
     starts, ends = joined([(np.array([5]), np.array([6])), (np.array([1]), np.array([9]))])
 
     assert (starts.tolist(), ends.tolist()) == ([5, 1], [6, 9])

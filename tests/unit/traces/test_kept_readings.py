@@ -1,4 +1,4 @@
-"""A reading that was kept is the reading, whatever was read."""
+"""Tests of cached readings: a reading is unchanged after serialization."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from seeds import FIRST_SEED
 
 
 def reading_of(path: Path, buckets: int = 0) -> RankReading:
-    how = {"classifier": Classifier(), "step_names": StepNames.load()}
-    return read_summary(TraceSource(path), devices_only=False, buckets=buckets, **how)  # type: ignore[arg-type]
+    options = {"classifier": Classifier(), "step_names": StepNames.load()}
+    return read_summary(TraceSource(path), devices_only=False, buckets=buckets, **options)  # type: ignore[arg-type]
 
 
 def is_kept(reading: RankReading, path: Path) -> bool:
@@ -39,14 +39,14 @@ def is_kept(reading: RankReading, path: Path) -> bool:
     return True
 
 
-def test_jobs(tmp_path: Path) -> None:
+def test_readings_of_jobs_round_trip(tmp_path: Path) -> None:
     for number, job in enumerate((GpuJob(ranks=2, items=3), GpuJob(steps=1), GpuJob(small=600, allocate_us=200))):
         for path in job.write(tmp_path / str(number)).iterdir():
             assert is_kept(reading_of(path, buckets=128), path)
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_what_no_profiler_wrote(tmp_path: Path, part: int) -> None:
+def test_readings_of_mutated_traces_round_trip(tmp_path: Path, part: int) -> None:
     path, cached_count = tmp_path / "trace.json", 0
     for seed in range(FIRST_SEED + part, FIRST_SEED + 60, 2):
         chance = random.Random(seed)  # noqa: S311 - reproducible input

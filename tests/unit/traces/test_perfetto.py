@@ -1,4 +1,4 @@
-"""Perfetto traces, read back with a reader of the wire format that shares nothing with the writer."""
+"""Tests of Perfetto traces, read with an independent reader of the wire format."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def columns_of(events: Sequence[Event]) -> Columns:
 
 
 def slices_of(columns: Columns, cuts: list[int]) -> Iterator[Slice]:
-    """Cut events into slices of time, as a timeline does."""
+    """Split events into time slices, like a timeline."""
     if not len(columns):
         return
     start, end = columns.start_ns, columns.end_ns
@@ -123,11 +123,11 @@ class Track:
     slices: list[tuple[str, str, int, int]] = attrs.field(factory=list)
     """Name, category, start and end."""
     depth: int = 0
-    """How many slices were open at once."""
+    """Maximum number of open slices."""
 
 
 class ReadTrace:
-    """A trace as Perfetto understands it: packets by time, an end closes what began last on its track."""
+    """A parsed trace. As in Perfetto, packets are sorted by time, and an end closes the last open slice of a track."""
 
     def __init__(self, data: bytes) -> None:
         self.tracks: dict[int, Track] = {}
@@ -137,7 +137,7 @@ class ReadTrace:
             sequence = integer(packet, 10)
             if packet[13] == [1]:
                 assert sequence not in {started for started, _ in strings}
-                strings[sequence, 2][0] = ""  # the sequence began
+                strings[sequence, 2][0] = ""  # start of the sequence
             assert (sequence, 2) in strings
             for interned in map(fields, self._messages(packet, 12)):
                 for kind in (1, 2):
@@ -216,9 +216,7 @@ def events_in_time(draw: st.DrawFn) -> list[Event]:
 
 
 @given(events_in_time(), st.lists(TIMES, max_size=3), st.integers(0, 2**61))
-def test_each_event_comes_back_as_one_slice_of_a_lane_of_its_track(
-    events: list[Event], cuts: list[int], shift_ns: int
-) -> None:
+def test_each_event_is_one_slice_of_a_lane_of_its_track(events: list[Event], cuts: list[int], shift_ns: int) -> None:
     read = ReadTrace(encoded(events, *cuts, shift_ns=shift_ns))
 
     expected = Counter(
@@ -233,7 +231,7 @@ def test_each_event_comes_back_as_one_slice_of_a_lane_of_its_track(
     assert sorted(lanes.values()) == sorted(by_track.values())
 
 
-def test_tracks_are_the_streams_of_devices_and_the_threads_of_hosts() -> None:
+def test_tracks_are_device_streams_and_host_threads() -> None:
     read = ReadTrace(
         encoded(
             [
@@ -254,7 +252,7 @@ def test_tracks_are_the_streams_of_devices_and_the_threads_of_hosts() -> None:
     }
 
 
-def test_a_process_of_ascend_is_a_device_by_its_name_and_threads_in_two_processes_are_told_apart() -> None:
+def test_ascend_processes_are_devices_and_threads_have_process_names() -> None:
     hardware = "Ascend Hardware"
     read = ReadTrace(
         encoded(
@@ -266,7 +264,7 @@ def test_a_process_of_ascend_is_a_device_by_its_name_and_threads_in_two_processe
     assert read.track_names() == ["Ranks", "rank 0", hardware, "stream 3", "process 1: thread 5", "CANN: thread 5"]
 
 
-def test_tracks_stand_in_the_order_of_their_numbers_with_devices_first() -> None:
+def test_tracks_are_sorted_by_number_with_devices_first() -> None:
     tracks: list[tuple[Id, Id]] = [(3, 1), (3, "main"), (10, 3), (10, 20), (2, 7)]
     events = [
         ("x", OPERATOR if process == 3 else KERNEL, (process, thread), 0, 1) for process, thread in reversed(tracks)
@@ -280,7 +278,7 @@ def test_tracks_stand_in_the_order_of_their_numbers_with_devices_first() -> None
     assert track_names[6:] == ["thread 1", "main"]
 
 
-def test_no_lane_is_deeper_than_perfetto_shows() -> None:
+def test_lanes_do_not_exceed_perfettos_maximum_depth() -> None:
     events = [("f", "python_function", THREAD, 0, 2000 - depth) for depth in range(600)]
     events += [("empty", OPERATOR, THREAD, 0, 0)]
 
@@ -289,7 +287,7 @@ def test_no_lane_is_deeper_than_perfetto_shows() -> None:
     assert sorted(track.depth for track in read.tracks.values() if track.slices) == [600 - 511, 512]
 
 
-def test_sources_can_be_concatenated_and_stand_in_their_order() -> None:
+def test_concatenated_sources_are_sorted() -> None:
     traces = [
         encoded([("x", KERNEL, STREAM, 0, 1 + index)], label=f"rank {sort_index}", index=index, sort_index=sort_index)
         for index, sort_index in enumerate([10, 2])
@@ -304,7 +302,7 @@ def test_sources_can_be_concatenated_and_stand_in_their_order() -> None:
     }
 
 
-def test_only_events_that_are_counted_as_first_are_in() -> None:
+def test_only_first_parts_of_events_are_written() -> None:
     columns = columns_of([("x", KERNEL, STREAM, 0, 9), ("mm", OPERATOR, THREAD, 0, 9)])
     kernels = columns.tables.names_of_categories(frozenset({KERNEL}))
     time_slices = [
@@ -318,7 +316,7 @@ def test_only_events_that_are_counted_as_first_are_in() -> None:
     assert read.track_names() == ["Ranks", "rank 0", "device 0", "stream 7"]
 
 
-def test_many_events_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_events_are_written_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perfetto, "_BLOCK_PACKETS", 3)
     events = [("x", KERNEL, STREAM, time, time + 1) for time in range(5)]
 
@@ -328,7 +326,7 @@ def test_many_events_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("start", "end", "shift_ns"), [(5, 9, -6), (5, 2**62, 2**62)])
-def test_times_that_the_format_cannot_say_are_an_error(start: int, end: int, shift_ns: int) -> None:
+def test_times_outside_the_formats_range_are_an_error(start: int, end: int, shift_ns: int) -> None:
     with pytest.raises(TraceError, match="rank 0: its times, .* do not fit into a Perfetto trace"):
         encoded([("x", KERNEL, STREAM, start, end)], shift_ns=shift_ns)
 
@@ -337,7 +335,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)).map(lambd
 
 
 @given(INTERVALS, st.integers(1, 4), st.lists(st.integers(0, 24), max_size=3))
-def test_each_interval_gets_the_first_lane_in_which_it_nests(
+def test_each_interval_is_placed_in_the_first_lane_where_it_nests(
     intervals: list[tuple[int, int]], max_depth: int, cuts: list[int]
 ) -> None:
     ordered = sorted(intervals, key=lambda interval: (interval[0], -interval[1]))
@@ -362,7 +360,7 @@ def test_each_interval_gets_the_first_lane_in_which_it_nests(
     assert placed == expected
 
 
-def test_intervals_that_nest_are_not_placed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_intervals_are_placed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nested_tracks.NestedTracks, "_place_one_by_one", None)
     starts, ends = np.array([0, 0, 1, 4, 6]), np.array([6, 5, 4, 5, 9])
 

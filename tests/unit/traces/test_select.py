@@ -1,4 +1,4 @@
-"""Which events a selection keeps, against a reference on decoded events; windows of steps, iterations and times."""
+"""Tests of event selections, compared with a reference implementation, and of windows of steps and times."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def kept_names(selection: Selection, given_events: list[dict[str, Any]]) -> list
     return [event_fields["name"] for event_fields in json.loads(selection.apply(json.dumps(given_events).encode()))]
 
 
-def test_what_overlaps_the_window_is_kept_whole() -> None:
+def test_events_that_overlap_the_window_are_kept() -> None:
     spans = {"before": (0, 10), "touches": (0, 20), "into": (0, 21), "inside": (25, 1), "out of": (29, 50),
              "over": (0, 99), "moment": (20, 0), "end": (30, 5)}  # fmt: skip
     given_events = [event(name=name, ts=ts, dur=dur) for name, (ts, dur) in spans.items()]
@@ -159,7 +159,7 @@ def test_what_overlaps_the_window_is_kept_whole() -> None:
     assert kept_names(Selection(end_ns=20_000), given_events) == ["before", "touches", "into", "over"]
 
 
-def test_metadata_is_always_kept_and_an_event_without_a_time_never() -> None:
+def test_metadata_is_kept_and_events_without_a_time_are_not() -> None:
     given_events = [{"ph": "M", "name": "process_name"}, {"ph": "i", "name": "timeless"}, {"ph": "X", "name": "too"}]
 
     assert kept_names(Selection(0, 1), given_events) == ["process_name"]
@@ -167,7 +167,7 @@ def test_metadata_is_always_kept_and_an_event_without_a_time_never() -> None:
     assert kept_names(Selection(), given_events) == ["process_name", "timeless", "too"]
 
 
-def test_digits_beyond_those_of_floats_decide() -> None:
+def test_times_are_compared_with_more_digits_than_floats() -> None:
     times = ["1704161511420306.4909", "1704161511420306.491", "1704161511420306.4911", "1704161511420306.492"]
     array = b"[%b]" % b",".join(b'{"ph": "i", "name": "%d", "ts": %b}' % (n, t.encode()) for n, t in enumerate(times))
     selection = Selection(1704161511420306_491, 1704161511420306_492)
@@ -175,7 +175,7 @@ def test_digits_beyond_those_of_floats_decide() -> None:
     assert [event_fields["name"] for event_fields in json.loads(selection.apply(array))] == ["1", "2"]
 
 
-def test_one_of_several_categories_is_enough() -> None:
+def test_one_matching_category_selects_an_event() -> None:
     categories = ["kernel", "cpu_op", "cpu_op, kernel", "kernels", None, "", 3]
     given_events = [event(name=str(cat), cat=cat) for cat in categories]
 
@@ -183,7 +183,7 @@ def test_one_of_several_categories_is_enough() -> None:
     assert kept_names(Selection(categories=frozenset({""})), given_events) == ["None", ""]
 
 
-def test_a_pair_that_is_open_in_the_window_is_kept_with_both_ends() -> None:
+def test_pair_open_in_the_window_is_kept_with_both_ends() -> None:
     given_events = [
         event("B", 0, name="whole"), event("B", 1, name="past"), event("E", 2, name="past"),
         event("B", 3, name="other", tid=2), event("B", 15, name="inner"), event("E", 99, name="other", tid=2),
@@ -194,7 +194,7 @@ def test_a_pair_that_is_open_in_the_window_is_kept_with_both_ends() -> None:
     assert kept_names(Selection(10_000, 20_000), given_events) == ["whole", "other", "inner", "other", "inner", "whole"]
 
 
-def test_the_end_of_a_pair_is_of_the_category_of_its_begin() -> None:
+def test_end_of_a_pair_has_the_category_of_its_begin() -> None:
     given_events = [event("B", 0, name="a", cat="kernel"), event("B", 1, name="b"), event("E", 2, name="b"),
                     event("E", 3, name="a")]  # fmt: skip
 
@@ -202,7 +202,7 @@ def test_the_end_of_a_pair_is_of_the_category_of_its_begin() -> None:
 
 
 @given(st.data())
-def test_pairs_stay_nested_wherever_a_trace_is_cut_into_arrays(data: st.DataObject) -> None:
+def test_pairs_stay_nested_if_a_trace_is_split(data: st.DataObject) -> None:
     open_, given_events = 0, []
     for time in range(data.draw(st.integers(2, 30))):
         phase = data.draw(st.sampled_from("BE")) if open_ else "B"
@@ -225,7 +225,7 @@ def test_pairs_stay_nested_wherever_a_trace_is_cut_into_arrays(data: st.DataObje
     assert depth == 0
 
 
-def test_what_cannot_be_read_is_returned_as_it_is() -> None:
+def test_undecodable_text_is_returned_unchanged() -> None:
     deep = b'[{"ph": "X", "args": %b%b}]' % (b"[" * 100_000, b"]" * 100_000)
 
     assert Selection(0, 1).apply(deep) == deep
@@ -233,13 +233,13 @@ def test_what_cannot_be_read_is_returned_as_it_is() -> None:
     assert Selection(0, 1).pick(deep) is None
 
 
-def test_elements_that_are_no_objects_are_not_kept() -> None:
+def test_elements_other_than_objects_are_not_kept() -> None:
     assert Selection(0, 1).apply(b'[null, {"ph": "M"}, 3]') == b'[{"ph": "M"}]'
     assert Selection(0, 1).apply(b"[]") == b"[]"
     assert Selection().apply(b' [ {"ph": "M"} ]\n') == b'[{"ph": "M"}]'
 
 
-def test_what_is_picked_is_counted() -> None:
+def test_picked_events_are_counted() -> None:
     array = b'[{"ph": "M"} , {"ph": "i", "ts": 0} , {"ph": "i", "ts": 5} , {"ts": 0}]'
 
     picked = Selection(0, 1).pick(array)
@@ -249,7 +249,7 @@ def test_what_is_picked_is_counted() -> None:
     assert (picked.between, picked.events, picked.selected) == (b" , ", 3, 2)
 
 
-def test_a_selection_goes_to_another_process() -> None:
+def test_selection_can_be_pickled() -> None:
     selection = Selection(1, 2, frozenset({"kernel"}))
 
     assert pickle.loads(pickle.dumps(selection)) == selection  # noqa: S301
@@ -288,13 +288,13 @@ def extent(selection: Selection) -> tuple[int | None, int | None]:
     return selection.begin_ns, selection.end_ns
 
 
-def test_the_work_of_a_step_starts_later_than_the_step_and_ends_where_that_of_the_next_starts(stepped: Path) -> None:
+def test_device_window_of_a_step_ends_at_the_next_steps_device_window(stepped: Path) -> None:
     selection = step_window(stepped, range(3, 4))
     assert (selection.host, selection.work) == (TimeWindow(30_000, 40_000), TimeWindow(35_000, 45_000))
     assert step_window(stepped, range(7, 8)).work == TimeWindow(75_000, None)
 
 
-def test_a_step_reaches_to_the_end_of_all_that_it_launched(stepped: Path) -> None:
+def test_step_window_includes_all_launched_work(stepped: Path) -> None:
     assert extent(step_window(stepped, range(3, 4))) == (30_000, 43_500)
     assert extent(step_window(stepped, range(2, 5))) == (20_000, 53_500)
 
@@ -307,12 +307,12 @@ def test_a_step_reaches_to_the_end_of_all_that_it_launched(stepped: Path) -> Non
         (range(10**40), "does not have the steps 0..9{40}: it has"),
     ],
 )
-def test_steps_that_are_not_there_are_named_and_those_that_are(stepped: Path, steps: range, message: str) -> None:
+def test_missing_steps_are_reported_with_the_existing_steps(stepped: Path, steps: range, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         step_window(stepped, steps)
 
 
-def test_a_trace_without_steps_says_so(tmp_path: Path) -> None:
+def test_trace_without_steps_is_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "plain.json", [event(name="ProfilerStep#x"), event("i", name="ProfilerStep#1")])
     with pytest.raises(TraceError, match="does not have the step 1: no step is marked in it."):
         step_window(path, range(1, 2))
@@ -326,7 +326,7 @@ def test_a_trace_without_steps_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "ts", ["1704161511420306.4915", '"1704161511420306.4915"', 'NaN, "ts": "1704161511420306.4915"']
 )
-def test_the_edges_of_steps_are_exact(tmp_path: Path, ts: str) -> None:
+def test_step_bounds_are_exact(tmp_path: Path, ts: str) -> None:
     path = tmp_path / "exact.json"
     step_text = '{"ph": "X", "name": "ProfilerStep#0", "cat": "cpu_op", "ts": %s, "dur": 0.0001}'
     path.write_text(f"[{', '.join([step_text % ts, *[step_text.replace('#0', '#9') % 5] * 3])}]")
@@ -338,7 +338,7 @@ def test_the_edges_of_steps_are_exact(tmp_path: Path, ts: str) -> None:
 EXECUTIONS = StepNames(["execute.*"])
 
 
-def test_iterations_count_from_0_in_the_order_of_time(tmp_path: Path) -> None:
+def test_iterations_are_numbered_from_0_by_start_time(tmp_path: Path) -> None:
     given_events = [annotation("execute", ts, 5, args={"External id": ts}) for ts in (30, 10, 20)]
     given_events += [annotation("execute inner", 21, 2), annotation("other", 5, 1)]
     given_events += [on_device("execute", ts + 4, 3, external_id=ts) for ts in (10, 20, 30)]
@@ -352,7 +352,7 @@ def test_iterations_count_from_0_in_the_order_of_time(tmp_path: Path) -> None:
         iteration_window(path, range(1), StepNames([]))
 
 
-def test_times_count_from_the_earliest_complete_event(tmp_path: Path) -> None:
+def test_times_are_relative_to_the_earliest_complete_event(tmp_path: Path) -> None:
     given_events = [event("M"), event("i", 1), event(ts="1704161511420306.4915", dur=8), event(ts=1704161511420307.0)]
     path = write(tmp_path / "times.json", given_events)
     origin_ns = 1704161511420306_491
@@ -365,7 +365,7 @@ def test_times_count_from_the_earliest_complete_event(tmp_path: Path) -> None:
 
 
 @given(st.lists(events(), max_size=8), st.sampled_from(BETWEEN))
-def test_the_earliest_start_equals_the_reference(
+def test_earliest_start_equals_the_reference(
     tmp_path_factory: pytest.TempPathFactory, texts: list[bytes], between: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("extent") / "trace.json"
@@ -384,7 +384,7 @@ def test_the_earliest_start_equals_the_reference(
     assert extent.check.events == sum("ph" in event_fields for event_fields in decoded)
 
 
-def test_an_extent_has_a_duration_and_categories(stepped: Path) -> None:
+def test_extent_has_a_duration_and_categories(stepped: Path) -> None:
     extent = read_extent(stepped)
 
     assert extent.begin_ns == 20_000

@@ -1,4 +1,4 @@
-"""Collectives matched across ranks: clocks, skew and stragglers planted and found again."""
+"""Tests of matching collectives across ranks, and of the clock offsets, skew and stragglers computed from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def run(
     group: str = "0",
     seed: int = 0,
 ) -> list[Collectives]:
-    """Ranks that arrive together, but for what is planted, and leave together 20 us after the last one arrived."""
+    """Return the collectives of ranks.
+
+    Without delays, all ranks arrive at the same time. They leave 20 us after the last rank arrives.
+    """
     random = np.random.default_rng(seed)
     begin = EPOCH_NS + np.cumsum(random.integers(100_000, 5_000_000, calls))
     late = np.array([*late_us, *[0] * (ranks - len(late_us))])[:, np.newaxis] * 1000
@@ -71,7 +74,7 @@ def only(rank: Collectives, selection: Any) -> Collectives:
 
 
 def joined(*ranks: Collectives) -> Collectives:
-    """Let one rank be in several process groups."""
+    """Combine the collectives of one rank in several process groups."""
     return attrs.evolve(
         ranks[0],
         groups=tuple(rank.groups[0] for rank in ranks),
@@ -103,11 +106,11 @@ def numbers(ranks: tuple[RankSkew, ...]) -> list[tuple[int, int, float, float]]:
         ("allreduce", "allreduce"),
     ],
 )
-def test_a_name_is_what_ranks_have_in_common(name: str, common: str) -> None:
+def test_collective_name_is_equal_on_all_ranks(name: str, common: str) -> None:
     assert collective_name(name) == common
 
 
-def test_planted_clocks_are_found_exactly() -> None:
+def test_clock_offsets_are_exact() -> None:
     offsets = clock_offsets(run(clock_ns=(0, 137_250, -3_000_000, 960_800)))
 
     assert [offset.offset_ns for offset in offsets] == [0, 137_250, -3_000_000, 960_800]
@@ -116,7 +119,7 @@ def test_planted_clocks_are_found_exactly() -> None:
     assert {offset.spread_ns for offset in offsets} == {0}
 
 
-def test_a_planted_straggler_is_found_whatever_the_clocks_say() -> None:
+def test_straggler_is_found_with_any_clock_offsets() -> None:
     skew = the(skew_of(run(late_us=(0, 10, 50), clock_ns=(0, 137_250, -3_000_000, 960_800))))
 
     assert skew.straggler == 2
@@ -134,14 +137,14 @@ def test_a_planted_straggler_is_found_whatever_the_clocks_say() -> None:
     assert skew.note is None
 
 
-def test_who_is_late_by_less_than_ends_differ_is_no_straggler() -> None:
+def test_delay_below_the_jitter_of_ends_is_not_a_straggler() -> None:
     skew = the(skew_of(run(late_us=(0, 0, 2), jitter_ns=20_000)))
 
     assert skew.straggler is None
     assert [rank.last for rank in skew.ranks] == [0, 0, 0, 0]
 
 
-def test_two_ranks_that_take_turns_are_no_stragglers() -> None:
+def test_alternating_late_ranks_are_not_stragglers() -> None:
     early, late = run(2, late_us=(0, 30))
     swap = np.arange(40) < 16
     first = attrs.evolve(early, start_ns=np.where(swap, late.start_ns, early.start_ns))
@@ -152,7 +155,7 @@ def test_two_ranks_that_take_turns_are_no_stragglers() -> None:
     assert skew.straggler is None
 
 
-def test_jitter_of_the_ends_moves_clocks_by_less() -> None:
+def test_jitter_of_ends_changes_clock_offsets_by_less() -> None:
     offsets = clock_offsets(run(calls=400, jitter_ns=5000, clock_ns=(0, 137_250)))
 
     assert abs(offsets[1].offset_ns - 137_250) < 1000
@@ -160,7 +163,7 @@ def test_jitter_of_the_ends_moves_clocks_by_less() -> None:
 
 
 @pytest.mark.parametrize("calls", [30, 300])
-def test_calls_missing_at_either_end_are_left_out(calls: int) -> None:
+def test_calls_missing_at_either_end_are_omitted(calls: int) -> None:
     ranks = run(3, calls, late_us=(0, 40), clock_ns=(0, 500_000, -700_000))
     ranks = [ranks[0], only(ranks[1], slice(9, None)), only(ranks[2], slice(2, calls - 5))]
     skew = the(skew_of(ranks))
@@ -173,7 +176,7 @@ def test_calls_missing_at_either_end_are_left_out(calls: int) -> None:
     assert skew.note.startswith(f"{left_out} of {3 * calls - 16} calls were left out")
 
 
-def test_ranks_that_began_and_ended_apart_are_matched_by_the_times_between_calls() -> None:
+def test_recordings_with_different_bounds_are_matched_by_call_intervals() -> None:
     early, late = run(2, 200, clock_ns=(0, 3_600_000_000_000))
     offsets = clock_offsets([only(early, slice(0, 150)), only(late, slice(50, 200))])
 
@@ -181,7 +184,7 @@ def test_ranks_that_began_and_ended_apart_are_matched_by_the_times_between_calls
     assert offsets[1].collectives == 100
 
 
-def test_periodic_calls_are_matched_by_the_clocks() -> None:
+def test_periodic_calls_are_matched_by_clocks() -> None:
     ranks = [
         attrs.evolve(
             rank,
@@ -198,7 +201,7 @@ def test_periodic_calls_are_matched_by_the_clocks() -> None:
     assert skew.straggler == 1
 
 
-def test_a_call_missing_in_the_middle_costs_the_shorter_side() -> None:
+def test_call_missing_in_the_middle_omits_the_shorter_side() -> None:
     early, late = run(2, 100, late_us=(0, 30))
     skew = the(skew_of([early, only(late, np.arange(100) != 70)]))
 
@@ -206,14 +209,14 @@ def test_a_call_missing_in_the_middle_costs_the_shorter_side() -> None:
     assert skew.straggler == 1
 
 
-def test_a_group_that_has_several_numbers_is_one_group() -> None:
+def test_group_with_several_numbers_is_one_group() -> None:
     ranks = run(late_us=(0, 30), calls=40)
     apart = [attrs.evolve(rank, groups=("0", "0"), group=(rank.name != 0).astype(np.int32)) for rank in ranks]
 
     assert skew_of(apart) == skew_of(ranks)
 
 
-def test_process_groups_are_matched_on_their_own() -> None:
+def test_process_groups_are_matched_separately() -> None:
     pairs = [run(2, late_us=(0, 20), group="tp0", seed=1), run(2, late_us=(30, 0), group="tp1", seed=2)]
     ranks = [attrs.evolve(rank, rank=number) for number, rank in enumerate([*pairs[0], *pairs[1]])]
     skew = the(skew_of(ranks))
@@ -228,7 +231,7 @@ def test_process_groups_are_matched_on_their_own() -> None:
     assert skew.straggler == 1
 
 
-def test_clocks_are_compared_over_other_ranks() -> None:
+def test_clock_offsets_are_chained_over_shared_ranks() -> None:
     clocks = (0, 5000, -9000)
     first = run(2, clock_ns=clocks[:2], group="a", seed=1)
     second = run(2, clock_ns=clocks[1:], group="b", seed=2)
@@ -238,7 +241,7 @@ def test_clocks_are_compared_over_other_ranks() -> None:
     assert the(skew_of(ranks)).note is None
 
 
-def test_the_ranks_of_a_host_have_one_clock() -> None:
+def test_ranks_of_a_host_share_a_clock() -> None:
     ranks = run(4, jitter_ns=3000, clock_ns=(0, 0, 77_000, 77_000))
     ranks = [attrs.evolve(rank, host="ab"[number // 2]) for number, rank in enumerate(ranks)]
     offsets = clock_offsets(ranks)
@@ -249,13 +252,13 @@ def test_the_ranks_of_a_host_have_one_clock() -> None:
     assert abs(offsets[2].offset_ns - 77_000) < 3000
 
 
-def test_hosts_of_one_name_whose_collectives_disagree_have_clocks_of_their_own() -> None:
+def test_equal_host_names_with_different_offsets_have_separate_clocks() -> None:
     ranks = [attrs.evolve(rank, host="localhost") for rank in run(3, clock_ns=(0, 0, 137_250))]
 
     assert [offset.offset_ns for offset in clock_offsets(ranks)] == [0, 0, 137_250]
 
 
-def test_a_host_ties_the_clocks_of_roles_together() -> None:
+def test_host_connects_the_clocks_of_roles() -> None:
     actors = [
         attrs.evolve(rank, role="actor", host=host)
         for rank, host in zip(run(2, clock_ns=(0, 99_000)), "ab", strict=True)
@@ -265,7 +268,7 @@ def test_a_host_ties_the_clocks_of_roles_together() -> None:
     assert clock_offsets([*actors, rollout])[2].offset_ns == 99_000
 
 
-def test_marks_of_the_recorders_count_where_there_are_few_collectives() -> None:
+def test_anchors_are_used_with_few_collectives() -> None:
     def offsets(calls: int) -> Any:
         ranks = run(2, calls, clock_ns=(0, 5000))
         anchor_offsets_ns = (10**15, 10**15 + 4000)
@@ -281,14 +284,14 @@ def test_marks_of_the_recorders_count_where_there_are_few_collectives() -> None:
     assert (without_marks.offset_ns, without_marks.source) == (5000, OffsetSource.COLLECTIVES)
 
 
-def test_a_rank_alone_has_no_skew() -> None:
+def test_single_rank_has_no_skew() -> None:
     assert skew_of(run(1)) == ()
     assert skew_of([]) == ()
     assert clock_offsets([]) == ()
     assert [offset.offset_ns for offset in clock_offsets(run(1))] == [0]
 
 
-def test_roles_replicas_and_captures_are_kept_apart() -> None:
+def test_replicas_are_separate_groups() -> None:
     ranks = [attrs.evolve(rank, replica=replica) for replica in (0, 1) for rank in run(2)]
 
     assert [group.replica for group in skew_of(ranks)] == [0, 1]
@@ -302,7 +305,7 @@ def test_traces_of_one_rank_are_not_compared() -> None:
     assert skew.note == "Several traces say that they are rank 0: they are no ranks of one program."
 
 
-def test_messages_from_point_to_point_tell_nothing() -> None:
+def test_point_to_point_messages_are_not_used() -> None:
     ranks = [attrs.evolve(rank, name=np.full(40, NAMES.index(SEND_RECV))) for rank in run(2, late_us=(0, 50))]
     skew = the(skew_of(ranks))
 
@@ -312,7 +315,7 @@ def test_messages_from_point_to_point_tell_nothing() -> None:
     assert clock_offsets(ranks)[1].source is OffsetSource.UNKNOWN
 
 
-def test_ranks_that_never_were_in_a_collective_together_have_none_in_common() -> None:
+def test_ranks_without_common_collectives_are_noted() -> None:
     skew = the(skew_of([run(2, seed=1)[0], run(2, seed=2)[1]]))
 
     assert skew.collectives == ()
@@ -320,7 +323,7 @@ def test_ranks_that_never_were_in_a_collective_together_have_none_in_common() ->
     assert "No collectives in common with the others: rank 0, rank 1." in skew.note
 
 
-def test_the_order_of_events_and_traces_does_not_matter() -> None:
+def test_skew_is_independent_of_event_and_trace_order() -> None:
     ranks = run(late_us=(0, 10, 50), clock_ns=(0, 1000, 2000, 3000))
     shuffled = [only(rank, np.random.default_rng(7).permutation(40)) for rank in reversed(ranks)]
 
@@ -334,7 +337,7 @@ def test_the_order_of_events_and_traces_does_not_matter() -> None:
     jitter_ns=st.integers(0, 3000),
     seed=st.integers(0, 10_000),
 )
-def test_another_clock_of_a_rank_changes_its_offset_only(
+def test_clock_of_a_rank_affects_only_its_offset(
     moved_rank: int, clock_ns: int, late_us: tuple[int, ...], jitter_ns: int, seed: int
 ) -> None:
     ranks = run(late_us=late_us, jitter_ns=jitter_ns, seed=seed)
@@ -360,9 +363,7 @@ def test_another_clock_of_a_rank_changes_its_offset_only(
     jitter_ns=st.integers(0, 50_000),
     seed=st.integers(0, 10_000),
 )
-def test_sums_agree_with_each_other(
-    calls: int, ranks: int, cuts: list[tuple[int, int]], jitter_ns: int, seed: int
-) -> None:
+def test_sums_are_consistent(calls: int, ranks: int, cuts: list[tuple[int, int]], jitter_ns: int, seed: int) -> None:
     traces = [
         only(rank, slice(begin, max(begin, calls - end)))
         for rank, (begin, end) in zip(run(ranks, calls, jitter_ns=jitter_ns, seed=seed), cuts, strict=False)
@@ -378,7 +379,7 @@ def test_sums_agree_with_each_other(
 
 
 def arriving(late_ns: NDArray[np.int64]) -> list[Collectives]:
-    """Ranks that arrive so late at each collective: a row a rank."""
+    """Return collectives with these delays at arrival. Each row is a rank."""
     ranks, calls = late_ns.shape
     start = EPOCH_NS + np.arange(calls) * 10_000_000 + late_ns
     end = start.max(axis=0) + 20_000 + np.zeros_like(start)
@@ -386,8 +387,8 @@ def arriving(late_ns: NDArray[np.int64]) -> list[Collectives]:
     return [attrs.evolve(rank, start_ns=start[row], end_ns=end[row]) for row, rank in enumerate(template)]
 
 
-def test_who_makes_the_others_wait_is_named_though_others_are_last_as_often() -> None:
-    """A rank is late by 4 ms at each third collective; at the others chance decides, by microseconds."""
+def test_straggler_has_the_longest_delays_not_the_most_last_arrivals() -> None:
+    """One rank is 4 ms late at every third collective. At the others, delays are random and below 40 us."""
     late_ns = np.random.default_rng(0).integers(0, 40_000, (4, 90))
     late_ns[2, ::3] += 4_000_000
     (group,) = skew_of(arriving(late_ns))
@@ -397,7 +398,7 @@ def test_who_makes_the_others_wait_is_named_though_others_are_last_as_often() ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_once_late_is_no_habit_and_chance_names_nobody(seed: int) -> None:
+def test_random_and_single_delays_have_no_straggler(seed: int) -> None:
     late_ns = np.random.default_rng(seed).integers(0, 40_000, (4, 90))
     (group,) = skew_of(arriving(late_ns))
     assert group.straggler is None
@@ -406,11 +407,11 @@ def test_once_late_is_no_habit_and_chance_names_nobody(seed: int) -> None:
     assert group.straggler is None
 
 
-# Ranks without devices.
+# Tests of ranks without devices.
 
 
 def of_hosts(directory: Path, process_groups: int, name: str) -> list[TraceSource]:
-    """Write the traces of two ranks whose gloo runs 20 collectives; the clock of the second one is 5 ms behind."""
+    """Write the traces of two ranks with 20 gloo collectives. The clock of the second rank is 5 ms behind."""
     sources = []
     for rank, behind_us in enumerate((0, 5000)):
         events = [
@@ -427,7 +428,7 @@ def of_hosts(directory: Path, process_groups: int, name: str) -> list[TraceSourc
 
 @pytest.mark.parametrize("devices_only", [False, True])
 @pytest.mark.parametrize("name", ["gloo:all_reduce", "gloo:all_gather", "gloo:reduce_scatter", "gloo:barrier"])
-def test_collectives_of_hosts(tmp_path: Path, name: str, *, devices_only: bool) -> None:
+def test_gloo_collectives_align_clocks(tmp_path: Path, name: str, *, devices_only: bool) -> None:
     sources = of_hosts(tmp_path, 1, name)
     assert align(sources, Alignment.COLLECTIVES) == Shifts((0, 5_000_000), (), 0)
     summary, errors = summarise_run(sources, devices_only=devices_only)
@@ -441,8 +442,8 @@ def test_collectives_of_hosts(tmp_path: Path, name: str, *, devices_only: bool) 
     ("process_groups", "name"),
     [(2, "gloo:all_reduce"), (1, "gloo:broadcast"), (1, "gloo:send"), (1, "gloo:recv"), (1, "my gloo:barrier")],
 )
-def test_what_tells_no_common_end_on_hosts(tmp_path: Path, process_groups: int, name: str) -> None:
-    """Nobody knows of which group a collective is, and the root of a broadcast leaves first."""
+def test_gloo_collectives_without_a_common_end_are_not_used(tmp_path: Path, process_groups: int, name: str) -> None:
+    """The group of a collective is unknown with several groups, and the root of a broadcast leaves first."""
     sources = of_hosts(tmp_path, process_groups, name)
     assert align(sources, Alignment.COLLECTIVES) == Shifts((0, 0), (sources[1],), None)
     assert summarise_run(sources)[0].skew == ()

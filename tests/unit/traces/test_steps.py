@@ -1,4 +1,4 @@
-"""Steps found by their names, and what they are said to have taken."""
+"""Tests of step annotations: names, device times and statistics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def columns_of(events: list[Event]) -> Columns:
 
 
 def times_of(events: list[Event], pieces: int = 1) -> tuple[StepTimes, Columns]:
-    """Find the steps of events and add up their times; operators do not nest here, so self time is duration."""
+    """Find the steps of events and sum their times. Operators are not nested, so their self time is their duration."""
     columns = columns_of(events)
     times = StepTimes(find_steps(columns, NAMES))
     for take, categories in (
@@ -134,19 +134,19 @@ def decode(number: int = 2) -> str:
         ("", None),
     ],
 )
-def test_a_name_says_what_is_in_it(name: str, expected: StepName | None) -> None:
+def test_step_names_are_parsed(name: str, expected: StepName | None) -> None:
     assert NAMES.parse(name) == expected
 
 
 @given(st.text(max_size=60) | st.from_regex(vllm.ITERATION) | st.from_regex(sglang.ITERATION))
-def test_any_text_is_a_name_or_not(name: str) -> None:
+def test_any_text_can_be_parsed(name: str) -> None:
     parsed = NAMES.parse(name)
     assert parsed is None or parsed.kind in {GLOBAL_STEP, ITERATION}
 
 
 @pytest.fixture
 def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Offer patterns as plugins of an installed distribution."""
+    """Return a function that installs patterns as plugins of a distribution."""
 
     def make(**patterns: str) -> None:
         (tmp_path / "offered_names.py").write_text("".join(f"{name} = {code}\n" for name, code in patterns.items()))
@@ -158,7 +158,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("offered_names", None)
 
 
-def test_a_broken_plugin_is_left_out_with_a_warning(offer: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_plugin_is_skipped_with_a_warning(offer: Any, caplog: pytest.LogCaptureFixture) -> None:
     offer(good=repr(r"forward (?P<stage>\w+) (?P<requests>\w+)"), unbalanced=repr("("), number="7")
     with caplog.at_level(logging.WARNING, logger="profdeck"):
         names = StepNames.load()
@@ -170,7 +170,7 @@ def test_a_broken_plugin_is_left_out_with_a_warning(offer: Any, caplog: pytest.L
         assert any(message.startswith(f"Iterations of '{name}' are not recognised") for message in caplog.messages)
 
 
-def test_steps_come_in_the_order_of_time_and_of_all_threads() -> None:
+def test_steps_of_all_threads_are_sorted_by_start() -> None:
     steps = find_steps(
         columns_of([host(decode(), 30, 40), host("ProfilerStep#1", 5, 45), host(decode(), 10, 20, (10, 11))]), NAMES
     )
@@ -178,7 +178,7 @@ def test_steps_come_in_the_order_of_time_and_of_all_threads() -> None:
     assert steps.start_ns.tolist() == [5000, 10_000, 30_000]
 
 
-def test_an_iteration_that_is_marked_twice_counts_once() -> None:
+def test_iteration_with_two_annotations_is_counted_once() -> None:
     inner = "execute_context_1(2)_generation_1(1)"
     events = [host(decode(), 0, 10), host(inner, 1, 9), host(decode(), 20, 30), host(decode(), 20, 30)]
     steps = find_steps(columns_of(events), NAMES)
@@ -187,12 +187,12 @@ def test_an_iteration_that_is_marked_twice_counts_once() -> None:
     assert len(steps.names) == 1
 
 
-def test_a_global_step_around_an_iteration_counts_as_well() -> None:
+def test_global_step_around_an_iteration_is_counted() -> None:
     steps = find_steps(columns_of([host("ProfilerStep#1", 0, 10), host(decode(), 1, 9)]), NAMES)
     assert [step_name.kind for step_name in steps.marks] == [GLOBAL_STEP, ITERATION]
 
 
-def test_a_trace_without_steps_has_none() -> None:
+def test_trace_without_steps_has_no_statistics() -> None:
     times, _ = times_of([kernel("gemm", 0, 5), (OPERATOR, "aten::mm", HOST, 0, 5)])
 
     assert times.summaries(0) == ()
@@ -200,12 +200,12 @@ def test_a_trace_without_steps_has_none() -> None:
     assert times.kernels() == times.operators() == {}
 
 
-def test_an_empty_trace_has_none() -> None:
+def test_empty_trace_has_no_steps() -> None:
     times = StepTimes(find_steps(columns_of([]), NAMES))
     assert times.summaries(0) == ()
 
 
-def test_without_a_device_its_time_is_unknown() -> None:
+def test_device_time_is_unknown_without_a_device() -> None:
     (step,) = times_of([host(decode(), 3, 10)])[0].summaries(1000)
 
     assert (step.kind, step.name, step.step, step.stage, step.pid) == (ITERATION, decode(), None, "decode", 10)
@@ -217,34 +217,34 @@ def device_us(steps: StepTimes) -> list[float | None]:
     return [step.device_us for step in steps.summaries(0)]
 
 
-def test_without_places_on_the_device_a_step_lasts_until_the_next_begins() -> None:
+def test_step_without_device_annotations_lasts_until_the_next_step() -> None:
     events = [host("ProfilerStep#0", 10, 20), host("ProfilerStep#1", 20, 30)]
     kernels = [kernel("a", 5, 9), kernel("a", 10, 12), kernel("a", 19, 26), kernel("a", 20, 21), kernel("a", 90, 99)]
 
     assert device_us(times_of([*events, *kernels])[0]) == [9.0, 10.0]
 
 
-def test_iterations_are_where_their_kernels_are() -> None:
+def test_iteration_time_is_the_time_of_its_kernels() -> None:
     events = [host(decode(), 0, 2), host(decode(), 3, 5), twin(decode(), 4, 10), twin(decode(), 11, 20)]
     kernels = [kernel("a", 4, 7), kernel("b", 8, 10), kernel("a", 11, 20), kernel("sample", 21, 24)]
 
     assert device_us(times_of([*events, *kernels])[0]) == [5.0, 9.0]
 
 
-def test_a_stream_that_not_all_iterations_use_does_not_say_where_they_are() -> None:
+def test_stream_not_used_by_all_iterations_is_ignored() -> None:
     events = [host(decode(), 0, 2), host(decode(), 3, 5), twin(decode(), 4, 10), twin(decode(), 11, 20)]
     copies = [twin(decode(), 15, 30, OTHER_STREAM), kernel("copy", 15, 17, OTHER_STREAM), kernel("copy", 25, 30)]
 
     assert device_us(times_of([*events, *copies])[0]) == [0.0, 2.0]
 
 
-def test_a_step_reaches_over_all_streams_that_say_where_it_is() -> None:
+def test_step_includes_all_streams_with_its_annotations() -> None:
     events = [host(decode(), 0, 2), twin(decode(), 4, 10), twin(decode(), 12, 14, OTHER_STREAM)]
     assert device_us(times_of([*events, kernel("a", 4, 10), kernel("b", 12, 14, OTHER_STREAM)])[0]) == [8.0]
 
 
-def test_global_steps_are_where_the_kernels_of_their_annotations_are() -> None:
-    # The device is one step behind the host, and Kineto counts a kernel to the innermost annotation only.
+def test_global_step_has_the_kernels_of_its_annotations() -> None:
+    # The device is one step behind the host. Kineto assigns a kernel only to the innermost annotation.
     events = [
         *(host(f"ProfilerStep#{step}", 10 * step, 10 * step + 10) for step in range(3)),
         *(host("forward", 10 * step + 1, 10 * step + 5) for step in range(3)),
@@ -255,9 +255,9 @@ def test_global_steps_are_where_the_kernels_of_their_annotations_are() -> None:
     assert device_us(times_of(events)[0]) == [7.0, 7.0, 7.0]
 
 
-def test_global_steps_that_are_operators_are_where_their_kernels_are() -> None:
-    # Ascend's: all kernels of a step, which here the device runs when the host is at the next. An iteration in which
-    # the next step begins has not its kernels.
+def test_global_step_operators_have_their_kernels() -> None:
+    # Ascend traces contain all kernels of a step. Here, the device runs them during the host's next step. An iteration
+    # during which the next step begins does not have its kernels.
     events = [
         *(operator(f"ProfilerStep#{step}", 10 * step, 10 * step + 10) for step in range(2)),
         host(decode(), 9, 12),
@@ -267,7 +267,7 @@ def test_global_steps_that_are_operators_are_where_their_kernels_are() -> None:
     assert device_us(times_of(events)[0]) == [8.0, 16.0, 8.0]
 
 
-def test_an_operator_beside_an_annotation_of_its_name_is_none_of_its_marks() -> None:
+def test_operator_with_the_name_of_an_annotation_is_not_a_step() -> None:
     events = [
         *(host(f"ProfilerStep#{step}", 10 * step, 10 * step + 9) for step in range(2)),
         *(operator(f"ProfilerStep#{step}", 10 * step + 1, 10 * step + 8) for step in range(2)),
@@ -277,19 +277,19 @@ def test_an_operator_beside_an_annotation_of_its_name_is_none_of_its_marks() -> 
     assert device_us(times_of(events)[0]) == [8.0, 8.0]
 
 
-def test_a_step_that_launched_nothing_took_nothing_of_the_device() -> None:
+def test_step_without_launches_has_no_device_time() -> None:
     events = [host("ProfilerStep#0", 0, 10), host("forward", 1, 2), host("ProfilerStep#1", 10, 11)]
     assert device_us(times_of([*events, twin("forward", 20, 30), kernel("a", 20, 30)])[0]) == [10.0, 0.0]
 
 
-def test_if_one_step_cannot_be_placed_the_host_tells_for_all() -> None:
+def test_host_times_are_used_if_a_step_lacks_device_annotations() -> None:
     events = [host(decode(1), 0, 2), host(decode(2), 10, 12), host(decode(2), 20, 22)]
     twins = [twin(decode(1), 11, 14), twin(decode(2), 15, 18)]
 
     assert device_us(times_of([*events, *twins, kernel("a", 11, 14), kernel("b", 25, 28)])[0]) == [0.0, 3.0, 3.0]
 
 
-def test_operators_belong_to_the_steps_in_which_they_start() -> None:
+def test_operators_are_assigned_to_the_step_of_their_start() -> None:
     events = [
         host("ProfilerStep#0", 0, 10),
         host("ProfilerStep#1", 10, 20),
@@ -317,7 +317,7 @@ def test_operators_belong_to_the_steps_in_which_they_start() -> None:
 
 
 def phases() -> list[Event]:
-    """Three prefills and five decodes, whose attention runs in both."""
+    """Return three prefills and five decodes. Attention kernels run in both."""
     events = []
     for number, (name, length) in enumerate(
         [("step[EXTEND bs=1 toks=8]", 40 + extra) for extra in (0, 4, 10)]
@@ -330,7 +330,7 @@ def phases() -> list[Event]:
     return events
 
 
-def test_noise_is_that_of_steps_of_one_stage() -> None:
+def test_noise_is_computed_per_stage() -> None:
     times, columns = times_of(phases())
 
     attention = PerStep(kind=ITERATION, stage="prefill", steps=3, measured=3, median_us=44.0, mad_us=4.0)
@@ -342,7 +342,7 @@ def test_noise_is_that_of_steps_of_one_stage() -> None:
     assert times.classes(one_class) == {0: attention}
 
 
-def test_parts_of_events_add_up() -> None:
+def test_split_events_have_the_same_sums() -> None:
     expected, columns = times_of(phases())
     split_times, _ = times_of(phases(), pieces=3)
 
@@ -351,7 +351,7 @@ def test_parts_of_events_add_up() -> None:
     assert len(columns) == 21
 
 
-def test_of_many_steps_some_are_looked_at_name_by_name() -> None:
+def test_only_some_of_many_steps_are_measured_per_name() -> None:
     events = []
     for step in range(1000):
         events += [host(decode(), 10 * step, 10 * step + 5), kernel("gemm", 10 * step, 10 * step + 2 + step % 3)]
@@ -362,7 +362,7 @@ def test_of_many_steps_some_are_looked_at_name_by_name() -> None:
     assert sum(time for time in device_us(times) if time) == 2999.0
 
 
-def test_statistics_tell_stages_apart() -> None:
+def test_statistics_are_computed_per_stage() -> None:
     events = [
         host("step[EXTEND bs=1 toks=8]", 0, 40),
         *(host("step[DECODE bs=3]", 50 + 10 * n, 52 + 11 * n) for n in range(5)),
@@ -395,7 +395,7 @@ def test_statistics_tell_stages_apart() -> None:
     )
 
 
-def test_with_a_device_tokens_are_over_its_time() -> None:
+def test_tokens_per_second_use_device_time() -> None:
     events = [host(decode(), 0, 1), host(decode(), 2, 3), twin(decode(), 4, 10), twin(decode(), 10, 20)]
     (statistics,) = times_of([*events, kernel("a", 4, 10), kernel("a", 10, 20)])[0].statistics()
 
@@ -419,7 +419,7 @@ def test_tokens_per_second_are_unknown(events: list[Event]) -> None:
     assert statistics.tokens_per_s is None
 
 
-def test_tokens_are_not_guessed_where_an_engine_drafts_some() -> None:
+def test_decode_tokens_are_unknown_with_speculative_decoding() -> None:
     def tokens(*names: str) -> list[int | None]:
         events = [host(name, 10 * number, 10 * number + 5) for number, name in enumerate(names)]
         return [step.decode_tokens for step in times_of(events)[0].summaries(0)]
@@ -434,7 +434,9 @@ def test_tokens_are_not_guessed_where_an_engine_drafts_some() -> None:
     ),
     kernels=st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 100), st.integers(0, 9)), max_size=30),
 )
-def test_no_time_is_made_up(marks: list[tuple[str, int, int]], kernels: list[tuple[str, int, int]]) -> None:
+def test_step_times_add_up_to_kernel_times(
+    marks: list[tuple[str, int, int]], kernels: list[tuple[str, int, int]]
+) -> None:
     events = [host(name, start, start + length) for name, start, length in marks]
     work = [kernel(name, start, start + length) for name, start, length in kernels]
     times, _ = times_of([*events, *work])

@@ -1,4 +1,4 @@
-"""Since when a run got slower: planted changes, false alarms, and what is followed."""
+"""Tests of trends: simulated slowdowns, false alarms, and the series of a run."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def noisy(seed: int, **changes: Any) -> GpuJob:
     return GpuJob(**defaults | {"load_us": 30 * chance.gauss(1, 0.1)} | changes)
 
 
-def planted(number: int) -> GpuJob:
-    """One rank loads longer from the 12th capture on."""
+def slowing_job(number: int) -> GpuJob:
+    """Return the job of a capture. From the 12th capture, data loading of one rank is slower."""
     return noisy(number, slow_rank=1, slow_load_us=300) if number >= 12 else noisy(number)
 
 
@@ -64,20 +64,20 @@ def series(trend: Trend, label: str) -> TrendSeries:
 
 @pytest.fixture(scope="module")
 def slower(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "slower", 24, planted)
+    return write_run(tmp_path_factory.mktemp("runs") / "slower", 24, slowing_job)
 
 
-# What is said.
+# Output.
 
 
-def test_the_step_the_stage_and_the_rank_of_a_planted_change(slower: Path) -> None:
+def test_change_has_its_step_stage_and_rank(slower: Path) -> None:
     (text,) = sentences(read(slower))
     assert text.startswith("trainer is slower since step 600: global step ")
-    assert "With it: stage data_loading of rank 1 +0.26" in text  # 0.27 less the noise of the others
+    assert "With it: stage data_loading of rank 1 +0.26" in text  # 0.27 minus the noise of the other captures
     assert "kernels of class communication +" in text  # the other rank waits
 
 
-def test_the_numbers_are_those_of_the_summary(slower: Path) -> None:
+def test_points_equal_the_medians_of_the_summary(slower: Path) -> None:
     step_series = series(read(slower), "global step")
     for point in step_series.points:
         summary, _ = summarise([slower / f"step_{point.first_step:06d}"])
@@ -90,13 +90,13 @@ def test_the_numbers_are_those_of_the_summary(slower: Path) -> None:
     assert [point.first_step for point in step_series.points] == list(range(0, 24 * 50, 50))
 
 
-def test_what_all_ranks_have_is_of_no_rank(tmp_path: Path) -> None:
+def test_change_of_all_ranks_names_no_rank(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 24, lambda number: noisy(number, load_us=300.0 if number >= 12 else 30.0))
     (text,) = sentences(read(run))
     assert "With it: stage data_loading +0.27" in text
 
 
-def test_a_level_that_comes_and_goes_over_runs(tmp_path: Path, slower: Path) -> None:
+def test_changes_are_found_across_runs(tmp_path: Path, slower: Path) -> None:
     after = write_run(tmp_path / "after", 24, noisy, first_ns=FIRST_NS + 10**12)
     slow, fast = sentences(read(slower.parent, after))
     assert slow.startswith("trainer is slower since step 600 of slower: ")
@@ -104,13 +104,13 @@ def test_a_level_that_comes_and_goes_over_runs(tmp_path: Path, slower: Path) -> 
     assert "stage data_loading of rank 1 -0.26" in fast
 
 
-def test_ranks_that_are_no_captures_have_no_order(tmp_path: Path) -> None:
+def test_traces_without_manifests_are_rejected(tmp_path: Path) -> None:
     GpuJob().write(tmp_path)
     with pytest.raises(TraceError, match="No trace with a manifest found"):
         read(tmp_path)
 
 
-def test_engines_are_followed_by_stage(tmp_path: Path) -> None:
+def test_engine_iterations_are_grouped_by_stage(tmp_path: Path) -> None:
     def event(name: str, start: float, duration: float) -> dict[str, Any]:
         times = {"ts": start, "dur": duration}
         return {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, **times}
@@ -130,14 +130,14 @@ def test_engines_are_followed_by_stage(tmp_path: Path) -> None:
     }
 
 
-def test_mini_batches_are_called_so(tmp_path: Path) -> None:
+def test_windows_are_labelled_as_mini_batches(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2, noisy)
     for manifest in run.rglob("*.step*.json"):
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"window": {"active": 3}}))
     assert read(run).series[0].what == "mini-batch"
 
 
-def test_the_page_has_a_plot_of_each_series_and_loads_nothing(slower: Path) -> None:
+def test_page_has_a_plot_of_each_series_and_no_external_resources(slower: Path) -> None:
     trend = read(slower)
     page = write_trend_page(trend, ["<b>slower</b>"])
     assert page.count("<svg ") == len(trend.series)
@@ -146,7 +146,7 @@ def test_the_page_has_a_plot_of_each_series_and_loads_nothing(slower: Path) -> N
     assert not {"<script", "http://", "https://", "<link"} & set(page.split())
 
 
-def test_the_report_of_a_run_says_since_when(slower: Path, tmp_path: Path) -> None:
+def test_report_contains_the_trend(slower: Path, tmp_path: Path) -> None:
     summary, _ = summarise([slower])
     assert trend_of(points_of([summary], find_sources([slower]))) == read(slower)
     page = load(slower, cache=False).report(tmp_path / "report.html")
@@ -155,27 +155,27 @@ def test_the_report_of_a_run_says_since_when(slower: Path, tmp_path: Path) -> No
     assert page.count(" captures, steps 0 to 1,150</text>") == len(read(slower).series)
 
 
-def test_the_page_of_few_captures_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
+def test_page_of_few_captures_requests_more_captures(tmp_path: Path) -> None:
     page = write_trend_page(read(write_run(tmp_path / "run", 2 * MIN_VALUES - 1, noisy)), ["run"])
     assert "at least 10 are required" in page
     assert "No significant change" not in page
 
 
 @pytest.mark.parametrize("captures", [1, 2 * MIN_VALUES - 1])
-def test_a_report_of_few_captures_has_no_trend(tmp_path: Path, captures: int) -> None:
+def test_report_of_few_captures_has_no_trend(tmp_path: Path, captures: int) -> None:
     assert "Over time" not in load(write_run(tmp_path / "run", captures, noisy), cache=False).report()
 
 
-def test_a_report_of_traces_that_no_manifest_names_has_no_trend(tmp_path: Path) -> None:
+def test_report_of_traces_without_manifests_has_no_trend(tmp_path: Path) -> None:
     assert "Over time" not in load(GpuJob(ranks=2).write(tmp_path), cache=False).report()
 
 
-# What is kept.
+# Cached results.
 
 
-def test_a_second_question_reads_no_trace(slower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_results_are_used(slower: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = ResultCache(tmp_path)
-    until(lambda: all(map(identity_of, slower.rglob("*.gz"))))  # of files that have just changed nothing is kept
+    until(lambda: all(map(identity_of, slower.rglob("*.gz"))))  # recently modified files are not cached
     first = read(slower, cache=cache)
     with monkeypatch.context() as patched:
         patched.setattr(reading, "summarise_run", None)
@@ -183,7 +183,7 @@ def test_a_second_question_reads_no_trace(slower: Path, tmp_path: Path, monkeypa
     assert first == read(slower)
 
 
-def test_a_trace_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
+def test_truncated_trace_is_omitted(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 3, noisy)
     (cut, *_) = sorted((run / "step_000050").rglob("*.gz"))
     cut.write_bytes(cut.read_bytes()[:-200])
@@ -192,18 +192,18 @@ def test_a_trace_that_is_not_whole_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stall_s", [1e308, -5.0, 1e7])
-def test_a_stall_that_cannot_be_is_not_believed(tmp_path: Path, stall_s: float) -> None:
+def test_implausible_stall_is_ignored(tmp_path: Path, stall_s: float) -> None:
     run = write_run(tmp_path / "run", 2, noisy)
     for manifest in run.rglob("*.step*.json"):
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"stall_s": stall_s}))
     assert "stall" not in {entry.what for entry in read(run).series}
 
 
-# The test.
+# Change detection.
 
 
 def wandering(chance: np.random.Generator, count: int, correlation: float, *, heavy: bool) -> list[float]:
-    """Return times that vary by 3 % around a level, each by so much like the one before."""
+    """Return times with autocorrelated noise of 3 % around 100."""
     noise: NDArray[np.float64] = chance.standard_t(3, count) if heavy else chance.standard_normal(count)
     values = list(
         itertools.accumulate(noise.tolist(), lambda previous, noise_value: correlation * previous + noise_value)
@@ -216,14 +216,14 @@ def wandering(chance: np.random.Generator, count: int, correlation: float, *, he
     [(40, 0.0, False, 2), (40, 0.0, True, 2), (20, 0.3, True, 4), (40, 0.5, False, 12), (100, 0.3, False, 6)],
 )
 def test_false_alarms_are_few(count: int, correlation: float, heavy: bool, most: int) -> None:
-    """At a level of 1 %: two of 200 jobs, and a little more where captures depend on the one before."""
+    """The significance level is 1 %: two of 200 jobs. Autocorrelated times have slightly more false alarms."""
     chance = np.random.default_rng(count)
     alarms = [change_points(wandering(chance, count, correlation, heavy=heavy), min_change=0) for _ in range(JOBS)]
     assert sum(map(bool, alarms)) <= most
 
 
 @pytest.mark.parametrize(("count", "change_index"), [(40, 24), (24, 12), (60, 48)])
-def test_a_change_of_an_eighth_is_found_where_it_is(count: int, change_index: int) -> None:
+def test_slowdown_of_an_eighth_is_found_at_its_index(count: int, change_index: int) -> None:
     chance = np.random.default_rng(change_index)
     results = []
     for _ in range(JOBS // 4):
@@ -234,7 +234,7 @@ def test_a_change_of_an_eighth_is_found_where_it_is(count: int, change_index: in
     assert statistics.median(change.after / change.before for (change,) in hits) == pytest.approx(1.125, abs=0.01)
 
 
-def test_small_changes_and_few_values_are_none() -> None:
+def test_small_changes_and_short_series_have_no_change() -> None:
     assert change_points([100.0] * 20 + [101.0] * 20) == []
     assert [change.index for change in change_points([100.0] * 20 + [103.0] * 20)] == [20]
     assert change_points([]) == change_points([1.0]) == change_points([5.0] * 50) == []
@@ -244,7 +244,7 @@ def test_small_changes_and_few_values_are_none() -> None:
     st.lists(st.floats(0, 1e12), max_size=60),
     st.lists(st.floats(0, 1e12), max_size=60),
 )
-def test_any_series_has_changes_in_order_and_inside(before: Sequence[float], after: Sequence[float]) -> None:
+def test_changes_of_any_series_are_sorted_and_inside(before: Sequence[float], after: Sequence[float]) -> None:
     values = [*before, *after]
     indices = [change.index for change in change_points(values)]
     assert indices == sorted(set(indices))
