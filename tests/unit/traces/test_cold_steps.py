@@ -61,7 +61,7 @@ def screen(run: RunSummary) -> str:
     return "\n".join(line.plain for line in page(run, [Path("run")], Screen(width=80, findings=None)))
 
 
-def test_statistics_are_those_of_the_other_steps(cold: RunSummary, warm: RunSummary) -> None:
+def test_statistics_exclude_the_cold_step(cold: RunSummary, warm: RunSummary) -> None:
     actual, expected = team_of(cold), team_of(warm)
     assert actual.step_us == pytest.approx(expected.step_us)
     assert {row.name: row.mean_us for row in actual.stages} == pytest.approx(
@@ -82,14 +82,14 @@ def test_statistics_are_those_of_the_other_steps(cold: RunSummary, warm: RunSumm
     assert rules(cold) == rules(warm)
 
 
-def test_a_step_without_a_mark_in_the_manifest_counts(summary: Summaries) -> None:
+def test_step_not_marked_in_the_manifest_is_counted(summary: Summaries) -> None:
     older = summary("older", cold=None, steps=5, cold_us=COLD_US)
     assert "unsteady-steps" in rules(older)
     assert team_of(older).steps[0].count == 5
     assert not any(step.cold for step in older.ranks[0].steps)
 
 
-def test_the_step_is_shown_and_marked(cold: RunSummary) -> None:
+def test_cold_step_is_shown_and_marked(cold: RunSummary) -> None:
     assert [(step.step, step.cold) for step in cold.ranks[0].steps] == [
         (0, True),
         *((step, False) for step in range(1, 5)),
@@ -99,7 +99,7 @@ def test_the_step_is_shown_and_marked(cold: RunSummary) -> None:
     assert role_section(team_of(cold), 0, 1)["steps"][0][0].text == "global step (without cold step 0)"
 
 
-def test_totals_of_the_recording_include_the_step(cold: RunSummary) -> None:
+def test_totals_of_the_recording_include_the_cold_step(cold: RunSummary) -> None:
     (operator,) = cold.ranks[0].operators
     assert (operator.count, operator.cold_us) == (5 * 20, pytest.approx(COLD_US + 20 * 8))
     assert operator.self_us == pytest.approx(COLD_US + 5 * 20 * 8)
@@ -108,7 +108,7 @@ def test_totals_of_the_recording_include_the_step(cold: RunSummary) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_trace_with_only_this_step_is_not_judged(summary: Summaries, ranks: int) -> None:
+def test_trace_with_only_a_cold_step_has_no_findings(summary: Summaries, ranks: int) -> None:
     job: dict[str, Any] = {"ranks": ranks, "slow_rank": ranks - 1, "steps": 1, "cold_us": COLD_US}
     assert {"long-gap", "host-bound", "slow-stage", "few-steps"} & {*rules(summary("unknown", **job))}
     run = summary("lone", cold=True, **job)
@@ -120,14 +120,14 @@ def test_a_trace_with_only_this_step_is_not_judged(summary: Summaries, ranks: in
     assert "global step (cold)" in screen(run)
 
 
-def test_a_stage_is_judged_with_a_note(summary: Summaries) -> None:
+def test_findings_of_a_stage_with_a_cold_step_have_a_note(summary: Summaries) -> None:
     run = summary("stage", cold=True, stage="update", steps=1)
     assert "one-kernel" in rules(run)
     assert rules(run)[-1] == "cold-step"
     assert "their times include the recorder's start-up" in run.findings[-1].text
 
 
-def test_a_role_is_described_by_its_other_captures(tmp_path: Path) -> None:
+def test_role_statistics_use_captures_without_a_cold_step(tmp_path: Path) -> None:
     jobs = (GpuJob(steps=1, cold_us=COLD_US), GpuJob(steps=3), GpuJob(steps=3))
     run = load(write_run(tmp_path / "run", 3, jobs.__getitem__, cold=lambda number: number == 0)).summary
     expected = load(write_run(tmp_path / "others", 2, lambda _: GpuJob(steps=3))).summary
@@ -139,7 +139,7 @@ def test_a_role_is_described_by_its_other_captures(tmp_path: Path) -> None:
     assert run.findings[-1].text.startswith("1 of 3 traces have only step 0, the recorder's first step")
 
 
-def test_skew_excludes_collectives_of_the_step(summary: Summaries) -> None:
+def test_skew_excludes_collectives_of_the_cold_step(summary: Summaries) -> None:
     job: dict[str, Any] = {"ranks": 2, "steps": 7}
     (warm_skew,), (full_skew,) = (
         summary(name, cold=is_cold, **job).skew for name, is_cold in (("a", True), ("b", None))
@@ -149,7 +149,7 @@ def test_skew_excludes_collectives_of_the_step(summary: Summaries) -> None:
     assert warm_skew.note == full_skew.note
 
 
-def test_a_cached_reading_is_the_same(tmp_path: Path) -> None:
+def test_cached_reading_is_equal(tmp_path: Path) -> None:
     write_capture(tmp_path / "run", 0, GpuJob(ranks=2, steps=7, cold_us=COLD_US), cold=True)
     first, second = (load(tmp_path / "run").summary for _ in range(2))
     assert first == second
@@ -158,7 +158,7 @@ def test_a_cached_reading_is_the_same(tmp_path: Path) -> None:
 # diff.
 
 
-def test_a_diff_compares_the_other_steps(cold: RunSummary, warm: RunSummary) -> None:
+def test_diff_excludes_the_cold_step(cold: RunSummary, warm: RunSummary) -> None:
     (role,) = diff_runs(warm, cold).roles
     assert (role.steps_before, role.steps_after) == (4, 4)
     changes = (*role.iterations, *role.overall, *role.operators, *role.annotations, *role.kernels)
@@ -169,7 +169,7 @@ def test_a_diff_compares_the_other_steps(cold: RunSummary, warm: RunSummary) -> 
     assert "Excluded the recorder's first steps: step 0 after." in role.notes
 
 
-def test_a_diff_does_not_compare_host_times_of_only_this_step_with_others(summary: Summaries, warm: RunSummary) -> None:
+def test_diff_omits_host_times_if_one_side_has_only_a_cold_step(summary: Summaries, warm: RunSummary) -> None:
     lone = summary("lone", cold=True, steps=1, cold_us=COLD_US)
     (role,) = diff_runs(warm, lone).roles
     assert role.iterations == role.operators == role.annotations == ()
@@ -178,14 +178,14 @@ def test_a_diff_does_not_compare_host_times_of_only_this_step_with_others(summar
     assert role.notes[-1].startswith("Host times are not compared: side 'after' has only the recorder's first step")
 
 
-def test_a_diff_of_two_such_steps_says_so(summary: Summaries) -> None:
+def test_diff_of_two_cold_steps_has_a_note(summary: Summaries) -> None:
     first, second = (summary(name, cold=True, steps=1, cold_us=COLD_US) for name in ("first", "second"))
     (role,) = diff_runs(first, second).roles
     assert role.iterations[0].verdict == "same"
     assert role.notes[-1].startswith("All steps are first steps of a recorder")
 
 
-def test_a_diff_leaves_out_traces_with_only_this_step(tmp_path: Path, warm: RunSummary) -> None:
+def test_diff_omits_traces_with_only_a_cold_step(tmp_path: Path, warm: RunSummary) -> None:
     jobs = (GpuJob(steps=1, cold_us=COLD_US), GpuJob(steps=4))
     run = load(write_run(tmp_path / "run", 2, jobs.__getitem__, cold=lambda number: number == 0)).summary
     (role,) = diff_runs(warm, run).roles
@@ -201,7 +201,7 @@ def trend(run: Path) -> Trend:
     return trend_of(points, left_out=left_out)
 
 
-def test_a_trend_takes_the_other_steps(tmp_path: Path) -> None:
+def test_trend_excludes_the_cold_step(tmp_path: Path) -> None:
     jobs = (GpuJob(steps=4, cold_us=COLD_US), GpuJob(steps=3))
     actual = trend(write_run(tmp_path / "run", 2, jobs.__getitem__, cold=lambda number: number == 0))
     for series in actual.series:
@@ -212,7 +212,7 @@ def test_a_trend_takes_the_other_steps(tmp_path: Path) -> None:
     assert "recorder's first step excluded in 1 trace" in trend_page(actual, 200, 0.05)[0].plain
 
 
-def test_a_trend_leaves_out_captures_with_only_this_step_if_there_are_others(tmp_path: Path) -> None:
+def test_trend_omits_captures_with_only_a_cold_step(tmp_path: Path) -> None:
     job = GpuJob(steps=1, cold_us=COLD_US)
     mixed = trend(write_run(tmp_path / "mixed", 4, lambda _: job, cold=lambda number: number == 0))
     assert [point.first_step for point in mixed.series[0].points] == [50, 100, 150]

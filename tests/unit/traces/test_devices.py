@@ -1,4 +1,4 @@
-"""Times of devices and states of hosts: worked out by hand, by every instant, and however time is cut into slices."""
+"""Tests of device times and host states: fixed examples, a reference per instant, and any time slices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Event(NamedTuple):
 
 
 def tables_of(events: Sequence[Event]) -> Tables:
-    """Return the tables of these events, codes in the order in which they come."""
+    """Return the tables of the events. Codes are assigned in the order of the events."""
     categories = list(dict.fromkeys(event.category for event in events))
     names = list(dict.fromkeys((event.category, event.name) for event in events))
     return Tables(
@@ -45,7 +45,7 @@ def tables_of(events: Sequence[Event]) -> Tables:
 
 
 def slices_of(events: Sequence[Event], tables: Tables, cuts: Sequence[int] = ()) -> list[Slice]:
-    """Return the events in slices that begin at the earliest start and at each cut between it and the end."""
+    """Return time slices of the events. Slices begin at the earliest start and at each cut."""
     begin = min(event.start for event in events)
     end = max(*(event.end for event in events), *(event.start + 1 for event in events))
     edges = [begin, *sorted({cut for cut in cuts if begin < cut < end}), end]
@@ -67,7 +67,7 @@ def slices_of(events: Sequence[Event], tables: Tables, cuts: Sequence[int] = ())
 
 
 def states_in(events: list[Event], begin: int, end: int) -> dict[str, int]:
-    """Return the time of each state from begin to end, without those that take none."""
+    """Return the duration of each state from begin to end, without states of zero duration."""
     tables = tables_of(events)
     (time_slice,) = slices_of(events, tables)
     (times,) = HostStates(tables).of(time_slice).times((np.array([begin]), np.array([end]))).T.tolist()
@@ -102,11 +102,11 @@ def states_in(events: list[Event], begin: int, end: int) -> dict[str, int]:
         ("gpu_user_annotation", "ProfilerStep#1", "nothing recorded"),
     ],
 )
-def test_an_event_means_a_state(category: str, name: str, state: str) -> None:
+def test_event_has_a_state(category: str, name: str, state: str) -> None:
     assert states_in([Event(category, name, 0, 5)], 0, 5) == {state: 5}
 
 
-def test_of_a_stack_the_call_into_the_runtime_counts() -> None:
+def test_runtime_call_determines_the_state_of_a_stack() -> None:
     events = [
         Event("user_annotation", "step", 0, 100),
         Event("cpu_op", "aten::mm", 10, 60),
@@ -124,7 +124,7 @@ def test_of_a_stack_the_call_into_the_runtime_counts() -> None:
     }
 
 
-def test_a_thread_that_waits_hides_no_other_and_its_operator_does_not_work() -> None:
+def test_waiting_thread_does_not_hide_other_threads() -> None:
     events = [
         Event("cpu_op", "aten::item", 0, 100, tid=1),
         Event("cuda_runtime", "cudaStreamSynchronize", 10, 90, tid=1),
@@ -136,7 +136,7 @@ def test_a_thread_that_waits_hides_no_other_and_its_operator_does_not_work() -> 
     assert states_in(events, 0, 100) == {"launching": 5, "operators": 20 + 20, "synchronising": 55}
 
 
-def test_each_span_has_times_of_its_own() -> None:
+def test_each_span_has_separate_times() -> None:
     events = [Event("cpu_op", "a", 0, 10), Event("cuda_runtime", "cudaFree", 5, 20), Event("overhead", "o", 8, 9)]
     tables = tables_of(events)
     (time_slice,) = slices_of(events, tables)
@@ -150,7 +150,7 @@ def test_each_span_has_times_of_its_own() -> None:
     }
 
 
-def test_the_innermost_event_of_the_busiest_thread_is_found() -> None:
+def test_innermost_event_of_the_busiest_thread_is_found() -> None:
     state = list(CAUSES).index
     python = HostEvent(state("Python and other host code"), 0, 100, track=0, name=0)
     operator = HostEvent(state("operators"), 5, 90, track=0, name=1)
@@ -200,7 +200,7 @@ EVENTS = [
 ]
 
 
-def test_times_and_idle_causes_are_worked_out() -> None:
+def test_times_and_idle_causes_are_computed() -> None:
     first, second = summarise(EVENTS)
 
     assert first == DeviceSummary(
@@ -249,7 +249,7 @@ def test_times_and_idle_causes_are_worked_out() -> None:
     assert (second.idle, second.gaps) == ((), ())
 
 
-def test_without_the_host_gaps_are_known_and_causes_are_not() -> None:
+def test_gaps_without_host_events_have_no_causes() -> None:
     first, _ = summarise([event for event in EVENTS if event.pid != 10], with_host=False)
 
     assert first.idle == ()
@@ -259,7 +259,7 @@ def test_without_the_host_gaps_are_known_and_causes_are_not() -> None:
     )
 
 
-def test_only_the_ten_longest_gaps_stay_the_earliest_of_equal_ones() -> None:
+def test_ten_longest_gaps_are_kept() -> None:
     # Gaps of 5, 10, 5, 10, ...
     starts = [0]
     for number in range(19):
@@ -309,7 +309,7 @@ HOST = st.lists(
 
 
 def state_at(events: Sequence[Event], instant: int) -> str:
-    """Return the first state in the order of the table that holds on some thread."""
+    """Return the first state of the table that applies to a thread."""
     states = {"nothing recorded"}
     for thread in (1, 2, 3):
         on_thread = {
@@ -322,7 +322,7 @@ def state_at(events: Sequence[Event], instant: int) -> str:
 
 
 def reference(events: Sequence[Event], device: int) -> dict[str, object]:
-    """Look at every instant."""
+    """Reference implementation: evaluate each instant."""
     device_events = [event for event in events if event.pid == device]
     origin, begin, end = (
         min(e.start for e in events),
@@ -375,7 +375,7 @@ def as_reference(device: DeviceSummary) -> dict[str, object]:
 
 
 @given(KERNELS, HOST)
-def test_times_equal_those_of_every_instant(kernels: list[Event], host: list[Event]) -> None:
+def test_times_equal_the_reference(kernels: list[Event], host: list[Event]) -> None:
     events = kernels + host
 
     for device in summarise(events):
@@ -383,7 +383,7 @@ def test_times_equal_those_of_every_instant(kernels: list[Event], host: list[Eve
 
 
 @given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=12))
-def test_it_does_not_matter_how_time_is_cut(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
+def test_times_are_independent_of_slices(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
     events = kernels + host
 
     assert summarise(events, cuts) == summarise(events)
@@ -391,7 +391,9 @@ def test_it_does_not_matter_how_time_is_cut(kernels: list[Event], host: list[Eve
 
 
 @given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=6))
-def test_the_host_s_event_of_a_gap_is_chosen_from_all(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
+def test_host_event_of_a_gap_is_selected_from_all_events(
+    kernels: list[Event], host: list[Event], cuts: list[int]
+) -> None:
     events = kernels + host
     tables = tables_of(events)
     origin = min(event.start for event in events)

@@ -1,4 +1,4 @@
-"""The rules that jobs on GPUs do not show: of engines, of hosts without a device, of NPUs; each from its limit on."""
+"""Tests of rules for engines, hosts without a device, and NPUs, on both sides of each limit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save(path: Path, events: Sequence[dict[str, Any]]) -> Path:
 
 
 def engine(device_us: float = 100, durations: Sequence[float] = (100,) * 6, *, graphs: bool = False) -> Write:
-    """Decode iterations that launch one kernel each, which takes so many percent of the first one."""
+    """Decode iterations with one kernel each. Kernel times are percentages of the first kernel's time."""
 
     def write(path: Path) -> Path:
         device, events, now = {"pid": 0, "tid": 7}, [], 0.0
@@ -49,7 +49,7 @@ def engine(device_us: float = 100, durations: Sequence[float] = (100,) * 6, *, g
 
 
 def host(durations: Sequence[float], *, operator_us: float = 10_000, stage: str = "update") -> Write:
-    """Steps of one stage on a host without a device, whose operator takes so long of each."""
+    """Steps with one stage and one operator on a host without a device."""
 
     def write(path: Path) -> Path:
         events, now = [], 0.0
@@ -70,7 +70,7 @@ def gpus(**job: Any) -> Write:
 
 
 def cores(ai_cpu_us: float) -> Write:
-    """A kernel on AI_CPU beside one of 100 us on other cores."""
+    """A kernel on AI_CPU, and a kernel of 100 us on other cores."""
 
     def write(path: Path) -> Path:
         directory = path.with_name("kernels")
@@ -89,7 +89,7 @@ def cores(ai_cpu_us: float) -> Write:
 
 
 def link(name: str, gb_per_s: float, large: float = 1.0) -> Write:
-    """A job on NPUs whose collectives send over one link at such a rate, with such a share of large packets."""
+    """An NPU job whose collectives use one link with this rate and share of large packets."""
 
     def write(path: Path) -> Path:
         (directory,) = Job(lambda _rank, _step: 500.0, ranks=1).write(path)
@@ -137,19 +137,19 @@ def finding_texts(path: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("rule", "matching", "not_matching"), LIMITS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_each_rule_applies_from_its_limit_on(tmp_path: Path, rule: str, matching: Write, not_matching: Write) -> None:
+def test_each_rule_applies_at_its_limit(tmp_path: Path, rule: str, matching: Write, not_matching: Write) -> None:
     for name, write in (("matching", matching), ("not_matching", not_matching)):
         (tmp_path / name).mkdir()
         findings = finding_texts(write(tmp_path / name / "trace.json"))
         assert (rule in findings) is (name == "matching"), findings
 
 
-def test_no_rule_is_without_a_trace_that_has_it() -> None:
+def test_each_rule_has_a_test() -> None:
     sources = "".join(path.read_text(encoding="utf-8") for path in Path(*findings.__path__).glob("*_rules.py"))
     rules = set(re.findall(r'(?:rule=|,\n\s+)"([a-z0-9-]+)",\n', sources)) | {"few-steps"}
     (pairs,) = [
         pytest_mark
-        for pytest_mark in test_findings.test_each_rule_applies_from_its_threshold_on.pytestmark
+        for pytest_mark in test_findings.test_each_rule_applies_at_its_threshold.pytestmark
         if pytest_mark.args
     ]
     covered_rules = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]} | {"cold-step"}  # see test_cold_steps

@@ -1,4 +1,4 @@
-"""What stands out: for each rule a job that has it and one that just has not; planted faults; what real traces show."""
+"""Tests of findings: a job on each side of each rule's threshold, simulated faults, and real traces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rules(findings: list[Finding]) -> set[str]:
     return {finding.rule for finding in findings}
 
 
-# What 1.00 times the threshold of each rule is, from both sides.
+# Jobs on both sides of each rule's threshold.
 @pytest.mark.parametrize(
     ("rule", "matching", "not_matching"),
     [
@@ -57,16 +57,14 @@ def rules(findings: list[Finding]) -> set[str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_rule_applies_from_its_threshold_on(
-    tmp_path: Path, rule: str, matching: GpuJob, not_matching: GpuJob
-) -> None:
+def test_each_rule_applies_at_its_threshold(tmp_path: Path, rule: str, matching: GpuJob, not_matching: GpuJob) -> None:
     first, second = findings_of(tmp_path / "matching", matching), findings_of(tmp_path / "not_matching", not_matching)
     texts = [finding.text for finding in first]
     assert rule in rules(first) or any("data_loading takes" in text for text in texts), texts
     assert rule not in rules(second), [finding.text for finding in second]
 
 
-def test_a_healthy_job_has_nothing_to_gain(tmp_path: Path) -> None:
+def test_healthy_job_has_no_gain(tmp_path: Path) -> None:
     for ranks in (1, 4):
         findings = findings_of(tmp_path / str(ranks), GpuJob(ranks=ranks))
         assert [finding for finding in findings if finding.gain_us] == []
@@ -87,7 +85,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("products", [12, 20, 33])
-def test_the_first_finding_names_the_planted_fault(tmp_path: Path, products: int) -> None:
+def test_first_finding_is_the_simulated_fault(tmp_path: Path, products: int) -> None:
     firsts = {}
     for name, (fault, _) in FAULTS.items():
         findings = findings_of(tmp_path / name, GpuJob(**{"products": products, **fault}))
@@ -96,13 +94,13 @@ def test_the_first_finding_names_the_planted_fault(tmp_path: Path, products: int
     assert len(named) >= 9, {name: text for name, text in firsts.items() if name not in named}
 
 
-def test_a_gain_is_no_more_than_the_fault_costs_and_the_rest_of_the_step(tmp_path: Path) -> None:
+def test_gain_is_at_most_the_cost_of_the_fault(tmp_path: Path) -> None:
     for name, (fault, _) in FAULTS.items():
         for finding in findings_of(tmp_path / name, GpuJob(**fault)):
             assert finding.share is None or 0.005 <= finding.share <= 1, finding
 
 
-def test_ranks_that_have_the_same_are_one_finding(tmp_path: Path) -> None:
+def test_equal_findings_of_ranks_are_combined(tmp_path: Path) -> None:
     (finding,) = [
         entry for entry in findings_of(tmp_path, GpuJob(ranks=3, items=10)) if entry.rule == "synchronisation"
     ]
@@ -138,13 +136,13 @@ def _mark(name: str, start: float, duration: float, category: str = "user_annota
     return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration}
 
 
-def test_without_a_device_the_stage_is_named_in_which_nothing_ran(tmp_path: Path) -> None:
+def test_idle_stage_is_reported_without_a_device(tmp_path: Path) -> None:
     first, *_ = read(_host_job(tmp_path / "rank0.json", {"rollout": 300_000, "update": 92_000})).findings
     assert first.rule == "outside-operators"
     assert "300 ms of it in rollout" in first.text
 
 
-def test_a_role_that_recorded_nothing_comes_first(tmp_path: Path) -> None:
+def test_role_without_recordings_is_the_first_finding(tmp_path: Path) -> None:
     directory = GpuJob(items=10).write(tmp_path / "job")
     (directory / "run.json").write_text(json.dumps({"roles": ["trainer", "rollout"]}))
     run = read(directory)
@@ -165,11 +163,11 @@ def test_a_role_that_recorded_nothing_comes_first(tmp_path: Path) -> None:
         ("npu/kernel_details.csv", ["exposed-communication", "few-steps"]),
     ],
 )
-def test_what_real_traces_show(name: str, expected: list[str]) -> None:
+def test_findings_of_real_traces(name: str, expected: list[str]) -> None:
     assert [finding.rule for finding in read(named(name)).findings if finding.rule != "one-kernel"] == expected
 
 
-def test_findings_are_the_same_wherever_ranks_come_in(tmp_path: Path) -> None:
+def test_findings_are_independent_of_the_order_of_ranks(tmp_path: Path) -> None:
     directory = GpuJob(ranks=3, slow_rank=2).write(tmp_path / "job")
     paths = sorted(directory.glob("*.gz"))
     texts_by_order = {
@@ -179,8 +177,8 @@ def test_findings_are_the_same_wherever_ranks_come_in(tmp_path: Path) -> None:
     assert attrs.asdict(read(directory).findings[0])["rule"] == "straggler"
 
 
-def test_ranks_that_wait_for_each_other_by_turns_name_nobody(tmp_path: Path) -> None:
-    """Of two ranks without devices each is late at every other collective, by 5 of 10 ms."""
+def test_alternately_late_ranks_have_no_straggler(tmp_path: Path) -> None:
+    """Two ranks without devices are alternately late at collectives, by 5 of 10 ms."""
     for rank in range(2):
         events: list[dict[str, Any]] = []
         for call in range(40):

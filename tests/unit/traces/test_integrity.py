@@ -1,4 +1,4 @@
-"""What counts as a whole trace, against the standard library's json as the reference."""
+"""Tests of trace verification, compared with the standard library's json."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_bytes(data: bytes, feed_bytes: int = 1 << 20) -> TraceCheck:
 
 
 def events_by_json(data: bytes) -> int | None:
-    """Count the events, or return None for what is not one closed Chrome trace."""
+    """Return the number of events, or None if the text is not exactly one complete Chrome trace."""
     try:
         document = json.loads(data)
     except ValueError:
@@ -70,7 +70,7 @@ def events_by_json(data: bytes) -> int | None:
 
 
 @given(TRACES, LAYOUTS, FEED_BYTES)
-def test_events_and_wholeness_equal_those_of_json(trace: Any, layout: dict[str, Any], feed_bytes: int) -> None:
+def test_event_count_and_completeness_equal_those_of_json(trace: Any, layout: dict[str, Any], feed_bytes: int) -> None:
     data = json.dumps(trace, **layout).encode("utf-8", "surrogatepass")
 
     check = check_bytes(data, feed_bytes)
@@ -82,7 +82,7 @@ def test_events_and_wholeness_equal_those_of_json(trace: Any, layout: dict[str, 
 
 
 @given(TRACES, LAYOUTS, FEED_BYTES, st.data())
-def test_a_mutated_trace_is_whole_only_if_json_takes_it(
+def test_mutated_trace_is_complete_only_if_json_accepts_it(
     trace: Any, layout: dict[str, Any], feed_bytes: int, data: st.DataObject
 ) -> None:
     text = bytearray(json.dumps(trace, **layout).encode("utf-8", "surrogatepass"))
@@ -98,7 +98,7 @@ def test_a_mutated_trace_is_whole_only_if_json_takes_it(
     check = check_bytes(mutated, feed_bytes)
     expected = events_by_json(mutated)
 
-    # Only a key that stands twice may be judged more strictly than json judges it.
+    # Only duplicate keys are checked more strictly than by json.
     if check.problem is None or not check.problem.startswith('"traceEvents"'):
         assert check.whole == bool(expected), check
     if check.whole:
@@ -106,7 +106,7 @@ def test_a_mutated_trace_is_whole_only_if_json_takes_it(
 
 
 @given(TRACES, LAYOUTS, st.sampled_from([16, 61, 1 << 20]), st.data())
-def test_no_strict_prefix_of_a_trace_is_whole(
+def test_strict_prefix_of_a_trace_is_not_complete(
     trace: Any, layout: dict[str, Any], feed_bytes: int, data: st.DataObject
 ) -> None:
     text = json.dumps(trace, **layout).encode("utf-8", "surrogatepass")
@@ -118,7 +118,7 @@ def test_no_strict_prefix_of_a_trace_is_whole(
 
 
 @pytest.mark.parametrize("as_gzip", [False, True])
-def test_every_prefix_of_one_trace_is_cut_off(tmp_path: Path, *, as_gzip: bool) -> None:
+def test_each_prefix_of_a_trace_is_truncated(tmp_path: Path, *, as_gzip: bool) -> None:
     data = json.dumps({"traceEvents": [{"ph": "X", "name": '}]"'}] * 3, "n": [1]}).encode()
     json_bytes = len(data)
     data = gzip.compress(data) if as_gzip else data
@@ -134,7 +134,7 @@ def test_every_prefix_of_one_trace_is_cut_off(tmp_path: Path, *, as_gzip: bool) 
 @pytest.mark.parametrize(
     "layout", [{}, {"indent": 4}, {"indent": 0}, {"separators": (",", ":")}, {"separators": (" ,\n", ":\t")}]
 )
-def test_batches_are_taken_in_every_layout(layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_read_in_each_layout(layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     monkeypatch.setattr(CountingHandler, "batch", _recording(batches))
     event = {"ph": "X", "name": "}, {", "args": {"Input Dims": [[1, 2], []], "nested": [{"ph": 1}, {"a": 2}]}}
@@ -157,7 +157,7 @@ def _recording(batches: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("separator", ['}, {"ph"', '},{"ph"'])
-def test_a_cut_inside_an_event_is_noticed(separator: str) -> None:
+def test_truncation_inside_an_event_is_detected(separator: str) -> None:
     inner = json.dumps([{"ph": 1}, {"ph": 2}]).replace('}, {"ph"', separator)
     event = f'{{"ph": "X", "args": {inner}, "name": "{"x" * 300}"}}'
 
@@ -189,7 +189,7 @@ def test_a_cut_inside_an_event_is_noticed(separator: str) -> None:
     ],
 )
 @pytest.mark.parametrize("feed_bytes", [1, 1 << 20])
-def test_a_problem_says_what_is_wrong_and_where(text: bytes, problem: str, feed_bytes: int) -> None:
+def test_problem_has_the_cause_and_the_offset(text: bytes, problem: str, feed_bytes: int) -> None:
     check = check_bytes(text, feed_bytes)
 
     assert not check.whole
@@ -198,14 +198,14 @@ def test_a_problem_says_what_is_wrong_and_where(text: bytes, problem: str, feed_
 
 
 @pytest.mark.parametrize("key", ["ph", "p\\u0068", "\\u0070\\u0068"])
-def test_an_escaped_key_is_the_same_key(key: str) -> None:
+def test_escaped_key_equals_the_unescaped_key(key: str) -> None:
     text = f'{{"trace\\u0045vents": [{{"{key}": "X"}}, {{"not ph": 1}}]}}'.encode()
 
     assert check_bytes(text, 5).events == 1
     assert check_bytes(text).whole
 
 
-def test_events_need_no_string_as_phase() -> None:
+def test_phase_of_an_event_can_be_any_value() -> None:
     assert check_bytes(json.dumps([{"ph": None}, {"ph": "X"}, {}, 5, [{"ph": "X"}]] * 50).encode(), 500).events == 100
 
 
@@ -229,19 +229,19 @@ def test_events_need_no_string_as_phase() -> None:
     ids=lambda value: str(value)[:12],
 )
 @pytest.mark.parametrize("feed_bytes", [4099, 1 << 20])
-def test_extreme_values_end_in_a_result(value: str, feed_bytes: int, *, whole: bool) -> None:
+def test_extreme_values_have_a_result(value: str, feed_bytes: int, *, whole: bool) -> None:
     text = f'[{{"ph": "X"}}, {{"ph": "X"}}, {{"ph": "X", "args": {value}}}, {{"ph": "X"}}]'.encode()
 
     assert check_bytes(text, feed_bytes).whole == whole
 
 
-def test_nesting_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlimited_nesting_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profdeck_traces.reading.scanner._MAX_DEPTH", 1000)
 
     assert "nested more than 1,000 deep" in str(check_bytes(b"[" * 2000).problem)
 
 
-def test_a_file_that_inflates_without_end_is_given_up(tmp_path: Path) -> None:
+def test_zip_bomb_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b"[" + b" " * 8_000_000))
 
@@ -251,7 +251,7 @@ def test_a_file_that_inflates_without_end_is_given_up(tmp_path: Path) -> None:
     assert check.json_bytes <= 3_000_000
 
 
-def test_damage_to_the_stream_outranks_what_it_does_to_the_json(tmp_path: Path) -> None:
+def test_stream_error_is_reported_before_json_errors(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     path.write_bytes(gzip.compress(b'[{"ph": "X"}]')[:-1])
 
@@ -261,7 +261,7 @@ def test_damage_to_the_stream_outranks_what_it_does_to_the_json(tmp_path: Path) 
     assert check.problem == "The gzip stream ends after 32 bytes, before its trailer: the file was cut off."
 
 
-def test_progress_ends_at_the_size_of_the_file(tmp_path: Path) -> None:
+def test_progress_ends_at_the_file_size(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     path.write_bytes(json.dumps([{"ph": "X"}] * 200_000).encode())
     progress: list[tuple[int, int]] = []
@@ -273,7 +273,7 @@ def test_progress_ends_at_the_size_of_the_file(tmp_path: Path) -> None:
     assert progress[-1] == (size, size)
 
 
-def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
+def test_missing_file_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"Cannot read .*nowhere: No such file"):
         check_trace(tmp_path / "nowhere")
     with pytest.raises(TraceError, match="Is a directory"):
@@ -282,7 +282,7 @@ def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("member", [0, 1, 2])
 @pytest.mark.parametrize("flag", [0x20, 0x40, 0x80])
-def test_flags_that_gzip_does_not_know_are_damage(tmp_path: Path, member: int, flag: int) -> None:
+def test_unknown_gzip_flags_are_an_error(tmp_path: Path, member: int, flag: int) -> None:
     text = json.dumps({"traceEvents": [{"ph": "X", "ts": n, "name": "x"} for n in range(99)]}).encode()
     members = [bytearray(gzip.compress(content)) for content in (text[:500], text[500:900], text[900:])]
     path = tmp_path / "a.trace.json.gz"

@@ -1,4 +1,4 @@
-"""One file from several traces, requirement by requirement."""
+"""Tests of merging several traces into one file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Merged:
         self.events: list[dict[str, Any]] = []
 
     def add(self, trace: Any, label: str = "", sort_index: int = 0) -> Path:
-        """Add a source: JSON text, or what is written as such."""
+        """Add a source: JSON text, or an object to encode as JSON."""
         number = len(self.sources)
         path = self.directory / f"source{number}"
         data = trace if isinstance(trace, bytes) else json.dumps(trace).encode()
@@ -72,7 +72,7 @@ class Merged:
         return {event["pid"]: event["args"]["name"] for event in name_events}
 
     def order(self) -> list[str]:
-        """Return the names of the processes in the order of a viewer."""
+        """Return the process names, sorted like in a viewer."""
         names, sort_events = self.process_names(), self.of_names("process_sort_index")
         indices = {event["pid"]: event["args"]["sort_index"] for event in sort_events}
         assert len(indices) == len(sort_events) == len(names)
@@ -86,12 +86,12 @@ def merged(tmp_path: Path) -> Merged:
 
 @pytest.fixture(params=[True, False], ids=["substituted", "apart"])
 def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with the fast way through batches and without it."""
+    """Run the test with and without batch processing."""
     if not request.param:
         monkeypatch.setattr(substitution.Substitution, "apply", lambda *_: None)
 
 
-def test_the_file_is_one_gzip_member(merged: Merged) -> None:
+def test_merged_file_is_one_gzip_member(merged: Merged) -> None:
     merged([event(name="n" * 100)] * 20_000)
 
     inflater = zlib.decompressobj(31)
@@ -101,7 +101,7 @@ def test_the_file_is_one_gzip_member(merged: Merged) -> None:
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_processes_have_the_label_in_front_of_their_name(merged: Merged) -> None:
+def test_process_names_start_with_the_label(merged: Merged) -> None:
     merged.add([name_event(1, "python3"), event(pid=1), name_event("Spans", 'q"é'), event(pid="Spans")], "rank 0 (tp1)")
     merged.add([event(pid=1), event(pid="Spans"), event(pid=""), name_event(5, 3), event("M", name="process_name")])
     merged()
@@ -126,7 +126,7 @@ def test_all_events_have_the_layout_of_the_source(merged: Merged) -> None:
     assert merged.destination.read_bytes().count(b'},\n  {\n    "ph":') == boundaries == 64
 
 
-def test_processes_stand_in_the_order_of_the_sources_and_then_their_own(merged: Merged) -> None:
+def test_processes_are_sorted_by_source_and_then_by_sort_index(merged: Merged) -> None:
     first_source = [event(pid=1), event(pid=2), event(pid=3), event(pid=4), sort_event(2, 2**40), sort_event(1, 5)]
     two = [sort_event(1, -1.5), event(pid=2), event(pid=3), event(pid=1), sort_event(3, "x"), sort_event(2, 7)]
     merged.add(first_source, "b", 2)
@@ -143,7 +143,7 @@ ASYNC = [0, 5, "0x1f", "0x1F", "ff", "a/b", "", -5, 2**70, None, [1]]
 
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize(("phases", "ids"), [("stf", FLOWS), ("bneSTpF", ASYNC)])
-def test_ids_of_two_sources_are_never_one(merged: Merged, phases: str, ids: list[Any]) -> None:
+def test_ids_of_two_sources_are_distinct(merged: Merged, phases: str, ids: list[Any]) -> None:
     trace = [event(ph, name="flow", id=flow_id) for flow_id in ids for ph in phases] * 5
 
     merged(trace, trace, trace)
@@ -171,7 +171,7 @@ def as_perfetto(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("times", [1, 40])
-def test_bind_ids_and_global_ids_belong_to_a_source(merged: Merged, times: int) -> None:
+def test_bind_ids_and_global_ids_are_distinct_per_source(merged: Merged, times: int) -> None:
     bound = [event(bind_id="0x5", flow_out=True), event(bind_id=5)] * times
     scoped = [event("b", id2={"global": "g", "local": "l"})] * times
 
@@ -185,7 +185,7 @@ def test_bind_ids_and_global_ids_belong_to_a_source(merged: Merged, times: int) 
 
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("shift_ns", [137_250, -137_250, 1, -1, 2_000, -3_000])
-def test_a_source_is_shifted_exactly(merged: Merged, shift_ns: int) -> None:
+def test_source_is_shifted_exactly(merged: Merged, shift_ns: int) -> None:
     times = ["4203669603018.756", "100000000000000", "500.5", '"1704161511420306.491"', '"12345.25"', "0.001", "2"]
     text = ",".join(f'{{"ph": "X", "name": "n", "pid": 1, "ts": {ts}}}' for ts in times * 9)
     merged.add([event(ts=5)])
@@ -203,7 +203,7 @@ def test_a_source_is_shifted_exactly(merged: Merged, shift_ns: int) -> None:
 
 @attrs.frozen
 class OfCategory:
-    """Chooses the events of a category."""
+    """Selects the events of a category."""
 
     category: str
 
@@ -213,7 +213,7 @@ class OfCategory:
 
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("processes", [1, 2])
-def test_events_that_are_not_selected_are_left_out(merged: Merged, processes: int) -> None:
+def test_unselected_events_are_omitted(merged: Merged, processes: int) -> None:
     trace = [event(name=f"{n}", cat="kernel" if n % 3 else "cpu_op", pid=n % 3) for n in range(100)]
     path = merged.add({"traceEvents": trace, "baseTimeNanoseconds": 5})
     merged.sources[0] = MergeSource(path, "kernels", 0, select=OfCategory("kernel"))
@@ -230,7 +230,7 @@ def test_events_that_are_not_selected_are_left_out(merged: Merged, processes: in
 
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("ts", ["soon", "12 apples", "1.2.3", "", None, [5], True, "NaN", "1e999999999", "9" * 500])
-def test_what_is_no_time_stays(merged: Merged, ts: Any) -> None:
+def test_invalid_times_are_unchanged(merged: Merged, ts: Any) -> None:
     trace = {"traceEvents": [event(ts=ts)] * 20, "baseTimeNanoseconds": 10**9}
 
     merged([event()], trace)
@@ -238,7 +238,7 @@ def test_what_is_no_time_stays(merged: Merged, ts: Any) -> None:
     assert [event["ts"] for event in merged.events if event["name"] == "n"] == [1] + [ts] * 20
 
 
-def test_times_in_other_notations_are_moved_exactly(merged: Merged) -> None:
+def test_times_in_other_notations_are_shifted_exactly(merged: Merged) -> None:
     text = b'{"traceEvents": [{"ph": "X", "pid": 1, "name": "n", "ts": %b}], "baseTimeNanoseconds": 1500}'
     times = [b"1.5e3", b"-2.0000000000000000000001", b'"1E-3"', b"1e999999", b"0.000", b'"007"']
 
@@ -255,13 +255,13 @@ def test_times_in_other_notations_are_moved_exactly(merged: Merged) -> None:
 
 
 @pytest.mark.parametrize("base", ["5", None, 1.5, [5], {}, 10**30, True])
-def test_a_base_that_is_no_number_of_nanoseconds_is_none(merged: Merged, base: Any) -> None:
+def test_invalid_base_time_is_ignored(merged: Merged, base: Any) -> None:
     merged({"traceEvents": [event()], "baseTimeNanoseconds": base}, [event()])
 
     assert merged.document["baseTimeNanoseconds"] == 0
 
 
-def test_the_file_says_what_was_merged(merged: Merged) -> None:
+def test_file_lists_its_sources(merged: Merged) -> None:
     info = {"rank": 1, "nested": {"x": 1.50}}
     head = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "GPU"}], "distributedInfo": info}
     merged.add({**head, "traceEvents": [event()], "baseTimeNanoseconds": 7}, "one", 1)
@@ -317,7 +317,7 @@ def test_the_file_says_what_was_merged(merged: Merged) -> None:
         "null",
     ],
 )
-def test_batches_with_unusual_texts_are_merged_like_others(merged: Merged, tricky: str) -> None:
+def test_batches_with_unusual_texts_are_merged(merged: Merged, tricky: str) -> None:
     usual = json.dumps(event(pid=10))
     text = f"[{', '.join([usual] * 9 + [tricky] + [usual] * 9)}]"
 
@@ -341,7 +341,7 @@ def test_batches_with_unusual_texts_are_merged_like_others(merged: Merged, trick
     assert len(set(pids.values())) == len(pids)
 
 
-def test_batches_are_substituted_in_every_layout(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_processed_in_each_layout(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "_CHUNK_BYTES", 10_000)
     monkeypatch.setattr(rewriter.Rewriter, "event", lambda *_: None)
     trace = [event(args={"a": [1]}), event("s", id=5), event("C", pid="S")] * 200
@@ -352,12 +352,12 @@ def test_batches_are_substituted_in_every_layout(merged: Merged, monkeypatch: py
     monkeypatch.setattr(rewriter, "split_array", None)
     merged()
 
-    # The few events in front of the first batch and behind the last come one by one.
+    # The few events before the first batch and after the last batch are processed individually.
     assert sum(event["ph"] == "s" for event in merged.events) > 0.9 * 4 * 200
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9])
-def test_of_a_truncated_trace_the_readable_part_is_merged(merged: Merged, keep: float) -> None:
+def test_readable_part_of_a_truncated_trace_is_merged(merged: Merged, keep: float) -> None:
     trace = {"schemaVersion": 1, "traceEvents": [event(name=f"e{n}") for n in range(100)], "baseTimeNanoseconds": 1}
     data = json.dumps(trace).encode()
     path = merged.add(data[: int(len(data) * keep)], "cut")
@@ -377,7 +377,7 @@ def test_of_a_truncated_trace_the_readable_part_is_merged(merged: Merged, keep: 
     assert merged.document["baseTimeNanoseconds"] == 1
 
 
-def test_a_lost_base_is_that_of_the_traces_that_have_one(merged: Merged) -> None:
+def test_missing_base_time_is_taken_from_the_other_traces(merged: Merged) -> None:
     cut = json.dumps({"traceEvents": [event(ts=5)] * 20})[:-20].encode()
 
     merged(cut, [event(ts="3")], {"traceEvents": [event(ts=7)], "baseTimeNanoseconds": 10**9})
@@ -386,21 +386,21 @@ def test_a_lost_base_is_that_of_the_traces_that_have_one(merged: Merged) -> None
     assert times == [1000005] * 19 + ["3", 1000007]
 
 
-def test_a_lost_base_of_all_traces_is_not_made_up(merged: Merged) -> None:
+def test_base_time_missing_in_all_traces_is_omitted(merged: Merged) -> None:
     merged(json.dumps({"traceEvents": [event()] * 20})[:-20].encode())
 
     assert "baseTimeNanoseconds" not in merged.document
     assert merged.document["profdeck"]["sources"][0]["baseTimeNanoseconds"] is None
 
 
-def test_a_truncated_array_has_no_base_to_lose(merged: Merged) -> None:
+def test_truncated_array_has_the_base_time_zero(merged: Merged) -> None:
     merged(json.dumps([event(ts=5)] * 20)[:-20].encode(), {"traceEvents": [event()], "baseTimeNanoseconds": 1000})
 
     assert merged.document["baseTimeNanoseconds"] == 0
     assert merged.of_names("n")[-1]["ts"] == 2
 
 
-def test_every_damaged_source_is_named(merged: Merged) -> None:
+def test_corrupt_sources_are_reported(merged: Merged) -> None:
     merged.add(b"[]", "empty")
     merged.add([event()], "cut")
     merged.sources[1].path.write_bytes(merged.sources[1].path.read_bytes()[:-1])
@@ -417,7 +417,7 @@ def test_every_damaged_source_is_named(merged: Merged) -> None:
     assert sorted(merged.process_names().values()) == ["cut: 10", "good: 10"]
 
 
-def test_events_that_cannot_be_copied_are_told(merged: Merged) -> None:
+def test_events_that_cannot_be_copied_are_reported(merged: Merged) -> None:
     deep = '{"ph": "X", "name": "deep", "args": ' + "[" * 50_000 + "]" * 50_000 + "}"
 
     check = merged(f"[{json.dumps(event())}, {deep}]".encode())
@@ -442,13 +442,13 @@ def test_missing_sources_are_an_error(tmp_path: Path) -> None:
         merge_traces([MergeSource(tmp_path / "nowhere", "a", 0)], tmp_path / "merged")
 
 
-def test_a_file_in_place_is_never_overwritten(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_file_is_not_overwritten(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
     merged.add([event()])
     merged.destination.write_bytes(b"precious")
 
     with pytest.raises(FileExistsError):
         merge_traces(merged.sources, merged.destination)
-    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # as if another process wrote it meanwhile
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # simulates a concurrent write by another process
     with pytest.raises(FileExistsError):
         merge_traces(merged.sources, merged.destination)
 
@@ -456,7 +456,7 @@ def test_a_file_in_place_is_never_overwritten(merged: Merged, monkeypatch: pytes
     assert sorted(path.name for path in merged.directory.iterdir()) == ["merged", "source0"]
 
 
-def test_nothing_is_left_behind_when_writing_fails(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_files(merged: Merged, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -467,7 +467,7 @@ def test_nothing_is_left_behind_when_writing_fails(merged: Merged, monkeypatch: 
     assert [path.name for path in merged.directory.iterdir()] == ["source0"]
 
 
-def test_labels_may_hold_anything(merged: Merged) -> None:
+def test_labels_can_contain_any_text(merged: Merged) -> None:
     merged.add([event()], 'a"\\\n\udcff')
 
     assert merged().whole

@@ -1,4 +1,4 @@
-"""Events of one lane that overlap stay visible in the merged trace."""
+"""Tests of merged traces with overlapping events in one lane. All events must remain visible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given, strategies as st
 from profdeck_traces.merge import MergeSource, merge_traces, overlaps, substitution
 from profdeck_traces.reading.integrity import check_trace
 
-# As Kineto writes it, with two lines an event; one line; one key a line.
+# Kineto's layout with two lines per event; one line; one key per line.
 LAYOUTS: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":")}, {"indent": "\t"}]
 Span = tuple[int, int]
 
@@ -28,7 +28,7 @@ def kernel(start_ns: int, end_ns: int, **members: Any) -> dict[str, Any]:
 
 
 class Time(float):
-    """Microseconds that are written with three decimals, as all of Kineto's are."""
+    """Microseconds that are written with three decimals, like in Kineto."""
 
     def __new__(cls, time_ns: int) -> Self:
         time = super().__new__(cls, time_ns / 1000)
@@ -42,7 +42,7 @@ class Time(float):
 
 
 def dumps(trace: list[Any], **layout: Any) -> bytes:
-    """Write JSON; the encoder takes the digits of a float from ``float.__repr__``, so that they come afterwards."""
+    """Encode JSON. Insert time digits afterwards, because the encoder formats floats with ``float.__repr__``."""
     times: dict[str, str] = {}
 
     def marked(value: Any) -> Any:
@@ -101,7 +101,7 @@ def names_of(events: list[dict[str, Any]]) -> dict[Any, str]:
 
 @pytest.fixture(params=["substituted", "decoded", "apart"])
 def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with the text of batches, without the lanes found in it, and with events taken apart."""
+    """Run the test with batch text, without the lanes found in it, and with parsed events."""
     if request.param == "decoded":
         monkeypatch.setattr(overlaps, "_found", lambda _: None)
     if request.param == "apart":
@@ -110,7 +110,7 @@ def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_an_event_that_overlaps_goes_to_a_lane_behind_its_own(layout: dict[str, Any]) -> None:
+def test_overlapping_event_moves_to_the_next_lane(layout: dict[str, Any]) -> None:
     trace = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": 7, "args": {"name": "stream 7"}},
         {"ph": "M", "name": "thread_sort_index", "pid": 0, "tid": 7, "args": {"sort_index": 70}},
@@ -130,7 +130,7 @@ def test_an_event_that_overlaps_goes_to_a_lane_behind_its_own(layout: dict[str, 
 
 
 @pytest.mark.usefixtures("each_way")
-def test_flows_go_with_the_event_in_which_they_end() -> None:
+def test_flows_move_with_the_event_of_their_end() -> None:
     flows = [{"ph": "f", "id": n, "pid": 0, "tid": 7, "ts": Time(100 * n), "cat": "ac2g", "bp": "e"} for n in range(30)]
     trace = [element for n, flow in enumerate(flows) for element in (kernel(100 * n, 100 * n + 150), flow)]
 
@@ -140,19 +140,19 @@ def test_flows_go_with_the_event_in_which_they_end() -> None:
     assert len({event["tid"] for event in events}) == 2
 
 
-def test_more_lanes_are_numbered() -> None:
+def test_additional_lanes_are_numbered() -> None:
     events = merged(dumps([kernel(n, 100 + n) for n in range(3)] * 9))
 
     assert list(names_of(events).values()) == ["7 (overlapping)", "7 (overlapping 2)"]
 
 
-def test_events_inside_and_behind_each_other_stay() -> None:
+def test_nested_and_consecutive_events_stay() -> None:
     trace = [kernel(0, 100), kernel(0, 50), kernel(50, 100), kernel(50, 50), kernel(100, 200), kernel(100, 100)] * 9
 
     assert not names_of(merged(dumps(trace)))
 
 
-def test_lanes_without_categories_are_looked_at() -> None:
+def test_lanes_without_categories_are_checked() -> None:
     ascend = [{"ph": "X", "name": "MatMul", "pid": 5, "tid": 3, "ts": f"{n}.0", "dur": 1.5} for n in range(40)]
 
     events = merged(json.dumps(ascend).encode())
@@ -160,7 +160,7 @@ def test_lanes_without_categories_are_looked_at() -> None:
     assert sorted(len(spans) for spans in lanes_of(events).values()) == [20, 20]
 
 
-def test_lanes_of_the_host_stay() -> None:
+def test_host_lanes_are_unchanged() -> None:
     trace = [kernel(n, n + 15, cat="cpu_op") for n in range(0, 400, 10)]
 
     assert not names_of(merged(dumps(trace)))
@@ -170,9 +170,9 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=25)
 
 
 @given(SPANS, st.sampled_from(LAYOUTS), st.none() | st.integers(0, 12), st.sampled_from([4, 100]))
-def test_perfetto_drops_nothing(spans: list[Span], layout: dict[str, Any], odd_at: int | None, few: int) -> None:
+def test_perfetto_shows_all_events(spans: list[Span], layout: dict[str, Any], odd_at: int | None, few: int) -> None:
     trace = [kernel(start, start + duration) for start, duration in spans] + [kernel(1000, 1001, tid=9)] * 12
-    if odd_at is not None:  # one that is not found in the text
+    if odd_at is not None:  # an event that the text search does not find
         trace.insert(odd_at, {**kernel(15, 25), "ts": 0.0150, "dur": "0.01"})
 
     with pytest.MonkeyPatch.context() as patch:
@@ -190,7 +190,7 @@ def test_perfetto_drops_nothing(spans: list[Span], layout: dict[str, Any], odd_a
     "category", [b'"\xed\xa0\x80"', b'["kernel"]', b'{"a": "kernel"}', b"null", b"7", b'"\\ud800"']
 )
 def test_categories_of_any_kind_are_merged(tmp_path: Path, category: bytes) -> None:
-    """A category that is no UTF-8, or no text, ended the command."""
+    """A category that is not valid UTF-8, or not text, once crashed the command."""
     text = json.dumps([kernel(start, start + 5) for start in range(0, 400, 3)]).encode()
     odd = text.replace(b'"cat": "kernel"', b'"cat": ' + category)
     (tmp_path / "a").write_bytes(odd)

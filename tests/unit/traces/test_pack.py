@@ -1,4 +1,4 @@
-"""The final copy of a trace: compressed, checked, never over another file, with its clock anchors."""
+"""Tests of the final copy of a trace: compression, verification, existing files and clock anchors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("as_gzip", [False, True])
-def test_the_copy_has_the_content_and_its_check(tmp_path: Path, *, as_gzip: bool) -> None:
+def test_copy_has_the_content_and_check_of_the_source(tmp_path: Path, *, as_gzip: bool) -> None:
     data = trace_text([anchor(4203669603018.756, dur=1.5), {"ph": "M"}] * 2000)
     destination = tmp_path / "packed"
 
@@ -65,15 +65,15 @@ def test_the_copy_has_the_content_and_its_check(tmp_path: Path, *, as_gzip: bool
     chunks=st.lists(st.binary(max_size=200) | st.builds(bytes.__mul__, st.binary(max_size=9), st.integers(0, 9000))),
     ending=st.integers(0, 9),
 )
-def test_chunks_become_one_member_whether_or_not_threads_can_be_started(chunks: list[bytes], ending: int) -> None:
+def test_chunks_are_one_member_with_and_without_threads(chunks: list[bytes], ending: int) -> None:
     written: list[bytes] = []
     packer = SmallGzip(written.append)
     for number, chunk in enumerate(chunks):
         if number == ending:
-            packer.close()  # as at the end of the interpreter
+            packer.close()  # as during interpreter shutdown
         again = bytearray(chunk)
         packer.compress(again)
-        again[:] = bytes(len(again))  # the memory is used again
+        again[:] = bytes(len(again))  # the buffer is reused
     packer.finish()
     packer.close()
     inflater = zlib.decompressobj(31)
@@ -82,7 +82,7 @@ def test_chunks_become_one_member_whether_or_not_threads_can_be_started(chunks: 
     assert igzip.decompress(b"".join(written)) == b"".join(chunks)
 
 
-def test_a_gzip_copy_is_one_member(tmp_path: Path) -> None:
+def test_gzip_copy_is_one_member(tmp_path: Path) -> None:
     source = write(tmp_path / "raw", trace_text([{"ph": "X", "name": "n" * 100}] * 30_000))
 
     compress_trace(source, tmp_path / "packed", gzip=True, anchor_name=ANCHOR)
@@ -99,7 +99,7 @@ def test_a_gzip_copy_is_one_member(tmp_path: Path) -> None:
     st.sampled_from([None, 4]),
     st.integers(20, 400),
 )
-def test_anchors_are_found_wherever_the_text_is_cut(
+def test_anchors_are_found_for_any_chunk_size(
     texts: list[tuple[int, bool]], indent: int | None, feed_bytes: int
 ) -> None:
     events: list[dict[str, Any]] = []
@@ -119,7 +119,7 @@ def test_anchors_are_found_wherever_the_text_is_cut(
     assert handler.base_time_ns == 7
 
 
-def test_only_complete_events_of_that_name_with_a_time_are_anchors(tmp_path: Path) -> None:
+def test_only_complete_events_with_the_name_and_a_time_are_anchors(tmp_path: Path) -> None:
     events = [
         anchor("1704161511420306.491"),
         anchor(5, ph="B"),
@@ -141,7 +141,7 @@ def test_only_complete_events_of_that_name_with_a_time_are_anchors(tmp_path: Pat
     )
 
 
-def test_a_broken_trace_is_kept_and_called_broken(tmp_path: Path) -> None:
+def test_corrupt_trace_is_kept_and_reported(tmp_path: Path) -> None:
     data = trace_text([anchor(1)] * 3)[:-30]
 
     packed = compress_trace(write(tmp_path / "raw", data), tmp_path / "out", gzip=True, anchor_name=ANCHOR)
@@ -152,12 +152,12 @@ def test_a_broken_trace_is_kept_and_called_broken(tmp_path: Path) -> None:
     assert len(packed.anchors) == 3
 
 
-def test_a_file_in_place_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, destination = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "out", b"precious")
 
     with pytest.raises(FileExistsError):
         compress_trace(source, destination, gzip=True, anchor_name=ANCHOR)
-    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # as if another process wrote it meanwhile
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # simulates a concurrent write by another process
     with pytest.raises(FileExistsError):
         compress_trace(source, destination, gzip=True, anchor_name=ANCHOR)
 
@@ -166,7 +166,7 @@ def test_a_file_in_place_is_never_overwritten(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_a_file_system_without_links_overwrites_nothing_either(
+def test_existing_file_is_not_overwritten_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, taken: bool
 ) -> None:
     def no_links(*_: Any) -> None:
@@ -184,7 +184,7 @@ def test_a_file_system_without_links_overwrites_nothing_either(
         assert destination.read_bytes() == b"new"
 
 
-def test_nothing_is_left_behind_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -196,20 +196,20 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path: Path, monkeypatch: 
     assert names_in(tmp_path) == ["raw"]
 
 
-def test_a_missing_source_is_a_trace_error(tmp_path: Path) -> None:
+def test_missing_source_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read"):
         compress_trace(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
     assert names_in(tmp_path) == []
 
 
-def test_an_anchor_name_that_json_may_escape_is_refused(tmp_path: Path) -> None:
+def test_anchor_name_with_escapable_characters_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="letters, digits"):
         compress_trace(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name='a"b')
 
 
 @pytest.mark.parametrize("as_gzip", [False, True])
 @pytest.mark.parametrize("cut", [0, 30])
-def test_a_child_packs_alike(tmp_path: Path, cut: int, *, as_gzip: bool) -> None:
+def test_child_process_writes_the_same_copy(tmp_path: Path, cut: int, *, as_gzip: bool) -> None:
     data = trace_text([anchor("1704161511420306.491", dur=2), {"ph": "M"}] * 3 + [anchor(4203669603018.756)])
     source = write(tmp_path / "ra w", data[: len(data) - cut])
 
@@ -223,7 +223,7 @@ def test_a_child_packs_alike(tmp_path: Path, cut: int, *, as_gzip: bool) -> None
     assert names_in(tmp_path) == ["here", "ra w", "there"]
 
 
-def test_what_a_child_cannot_do_is_a_trace_error(tmp_path: Path) -> None:
+def test_failure_in_a_child_process_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="nowhere could not be packed: .*Cannot read"):
         compress_in_child(tmp_path / "nowhere", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
     source, existing = write(tmp_path / "raw", trace_text([anchor(1)])), write(tmp_path / "taken", b"precious")
@@ -237,23 +237,23 @@ def test_what_a_child_cannot_do_is_a_trace_error(tmp_path: Path) -> None:
     assert existing.read_bytes() == b"precious"
 
 
-def test_a_child_has_neither_the_preloads_of_an_engine_nor_its_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "no_such_library.so"))  # the loader would complain of it
+def test_child_process_does_not_inherit_preloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "no_such_library.so"))  # the dynamic loader would write a warning
     source = write(tmp_path / "raw", trace_text([anchor(1)]))
 
     assert compress_in_child(source, tmp_path / "out", gzip=True, anchor_name=ANCHOR).check.whole
     assert os.environ["LD_PRELOAD"]
 
 
-def test_a_child_that_says_nothing_is_a_trace_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_without_output_is_a_trace_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(TraceError, match="could not be packed: exit code 1"):
         compress_in_child(tmp_path / "raw", tmp_path / "out", gzip=True, anchor_name=ANCHOR)
 
 
-def test_the_child_is_in_our_session_and_not_in_our_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_process_has_a_separate_group_in_the_same_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     python = tmp_path / "python"
     code = "import os; raise SystemExit(f'{os.getsid(0)} {os.getpgrp() == os.getpid()}')"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}"\n')

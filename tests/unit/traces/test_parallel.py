@@ -1,4 +1,4 @@
-"""Many traces at once, with real processes: order, progress, faults, and that no process is left."""
+"""Tests of parallel processing of traces with real processes: order, progress, failures and cleanup."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def no_child_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def traces(tmp_path: Path) -> list[Path]:
-    """Traces of several sizes, one of them cut off and one missing."""
+    """Traces of several sizes. One is truncated and one is missing."""
     paths = []
     for number in range(5):
         events = [{"ph": "X", "name": f"{number}-{event}", "ts": event, "dur": 1} for event in range(20 * number + 1)]
@@ -68,7 +68,7 @@ def texts(results: list[object]) -> list[str]:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_give_the_same_results_as_none(jobs, traces, monkeypatch, method) -> None:
+def test_results_are_independent_of_processes(jobs, traces, monkeypatch, method) -> None:
     monkeypatch.setattr(parallel, "_start_method", lambda: method)
     alone = map_traces(jobs.check, traces, sizes(traces))
     assert texts(map_traces(jobs.check, traces, sizes(traces), processes=2)) == texts(alone)
@@ -76,21 +76,21 @@ def test_processes_give_the_same_results_as_none(jobs, traces, monkeypatch, meth
     assert isinstance(alone[5], TraceError)
 
 
-def test_one_process_is_this_one(jobs) -> None:
+def test_one_process_runs_in_the_current_process(jobs) -> None:
     results = map_traces(jobs.obey, ["a", "b"], [1, 2])
     assert results == [("a", os.getpid()), ("b", os.getpid())]
 
 
-def test_one_item_needs_no_other_process(jobs) -> None:
+def test_one_item_runs_in_the_current_process(jobs) -> None:
     assert map_traces(jobs.obey, ["a"], [1], processes=4) == [("a", os.getpid())]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_nothing_to_do(jobs, processes) -> None:
+def test_no_items_have_no_results(jobs, processes) -> None:
     assert map_traces(jobs.obey, [], [], processes=processes) == []
 
 
-def test_no_more_processes_than_asked_for(jobs) -> None:
+def test_number_of_processes_is_limited(jobs) -> None:
     results = map_traces(jobs.obey, list("abcdefgh"), [1] * 8, processes=3)
     assert [order for order, _ in results] == list("abcdefgh")
     pids = {pid for _, pid in results}
@@ -98,8 +98,8 @@ def test_no_more_processes_than_asked_for(jobs) -> None:
     assert os.getpid() not in pids
 
 
-def test_results_stand_in_the_order_of_the_items_and_the_largest_begins_first(jobs, tmp_path) -> None:
-    # The first item meets the last: both have begun before the small one between them.
+def test_results_keep_the_order_and_the_largest_item_starts_first(jobs, tmp_path) -> None:
+    # The first and the last item wait for each other, so both must start before the small item.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     orders = [f"meet-as-reader {pipe}", "small", f"meet-as-writer {pipe}"]
@@ -118,7 +118,7 @@ def test_results_stand_in_the_order_of_the_items_and_the_largest_begins_first(jo
     assert begun == ["b", "d", "c", "a"]
 
 
-def test_a_killed_worker_costs_its_own_item_only(jobs) -> None:
+def test_killed_worker_fails_only_its_item(jobs) -> None:
     orders = ["a", "kill", "b", "kill", "c", "d"]
     results = map_traces(jobs.obey, orders, [1, 9, 1, 9, 1, 1], processes=2)
     assert [result[0] for result in results if not isinstance(result, TraceError)] == ["a", "b", "c", "d"]
@@ -130,7 +130,7 @@ def test_a_killed_worker_costs_its_own_item_only(jobs) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_unreadable_item_is_its_own_result(jobs, processes) -> None:
+def test_unreadable_item_has_an_error_result(jobs, processes) -> None:
     first, second, third = map_traces(jobs.obey, ["a", "unreadable", "b"], [1, 1, 1], processes=processes)
     assert (first[0], third[0]) == ("a", "b")
     assert isinstance(second, TraceError)
@@ -139,37 +139,37 @@ def test_an_unreadable_item_is_its_own_result(jobs, processes) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_any_other_exception_is_raised_with_the_item(jobs, processes) -> None:
+def test_other_exceptions_are_raised_with_the_item(jobs, processes) -> None:
     with pytest.raises(ValueError, match="a bug") as caught:
         map_traces(jobs.obey, ["fault", "b", "c"], [1, 1, 1], processes=processes)
     assert caught.value.__notes__[0] == "The error occurred while reading fault."
 
 
-def test_an_exception_comes_with_its_traceback_in_the_worker(jobs) -> None:
+def test_exception_has_the_workers_traceback(jobs) -> None:
     with pytest.raises(ValueError, match="a bug") as caught:
         map_traces(jobs.obey, ["fault", "b"], [1, 1], processes=2)
     assert "in obey" in caught.value.__notes__[1]
 
 
-def test_an_exception_that_cannot_be_sent_is_told(jobs) -> None:
+def test_exception_that_cannot_be_pickled_is_reported(jobs) -> None:
     with pytest.raises(RuntimeError, match=r"OddError: 1 and 2\nThe error occurred while reading odd-fault\."):
         map_traces(jobs.obey, ["odd-fault", "b"], [1, 1], processes=2)
 
 
-def test_a_worker_that_exits_names_its_item(jobs) -> None:
+def test_item_of_an_exited_worker_is_reported(jobs) -> None:
     with pytest.raises(RuntimeError, match=r"exited with code 3 while reading exit\."):
         map_traces(jobs.obey, ["exit", "b"], [1, 1], processes=2)
     with pytest.raises(SystemExit, match="bye"):
         map_traces(jobs.obey, ["leave", "b"], [1, 1], processes=2)
 
 
-def test_sizes_and_items_are_as_many(jobs) -> None:
+def test_different_numbers_of_sizes_and_items_are_an_error(jobs) -> None:
     with pytest.raises(ValueError, match="zip"):
         map_traces(jobs.obey, ["a", "b"], [1])
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_progress_never_goes_back_and_ends_with_all(jobs, processes) -> None:
+def test_progress_increases_to_the_total(jobs, processes) -> None:
     reports: list[tuple[int, int]] = []
     threads = set()
 
@@ -181,17 +181,17 @@ def test_progress_never_goes_back_and_ends_with_all(jobs, processes) -> None:
     bytes_read = [bytes_read for bytes_read, _ in reports]
     assert bytes_read == sorted(set(bytes_read))
     assert reports[-1] == (18, 18)
-    assert len(bytes_read) == 8  # the 1 byte of which each order tells, and the end of each
+    assert len(bytes_read) == 8  # each item reports 1 byte of progress and its end
     assert threads == {threading.get_ident()}
 
 
-def test_a_killed_workers_item_counts_as_read(jobs) -> None:
+def test_item_of_a_killed_worker_is_counted_as_read(jobs) -> None:
     reports: list[tuple[int, int]] = []
     map_traces(jobs.obey, ["kill", "b"], [3, 4], processes=2, on_progress=lambda *progress: reports.append(progress))
     assert reports[-1] == (7, 7)
 
 
-def test_workers_report_seldom_and_no_more_than_there_is() -> None:
+def test_worker_progress_is_rate_limited_and_at_most_the_size() -> None:
     sent: list[int] = []
     report = parallel._throttled(sent.append)
     report(1, 9)
@@ -204,7 +204,7 @@ def test_workers_report_seldom_and_no_more_than_there_is() -> None:
     assert reports == [(3, 5), (5, 5)]
 
 
-def test_a_process_with_threads_is_not_forked() -> None:
+def test_process_with_threads_is_not_forked() -> None:
     # Use a subprocess: threads of other tests may still be running in this process.
     code = """
 import threading
@@ -239,7 +239,7 @@ def running(pid: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_worker_survives_the_parent(tmp_path: Path, number: signal.Signals, method: str) -> None:
+def test_workers_exit_with_the_parent(tmp_path: Path, number: signal.Signals, method: str) -> None:
     script = tmp_path / "waiting.py"
     script.write_text(WAITING)
     python_path = os.pathsep.join([str(HERE), *sys.path])
@@ -256,7 +256,7 @@ def test_no_worker_survives_the_parent(tmp_path: Path, number: signal.Signals, m
         workers = [int(path.suffix[1:]) for path in tmp_path.glob("at.*")]
         assert set(workers) <= set(pids)
         if number == signal.SIGINT:
-            os.killpg(parent.pid, number)  # as a terminal does
+            os.killpg(parent.pid, number)  # like a terminal
         else:
             parent.send_signal(number)
         _, errors = parent.communicate(timeout=30)
@@ -266,5 +266,5 @@ def test_no_worker_survives_the_parent(tmp_path: Path, number: signal.Signals, m
     assert parent.returncode == -number
     if number == signal.SIGINT:
         assert not any(running(pid) for pid in workers)
-        assert errors.count("Traceback") == 1, errors  # the parent's, and of no worker
+        assert errors.count("Traceback") == 1, errors  # only the parent has a traceback
     wait_for(lambda: not any(running(pid) for pid in pids))

@@ -1,4 +1,4 @@
-"""Both ways of reading a trace into columns, against the standard library's json."""
+"""Tests of both methods of reading a trace into columns, compared with the standard library's json."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Row = tuple[str, str, Any, Any, int, int]
 
 
 def written(events: list[Any], layout: str, **members: Any) -> str:
-    """Write a trace in one of the layouts that profilers and tools have."""
+    """Return a trace in one of the layouts of profilers and tools."""
     document = {"schemaVersion": 1, **members, "traceEvents": events}
     if layout == "one line":
         return json.dumps(document)
@@ -46,7 +46,7 @@ def written(events: list[Any], layout: str, **members: Any) -> str:
 
 
 def rows_of(text: str) -> Counter[Row]:
-    """Return the complete events by the standard library."""
+    """Return the complete events, read with the standard library."""
     document = json.loads(text, parse_float=Decimal)
     events = document["traceEvents"] if isinstance(document, dict) else document
     named = {
@@ -152,7 +152,7 @@ quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @quick
 @given(events=events, layout=st.sampled_from(LAYOUTS), chunk=st.sampled_from([97, 1000, 1 << 20]))
-def test_both_ways_equal_the_standard_library(
+def test_both_methods_equal_the_standard_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], layout: str, chunk: int
 ) -> None:
     monkeypatch.setattr(stream.read_chunks, "__defaults__", (chunk,))
@@ -175,7 +175,7 @@ def test_both_ways_equal_the_standard_library(
     layout=st.sampled_from(LAYOUTS),
     data=st.data(),
 )
-def test_a_mutated_trace_gives_what_comes_before_the_damage(
+def test_mutated_trace_is_read_up_to_the_corruption(
     tmp_path: Path, events: list[Any], layout: str, data: st.DataObject
 ) -> None:
     text = bytearray(written(events, layout).encode())
@@ -198,11 +198,11 @@ def test_a_mutated_trace_gives_what_comes_before_the_damage(
     try:
         expected = rows_of(text.decode())
     except (ValueError, ArithmeticError, AttributeError, KeyError, TypeError):
-        pass  # the standard library reads no part of what is broken, and cannot say what odd values mean
+        pass  # the standard library does not read parts of corrupt files and does not define unusual values
     else:
         if everything.check.whole:
             assert actual_rows == expected
-    # What the search did not look at may be damaged; what it found must not be less than what the parser found.
+    # Text that the search skips can be corrupt. The search must find at least the events of the parser.
     assert not of_lanes(actual_rows) - of_lanes(rows(devices.columns()))
     if not devices.searched:
         assert of_lanes(rows(devices.columns())) == of_lanes(actual_rows)
@@ -216,7 +216,7 @@ def test_real_traces_equal_the_standard_library(path: Path) -> None:
 
     everything, devices = read_trace(path), read_trace(path, devices_only=True)
 
-    # Ascend writes durations with more digits than nanoseconds: each may be rounded either way.
+    # Ascend durations have more digits than nanoseconds, so rounding can differ.
     tolerance_ns = 1 if path.parent.name == "npu" else 0
     assert_same(rows(everything.columns()), expected, tolerance_ns)
     assert_same(of_lanes(rows(devices.columns())), of_lanes(expected), tolerance_ns)
@@ -247,7 +247,7 @@ def kernels(count: int, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_lanes_are_searched_where_they_can_be(tmp_path: Path) -> None:
+def test_device_lanes_are_searched_without_parsing(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(written(kernels(500), "kineto"))
 
@@ -259,7 +259,7 @@ def test_lanes_are_searched_where_they_can_be(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices_only", [False, True])
 @pytest.mark.parametrize("host_events", [0, 30])
-def test_a_kernel_of_a_clock_of_1970_keeps_its_nanoseconds(
+def test_kernel_times_since_1970_keep_their_nanoseconds(
     tmp_path: Path, host_events: int, *, devices_only: bool
 ) -> None:
     # The nearest float is a whole number of microseconds.
@@ -289,7 +289,7 @@ def test_a_kernel_of_a_clock_of_1970_keeps_its_nanoseconds(
     ids=lambda odd: odd["name"],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_looks_like_a_kernel_is_not_taken_for_one(tmp_path: Path, odd: dict[str, Any], layout: str) -> None:
+def test_text_similar_to_a_kernel_is_ignored(tmp_path: Path, odd: dict[str, Any], layout: str) -> None:
     text = written([*kernels(50), odd, *kernels(50)], layout)
     path = tmp_path / "trace.json"
     path.write_text(text)
@@ -297,7 +297,7 @@ def test_what_looks_like_a_kernel_is_not_taken_for_one(tmp_path: Path, odd: dict
     assert of_lanes(rows(read_trace(path, devices_only=True).columns())) == of_lanes(rows_of(text))
 
 
-def test_a_trace_with_an_escaped_category_is_parsed(tmp_path: Path) -> None:
+def test_trace_with_an_escaped_category_is_parsed(tmp_path: Path) -> None:
     text = written(kernels(20), "kineto").replace(
         '"cat": "kernel", "name": "k3"', '"cat": "k\\u0065rnel", "name": "k3"'
     )
@@ -310,7 +310,7 @@ def test_a_trace_with_an_escaped_category_is_parsed(tmp_path: Path) -> None:
     assert len(trace.columns()) == 20
 
 
-def test_damage_of_the_stream_is_told_when_lanes_are_searched(tmp_path: Path) -> None:
+def test_corrupt_stream_is_reported_during_a_search(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     compressed = gzip.compress(written(kernels(5000), "kineto").encode())
     path.write_bytes(compressed[:-100])
@@ -338,7 +338,7 @@ def test_names_processes_and_sizes_of_copies_are_read(tmp_path: Path) -> None:
     assert trace.thread_names == {(0, 7): "stream 7"}
 
 
-def test_more_names_than_memory_is_for_fall_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_above_the_limit_are_combined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_builder, "MAX_NAMES", 10)
     monkeypatch.setattr(column_builder, "MAX_TRACKS", 10)
     monkeypatch.setattr(column_builder, "_MAX_CATEGORIES", 4)
@@ -358,7 +358,7 @@ def test_more_names_than_memory_is_for_fall_together(tmp_path: Path, monkeypatch
     assert len(columns.categories) <= 5
 
 
-def test_each_name_of_operators_is_asked_once_whether_it_is_a_step(tmp_path: Path) -> None:
+def test_each_operator_name_is_checked_once(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     step = {"ph": "X", "cat": "cpu_op", "name": "step 1", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
     path.write_text(json.dumps([step, step | {"name": "mm"}, *kernels(9), step, step | {"ts": 9}]))
@@ -371,14 +371,14 @@ def test_each_name_of_operators_is_asked_once_whether_it_is_a_step(tmp_path: Pat
     assert len(read_trace(path).marks) == 0
 
 
-def test_a_base_that_is_no_time_is_none(tmp_path: Path) -> None:
+def test_invalid_base_time_is_none(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(written(kernels(1), "compact", baseTimeNanoseconds=10**400))
 
     assert read_trace(path).base_ns == 0
 
 
-def test_a_zip_bomb_ends_at_the_limit(tmp_path: Path) -> None:
+def test_zip_bomb_stops_at_the_limit(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * 50_000_000))
 
@@ -387,7 +387,7 @@ def test_a_zip_bomb_ends_at_the_limit(tmp_path: Path) -> None:
     assert trace.check.problem == "There are more than 4,000,000 bytes of JSON (max_json_bytes): the rest was not read."
 
 
-def test_columns_become_an_arrow_table(tmp_path: Path) -> None:
+def test_columns_are_converted_to_an_arrow_table(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     path = tmp_path / "trace.json"
     path.write_text(written(kernels(3), "kineto"))
@@ -400,6 +400,6 @@ def test_columns_become_an_arrow_table(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
+def test_missing_file_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read"):
         read_trace(tmp_path / "nowhere.json")

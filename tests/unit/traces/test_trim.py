@@ -1,4 +1,4 @@
-"""Trimmed traces: what is in them, byte for byte, and what becomes of files that are damaged, taken or hostile."""
+"""Tests of trimmed traces: exact contents, and corrupt, existing and malicious files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def source(tmp_path: Path) -> Path:
     return write(tmp_path / "source.json", KINETO.encode())
 
 
-def test_events_and_members_stay_as_they_are_and_where_they_are(source: Path, tmp_path: Path) -> None:
+def test_events_and_members_keep_their_text_and_order(source: Path, tmp_path: Path) -> None:
     check = trim_trace(source, tmp_path / "out.json", Selection(begin_ns=11_200))
 
     trimmed = content(tmp_path / "out.json").decode()
@@ -114,7 +114,7 @@ MEMBERS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
 
 
 @given(MEMBERS, ELEMENTS, MEMBERS, st.sampled_from(LAYOUTS), st.sampled_from([0, 16, 200]), st.booleans())
-def test_a_trimmed_trace_equals_the_filtered_one(
+def test_trimmed_trace_equals_the_filtered_trace(
     tmp_path_factory: pytest.TempPathFactory,
     before: dict[str, Any],
     elements: list[Any],
@@ -156,7 +156,7 @@ def test_a_trimmed_trace_equals_the_filtered_one(
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
-def test_the_name_says_whether_the_new_file_is_compressed(source: Path, tmp_path: Path, name: str) -> None:
+def test_file_name_selects_compression(source: Path, tmp_path: Path, name: str) -> None:
     check = trim_trace(source, tmp_path / name, Selection(categories=frozenset({"kernel"})))
 
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
@@ -165,8 +165,8 @@ def test_the_name_says_whether_the_new_file_is_compressed(source: Path, tmp_path
     assert names_in(tmp_path) == [name, "source.json"]
 
 
-def test_pairs_among_events_that_come_one_by_one_are_kept_together(tmp_path: Path) -> None:
-    # No batch can be cut where each event begins with another key.
+def test_pairs_of_unbatched_events_are_kept_together(tmp_path: Path) -> None:
+    # Batches cannot be split if the first key differs between events.
     keys = (f'"k{n}"' for n in range(9))
     pair = [event("B", 1), event("E", 2), event("B", 5), event("E", 9), event("B", 11), event("E", 12)]
     texts = [json.dumps(event_fields).replace("{", f"{{{next(keys)}: 0, ", 1) for event_fields in pair]
@@ -177,7 +177,7 @@ def test_pairs_among_events_that_come_one_by_one_are_kept_together(tmp_path: Pat
     assert content(tmp_path / "out.json").decode().split() == ["[", *",\n".join(texts[2:4]).split(), "]"]
 
 
-def test_a_step_of_a_long_trace(tmp_path: Path) -> None:
+def test_step_of_a_long_trace_is_trimmed(tmp_path: Path) -> None:
     events = [event("M", name="process_name", args={"name": "python"})]
     for number in range(10_000):
         step, within = divmod(number, 1000)
@@ -197,7 +197,7 @@ def test_a_step_of_a_long_trace(tmp_path: Path) -> None:
     assert sum(operator.count for operator in summary.operators) == 2000
 
 
-def test_what_is_there_is_left_as_it_is(source: Path, tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(source: Path, tmp_path: Path) -> None:
     existing = write(tmp_path / "taken", b"precious")
     with pytest.raises(FileExistsError):
         trim_trace(source, existing, Selection())
@@ -208,9 +208,7 @@ def test_what_is_there_is_left_as_it_is(source: Path, tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["source.json", "taken"]
 
 
-def test_nothing_is_left_behind_when_writing_fails(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_no_files(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -221,7 +219,7 @@ def test_nothing_is_left_behind_when_writing_fails(
     assert names_in(tmp_path) == ["source.json"]
 
 
-def test_a_selection_without_events_is_an_error_that_tells_what_there_is(source: Path, tmp_path: Path) -> None:
+def test_selection_without_events_reports_the_existing_events(source: Path, tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"It lasts 1e-06 s .*; its categories are cpu_op, kernel\."):
         trim_trace(source, tmp_path / "out", Selection(begin_ns=10**9))
 
@@ -229,7 +227,7 @@ def test_a_selection_without_events_is_an_error_that_tells_what_there_is(source:
 
 
 @pytest.mark.parametrize("data", [b"", b"not a trace", b"{}", b"[]"])
-def test_what_is_no_trace_is_an_error(tmp_path: Path, data: bytes) -> None:
+def test_file_that_is_not_a_trace_is_an_error(tmp_path: Path, data: bytes) -> None:
     source = write(tmp_path / "source", data)
     with pytest.raises(TraceError, match="source: "):
         trim_trace(source, tmp_path / "out", Selection())
@@ -242,8 +240,8 @@ def test_what_is_no_trace_is_an_error(tmp_path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["cut.json", "cut.json.gz"])
-def test_of_a_damaged_trace_what_is_readable_is_kept_and_closed(tmp_path: Path, name: str) -> None:
-    # Digits of pi do not compress away.
+def test_readable_part_of_a_corrupt_trace_is_kept_and_closed(tmp_path: Path, name: str) -> None:
+    # Digits of pi are barely compressible.
     events = [event(ts=n, name=f"{(n * 314159265358979) % 10**15}") for n in range(3000)]
     source = write(tmp_path / name, json.dumps({"rank": 3, "traceEvents": events, "after": 1}).encode())
     os.truncate(source, source.stat().st_size // 2)
@@ -260,7 +258,7 @@ def test_of_a_damaged_trace_what_is_readable_is_kept_and_closed(tmp_path: Path, 
     assert check_trace(tmp_path / "out.json").whole
 
 
-def test_an_event_that_is_nested_too_deeply_to_be_read_is_kept(tmp_path: Path) -> None:
+def test_event_with_too_deep_nesting_is_kept(tmp_path: Path) -> None:
     deep = b'{"ph": "X", "ts": 99, "args": %b%b}' % (b"[" * 100_000, b"]" * 100_000)
     source = write(tmp_path / "source.json", b'[{"ph": "X", "ts": 0}, %b, {"ph": "X", "ts": 2}]' % deep)
 
@@ -270,7 +268,7 @@ def test_an_event_that_is_nested_too_deeply_to_be_read_is_kept(tmp_path: Path) -
     assert (check.whole, check.events) == (True, 2)
 
 
-def test_what_is_too_long_to_be_copied_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_too_long_to_copy_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanner, "_MAX_CAPTURE_BYTES", 1000)
     long = "x" * 2000
     document = {"a": long, long: 1, "traceEvents": [event(), event("i")], "b": long, "c": 1}
@@ -283,7 +281,7 @@ def test_what_is_too_long_to_be_copied_is_told(tmp_path: Path, monkeypatch: pyte
     assert check.problem == 'Members of the trace are too long to be copied: "", "a", "b".'
 
 
-def test_an_event_that_is_too_long_to_be_copied_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_too_long_to_copy_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanner, "_MAX_CAPTURE_BYTES", 1000)
     source = write(tmp_path / "source.json", json.dumps([event(), {"name": "x" * 2000, **event()}]).encode())
 
@@ -293,7 +291,7 @@ def test_an_event_that_is_too_long_to_be_copied_is_told(tmp_path: Path, monkeypa
     assert check.problem == "1 events are too long to be copied."
 
 
-def test_a_trace_with_two_arrays_of_events_is_told(tmp_path: Path) -> None:
+def test_trace_with_two_event_arrays_is_reported(tmp_path: Path) -> None:
     source = write(tmp_path / "source.json", b'{"traceEvents": [{"ph": "i"}], "a": 1, "traceEvents": [{"ph": "C"}]}')
 
     check = trim_trace(source, tmp_path / "out.json", Selection())
@@ -302,7 +300,7 @@ def test_a_trace_with_two_arrays_of_events_is_told(tmp_path: Path) -> None:
     assert "stands 2 times" in str(check.problem)
 
 
-def test_progress_is_told_in_bytes_of_the_source(source: Path, tmp_path: Path) -> None:
+def test_progress_is_in_bytes_of_the_source(source: Path, tmp_path: Path) -> None:
     reports: list[tuple[int, int]] = []
     trim_trace(
         source, tmp_path / "out", Selection(), on_progress=lambda bytes_read, total: reports.append((bytes_read, total))
@@ -313,7 +311,7 @@ def test_progress_is_told_in_bytes_of_the_source(source: Path, tmp_path: Path) -
 
 @pytest.mark.shared_data
 @each("gpu/*.json.gz", "npu/trace_view.json")
-def test_the_middle_of_a_real_trace_equals_the_reference(path: Path, tmp_path: Path) -> None:
+def test_middle_of_a_real_trace_equals_the_reference(path: Path, tmp_path: Path) -> None:
     extent = read_extent(path)
     assert extent.begin_ns is not None
     quarter_ns = int(extent.duration_s * 1e9) // 4
