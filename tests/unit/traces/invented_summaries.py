@@ -82,7 +82,7 @@ def trace(
         kernels: The times in each step, by kernel name.
         operators: The times in each step, by operator name.
         steps: Durations of the steps. For iterations, pairs of stage and duration. By default, 1,000 us for each step.
-        of: The kind and stage of the steps, or None for a trace without steps.
+        group: The kind and stage of the steps, or None for a trace without steps.
         path: The path of the trace.
         role: The role of the rank.
         replica: The replica of the rank.

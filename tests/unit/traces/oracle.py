@@ -39,8 +39,8 @@ def facts(path: Path, class_of: Mapping[tuple[str, str], str]) -> dict[str, Any]
     """Return counts, sums, self times, busy times and steps, in nanoseconds.
 
     Args:
-        path: A trace with categories, of which each time has a whole number of nanoseconds.
-        class_of: The classes of what devices did, by category and name.
+        path: A trace with categories. All times are whole numbers of nanoseconds.
+        class_of: Classes of device events, keyed by category and name.
     """
     events = [event for event in events_of(path) if "ph" in event]
     complete = [event for event in events if event["ph"] == "X"]
@@ -88,7 +88,7 @@ def sums(rows: Iterable[tuple[str, str, Span]]) -> dict[tuple[str, str], tuple[i
 
 
 def copies(events: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
-    """Return names, counts and bytes of each category and name; -1 unless all say theirs."""
+    """Return the name, count and bytes of each category and name. The bytes are -1 if an event lacks its size."""
     sizes: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for event in events:
         if event["cat"] in COPIES:
@@ -100,7 +100,7 @@ def copies(events: list[dict[str, Any]]) -> list[tuple[str, int, int]]:
 
 
 def covered(spans: Iterable[Span]) -> int:
-    """Return the time between neighbouring edges in which something is open."""
+    """Return the total length of the union of spans."""
     edges = sorted([edge for start, end in spans for edge in ((start, 1), (end, -1))])
     total, depth = 0, 0
     for (instant, change), (following, _) in itertools.pairwise(edges):
@@ -110,7 +110,7 @@ def covered(spans: Iterable[Span]) -> int:
 
 
 def self_times(events: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
-    """Give the time between neighbouring edges of a thread to what started last, of equal ones to what ends first."""
+    """Return self times. Each instant belongs to the open event with the latest start, then the earliest end."""
     self_ns: dict[tuple[str, str], int] = defaultdict(int)
     threads: dict[Any, list[tuple[int, int, int, str, str]]] = defaultdict(list)
     for index, event in enumerate(events):
@@ -132,10 +132,10 @@ def self_times(events: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
 
 
 def steps(complete: list[dict[str, Any]]) -> list[tuple[str, int, int | None]]:
-    """Return name, duration and device time of the global steps, by their start.
+    """Return the name, duration and device time of the global steps, sorted by start.
 
-    A step begins on a device with the first work of what began in it on the host, by the ``External id``; where
-    nothing connects them, when it begins on the host. It lasts until the next one begins.
+    On a device, a step begins with the first work launched in the step, according to the ``External id``. Without IDs,
+    it begins at its start on the host. It lasts until the next step begins.
     """
     annotations = sorted(
         (*span(event), event["name"])

@@ -1,4 +1,4 @@
-"""What workers do in tests, where processes that did not load the tests can import it."""
+"""Worker functions of tests. Child processes import this module instead of the tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check(path: Path, on_progress: Progress | None) -> TraceCheck:
 
 
 def obey(order: str, on_progress: Progress | None) -> tuple[str, int]:
-    """Do what an order says, and return it with the id of the process."""
+    """Execute a command, and return it with the PID."""
     if on_progress:
         on_progress(1, 2)
     command, _, path = order.partition(" ")
@@ -49,13 +49,13 @@ def odd_fault(_: str) -> NoReturn:
 
 
 def wait(path: str) -> None:
-    """Leave a file with the id of the process, and never end."""
+    """Write a file with the PID as suffix, and wait forever."""
     Path(path).with_suffix(f".{os.getpid()}").touch()
     threading.Event().wait()
 
 
 def wait_once(path: str) -> None:
-    """Do that, but not if somebody has waited there before."""
+    """Like `wait`, but return immediately if a process has waited at this path before."""
     if not Path(path).exists():
         Path(path).touch()
         wait(path)
@@ -70,7 +70,7 @@ ORDERS: dict[str, Callable[[str], object]] = {
     "odd-fault": odd_fault,
     "wait": wait,
     "wait_once": wait_once,
-    # Two that meet at a named pipe: each waits for the other.
+    # A reader and a writer wait for each other at a named pipe.
     "meet-as-reader": lambda path: Path(path).open("rb").close(),
     "meet-as-writer": lambda path: Path(path).open("wb").close(),
 }

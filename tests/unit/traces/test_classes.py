@@ -1,4 +1,4 @@
-"""Classes of kernels by name, as people who read profiles would sort them, and rules of users."""
+"""Tests of kernel classes by name and of user-defined rules."""
 
 from __future__ import annotations
 
@@ -198,11 +198,11 @@ NAMES = {
 
 
 @pytest.mark.parametrize(("category", "name"), [(category, name) for category in NAMES for name in NAMES[category]])
-def test_a_kernel_is_told_by_its_name(category: str, name: str) -> None:
+def test_kernel_is_classified_by_its_name(category: str, name: str) -> None:
     assert Classifier().classify(name, "kernel") == category
 
 
-def test_the_type_of_the_operator_tells_more_than_the_name() -> None:
+def test_operator_type_takes_precedence_over_the_name() -> None:
     name = "Default/network/attention/Dense-op7"
 
     assert Classifier().classify(name, "kernel") == "attention"
@@ -211,7 +211,7 @@ def test_the_type_of_the_operator_tells_more_than_the_name() -> None:
     assert Classifier([Rule("ours", re.compile("^MatMulV2$"))]).classify(name, "kernel", "MatMulV2") == "ours"
 
 
-def test_copies_and_fills_are_told_by_their_kind() -> None:
+def test_copies_and_fills_are_classified_by_kind() -> None:
     assert Classifier().classify("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy") == "memory copy"
     assert Classifier().classify("anything", "gpu_memset") == "memory set"
 
@@ -232,7 +232,7 @@ def test_only_the_front_of_a_huge_name_is_looked_at(unit: str) -> None:
         ("b.toml", "[[rules]]\nclass='moe'\npattern='my_.*_Kernel'\n[[rules]]\nclass='ours'\npattern='^nccl|Memcpy'"),
     ],
 )
-def test_rules_of_users_come_first(tmp_path: Path, file: str, text: str) -> None:
+def test_user_rules_take_precedence(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / file).write_text(text)
 
     classifier = Classifier(load_rules(tmp_path / file))
@@ -257,7 +257,7 @@ def test_rules_of_users_come_first(tmp_path: Path, file: str, text: str) -> None
         ("[", "not valid YAML: "),
     ],
 )
-def test_a_wrong_rule_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_rule_is_reported(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "rules.yaml"
     path.write_text(text)
 
@@ -267,7 +267,7 @@ def test_a_wrong_rule_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert str(raised.value).startswith(f"{path}: {message}")
 
 
-def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
+def test_unreadable_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load_rules(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match="must end in .yaml, .yml or .toml"):

@@ -1,4 +1,4 @@
-"""Traces that no profiler wrote cost no more than their size: a sentence says what is too much."""
+"""Tests of malicious traces. Time and memory must be bounded, and exceeded limits must be reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kernel(number: int, **members: Any) -> dict[str, Any]:
 
 
 def stairs() -> Iterator[dict[str, Any]]:
-    """Each begins inside the one before and ends behind it."""
+    """Yield events that begin during the previous event and end after it."""
     return (kernel(number, dur=float(COUNT)) for number in range(COUNT))
 
 
@@ -45,7 +45,7 @@ def one_of_40_mib() -> Iterator[dict[str, Any]]:
 
 
 def profdeck(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command, which may have 300 MiB beyond what the interpreter has, for 60 s."""
+    """Run a command for at most 60 s, with 300 MiB of memory in addition to the interpreter's memory."""
 
     def bounded() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (500 << 20, 500 << 20))
@@ -84,8 +84,8 @@ def test_time_and_memory_are_bounded(
     assert message in " ".join(result.stderr.split())
 
 
-def test_a_file_that_inflates_without_end_is_given_up(tmp_path: Path) -> None:
-    """One event with an array of tiny values: 160 MiB of JSON in 160 kB."""
+def test_zip_bomb_is_rejected(tmp_path: Path) -> None:
+    """The file has one event with an array of small values: 160 MiB of JSON in 160 kB."""
     deflater = zlib.compressobj(9, zlib.DEFLATED, 31)
     with (tmp_path / "a.trace.json.gz").open("wb") as file:
         file.write(deflater.compress(b'{"traceEvents": [{"ph": "X", "ts": 1, "args": {"a": ['))

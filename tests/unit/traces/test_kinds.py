@@ -1,4 +1,4 @@
-"""Kinds of artifacts that plugins of other distributions bring."""
+"""Tests of artifact kinds from plugins of other distributions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 @pytest.mark.usefixtures("tally")
-def test_a_kind_of_another_distribution_is_verified(offer: Callable[[str], None], tmp_path: Path) -> None:
+def test_third_party_artifact_kind_is_verified(offer: Callable[[str], None], tmp_path: Path) -> None:
     offer("notes = offered_kinds:Notes")
     settings = {"output": str(tmp_path), "run": "run", "steps": [1], "trainer.backend": "tally"}
     with Profiler.from_config(settings=settings).capture(1):
@@ -78,7 +78,7 @@ def test_a_kind_of_another_distribution_is_verified(offer: Callable[[str], None]
     assert {path.name for path in artifact_kinds.files_below(notes.parent)} >= {notes.name}
 
 
-def test_a_kind_that_cannot_be_loaded_is_left_out(
+def test_artifact_kind_that_cannot_be_loaded_is_skipped(
     offer: Callable[[str], None], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     offer("broken = offered_kinds:Missing")

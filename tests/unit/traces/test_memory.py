@@ -1,4 +1,4 @@
-"""Memory over time against what the standard library reads from the same marks."""
+"""Tests of memory over time, compared with values from the standard library."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ MARKS = st.lists(
 
 
 @given(MARKS)
-def test_peaks_are_those_of_the_standard_library(
-    tmp_path_factory: pytest.TempPathFactory, drawn_events: list[Mark]
-) -> None:
+def test_peaks_equal_the_standard_library(tmp_path_factory: pytest.TempPathFactory, drawn_events: list[Mark]) -> None:
     path = tmp_path_factory.getbasetemp() / "memory.json"
     path.write_text(json.dumps({"traceEvents": [WORK, *map(event, drawn_events)]}, indent=1))
     devices = memory_of(read_trace(path).memory, 0)
@@ -97,6 +95,6 @@ def test_devices_have_names(tmp_path: Path) -> None:
         '"[memory]"',
     ],
 )
-def test_what_is_no_mark_costs_nothing(tmp_path: Path, broken: str) -> None:
+def test_events_without_memory_values_are_ignored(tmp_path: Path, broken: str) -> None:
     (tmp_path / "a.json").write_text(f'{{"traceEvents": [{json.dumps(WORK)}, {broken}]}}')
     assert memory_of(read_trace(tmp_path / "a.json").memory, 0) == ()

@@ -25,7 +25,7 @@ def event(ph: str = "X", **members: Any) -> dict[str, Any]:
 
 
 def trace(rank: int) -> bytes:
-    """Return a trace; those of different ranks have bases, processes, lanes and layouts of their own."""
+    """Return the trace of a rank. Base times, processes, lanes and layouts differ between ranks."""
     times: Any = {"ts": 0.5, "dur": 1.125}
     events = [event(pid=4711 + rank // 2, args={"n": n}) for n in range(50)]
     events += [event("s", id=n) for n in range(50)] + [event(cat="kernel", **times), event(cat="kernel", **times)]
@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("as_gzip", [False, True])
-def test_the_file_is_the_same_for_any_number_of_processes(
+def test_file_is_independent_of_the_number_of_processes(
     sources: list[MergeSource], folder: Path, *, as_gzip: bool
 ) -> None:
     checks = [
@@ -71,7 +71,7 @@ def test_the_file_is_the_same_for_any_number_of_processes(
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "9"]
 
 
-def test_what_was_taken_to_be_known_is_put_right(
+def test_wrong_assumptions_are_corrected(
     sources: list[MergeSource], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_traces(sources, folder / "guessed", gzip=False)
@@ -85,9 +85,7 @@ def test_what_was_taken_to_be_known_is_put_right(
     assert labels == ["rank 0: 4711"]
 
 
-def test_a_process_with_threads_starts_others_that_are_no_copies_of_it(
-    sources: list[MergeSource], folder: Path
-) -> None:
+def test_process_with_threads_does_not_fork(sources: list[MergeSource], folder: Path) -> None:
     ended = threading.Event()
     thread = threading.Thread(target=ended.wait)
     thread.start()
@@ -123,7 +121,7 @@ class Failing:
         (Failing(), OSError, "No space left"),
     ],
 )
-def test_of_a_process_that_fails_nothing_is_left(
+def test_failed_process_leaves_no_files(
     sources: list[MergeSource], folder: Path, select: EventFilter, error: type[Exception], message: str
 ) -> None:
     sources[4] = attrs.evolve(sources[4], select=select)
@@ -136,9 +134,7 @@ def test_of_a_process_that_fails_nothing_is_left(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_of_a_merge_that_is_interrupted_nothing_is_left(
-    sources: list[MergeSource], folder: Path, processes: int
-) -> None:
+def test_interrupted_merge_leaves_no_files(sources: list[MergeSource], folder: Path, processes: int) -> None:
     def interrupt(*_: int) -> None:
         raise KeyboardInterrupt
 
@@ -165,7 +161,7 @@ def test_progress_is_that_of_all_sources(sources: list[MergeSource], folder: Pat
     assert progress[-1] == (total, total)
 
 
-def test_a_file_system_that_copies_nothing_by_itself_is_served(
+def test_file_system_without_copy_support_works(
     sources: list[MergeSource], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merge_traces(sources, folder / "1")

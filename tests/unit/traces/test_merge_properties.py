@@ -1,4 +1,4 @@
-"""Merging any traces, real ones included, against a plain reference that compares whole documents."""
+"""Property tests of merging, compared with a reference that uses complete documents. They include real traces."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NAMES = st.sampled_from(["aten::mm", "process_name", "process_sort_index", "thre
 
 
 def events(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Events as profilers write them."""
+    """Draw events like those of profilers."""
     always = {"name": NAMES, "pid": PIDS, "ts": TIMES}
     return st.fixed_dictionaries(always | more, optional={"cat": TEXTS, "tid": PIDS})
 
@@ -78,7 +78,7 @@ ODD = st.fixed_dictionaries(
         "name": NAMES,
     },
 )
-# The bulk of a trace, which is merged by substitution in its text.
+# Most events, which are merged by text substitution.
 BULK = st.one_of(
     events(name=st.just("aten::mm"), ph=st.sampled_from("XBEi"), args=st.just({"a": [1, {}]})),
     events(name=st.just("ac2g"), ph=st.sampled_from("sf"), id=st.sampled_from([0, 5, 10**12, 2**63])),
@@ -154,7 +154,7 @@ def merged(texts: list[tuple[bytes, int]], read_bytes: int, *, apart: bool = Fal
 def compare(document: Any, originals: list[tuple[str, list[Any], int]]) -> None:
     """Compare a merged document with its sources, in their order: labels, elements and base in nanoseconds.
 
-    New pids and ids may be any, as long as they stand for one thing of one source.
+    New PIDs and IDs can have any value, but each must identify one object of one source.
     """
     base_ns = min(base_ns for _, _, base_ns in originals)
     assert document["baseTimeNanoseconds"] == Number(str(base_ns))
@@ -225,7 +225,7 @@ def id_keys(event: dict[str, Any]) -> list[str]:
 
 
 class Renamed:
-    """New pids and ids, each of which must stand for one thing of one source."""
+    """Mapping of new PIDs and IDs. Each must identify one object of one source."""
 
     def __init__(self) -> None:
         self._pids: dict[tuple[int, str], Any] = {}
@@ -279,7 +279,7 @@ def has_events(trace: Trace) -> bool:
 
 
 @given(st.lists(TRACES.filter(has_events), min_size=1, max_size=3), READ_BYTES)
-def test_the_merged_trace_is_that_of_the_reference(traces: list[Trace], read_bytes: int) -> None:
+def test_merged_trace_equals_the_reference(traces: list[Trace], read_bytes: int) -> None:
     texts = [(trace.text(), trace.sort_index) for trace in traces]
 
     check, document = merged(texts, read_bytes)
@@ -290,7 +290,9 @@ def test_the_merged_trace_is_that_of_the_reference(traces: list[Trace], read_byt
 
 
 @given(TRACES.filter(has_events), TRACES, READ_BYTES, st.data())
-def test_a_mutated_trace_spoils_no_other(good: Trace, bad: Trace, read_bytes: int, data: st.DataObject) -> None:
+def test_mutated_trace_does_not_affect_other_sources(
+    good: Trace, bad: Trace, read_bytes: int, data: st.DataObject
+) -> None:
     text = bytearray(attrs.evolve(bad, base_ns=good.base_ns).text())
     for _ in range(data.draw(st.integers(1, 2))):
         offset = data.draw(st.integers(0, len(text) - 1))
@@ -302,13 +304,15 @@ def test_a_mutated_trace_spoils_no_other(good: Trace, bad: Trace, read_bytes: in
 
     assert check.whole == (check.problem is None)
     assert check.problem is None or check.problem.startswith("s1 (")
-    if document["baseTimeNanoseconds"] == Number(str(good.base_ns or 0)):  # the mutation may have changed the other
+    if document["baseTimeNanoseconds"] == Number(
+        str(good.base_ns or 0)
+    ):  # the mutation may have changed the other value
         alone = merged([(good.text(), 0)], read_bytes)[1]["traceEvents"]
         assert document["traceEvents"][: len(alone)] == alone
 
 
 @given(TRACES.filter(has_events), READ_BYTES, st.data())
-def test_of_a_truncated_trace_the_first_events_are_merged(trace: Trace, read_bytes: int, data: st.DataObject) -> None:
+def test_first_events_of_a_truncated_trace_are_merged(trace: Trace, read_bytes: int, data: st.DataObject) -> None:
     text = trace.text()
     cut = text[: data.draw(st.integers(0, len(text) - 1))]
 
@@ -334,7 +338,7 @@ def test_of_a_truncated_trace_the_first_events_are_merged(trace: Trace, read_byt
     st.sampled_from(['"ts": %s,', '"ts":%s}', '"ts" :\n%s ,', '"ts": "%s",']),
     st.none() | st.sampled_from(["1.5e3", "-1.000", "12", "1.0000"]),
 )
-def test_times_are_moved_at_once_or_not_at_all(
+def test_times_are_shifted_together_or_not_at_all(
     times: list[int], fraction: str, shift_ns: int, form: str, odd: str | None
 ) -> None:
     texts = [f"{time}{fraction}" for time in times] + ([] if odd is None else [odd])

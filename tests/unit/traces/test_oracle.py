@@ -1,4 +1,4 @@
-"""Summaries, by both ways of reading and however the trace is cut, against an oracle that shares no code with them."""
+"""Tests of summaries with both reading methods and any chunks, compared with an independent reference."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def summarised(path: Path, **how: Any) -> RankSummary:
 
 
 def is_same(path: Path, slice_events: int) -> None:
-    """Compare both ways of reading with the oracle, and with each other where that says nothing."""
+    """Compare both reading methods with the oracle, and with each other for other values."""
     full, fast = (summarised(path, devices_only=only, slice_events=slice_events) for only in (False, True))
     expected = oracle.facts(path, {(kernel.kind, kernel.name): kernel.category for kernel in full.kernels})
     assert summary_facts(full) == expected
@@ -125,7 +125,7 @@ OTHERS = st.sampled_from(
         {"name": "no phase", "ts": 3},
     ]
 )
-# What stands behind the name, the times and the args, or instead of them.
+# Text after the name, the times and the args, or instead of them.
 ARGS = st.sampled_from(
     [
         {"args": {"stream": 7, "bytes": 64}},
@@ -149,7 +149,7 @@ def with_args(draw: st.DrawFn, events: st.SearchStrategy[dict[str, Any]]) -> dic
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Steps one after the other, and what they launched, connected by ids or not at all."""
+    """Draw consecutive steps and their device work, with or without IDs that connect them."""
     position, on_device, events = 0.0, 0.0, []
     are_connected = draw(st.booleans())
     for number in range(draw(st.integers(0, 4))):

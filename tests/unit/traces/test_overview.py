@@ -24,7 +24,7 @@ def team_and_line(run: Path) -> tuple[Team, str]:
     return team, about(summary, teams)
 
 
-def test_captures_of_one_rank_count_as_one_rank(tmp_path: Path) -> None:
+def test_captures_of_a_rank_are_counted_as_one_rank(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 5, lambda number: GpuJob(steps=STEPS[number], load_us=100.0 * (number + 1)))
 
     team, line = team_and_line(run)
@@ -55,7 +55,7 @@ def test_means_weight_captures_by_their_steps(tmp_path: Path) -> None:
     assert team.steps[0].count == sum(STEPS)
 
 
-def test_the_spread_compares_ranks(tmp_path: Path) -> None:
+def test_spread_is_between_ranks(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",
         3,
@@ -70,7 +70,7 @@ def test_the_spread_compares_ranks(tmp_path: Path) -> None:
     assert (loading.slowest, loading.spread) == ("trainer rank 1", pytest.approx(0.5))
 
 
-def test_a_finding_counts_ranks_instead_of_captures(tmp_path: Path) -> None:
+def test_finding_counts_ranks_instead_of_captures(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 3, lambda _: GpuJob(ranks=2, steps=4, load_us=2_000.0))
 
     loading = next(finding for finding in load(run).summary.findings if finding.rule == "data-loading")
@@ -79,7 +79,7 @@ def test_a_finding_counts_ranks_instead_of_captures(tmp_path: Path) -> None:
     assert loading.ranks == ("trainer rank 0", "trainer rank 1")
 
 
-def test_a_finding_names_the_capture_of_its_numbers(tmp_path: Path) -> None:
+def test_finding_has_the_capture_of_its_values(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2, lambda number: GpuJob(steps=4, load_us=1_000.0 * (number + 1)))
 
     (loading,) = (finding for finding in load(run).summary.findings if finding.rule == "data-loading")
@@ -87,7 +87,7 @@ def test_a_finding_names_the_capture_of_its_numbers(tmp_path: Path) -> None:
     assert loading.text.endswith("(2.00 ms) in data_loading (capture step50).")
 
 
-def test_the_cycles_of_a_window_are_one_rank(tmp_path: Path) -> None:
+def test_cycles_of_a_window_are_counted_as_one_rank(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 1, lambda _: GpuJob(steps=2))
     directory = run / "step_000000" / "trainer"
     manifest = directory / "rank_0000.step0.json"
@@ -121,7 +121,7 @@ def test_kernels_and_their_classes_have_the_same_ranks(tmp_path: Path) -> None:
     assert products.mean_us == pytest.approx(gemm.mean_us)
 
 
-def test_the_page_has_a_column_per_rank_or_none(tmp_path: Path) -> None:
+def test_page_has_one_column_per_rank_or_no_columns(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", 2, lambda _: GpuJob(ranks=2, steps=2))
     (team,) = teams_of(load(run).summary)
 

@@ -30,7 +30,7 @@ def of_lane(lane: TimelineLane, picture: Timeline) -> dict[str, float]:
 
 
 def check_picture(rank: RankSummary) -> None:
-    """What is drawn of a whole recording adds up to what the tables say, but for the rounding to 255ths."""
+    """Check that the sums of the picture equal the tables, except for rounding to 1/255."""
     picture = rank.timelines[0]
     rounding_us = picture.duration_us / 255
     lanes = {(lane.kind, lane.group, lane.name): of_lane(lane, picture) for lane in picture.lanes}
@@ -45,7 +45,7 @@ def check_picture(rank: RankSummary) -> None:
         assert work == pytest.approx(device.busy_us, abs=2 * rounding_us), device.device
         for stream in device.streams:
             key = ("stream", str(device.device), f"stream {stream.stream}")
-            if key in lanes:  # of many, those with the most time
+            if key in lanes:  # the stages with the longest times
                 assert sum(lanes[key].values()) >= stream.busy_us - 2 * rounding_us
 
 
@@ -85,7 +85,7 @@ def test_pages_of_real_traces(path: Path) -> None:
     check_page(path)
 
 
-def test_a_trace_of_a_host_alone_has_stages_and_threads(tmp_path: Path) -> None:
+def test_host_only_trace_has_stages_and_threads(tmp_path: Path) -> None:
     events = [
         {"ph": "X", "cat": category, "name": name, "ts": step * 100 + begin, "dur": length, "pid": 1, "tid": 1}
         for step in range(4)
@@ -110,7 +110,7 @@ def test_a_trace_of_a_host_alone_has_stages_and_threads(tmp_path: Path) -> None:
     ],
 )
 def test_all_ranks_show_the_same_step(tmp_path: Path, durations: list[list[int]], typical: int) -> None:
-    """Each rank chose its own, and the page drew two steps above each other as if they were one."""
+    """If each rank selected a step separately, the page would draw different steps as one."""
     for rank, of_rank in enumerate(durations):
         starts = [sum(of_rank[:step]) for step in range(len(of_rank))]
         events = [

@@ -1,4 +1,4 @@
-"""A trace that several processes read together is the same as one that one process reads, to the last code."""
+"""Tests of reading a trace with several processes. The result must be identical to that of one process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_step(name: str) -> bool:
 
 
 def in_parts(path: Path, *, devices_only: bool = False, **how: Any) -> Trace | None:
-    """Read in this process, one part after the other."""
+    """Read all parts sequentially in this process."""
     small: dict[str, Any] = {"parts": 3, "chunk_bytes": 3000, "group_batches": 2, "slice_events": 100}
     return read_in_parts(
         HowToRead(
@@ -67,7 +67,7 @@ def is_same(actual: Trace, expected: Trace) -> None:
     for (device, rows), (device_too, rows_too) in zip(actual.memory.devices(), expected.memory.devices(), strict=True):
         assert device == device_too
         assert np.array_equal(rows, rows_too)
-    # What is searched counts no events.
+    # Searched traces have no event count.
     checks = [actual.check, expected.check]
     if actual.searched:
         checks = [attrs.evolve(check, events=1) for check in checks]
@@ -120,7 +120,7 @@ def test_any_trace(
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + 30))
-def test_what_no_profiler_wrote(tmp_path: Path, seed: int) -> None:
+def test_mutated_traces(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - reproducible input
     path = tmp_path / "trace.json"
     path.write_bytes(test_fuzz.zipped(test_fuzz.mutated(test_fuzz.base(chance), chance), chance))
@@ -130,7 +130,7 @@ def test_what_no_profiler_wrote(tmp_path: Path, seed: int) -> None:
         assert trace.check.whole
 
 
-def test_damage_is_left_to_one_process(tmp_path: Path) -> None:
+def test_corrupt_trace_is_read_by_one_process(tmp_path: Path) -> None:
     (path,) = GpuJob(steps=40).write(tmp_path / "job").iterdir()
     text = gzip.decompress(path.read_bytes())
     for broken in (text[:-20], text.replace(b'"cpu_op"', b'"cpu_op', 1), text[:3000] + text[9000:]):
@@ -144,7 +144,7 @@ def test_damage_is_left_to_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_commands_read_a_large_trace_on_all_cores(tmp_path: Path) -> None:
-    """In processes of their own: the text of both is the same, and so is that of a damaged file."""
+    """The output with one and with several processes must be equal, also for a corrupt file."""
     (packed,) = GpuJob(steps=150, products=400, launch_us=40, product_us=30, items=3).write(tmp_path / "job").iterdir()
     path = tmp_path / "large.json"
     path.write_bytes(gzip.decompress(packed.read_bytes()))

@@ -36,7 +36,7 @@ def counted(before: list[float], after: list[float]) -> float:
 
 
 @pytest.mark.parametrize(("n", "m"), [(5, 5), (5, 8), (6, 6), (7, 5)])
-def test_the_distribution_is_exact(n: int, m: int) -> None:
+def test_distribution_is_exact(n: int, m: int) -> None:
     chance = random.Random(n * m)  # noqa: S311  # no secret
     for _ in range(10):
         before, after = ([chance.gauss(side, 1) for _ in range(count)] for side, count in ((0, n), (1, m)))
@@ -45,7 +45,7 @@ def test_the_distribution_is_exact(n: int, m: int) -> None:
         assert result.p_value == pytest.approx(counted(before, after))
 
 
-def test_every_step_slower_is_a_change_whatever_their_spread() -> None:
+def test_slowdown_of_all_steps_is_a_change_for_any_spread() -> None:
     for before, after in ((BEFORE, AFTER), (sorted(BEFORE), sorted(AFTER))):
         result = rank_test(before, after)
         assert result is not None
@@ -54,7 +54,7 @@ def test_every_step_slower_is_a_change_whatever_their_spread() -> None:
         assert 0 < result.interval[0] <= result.shift <= result.interval[1]
 
 
-def test_too_few_steps_say_nothing() -> None:
+def test_too_few_steps_have_no_result() -> None:
     assert rank_test([1, 2, 3, 4], AFTER) is None
     assert rank_test([], AFTER) is None
 
@@ -100,10 +100,10 @@ def test_false_alarms_are_rare(times: Callable[[random.Random], float], steps: i
         result = rank_test(*([times(chance) for _ in range(steps)] for _ in range(2)))
         assert result is not None
         alarms += result.p_value < LEVEL
-    assert alarms <= 12  # of 4 expected: more come by chance in one of 1,000
+    assert alarms <= 12  # 4 are expected; more occur by chance with a probability of 1/1000
 
 
-def test_a_slowdown_is_found() -> None:
+def test_slowdown_is_found() -> None:
     chance, hits, tries = random.Random(3), 0, 200  # noqa: S311  # no secret
     for _ in range(tries):
         test = rank_test([outlying(chance) for _ in range(20)], [1.5 * outlying(chance) for _ in range(20)])
@@ -113,7 +113,7 @@ def test_a_slowdown_is_found() -> None:
 
 
 def drifting(chance: random.Random, related: float, steps: int) -> list[float]:
-    """Return values around 0 with a deviation of 1, each related to the one before."""
+    """Return autocorrelated values with mean 0 and standard deviation 1."""
     values = [chance.gauss(0, 1)]
     while len(values) < steps:
         values.append(related * values[-1] + math.sqrt(1 - related**2) * chance.gauss(0, 1))
@@ -140,4 +140,4 @@ def test_related_steps_close_together_are_mostly_the_same() -> None:
         result = rank_test(drifting(chance, 0.8, 40), drifting(chance, 0.8, 40))
         assert result is not None
         alarms += result.p_value < LEVEL
-    assert alarms / tries < 0.1  # without regard to it more than a third
+    assert alarms / tries < 0.1  # without a correction for autocorrelation, more than a third

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.shared_data
 
 
 @each("gpu/*.json.gz", NPU)
-def test_real_traces_are_complete_and_every_event_is_counted(path: Path) -> None:
+def test_real_traces_are_complete_and_all_events_are_counted(path: Path) -> None:
     check = check_trace(path)
 
     assert check.problem is None
@@ -54,7 +54,7 @@ def test_npu_summary_equals_the_reference(path: Path) -> None:
             busy[event["pid"]].append((start, start + duration))
         elif category in (OPERATOR, ANNOTATION):
             if event["name"].startswith(oracle.STEP):
-                category = ANNOTATION  # Ascend's profiler marks steps by operators
+                category = ANNOTATION  # Ascend's profiler annotates steps with operators
                 steps.append(duration)
             on_host.append(event | {"cat": category})
 

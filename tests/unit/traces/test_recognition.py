@@ -1,4 +1,4 @@
-"""What a file is, by its content and not by its name; what is passed over is said, with what reads it."""
+"""Tests of file formats, which are detected by content. Skipped files are reported with a suitable reader."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_formats(tmp_path: Path, content: str, expected: FileFormat) -> None:
     assert format_of(tmp_path / "b") is expected
 
 
-def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "endless.json").symlink_to("/dev/zero")
     for name in ("pipe.json", "endless.json", "absent.json"):
@@ -75,7 +75,7 @@ def test_traces_of_a_directory_are_found_by_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="the real traces are not at hand")
-def test_every_real_trace_is_found() -> None:
+def test_real_traces_are_found() -> None:
     assert {source.path for source in find_sources([DATA])} == set(DATA.iterdir())
 
 
@@ -83,7 +83,7 @@ def cli(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_a_merged_trace_is_not_added_up(tmp_path: Path) -> None:
+def test_merged_trace_is_not_summed(tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / f"{rank}.trace.json").write_text(json.dumps({"traceEvents": [EVENT]}))
     (tmp_path / "out").mkdir()

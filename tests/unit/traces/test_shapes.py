@@ -1,4 +1,4 @@
-"""Operators by shape against the standard library, and their FLOPs against torch's own counter."""
+"""Tests of operators by shape, compared with the standard library, and of FLOPs, compared with torch's counter."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def event(name: str, dims: Any, duration_ns: int, **args: Any) -> dict[str, Any]
 
 
 @given(OPERATORS, OTHERS, st.sampled_from([5, 5.5, 1704161511420306.491]))
-def test_sums_are_those_of_the_standard_library(
+def test_sums_equal_the_standard_library(
     tmp_path_factory: pytest.TempPathFactory,
     operators: list[tuple[str, Any, int]],
     other_events: list[dict[str, Any]],
@@ -91,7 +91,7 @@ def test_flops_of_products(name: str, dims: Any, flops: int | None) -> None:
     assert flops_of(name, json.dumps(dims)) == flops
 
 
-def test_the_page_and_the_tables_have_them(tmp_path: Path) -> None:
+def test_page_and_tables_have_shapes(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event("aten::mm", [[20, 30], [30, 50]], 3_000)]}))
     run = traces.load(tmp_path / "a.json")
     assert "[[20, 30], [30, 50]]" in run.report()
@@ -99,14 +99,14 @@ def test_the_page_and_the_tables_have_them(tmp_path: Path) -> None:
     assert run.table("shapes").to_arrow()["flops"].to_pylist() == [60_000]
 
 
-def test_without_shapes_there_are_no_flops(tmp_path: Path) -> None:
+def test_flops_require_shapes(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event("aten::mm", None, 3) | {"args": {}}]}))
     shapes = read_trace(tmp_path / "a.json").shapes
     assert (shape_calls(shapes), product_flops(shapes)) == ((), None)
 
 
 @pytest.mark.torch
-def test_flops_are_those_of_torch(tmp_path: Path) -> None:
+def test_flops_equal_torchs_counter(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,4 +1,4 @@
-"""Names in one line: short, and told apart."""
+"""Tests of shortened names, which must remain distinct."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMBEDDING = (
 
 
 @given(st.lists(st.text(max_size=60), max_size=6), st.integers(0, 50))
-def test_texts_fit_and_what_fits_stays(texts: list[str], width: int) -> None:
+def test_long_texts_are_shortened_and_short_texts_are_unchanged(texts: list[str], width: int) -> None:
     cut = cut_apart(texts, width)
     assert len(cut) == len(texts)
     assert all(len(short) <= width for short in cut)
@@ -21,8 +21,8 @@ def test_texts_fit_and_what_fits_stays(texts: list[str], width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [24, 40, 60, 90])
-def test_names_that_differ_in_the_middle_are_told_apart(width: int) -> None:
-    """Three rows of a comparison said the same."""
+def test_names_that_differ_in_the_middle_remain_distinct(width: int) -> None:
+    """Otherwise, three rows of a comparison would have the same name."""
     names = [EMBEDDING.format(kind) for kind in ("cta", "warp")]
     assert len({cut_middle(name, width) for name in names}) == 1
     first, second = cut_apart(names, width)
@@ -31,7 +31,7 @@ def test_names_that_differ_in_the_middle_are_told_apart(width: int) -> None:
     assert first[: width // 3] == names[0][: width // 3]
 
 
-def test_one_name_twice_is_cut_as_usual() -> None:
+def test_duplicate_names_are_shortened() -> None:
     name = EMBEDDING.format("cta")
     assert cut_apart([name, name], 40) == [cut_middle(name, 40)] * 2
 

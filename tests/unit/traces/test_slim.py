@@ -1,4 +1,4 @@
-"""Slim traces as files: parts of sources, their order, and what may go wrong."""
+"""Tests of slim trace files: parts of sources, their order, and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def source(tmp_path: Path, number: int, selection: Selection | None = None, cut:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_the_file_is_the_same_from_any_number_of_processes(tmp_path: Path, zipped: bool) -> None:
+def test_file_is_independent_of_the_number_of_processes(tmp_path: Path, zipped: bool) -> None:
     sources = [source(tmp_path, number) for number in range(3)]
 
     written = [write_slim(sources, tmp_path / f"{count}", gzip=zipped, processes=count) for count in (1, 2)]
@@ -41,7 +41,7 @@ def test_the_file_is_the_same_from_any_number_of_processes(tmp_path: Path, zippe
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0.json", "1", "1.json", "2", "2.json"]
 
 
-def test_a_window_and_categories_are_selected(tmp_path: Path) -> None:
+def test_window_and_categories_are_selected(tmp_path: Path) -> None:
     window = Selection(begin_ns=20_000, end_ns=50_000, categories=frozenset({"kernel"}))
     assert write_slim([source(tmp_path, 0, window)], tmp_path / "window", gzip=False).slices == 3
     operators = Selection(categories=frozenset({"cpu_op"}))
@@ -49,7 +49,7 @@ def test_a_window_and_categories_are_selected(tmp_path: Path) -> None:
     assert b"aten::mm" in (tmp_path / "operators").read_bytes()
 
 
-def test_what_is_readable_of_a_damaged_source_is_written(tmp_path: Path) -> None:
+def test_readable_part_of_a_corrupt_source_is_written(tmp_path: Path) -> None:
     sources = [source(tmp_path, 0), source(tmp_path, 1, cut=-30)]
 
     written = write_slim(sources, tmp_path / "all", gzip=False)
@@ -59,7 +59,7 @@ def test_what_is_readable_of_a_damaged_source_is_written(tmp_path: Path) -> None
     assert b"kernel 1" in (tmp_path / "all").read_bytes()
 
 
-def test_nothing_is_left_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_files(tmp_path: Path) -> None:
     nothing = Selection(categories=frozenset({"none"}))
     with pytest.raises(TraceError, match="No complete event is selected"):
         write_slim([source(tmp_path, 0, nothing)], tmp_path / "all")

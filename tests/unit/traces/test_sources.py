@@ -1,4 +1,4 @@
-"""Which traces there are below some paths. Fixtures are synthetic."""
+"""Tests of finding traces in directories. Fixtures are synthetic."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ascend(name: str = NAME) -> dict[str, Any]:
     return {"name": name, "kind": "ascend_pt", "size_bytes": 1, "whole": True}
 
 
-def test_a_directory_of_torch_npu_is_one_source(folder: Path) -> None:
+def test_torch_npu_directory_is_one_source(folder: Path) -> None:
     sources = find_sources([folder])
 
     assert [source.path for source in sources] == [folder / "a.trace.json", folder / NAME]
@@ -50,7 +50,7 @@ def test_a_directory_of_torch_npu_is_one_source(folder: Path) -> None:
     assert sources[1].size_bytes == sum(file.stat().st_size for file in files)
 
 
-def test_it_may_be_named_itself_and_so_may_its_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_npu_directory_and_its_files_can_be_passed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = folder / NAME
     trace = directory / OUTPUT / "trace_view.json"
     assert [source.path for source in find_sources([directory])] == [directory]
@@ -64,7 +64,7 @@ def test_it_may_be_named_itself_and_so_may_its_files(folder: Path, monkeypatch: 
     assert (source.path, source.label) == (Path(os.path.abspath(directory)), "trainer rank 3")  # noqa: PTH100
 
 
-def test_what_its_manifest_says_counts(folder: Path) -> None:
+def test_manifest_determines_the_source(folder: Path) -> None:
     write_manifest(folder, ascend(), role="rollout", replica=2, rank=1)
 
     for path in (folder, folder / NAME):
@@ -75,13 +75,13 @@ def test_what_its_manifest_says_counts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["gone_1_1_ascend_pt", "../escaped_ascend_pt", "a.trace.json", "x" * 300])
-def test_an_artifact_that_is_no_such_directory_is_none(folder: Path, name: str) -> None:
+def test_artifact_of_another_kind_is_not_a_source(folder: Path, name: str) -> None:
     write_manifest(folder, ascend(name))
 
     assert [source.facts for source in find_sources([folder])] == [None, None]
 
 
-def test_files_inside_that_look_like_traces_or_manifests_are_none(folder: Path) -> None:
+def test_files_inside_a_torch_npu_directory_are_not_sources(folder: Path) -> None:
     inner = folder / NAME / "FRAMEWORK"
     (inner / "b.trace.json").write_text("[]")
     write_manifest(inner, {"name": "b.trace.json", "kind": "trace", "size_bytes": 1, "whole": True})
@@ -89,7 +89,7 @@ def test_files_inside_that_look_like_traces_or_manifests_are_none(folder: Path) 
     assert [source.path.name for source in find_sources([folder])] == ["a.trace.json", NAME]
 
 
-def test_a_table_of_kernels_outside_is_a_source(folder: Path) -> None:
+def test_kernel_table_outside_a_directory_is_a_source(folder: Path) -> None:
     shutil.copy(folder / NAME / OUTPUT / "kernel_details.csv", folder)
 
     kinds = {source.path.name: source.is_json for source in find_sources([folder])}
@@ -97,15 +97,15 @@ def test_a_table_of_kernels_outside_is_a_source(folder: Path) -> None:
     assert kinds == {"a.trace.json": True, "kernel_details.csv": False, NAME: True}
 
 
-def test_a_directory_with_a_table_only_has_no_json(folder: Path) -> None:
+def test_directory_with_only_a_table_has_no_json(folder: Path) -> None:
     (folder / NAME / OUTPUT / "trace_view.json").unlink()
     assert not find_sources([folder / NAME])[0].is_json
     (folder / NAME / OUTPUT / "kernel_details.csv").unlink()
     source = find_sources([folder / NAME])[0]
-    assert (source.is_json, source.size_bytes) == (True, 0)  # whoever reads it says what to do
+    assert (source.is_json, source.size_bytes) == (True, 0)  # the reader reports instructions
 
 
-def test_a_folder_without_traces_says_so(tmp_path: Path) -> None:
+def test_directory_without_traces_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file_ascend_pt").touch()
 
     with pytest.raises(

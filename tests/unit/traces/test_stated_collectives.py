@@ -1,4 +1,4 @@
-"""What the args of kernels say of their collectives, from files to skew."""
+"""Tests of collectives described in the args of kernels, from files to skew."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [group for *_, group in calls(read(tmp_path, events))] == ["3 [0, 1]", "3 [0, 1]", "7"]
 
 
-def test_ranks_of_several_groups_on_one_stream_wait_only_for_their_own(tmp_path: Path) -> None:
-    """Rank 1 is 2 us late in the group of rank 0; both are 100 us later than the others, who do not wait for them."""
+def test_ranks_wait_only_for_their_group(tmp_path: Path) -> None:
+    """In the group of rank 0, rank 1 is 2 us late. The other group is 100 us earlier and does not wait."""
     begins_us = [50 * call**2 for call in range(12)]
     late_us = [100, 102, 0, 0]
     groups = [PAIR, PAIR, *[{"Process Group Name": "4", "Process Group Ranks": "[2, 3]"}] * 2]

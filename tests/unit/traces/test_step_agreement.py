@@ -1,4 +1,4 @@
-"""Which device work belongs to a step: `summary`, `trim` and a reader that shares no code with them agree."""
+"""Tests that `summary`, `trim` and an independent reader assign the same device work to a step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def complete(path: Path) -> list[dict[str, Any]]:
 
 
 def by_hand(events: list[dict[str, Any]]) -> dict[int, tuple[float, float, float]]:
-    """Return of each step with work: its start and end on the device, by External id, and the time of its kernels."""
+    """Return the device start and end, by External id, and the kernel time of each step with device work."""
     annotations = [event for event in events if event.get("cat") == "user_annotation"]
     device_annotations = [event for event in events if event.get("cat") == "gpu_user_annotation"]
     kernels = [event for event in events if event.get("cat") in DEVICE]
@@ -69,7 +69,7 @@ def check(path: Path) -> None:
         window = step_window(path, range(number, number + 1))
         assert window.begin_ns is not None
         assert window.end_ns is not None
-        # A window begins on the host and ends with the last kernel that was launched in the step.
+        # A window begins on the host and ends with the last kernel launched in the step.
         host_end_us = max(event["ts"] + event["dur"] for event in events if event["name"] == f"ProfilerStep#{number}")
         assert window.begin_ns / 1e3 <= begin_us + 0.5
         assert window.end_ns / 1e3 == pytest.approx(max(end_us, host_end_us), abs=1.0)
@@ -82,7 +82,7 @@ def test_real_traces(name: str) -> None:
 
 
 def write(path: Path, steps: list[tuple[int, bool]]) -> Path:
-    """Write steps of 100 us; of the annotation `forward` in each some launch nothing, so that only ids connect them."""
+    """Write steps of 100 us. Some `forward` annotations launch nothing, so only IDs connect them with device work."""
     events: list[dict[str, Any]] = []
     for index, (number, launches) in enumerate(steps):
         start = index * 100.0
@@ -111,12 +111,12 @@ def kernel(name: str, ts: float, dur: float) -> dict[str, Any]:
     return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur, "args": {"device": 0}}
 
 
-def test_an_annotation_that_launched_nothing_does_not_shift_the_others(tmp_path: Path) -> None:
-    """By their order among those of one name, the second `forward` on the device would be the second on the host."""
+def test_annotation_without_launches_does_not_shift_other_annotations(tmp_path: Path) -> None:
+    """By order, the second `forward` on the device would be assigned to the second on the host."""
     check(write(tmp_path / "trace.json", [(3, True), (4, False), (5, True)]))
 
 
-def test_a_window_without_ids_is_told_by_order(tmp_path: Path) -> None:
+def test_window_without_ids_is_determined_by_order(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", [(3, True), (4, True)])
     document = json.loads(path.read_text(encoding="utf-8"))
     for event in document["traceEvents"]:

@@ -1,4 +1,4 @@
-"""Chunks of plain and gzip files, and what is said about damaged ones; zlib is the reference."""
+"""Tests of chunks of plain and gzip files, and of errors in corrupt files. The reference is zlib."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def readable_by_zlib(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("chunk_bytes", [100, 4096, 1 << 20])
 @pytest.mark.parametrize("data", [TEXT, GZIPPED, GZIPPED + GZIPPED, gzip.compress(b"") + GZIPPED + b"\0" * 99, b""])
-def test_a_sound_file_is_read_whole(tmp_path: Path, data: bytes, chunk_bytes: int) -> None:
+def test_intact_file_is_read_completely(tmp_path: Path, data: bytes, chunk_bytes: int) -> None:
     path = tmp_path / "any.name"
     path.write_bytes(data)
     expected = TEXT * data.count(GZIPPED) or (TEXT if data else b"")
@@ -53,7 +53,7 @@ def test_a_sound_file_is_read_whole(tmp_path: Path, data: bytes, chunk_bytes: in
 
 
 @pytest.mark.parametrize("cut", [2, 5, 10, 11, 1000, len(GZIPPED) // 2, len(GZIPPED) - 8, len(GZIPPED) - 1])
-def test_a_truncated_file_yields_what_is_readable(tmp_path: Path, cut: int) -> None:
+def test_readable_part_of_a_truncated_file_is_read(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "trace.gz"
     path.write_bytes(GZIPPED[:cut])
 
@@ -67,7 +67,7 @@ def test_a_truncated_file_yields_what_is_readable(tmp_path: Path, cut: int) -> N
 
 @pytest.mark.parametrize("offset", [12, 3000, len(GZIPPED) // 2, len(GZIPPED) - 8, len(GZIPPED) - 1])
 @pytest.mark.parametrize("before", [b"", GZIPPED])
-def test_a_corrupt_file_yields_what_is_readable(
+def test_readable_part_of_a_corrupt_file_is_read(
     tmp_path: Path, offset: int, before: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream, "_BLOCK_BYTES", 5000)
@@ -84,7 +84,7 @@ def test_a_corrupt_file_yields_what_is_readable(
 
 
 @pytest.mark.parametrize("trailing", [b"x", b"\x1f", b"\0\0garbage"])
-def test_what_follows_the_stream_is_reported(tmp_path: Path, trailing: bytes) -> None:
+def test_trailing_data_is_reported(tmp_path: Path, trailing: bytes) -> None:
     path = tmp_path / "trace.gz"
     path.write_bytes(GZIPPED + trailing)
 
@@ -95,7 +95,7 @@ def test_what_follows_the_stream_is_reported(tmp_path: Path, trailing: bytes) ->
     assert problem.startswith("Something else follows the gzip stream:")
 
 
-def test_reading_ahead_gives_the_same_chunks_and_errors(tmp_path: Path) -> None:
+def test_read_ahead_has_the_same_chunks_and_errors(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     path.write_bytes(gzip.compress(TEXT * 5, 1)[:-1])
     content = bytearray()
@@ -118,12 +118,12 @@ def test_reading_ahead_can_be_given_up(tmp_path: Path) -> None:
     assert list(chunks) == []
 
 
-def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
+def test_missing_file_is_a_trace_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="Cannot read"):
         next(read_ahead(tmp_path / "nowhere"))
 
 
-def test_it_works_while_the_interpreter_ends_and_starts_no_threads(tmp_path: Path) -> None:
+def test_reading_during_interpreter_shutdown_starts_no_threads(tmp_path: Path) -> None:
     path = tmp_path / "trace.gz"
     path.write_bytes(gzip.compress(b'[{"ph": "X"}]'))
     code = """

@@ -60,7 +60,7 @@ def times(operators: tuple[OperatorSummary, ...]) -> list[tuple[str, int, float,
 
 @pytest.mark.parametrize("layout", [{}, {"indent": 2}])
 @pytest.mark.parametrize("first", ["head", "events"])
-def test_a_trace_is_summarised(tmp_path: Path, layout: dict[str, Any], first: str) -> None:
+def test_trace_is_summarised(tmp_path: Path, layout: dict[str, Any], first: str) -> None:
     trace = {**HEAD, "traceEvents": EVENTS} if first == "head" else {"traceEvents": EVENTS, **HEAD}
 
     summary = summarise(tmp_path, trace, **layout)
@@ -115,7 +115,7 @@ def test_launches_of_graphs_are_counted(tmp_path: Path) -> None:
     assert summarise(tmp_path, launches).graph_launches == 2
 
 
-def test_copies_say_what_they_moved_if_all_of_them_do(tmp_path: Path) -> None:
+def test_copy_size_requires_the_size_of_all_copies(tmp_path: Path) -> None:
     sized_copy = event("gpu_memcpy", "Memcpy HtoD", 1, 2, pid=0)
     silent = event("gpu_memset", "Memset", 5, 1, pid=0)
     events = [
@@ -133,7 +133,7 @@ def test_copies_say_what_they_moved_if_all_of_them_do(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_readable_of_a_truncated_trace_is_summarised(tmp_path: Path) -> None:
+def test_readable_part_of_a_truncated_trace_is_summarised(tmp_path: Path) -> None:
     trace = {**HEAD, "traceEvents": EVENTS}
     cut = json.dumps(trace).index('"ph": "i"')
 
@@ -163,7 +163,7 @@ def test_what_is_readable_of_a_truncated_trace_is_summarised(tmp_path: Path) -> 
     ],
     ids=str,
 )
-def test_one_odd_event_costs_no_other(tmp_path: Path, odd: Any) -> None:
+def test_invalid_event_does_not_affect_other_events(tmp_path: Path, odd: Any) -> None:
     plain = [event("kernel", "k", 10 * n, 1, pid=0) for n in range(200)]
 
     summary = summarise(tmp_path, [*plain, odd, *plain])
@@ -193,7 +193,7 @@ def test_odd_times_and_ids_are_taken_as_they_are_meant(tmp_path: Path) -> None:
     }
 
 
-def test_lanes_of_ascend_are_told_apart_by_process_name(tmp_path: Path) -> None:
+def test_ascend_lanes_are_identified_by_process_name(tmp_path: Path) -> None:
     def name(pid: int, process: str) -> dict[str, Any]:
         return {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": process}}
 
@@ -229,7 +229,7 @@ def test_operators_that_are_named_like_steps_are_steps(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_without_events_gives_an_empty_summary(tmp_path: Path) -> None:
+def test_file_without_events_has_an_empty_summary(tmp_path: Path) -> None:
     summary = summarise(tmp_path, {"distributedInfo": None})
 
     assert not summary.whole

@@ -1,4 +1,4 @@
-"""The tables of a run have the numbers of its summary, whatever reads them."""
+"""Tests of the tables of a run. They must have the values of the summary in all formats."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def run(directory: Path) -> Run:
     return traces.load(directory)
 
 
-def test_every_part_of_the_model_is_a_table(run: Run) -> None:
-    """A list that is added to the model and to no table would be missing without notice."""
+def test_each_list_of_the_model_has_a_table(run: Run) -> None:
+    """Otherwise, a new list in the model could be missing in the tables."""
     attrs.resolve_types(RankSummary)
     lists = {field.name for field in attrs.fields(RankSummary) if typing.get_origin(field.type) is tuple}
     sections = {"categories": "classes", "annotations": "operators"}
@@ -56,7 +56,7 @@ def test_every_part_of_the_model_is_a_table(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_begins_with_its_rank(run: Run, name: str) -> None:
+def test_tables_begin_with_the_rank(run: Run, name: str) -> None:
     table = run.table(name).to_arrow()
     assert table.column_names[: len(FRONT)] == FRONT
     assert len({*table.column_names}) == len(table.column_names)
@@ -64,7 +64,7 @@ def test_a_table_begins_with_its_rank(run: Run, name: str) -> None:
 
 
 def check_sums(run: Run) -> None:
-    """The rows add up to what the summary says, by Arrow's own sums."""
+    """Check with Arrow that the sums of the rows equal the summary."""
     for rank in run.summary.ranks:
         is_rank = pc.field("path") == rank.path
         kernels = run.kernels.to_arrow().filter(is_rank)
@@ -98,7 +98,7 @@ def test_rows_of_real_traces_add_up(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_csv_and_parquet_say_the_same(directory: Path, run: Run, tmp_path: Path, name: str) -> None:
+def test_csv_and_parquet_are_equal(directory: Path, run: Run, tmp_path: Path, name: str) -> None:
     import pyarrow.parquet as pq
 
     runner = CliRunner()
@@ -116,7 +116,7 @@ def test_csv_and_parquet_say_the_same(directory: Path, run: Run, tmp_path: Path,
         assert pq.read_table(file) == table
 
 
-def test_an_export_leaves_no_older_tables(directory: Path, tmp_path: Path) -> None:
+def test_export_removes_older_tables(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "links.parquet").write_bytes(b"old")
     assert CliRunner().invoke(app, ["export", str(directory), "--parquet", str(tmp_path)]).exit_code == 0
     assert not (tmp_path / "links.parquet").exists()
@@ -142,7 +142,7 @@ def test_batches_are_as_large_as_slices_of_time(directory: Path) -> None:
     assert pa.Table.from_batches(batches).to_pylist() == read_trace(path).to_arrow().to_pylist()
 
 
-def test_a_notebook_shows_the_page_closed_off(run: Run, tmp_path: Path) -> None:
+def test_notebook_shows_the_page_in_a_sandbox(run: Run, tmp_path: Path) -> None:
     html: Any = run._repr_html_()
     assert html.startswith('<iframe sandbox="allow-scripts" srcdoc="&lt;!doctype html&gt;')
     assert run.report(tmp_path / "page.html") == (tmp_path / "page.html").read_text()
@@ -155,7 +155,7 @@ def test_tables_are_shown_as_text(tmp_path: Path) -> None:
     assert "<script" not in html
 
 
-def test_rules_are_those_of_the_terminal(directory: Path, tmp_path: Path) -> None:
+def test_rules_equal_those_of_the_command_line(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "classes.yaml").write_text('- {class: mine, pattern: "gemm"}\n')
     classes = traces.load(directory, rules=tmp_path / "classes.yaml").table("classes").to_arrow()
     assert "mine" in classes["category"].to_pylist()
@@ -164,7 +164,7 @@ def test_rules_are_those_of_the_terminal(directory: Path, tmp_path: Path) -> Non
         traces.load(directory, rules=tmp_path / "classes.yaml")
 
 
-def test_without_pyarrow_the_error_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_is_reported_with_instructions(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(Exception, match=r"pip install 'profdeck\[tables\]'"):
         run.kernels.to_arrow()

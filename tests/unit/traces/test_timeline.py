@@ -83,5 +83,5 @@ def test_memory_is_bounded_whatever_is_open_at_once(monkeypatch: pytest.MonkeyPa
     assert all_slices[-1].end_ns == 100 * 9 + 10_000
 
 
-def test_no_event_is_no_slice() -> None:
+def test_no_events_have_no_slices() -> None:
     assert list(TimeSlices(Tables()).slices()) == []

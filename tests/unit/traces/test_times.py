@@ -26,7 +26,7 @@ def reference(text: str) -> int | None:
 
 
 @given(st.from_regex(r"[0-9]{0,18}\.?[0-9]{0,5}", fullmatch=True) | st.decimals().map(str) | st.text(max_size=20))
-def test_a_text_is_the_time_that_its_digits_say(text: str) -> None:
+def test_text_is_converted_exactly(text: str) -> None:
     assert exact_nanoseconds(text) == reference(text)
 
 
@@ -55,7 +55,7 @@ def test_times(text: str, time_ns: int | None) -> None:
 
 @given(st.lists(st.integers(-(2**33) * 10_000, 2**33 * 10_000), min_size=1, max_size=50))
 def test_floats_are_rounded_by_their_digits(tenths: list[int]) -> None:
-    """36.7895 us were 36,789 ns where all times of a batch were floats, and 36,790 ns where one was not."""
+    """Otherwise, 36.7895 us would be 36,789 ns if all times of a batch are floats, and 36,790 ns if not."""
     texts = [f"{value / 10_000:.4f}" for value in tenths]
     nanoseconds, readable = nanoseconds_of_floats(np.array(list(map(float, texts))))
     assert readable.all()

@@ -1,4 +1,4 @@
-"""What `trim` keeps of steps is what `summary` says of them: of each real trace and each window."""
+"""Tests that the steps of trimmed traces have the same summary as in the original, for real traces and windows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MOST_WINDOWS = 12
 
 
 def step_facts(steps: tuple[StepSummary, ...]) -> list[tuple[str, float, float]]:
-    """Return names and times; without any work the device is not known to be there."""
+    """Return names and times. Without device work, the device is unknown."""
     return [(step.name, step.duration_us, step.device_us or 0.0) for step in steps]
 
 
 @pytest.mark.shared_data
 @each("gpu/*.json.gz", "npu/trace_view.json")
-def test_steps_of_a_trimmed_trace_are_those_of_the_trace(path: Path, tmp_path: Path) -> None:
+def test_steps_of_a_trimmed_trace_equal_those_of_the_trace(path: Path, tmp_path: Path) -> None:
     all_steps = summarise_trace(path).steps
     steps = {step.step: step for step in all_steps if step.kind == GLOBAL_STEP and step.step is not None}
     if not steps:
@@ -40,8 +40,8 @@ def test_steps_of_a_trimmed_trace_are_those_of_the_trace(path: Path, tmp_path: P
         assert step_facts(trimmed_steps) == step_facts(expected), window
 
 
-def test_iterations_of_a_trimmed_trace_are_those_of_the_trace(tmp_path: Path) -> None:
-    """Each launches work that starts when the next one has begun, of which some overlaps with that of the next."""
+def test_iterations_of_a_trimmed_trace_equal_those_of_the_trace(tmp_path: Path) -> None:
+    """Each iteration launches work that starts during the next iteration and partly overlaps its work."""
     events: list[dict[str, Any]] = []
     for number in range(5):
         start = 100.0 * number

@@ -1,4 +1,4 @@
-"""No event is lost in silence: each is counted, or said to be one that cannot be decoded."""
+"""Tests of undecodable events. Each event must be counted or reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trace(tmp_path: Path, *events: bytes) -> Path:
         (HEAD + b', "ts": 5, "args": {"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}}", False),
     ],
 )
-def test_an_event_that_no_decoder_takes_is_told(tmp_path: Path, event: bytes, *, read: bool) -> None:
+def test_undecodable_event_is_reported(tmp_path: Path, event: bytes, *, read: bool) -> None:
     path = trace(tmp_path, *EVENTS[:500], event, *EVENTS[500:])
     assert check_trace(path).whole  # it is JSON
     trace_read = read_trace(path)
@@ -43,15 +43,15 @@ def test_an_event_that_no_decoder_takes_is_told(tmp_path: Path, event: bytes, *,
 
 
 @pytest.mark.parametrize("position", [b'"x\xff"', b'"x", "args": {"a": "\xff"}'])
-def test_a_byte_that_is_not_utf_8_costs_what_comes_after_it(tmp_path: Path, position: bytes) -> None:
+def test_events_after_invalid_utf_8_are_lost(tmp_path: Path, position: bytes) -> None:
     bad = EVENTS[0].replace(b'"x"', position)
     trace_read = read_trace(trace(tmp_path, *EVENTS[:500], bad, *EVENTS[500:]))
     assert (len(trace_read.columns().name), trace_read.check.whole) == (500, False)
     assert "not UTF-8 at offset" in (trace_read.check.problem or "")
 
 
-def test_a_name_again_and_again_takes_no_memory(tmp_path: Path) -> None:
-    """An event that says "process_name" in its args as often as a MiB has room for it."""
+def test_repeated_name_uses_no_additional_memory(tmp_path: Path) -> None:
+    """The args of one event contain "process_name" as often as fits into 1 MiB."""
     args = json.dumps({"name": "x", **{str(number): "process_name" for number in range(40_000)}}).encode()
     meta = b'{"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "ts": 0, "args": ' + args + b"}"
     path = trace(tmp_path, meta, *EVENTS)
@@ -68,7 +68,7 @@ def test_a_name_again_and_again_takes_no_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("devices_only", [False, True])
 @pytest.mark.parametrize("category", ["user_annotation", "kernel"])
-def test_args_that_are_nested_too_deeply_end_no_reading(tmp_path: Path, category: str, *, devices_only: bool) -> None:
+def test_args_with_too_deep_nesting_do_not_stop_reading(tmp_path: Path, category: str, *, devices_only: bool) -> None:
     args = b'{"External id": 3, "Collective name": "x", "Process Group Name": "0", "a": %b}' % (
         b"[" * 20_000 + b"]" * 20_000
     )

@@ -1,4 +1,4 @@
-"""Where steps went, on devices and in stages: against sums made instant by instant, however the trace is cut."""
+"""Tests of device and stage times of steps, compared with sums over each instant, for any time slices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def summarised(directory: Path, events: list[Event], slice_events: int = 1 << 16
     return summary_of(trace, TraceSource(path), classifier=Classifier(), step_names=names).summary
 
 
-def test_stages_are_the_outermost_marks_of_the_thread_of_the_steps(tmp_path: Path) -> None:
+def test_stages_are_the_outermost_annotations_of_the_step_thread(tmp_path: Path) -> None:
     summary = summarised(
         tmp_path,
         [
@@ -72,7 +72,7 @@ def test_stages_are_the_outermost_marks_of_the_thread_of_the_steps(tmp_path: Pat
     assert update.share == 20 / 140
 
 
-def test_without_steps_all_that_was_recorded_is_one(tmp_path: Path) -> None:
+def test_recording_without_steps_is_one_step(tmp_path: Path) -> None:
     summary = summarised(tmp_path, [annotation("forward", 10, 20), complete("cpu_op", "aten::mm", 15, 50)])
 
     host_times = summary.host_times
@@ -85,7 +85,7 @@ def test_without_steps_all_that_was_recorded_is_one(tmp_path: Path) -> None:
     )
 
 
-def test_a_pause_between_recordings_is_in_no_step(tmp_path: Path) -> None:
+def test_pause_between_recordings_is_not_in_a_step(tmp_path: Path) -> None:
     events = []
     for number, begin in enumerate((0, 1_000, 500_000, 501_000)):
         events += [annotation(f"ProfilerStep#{number}", begin, begin + 1_000), kernel("gemm", begin + 100, begin + 600)]
@@ -95,7 +95,7 @@ def test_a_pause_between_recordings_is_in_no_step(tmp_path: Path) -> None:
     assert [device.duration_us for step in steps for device in step.devices] == [900, 1_000, 1_000, 1_000]
 
 
-def test_a_gap_knows_its_step_and_what_ran_around_it(tmp_path: Path) -> None:
+def test_gap_has_its_step_and_neighbouring_events(tmp_path: Path) -> None:
     summary = summarised(
         tmp_path,
         [
@@ -130,7 +130,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.lists(st.integers(1, 60), min_size=1, max_size=5), st.sampled_from([1, 3, 1000]))
-def test_steps_of_devices_add_up_as_instants_do(
+def test_device_steps_equal_sums_over_instants(
     tmp_path_factory: pytest.TempPathFactory, events: list[Event], lengths: list[int], slice_events: int
 ) -> None:
     begins = list(itertools.accumulate([20, *lengths]))
