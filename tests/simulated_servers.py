@@ -294,14 +294,14 @@ class SimulatedServer:
     def run_in_loop(self, call: Callable[[], object]) -> None:
         """Call a function in the server's event loop from another thread, and wait until it has returned."""
         assert self._server is not None
-        done = threading.Event()
+        finished = threading.Event()
 
         def run() -> None:
             call()
-            done.set()
+            finished.set()
 
         self._server.get_loop().call_soon_threadsafe(run)
-        done.wait()
+        finished.wait()
 
     def commands(self) -> list[str]:
         """Return the commands of all received requests."""

@@ -209,8 +209,8 @@ def run(wheel: Wheel, tmp_path: Path) -> Run:
 @pytest.fixture
 def facts(run: Run, tmp_path: Path) -> Path:
     """Write the facts of the wheel and return their file."""
-    done = run("contract", "--facts=write")
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run("contract", "--facts=write")
+    assert result.returncode == 0, result.stdout + result.stderr
     return tmp_path / "contract" / "facts" / "engine-1.0.json"
 
 
@@ -228,19 +228,19 @@ def test_a_changed_file_fails_the_check_and_is_replaced(
     text = facts.read_text()
     facts.write_text(change(text))
 
-    done = run("contract", "--facts=check")
-    assert done.returncode == 1, done.stdout
-    assert message in done.stdout
-    assert "Run `nox -s contract_facts`" in done.stdout
-    assert "INTERNALERROR" not in done.stdout
+    result = run("contract", "--facts=check")
+    assert result.returncode == 1, result.stdout
+    assert message in result.stdout
+    assert "Run `nox -s contract_facts`" in result.stdout
+    assert "INTERNALERROR" not in result.stdout
 
     assert run("contract", "--facts=write").returncode == 0
     assert facts.read_text() == text
 
 
 def test_complete_facts_pass_the_check(run: Run, facts: Path) -> None:
-    done = run("contract", "--facts=check")
-    assert done.returncode == 0, f"{facts}: {done.stdout}"
+    result = run("contract", "--facts=check")
+    assert result.returncode == 0, f"{facts}: {result.stdout}"
 
 
 @pytest.mark.parametrize(
@@ -256,20 +256,20 @@ def test_complete_facts_pass_the_check(run: Run, facts: Path) -> None:
 def test_facts_require_all_tests(
     run: Run, tmp_path: Path, mode: str, options: list[str], environ: dict[str, str], reason: str
 ) -> None:
-    done = run(*options, f"--facts={mode}", **environ)
+    result = run(*options, f"--facts={mode}", **environ)
 
-    assert done.returncode == 1, done.stdout
-    assert reason in done.stdout
-    assert f"--facts={mode} requires that all contract tests pass; it changed no file." in done.stdout
+    assert result.returncode == 1, result.stdout
+    assert reason in result.stdout
+    assert f"--facts={mode} requires that all contract tests pass; it changed no file." in result.stdout
     assert not (tmp_path / "contract" / "facts").exists()
 
 
 @pytest.mark.parametrize("mode", ["check", "write"])
 def test_facts_require_one_process(run: Run, tmp_path: Path, mode: str) -> None:
-    done = run("contract", f"--facts={mode}", PYTEST_ADDOPTS="-n 2")
+    result = run("contract", f"--facts={mode}", PYTEST_ADDOPTS="-n 2")
 
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
-    assert f"--facts={mode} requires all tests in one process. Remove -n" in done.stderr
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR, result.stdout
+    assert f"--facts={mode} requires all tests in one process. Remove -n" in result.stderr
     assert not (tmp_path / "contract" / "facts").exists()
 
 

@@ -86,8 +86,8 @@ def status(run: str) -> str:
 def summarize(run: str) -> dict[str, Any]:
     """Return the parsed output of `profdeck summary --json`."""
     command = [sys.executable, "-m", "profdeck", "summary", "--json", str(OUT / run)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
-    summary: dict[str, Any] = json.loads(done.stdout)
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    summary: dict[str, Any] = json.loads(result.stdout)
     return summary
 
 

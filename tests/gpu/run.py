@@ -30,10 +30,10 @@ def describe_host() -> dict[str, Any]:
     path = os.pathsep.join(filter(None, [sys.path[0], os.environ.get("PYTHONPATH")]))
     command, environment = [sys.executable, "-m", "gpu.host"], os.environ | {"PYTHONPATH": path}
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, env=environment, check=True, capture_output=True, text=True, timeout=HOST_LIMIT_S
         )
-        host: dict[str, Any] = json.loads(done.stdout)
+        host: dict[str, Any] = json.loads(result.stdout)
     except (subprocess.SubprocessError, ValueError) as error:
         return {"gpu": None, "problem": f"gpu.host failed: {error}"}
     return host

@@ -149,7 +149,7 @@ def test_every_config_key_is_documented() -> None:
 def test_every_subcommand_and_its_options_are_documented(generator: ModuleType) -> None:
     page = reference("cli")
     commands = list(generator.commands())
-    assert {words[0] for words in commands} >= {
+    assert {command[0] for command in commands} >= {
         "plugins",
         "capture",
         "check",
@@ -163,11 +163,11 @@ def test_every_subcommand_and_its_options_are_documented(generator: ModuleType) 
         "trim",
         "merge",
     }
-    for words in commands:
-        section = page.partition(f"\n## `profdeck {' '.join(words)}`\n")[2].partition("\n## ")[0]
-        options = re.findall(r"--[a-z][a-z-]+", generator.usage(*words))
+    for command in commands:
+        section = page.partition(f"\n## `profdeck {' '.join(command)}`\n")[2].partition("\n## ")[0]
+        options = re.findall(r"--[a-z][a-z-]+", generator.usage(*command))
         assert options
-        assert [option for option in options if option not in section] == [], words
+        assert [option for option in options if option not in section] == [], command
 
 
 def test_every_exit_code_is_documented() -> None:
@@ -185,9 +185,16 @@ def test_every_environment_variable_is_documented() -> None:
 def test_every_launcher_variable_is_documented() -> None:
     launchers = installed_launchers()
     assert {launcher.name for launcher in launchers} >= {"torchrun", "slurm", "ray"}
-    ranks = [name for one in launchers for name in (one.rank, one.world_size, one.local_rank) if name]
+    ranks = [
+        name for launcher in launchers for name in (launcher.rank, launcher.world_size, launcher.local_rank) if name
+    ]
     assert missing("config", ranks) == []
-    jobs = [name for one in launchers for name in (one.job_id, one.local_world_size, *(one.rendezvous or ())) if name]
+    jobs = [
+        name
+        for launcher in launchers
+        for name in (launcher.job_id, launcher.local_world_size, *(launcher.rendezvous or ()))
+        if name
+    ]
     assert [name for name in jobs if name not in reference("run-directory")] == []
 
 
@@ -232,7 +239,7 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
         name: json.loads((DOCS / "reference" / f"{name}.schema.json").read_text())
         for name in ("summary", "diff", "trend")
     }
-    of_results = {key for one in schemas.values() for cls in one["$defs"].values() for key in cls["properties"]}
+    of_results = {key for schema in schemas.values() for cls in schema["$defs"].values() for key in cls["properties"]}
     for command in (
         ["check", str(config)],
         ["config", "show", str(config)],
@@ -250,17 +257,17 @@ def test_every_key_of_json_output_is_documented(tmp_path: Path) -> None:
         document = json.loads(result.stdout)
         if command == ["plugins", "torch"]:  # the keys of the schema are those of JSON Schema and the options
             jsonschema.Draft202012Validator.check_schema(document["plugins"][0].pop("options_schema"))
-        found = set(json_keys(document))
+        keys = set(json_keys(document))
         if command[0] in schemas:
             jsonschema.validate(document, schemas[command[0]])
         if command[0] == "ls":
             models = (TargetReport, TargetRecord, FinishReport)
-            found |= {field.name for model in models for field in attrs.fields(model)}
-        shown = set(re.findall(r'"(\w+)":', section.partition("\n### ")[0]))
+            keys |= {field.name for model in models for field in attrs.fields(model)}
+        example_keys = set(re.findall(r'"(\w+)":', section.partition("\n### ")[0]))
         if "(trace-json.md" in section.partition("\n### ")[0]:
-            shown |= of_results
-        assert found
-        assert found - shown - {status.value for status in Status} == set(), command
+            example_keys |= of_results
+        assert keys
+        assert keys - example_keys - {status.value for status in Status} == set(), command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -285,7 +292,7 @@ def test_every_page_is_linked_from_the_index() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_pages_contain_no_local_paths(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert [word for word in FORBIDDEN if word in text] == []
+    assert [text_fragment for text_fragment in FORBIDDEN if text_fragment in text] == []
 
 
 def source_files() -> Iterator[Path]:
@@ -305,13 +312,13 @@ def json_keys(document: Any) -> Iterator[str]:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors that the headings of a page have on GitHub."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     result = set()
     for heading in re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
-        words = _LINK.sub(lambda match: match[0].partition("]")[0], heading)
-        slug = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
-        number = found.get(slug, 0)
-        found[slug] = number + 1
+        heading_text = _LINK.sub(lambda match: match[0].partition("]")[0], heading)
+        slug = re.sub(r"[^\w\- ]", "", heading_text.lower()).replace(" ", "-")
+        number = counts.get(slug, 0)
+        counts[slug] = number + 1
         result.add(f"{slug}-{number}" if number else slug)
     return result
 

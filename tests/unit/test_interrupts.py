@@ -73,17 +73,17 @@ def test_third_interrupt_ends_a_blocking_call(runner: asyncio.Runner) -> None:
 
 def test_interrupts_do_not_abort_callbacks(runner: asyncio.Runner) -> None:
     async def work() -> None:
-        done = asyncio.Event()
+        finished = asyncio.Event()
 
         def callback() -> None:
             press_ctrl_c(2)  # asyncio's own handler would raise KeyboardInterrupt here
-            done.set()
+            finished.set()
 
         asyncio.get_running_loop().call_soon(callback)
         try:
             await wait_forever()
         finally:
-            await done.wait()
+            await finished.wait()
 
     with pytest.raises(KeyboardInterrupt):
         interrupts.run(runner, work())

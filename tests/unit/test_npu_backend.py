@@ -221,8 +221,10 @@ class Release26:
         export_type: str | list[str] | None = None,
     ) -> None:
         self._profiler_level = profiler_level
-        none = aic_metrics == "ACL_AICORE_NONE"
-        self._aic_metrics = "ACL_AICORE_PIPE_UTILIZATION" if none and profiler_level != "Level0" else aic_metrics
+        has_no_metrics = aic_metrics == "ACL_AICORE_NONE"
+        self._aic_metrics = (
+            "ACL_AICORE_PIPE_UTILIZATION" if has_no_metrics and profiler_level != "Level0" else aic_metrics
+        )
         self._l2_cache = l2_cache
         self._msprof_tx = msprof_tx
         self._data_simplification = data_simplification

@@ -514,8 +514,8 @@ def test_process_started_after_the_schedule_reports_a_missed_capture(job: Callab
     running.step(1, 2)
     running.ranks = [running.create_profiler(0)]
     running.step(6)
-    ((done, _, problem),) = running.read_results(request)
-    assert done
+    ((completed, _, problem),) = running.read_results(request)
+    assert completed
     assert "seen here at step 6, after step 4" in (problem or "")
 
 
@@ -574,9 +574,9 @@ def test_abandoned_capture_continues_until_the_next_capture(job: Callable[..., J
 
 def test_remove_request_keeps_other_requests(job: Callable[..., Job]) -> None:
     running = job(1)
-    other = requests.create_request(running.store, 1, 1)
+    other_request = requests.create_request(running.store, 1, 1)
     requests.remove_request(running.store, OnDemandRequest(in_steps=1, steps=1))
-    assert json.loads((running.run / "demand.json").read_text())["token"] == other.token
+    assert json.loads((running.run / "demand.json").read_text())["token"] == other_request.token
     assert not list(running.run.glob(".*"))
 
 
@@ -857,8 +857,8 @@ def test_failed_capture_completes_the_request(job: Callable[..., Job], hook: str
     running = job(1, **{"trainer.options.fail_at": hook})
     request = requests.create_request(running.store, 1, 2)
     running.step(*range(5))
-    ((done, captures, problem),) = running.read_results(request)
-    assert (done, captures) == (True, ("step1",))
+    ((completed, captures, problem),) = running.read_results(request)
+    assert (completed, captures) == (True, ("step1",))
     assert (problem is not None) == (hook == "start")  # other problems are in the manifest
     assert running.read_manifests(rank=0)["step1"].status in (Status.FAILED, Status.PARTIAL)
     assert running.read_step_ranges().keys() == {"step1"}
@@ -882,8 +882,8 @@ def test_device_in_use_completes_the_request(job: Callable[..., Job]) -> None:
     request = requests.create_request(running.store, 1, 1)
     with Profiler.from_config(settings=settings).capture(1):
         running.step(0, 1, 2)
-    ((done, captures, problem),) = running.read_results(request)
-    assert (done, captures) == (True, ("step1",))
+    ((completed, captures, problem),) = running.read_results(request)
+    assert (completed, captures) == (True, ("step1",))
     assert "gpu-3, held by this process (trainer, step1)" in (problem or "")
 
 
@@ -1150,11 +1150,11 @@ def test_requested_capture_takes_precedence_over_the_schedule() -> None:
     assert not steps.continues(4, 4, demand.token)
 
 
-def step_until(job: Job, done: Callable[[], bool]) -> None:
+def step_until(job: Job, is_done: Callable[[], bool]) -> None:
     """Run steps of a job until a condition is true."""
     pause, deadline_s = threading.Event(), time.monotonic() + 60
     for step in itertools.count():
-        if done():
+        if is_done():
             return
         assert time.monotonic() < deadline_s
         job.step(step)

@@ -145,8 +145,8 @@ def test_pinned_steps_do_not_replace_newer_steps(run: Path) -> None:
     sizes = {step.directory.name: step.pruned.size_bytes for step in prune(run, dry_run=True, steps=len(names))}
     newest = names[-2:]
     for limits in ({"steps": 2}, {"size_bytes": sum(sizes[name] for name in newest)}):
-        kept = [step.directory.name for step in prune(run, dry_run=True, **limits) if not step.is_deleted]
-        assert kept == [names[0], *newest]
+        kept_steps = [step.directory.name for step in prune(run, dry_run=True, **limits) if not step.is_deleted]
+        assert kept_steps == [names[0], *newest]
 
 
 def pin_step(run: Path) -> None:

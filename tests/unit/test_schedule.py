@@ -53,7 +53,7 @@ def test_selection_matches_the_reference_implementation(entries: list[int | str]
 @given(st.lists(specs(), min_size=1, max_size=5), STEPS)
 def test_after_returns_the_next_selected_step(entries: list[int | str], step: int) -> None:
     schedule = Schedule.from_list(entries)
-    later = [other for other in range(step + 1, 201) if other in schedule]
+    later = [candidate for candidate in range(step + 1, 201) if candidate in schedule]
     next_step = schedule.after(step)
     assert next_step == later[0] if later else next_step is None or next_step > 200
 

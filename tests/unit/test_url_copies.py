@@ -61,7 +61,7 @@ def test_only_changed_files_are_copied_again(store: RecordingStore) -> None:
 
 def test_progress_is_reported_per_file(store: RecordingStore) -> None:
     reports = list[tuple[int, int]]()
-    fetch(URL, on_progress=lambda done, total: reports.append((done, total)))
+    fetch(URL, on_progress=lambda bytes_read, total: reports.append((bytes_read, total)))
     assert reports[-1] == (40, 40)
     assert reports == sorted(reports)
 

@@ -132,8 +132,8 @@ def test_signal_during_start_stops_all_servers(
         interrupt(process, number)
         assert all("stop" in server.commands() for server in servers)
         until(lambda: not any(server.tasks for server in servers))
-        others = [server for server in servers if server is not servers[3]]
-        assert RequestState.RECORDING not in {engine_of(server).state for server in others}
+        other_servers = [server for server in servers if server is not servers[3]]
+        assert RequestState.RECORDING not in {engine_of(server).state for server in other_servers}
     assert manifest().status == "failed"
 
 

@@ -248,7 +248,7 @@ def test_copies_in_a_run_do_not_count(cli: Cli, record: Record, copy: Callable[[
     assert by_ls == by_rank == expected
     assert count == 2
     assert copy is copy_manifest or "contains copies" in warnings or "is a different run" in warnings
-    (series,) = [one for one in json.loads(cli("trend", run, "--json").stdout)["series"] if "step" in one["what"]]
+    (series,) = [entry for entry in json.loads(cli("trend", run, "--json").stdout)["series"] if "step" in entry["what"]]
     assert [point["ranks"] for point in series["points"]] == [2]
     assert len(json.loads(cli("ls", run, "--json").stdout)["captures"][0]["ranks"]) == 2
 
@@ -265,9 +265,9 @@ def test_moved_step_directory_is_reported_everywhere(cli: Cli, record: Record) -
 def test_order_and_spelling_of_paths_do_not_matter(cli: Cli, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
     run = record(3, ranks=(0, 1), world_size=2)
     shutil.copytree(run, run.with_name("other"))
-    other = run.with_name("other").rename(run / "other")
+    other_run = run.with_name("other").rename(run / "other")
     (run.parent / "link").symlink_to(run)
-    for paths in ((run, other), (other, run)):
+    for paths in ((run, other_run), (other_run, run)):
         result = cli("summary", *paths, "--json")
         document = json.loads(result.stdout)
         assert (len(document["captures"]), len(document["ranks"]), result.stderr) == (4, 4, "")

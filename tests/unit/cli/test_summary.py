@@ -186,9 +186,9 @@ def test_npu_tables_and_findings_are_shown(cli: Cli, tmp_path: Path) -> None:
 def test_rows_option_selects_the_csv_table(cli: Cli, tmp_path: Path, rows: str, expected: dict[str, str]) -> None:
     JOB.write(tmp_path / "job")
     options = [] if rows == "kernels" else ["--rows", rows]
-    first, *others = csv.DictReader(cli("summary", tmp_path / "job", "--csv", *options).stdout.splitlines())
+    first, *other_rows = csv.DictReader(cli("summary", tmp_path / "job", "--csv", *options).stdout.splitlines())
     assert first["rank"] == "0"
-    assert others[-1]["rank"] == "1"
+    assert other_rows[-1]["rank"] == "1"
     assert first | expected == first
 
 
