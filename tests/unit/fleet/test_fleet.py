@@ -242,11 +242,15 @@ def test_stage_in_continuous_mode_is_part_of_the_capture(config: dict[str, Any])
         assert server.commands() == GOOD
 
 
-def test_invalid_stages_are_rejected(config: dict[str, Any]) -> None:
-    fleet = Profiler.from_config(role=None, targets={"rollout": ["http://127.0.0.1:1"]}, settings=config)
-    for profiler in (fleet, Profiler()):
-        with pytest.raises(ConfigError, match="stage 'a/b': expected a letter"):
-            profiler.stage("a/b")
+def test_invalid_stages_are_rejected(config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    settings = config | {"on_error": "raise"}
+    fleet = Profiler.from_config(role=None, targets={"rollout": ["http://127.0.0.1:1"]}, settings=settings)
+    with pytest.raises(ConfigError, match="stage: expected a letter"):
+        fleet.stage("a/b")
+    inactive = Profiler()
+    inactive.stage("a/b")
+    assert "stage: expected a letter" in caplog.text
+    for profiler in (fleet, inactive):
         with pytest.raises(ConfigError, match="stage 'generate' cannot decorate the generator"):
 
             @profiler.stage("generate")

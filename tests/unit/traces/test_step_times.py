@@ -137,7 +137,7 @@ def test_tables_are_read_and_truncation_is_reported(
     path = tmp_path_factory.mktemp("job") / "step_trace_time.csv"
     path.write_text(text if cut is None else text[: cut % len(text)], newline="")
 
-    table = read_step_times(path)
+    parsed = read_step_times(path)
 
     expected = []
     for device, step, times in rows:
@@ -146,12 +146,12 @@ def test_tables_are_read_and_truncation_is_reported(
             values["Preparing"] = None
         fields = {step_times._FIELDS[column]: time_us for column, time_us in values.items()}
         expected.append(DeviceStepSummary(device=device if device >= 0 else None, step=step, **fields))
-    assert list(table.steps) == expected[: len(table.steps)]
+    assert list(parsed.steps) == expected[: len(parsed.steps)]
     if cut is None:
-        assert table.problem is None
-        assert len(table.steps) == len(rows)
+        assert parsed.problem is None
+        assert len(parsed.steps) == len(rows)
     elif not text[: cut % len(text)].endswith("\r\n"):
-        assert table.problem is not None
+        assert parsed.problem is not None
 
 
 @given(text=st.binary(max_size=300))
