@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,7 +14,9 @@ from _job import ENGINE, PROMPTS, finish, sampling
 
 def is_written(profiles: Path, ranks: int) -> bool:
     """Return whether all ranks have written their captures."""
-    manifests = [*profiles.rglob("rank_*[!e].json")]
+    # os.walk ignores temporary directories that are deleted meanwhile. Path.rglob raises FileNotFoundError.
+    files = (Path(directory, name) for directory, _, names in os.walk(profiles) for name in names)
+    manifests = [file for file in files if file.match("rank_*[!e].json")]
     return len(manifests) == ranks and all(json.loads(path.read_text())["status"] != "recording" for path in manifests)
 
 
