@@ -51,9 +51,10 @@ class Profiler:
         self._group = group
         self._shared = shared
         self._caller = object()  # not the profiler: shared steps must not keep the profiler alive
-        self._roles, self._busy = group.roles, group.busy  # the only attributes that idle steps read, with the next one
+        # Idle steps read only these attributes.
+        self._roles, self._busy = group.roles, group.busy
         self._checks_reports = bool(group.roles)
-        """True until the first call of `step`, whose arguments are checked even if no capture is running."""
+        """True until the first call of `step`. The arguments of that call are checked even if no capture is running."""
 
     @classmethod
     def from_config(  # noqa: PLR0913 - all but the first are keywords
@@ -225,12 +226,13 @@ class Profiler:
         Returns:
             The running capture, or None; the same value as `active`.
         """
+        index: int | None
         if type(global_step) is int and global_step <= MAX_INDEX:  # avoids a slower call in idle steps
             index = global_step
-        elif not self._roles or (converted := self._group.to_index("global_step", global_step)) is None:
-            return None
         else:
-            index = converted
+            index = self._group.to_index("global_step", global_step)
+        if index is None:
+            return None
         if self._shared is None:
             for role in self._roles:  # a loop, because any() is slower in idle steps
                 if role.must_start(index):
@@ -288,7 +290,7 @@ class Profiler:
 
     async def astart(self, global_step: SupportsIndex) -> Capture | None:
         """Async version of `start`."""
-        index = self._group.to_index("global_step", global_step) if self._roles else 0
+        index = self._group.to_index("global_step", global_step)
         if index is None:
             return None
         for roles in self._group.phases(self._roles_to_start(index)):
@@ -345,10 +347,10 @@ class Profiler:
         An exception inside the block ends the captures and propagates to the caller. The traces of these captures are
         kept and marked partial.
         """
-        index = self._group.to_index("global_step", global_step) if self._roles else 0
-        return (
-            Profiler().capture(0) if index is None else Scope(self, self._group, index, None)
-        )  # the first does nothing
+        index = self._group.to_index("global_step", global_step)
+        if index is None:
+            return Profiler().capture(0)  # does nothing
+        return Scope(self, self._group, index, None)
 
     def stage(self, name: str) -> Scope[None]:
         """Return a decorator and context manager, sync and async, for a named stage of the global step.

@@ -1,4 +1,4 @@
-"""Checkpoints of the tiny model, like those that a trainer writes for its rollouts."""
+"""Writes checkpoints of the tiny model in the format of RL trainers."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ class RoleGroup:
     """Names of arguments that were rejected."""
 
     def to_index(self, argument: str, value: SupportsIndex | None) -> int | None:
-        """Convert a step number or index from the host. Return None if it is invalid."""
+        """Convert a step number or index from the host. Return None if it is invalid, and 0 if there are no roles."""
+        if not self.roles:
+            return 0
         if value is None:
             self._reject(argument, "expected the number of the global step, or the index of the mini-batch, got None")
             return None
