@@ -33,7 +33,7 @@ from profdeck.after_capture.finish_record import (
     CommandResult,
     FinishRecord,
     FinishState,
-    encode,
+    create_record,
     input_path,
     read_record,
     record_path,
@@ -47,11 +47,16 @@ from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
 from profdeck.verification.report_model import RankReport, RunReport, TargetReport, plain
 from profdeck.verification.run_report import read_about, read_run
+from profdeck_traces.base.credentials import MASK, redact
 from profdeck_traces.base.errors import ProfdeckError, describe_error
-from profdeck_traces.base.files import lock_directory, replace_file, write_new
+from profdeck_traces.base.files import lock_directory, replace_file
 
 OUTPUT_BYTES = 16 << 10
 """Maximum size of a stored output. If the output of a command is longer, only its end is stored."""
+_NO_CREDENTIALS = (
+    f"run.json does not contain the credentials of the finish command and listeners, only {MASK}. Pass credentials in "
+    "environment variables."
+)
 _NICENESS = 10
 _TERM_GRACE_S = 5.0
 
@@ -85,6 +90,9 @@ def finish_run(report: RunReport, template: FinishRecord | None, *, again: bool)
         try:
             if not path.exists() and (new is None or first_step in recording):
                 continue
+            if new and not path.exists() and MASK in f"{new.command} {new.listener_options}":
+                yield FinishReport(capture=name, state=FinishState.NOT_RUN, problem=_NO_CREDENTIALS), False
+                continue
             is_claimed = _claim(path, new, again=again)
             yield finish_report(path, run_finish(path) if is_claimed else read_record(path)), is_claimed
         except (OSError, ProfdeckError) as error:
@@ -105,7 +113,7 @@ def _claim(path: Path, new: FinishRecord | None, *, again: bool) -> bool:
         except FileNotFoundError:
             if new is None:
                 raise
-            write_new(path, encode(new))
+            create_record(path, new)
             return True
         if record.is_lost(path) or record.state is FinishState.INTERRUPTED or (again and record.has_ended):
             new = attrs.evolve(record, by=ProcessId(), state=FinishState.WAITING, parts=(), problem=None, ended_ns=None)
@@ -248,7 +256,7 @@ def run_command(
         except (OSError, ValueError) as error:
             problem = f"cannot be started: {describe_error(error)}"
         output.seek(max(output.seek(0, os.SEEK_END) - OUTPUT_BYTES, 0))
-        text = output.read(OUTPUT_BYTES).decode(errors="replace")
+        text = redact(output.read(OUTPUT_BYTES).decode(errors="replace"))
     return CommandResult(
         name=name,
         started_ns=started_ns,

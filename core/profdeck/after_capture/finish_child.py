@@ -27,7 +27,7 @@ import attrs
 from profdeck.after_capture.finish_record import (
     FinishRecord,
     FinishState,
-    encode,
+    create_record,
     finish_id,
     new_record,
     read_record,
@@ -38,7 +38,6 @@ from profdeck.config.model import FinishConfig
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import ManifestWriter, write_manifest
 from profdeck_traces.base.errors import ProfdeckError, describe_error
-from profdeck_traces.base.files import write_new
 
 logger = logging.getLogger("profdeck")
 
@@ -136,7 +135,7 @@ def _start(path: Path, record: FinishRecord) -> None:
     for child in list(_children.values()):
         child.wait(0.0)  # reaps the child and logs its result
     try:
-        write_new(path, encode(record))
+        create_record(path, record)
     except FileExistsError:
         with contextlib.suppress(FileNotFoundError, ProfdeckError):
             if read_record(path).state is not FinishState.WAITING:

@@ -18,8 +18,9 @@ import msgspec
 from profdeck.base.json_files import JsonKind
 from profdeck.base.processes import ProcessId
 from profdeck.config.model import FinishConfig
+from profdeck_traces.base.credentials import contains_credentials
 from profdeck_traces.base.errors import ProfdeckError
-from profdeck_traces.base.files import replace_file
+from profdeck_traces.base.files import replace_file, write_new
 
 SCHEMA = 1
 MARGIN_S = 15.0
@@ -88,6 +89,11 @@ class FinishRecord:
     parts: tuple[CommandResult, ...] = ()
     problem: str | None = None
     """Error that prevented the task from running or that ended the task early."""
+
+    @property
+    def has_credentials(self) -> bool:
+        """True if the command or a listener option has a credential. Only this user can then read the file."""
+        return contains_credentials({"command": self.command, "options": self.listener_options})
 
     @property
     def has_ended(self) -> bool:
@@ -199,7 +205,17 @@ def write_record(path: Path, record: FinishRecord) -> None:
     Raises:
         OSError: the record cannot be written.
     """
-    replace_file(path, encode(record), durable=record.has_ended)
+    replace_file(path, encode(record), durable=record.has_ended, private=record.has_credentials)
+
+
+def create_record(path: Path, record: FinishRecord) -> None:
+    """Write a finish task's first record.
+
+    Raises:
+        FileExistsError: the record exists.
+        OSError: the record cannot be written.
+    """
+    write_new(path, encode(record), private=record.has_credentials)
 
 
 def encode(record: FinishRecord) -> bytes:

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from profdeck_traces.base.credentials import redact
 from profdeck_traces.base.entry_points import installed, load
 from profdeck_traces.base.errors import BrokenPluginError, PluginError, ProfdeckError, describe_error, did_you_mean
 from profdeck_traces.cli import terminal
@@ -28,6 +29,7 @@ COMMANDS = "profdeck.commands"
 _SECTIONS = {"profdeck": "Capture", "profdeck_traces": "Read traces"}
 """Section headings in the list of commands, by package. Commands of other packages are listed last."""
 _UNTIL_STOPPED = "Use 'profdeck capture servers' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
+_UsageError: Any = typer.BadParameter.__base__  # typer does not export it
 _REPLACED = {
     "backends": "Use 'profdeck plugins'.",
     "capture start": _UNTIL_STOPPED,
@@ -81,6 +83,9 @@ class Commands(TyperGroup):
         """Run the command. If it raises a `ProfdeckError`, print the message without a traceback."""
         try:
             return super().invoke(ctx)
+        except _UsageError as error:
+            error.message = redact(error.message)
+            raise
         except ProfdeckError as error:
             typer.echo("error: " + str(error).replace("\n", "\n       "), err=True)
             ctx.exit(ExitCode(error.exit_code))

@@ -14,6 +14,7 @@ from profdeck.backends.backend_setup import build_backend
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.sources import Loaded, load_config, parse_setting
 from profdeck.config.structuring import unstructure
+from profdeck_traces.base.credentials import redact_values
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.cli import terminal
 
@@ -42,7 +43,7 @@ def show(
     """Print all config values and their sources."""
     loaded = load_config(file, settings=dict(map(parse_setting, settings or ())), settings_source=SETTINGS_SOURCE)
     notes: list[str] = []
-    rows = list(_rows(loaded, notes))
+    rows = [attrs.evolve(row, value=redact_values(row.value, row.key)) for row in _rows(loaded, notes)]
     if json:
         terminal.print_json({"values": [attrs.asdict(row) for row in rows], "notes": notes})
         return

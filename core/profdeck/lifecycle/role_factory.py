@@ -22,6 +22,7 @@ from profdeck.lifecycle.role import Role
 from profdeck.lifecycle.role_group import RoleGroup
 from profdeck.lifecycle.state_machine import CaptureMachine
 from profdeck.records import manifest, run_directory
+from profdeck_traces.base.credentials import redact_values
 from profdeck_traces.base.errors import ConfigError, did_you_mean
 
 logger = logging.getLogger("profdeck")
@@ -140,7 +141,7 @@ def _build_role(  # noqa: PLR0913  # the arguments of `build_roles`, for one rol
         run=run_directory.RunDirectory(
             config.output.absolute(),
             run_directory.run_name(config.run),
-            about={"config": unstructure(config), "roles": [*config.roles]},
+            about={"config": redact_values(unstructure(config)), "roles": [*config.roles]},
         ),
         writer=attrs.evolve(writer, expected_ranks=expected),
     )

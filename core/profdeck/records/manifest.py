@@ -24,6 +24,7 @@ from profdeck.records.host_clock import MAX_CLOCK_OFFSET_NS, HostClock
 from profdeck.records.request import MAX_RANKS
 from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
+from profdeck_traces.base.credentials import redact, redact_values
 from profdeck_traces.base.documents import shortened
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.files import replace_file
@@ -145,7 +146,7 @@ class ManifestWriter:
 
     backend: str
     versions: Mapping[str, str]
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] = attrs.field(converter=redact_values)
     expected_ranks: tuple[int, ...]
     more_follow: bool = False
     write: Callable[[Path, bytes], None] = lambda path, content: replace_file(path, content, durable=True)
@@ -266,8 +267,8 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         waits_for=capture.waits_for,
         waited_s=None if capture.waited_s is None else round(capture.waited_s, 6),
         clock=capture.clock,
-        problems=tuple(capture.problems),
-        notes=tuple(capture.notes),
+        problems=tuple(map(redact, capture.problems)),
+        notes=tuple(map(redact, capture.notes)),
         artifacts=tuple(_artifact_record(artifact, capture.directory) for artifact in capture.artifacts),
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from profdeck.after_capture.finish_record import input_path
+from profdeck.after_capture.finish_record import input_path, read_record
 from profdeck.after_capture.work_in_progress import (
     describe_running_analysis,
     describe_running_finish,
@@ -29,12 +29,13 @@ from profdeck.after_capture.work_in_progress import (
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.records.manifest import is_manifest, read_manifest
 from profdeck.records.run_directory import RUN_FILE, step_directories
+from profdeck_traces.base.credentials import redact_url
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe_error
 from profdeck_traces.base.files import lock_directory
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.artifact_kinds import files_below
-from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url, redact
+from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url
 
 URL_VARIABLE = "PROFDECK_UPLOAD"
 """Environment variable with the URL of a directory for runs."""
@@ -89,7 +90,7 @@ def configured_url() -> str:
     """
     url = os.environ.get(URL_VARIABLE, "")
     if not is_url(url):
-        problem = f"is {redact(url)!r}, which is not a URL" if url else "is not set"
+        problem = f"is {redact_url(url)!r}, which is not a URL" if url else "is not set"
         raise ConfigError(f"{URL_VARIABLE} {problem}. Set it to the URL of a directory, such as s3://bucket/profiles.")
     return url
 
@@ -141,9 +142,9 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
                 targets = [(remote / file.relative_to(run).as_posix()).path for file in files]
                 try:
                     remote.files.put(list(map(str, files)), targets, callback=callback)
-                except Exception as error:  # as in `RemotePath.read`
+                except Exception as error:  # noqa: BLE001  # as in `RemotePath.read`
                     advice = "Files sent so far are kept. Repeat the upload to continue."
-                    raise remote.error("cannot be written", error, advice) from error
+                    raise remote.error("cannot be written", error, advice) from None
             size_bytes = sum(file.stat().st_size for file in sent)
     except OSError as error:
         raise ProfdeckError(f"{run} cannot be read: {describe_error(error)}") from error
@@ -193,13 +194,21 @@ def _plan_upload(run: Path) -> _UploadPlan:
             if is_manifest(file):
                 manifests += _add_manifest(file, step.name, plan)
             elif is_finish_record(file):
-                if describe_running_finish(file) is None:
+                if describe_running_finish(file) is None and not _has_credentials(file):
                     plan.documents.extend([file, *filter(Path.exists, [input_path(file)])])
             elif file.suffix == ".html":
                 plan.documents.append(file)
     # An artifact can be named like a manifest, so exclude artifacts here.
     plan.manifests.extend(file for file in manifests if file not in plan.artifacts)
     return plan
+
+
+def _has_credentials(record: Path) -> bool:
+    """Return whether the record of a finish task contains credentials."""
+    try:
+        return read_record(record).has_credentials
+    except (OSError, ProfdeckError):
+        return True
 
 
 def _add_manifest(file: Path, step: str, plan: _UploadPlan) -> list[Path]:
@@ -247,5 +256,5 @@ def _has_content(remote: RemotePath, file: Path) -> bool:
     try:
         with remote.files.open(remote.path, "rb") as stored, file.open("rb") as local:
             return all(stored.read(len(part)) == part for part in iter(lambda: local.read(_READ_BYTES), b""))
-    except Exception as error:  # as in `RemotePath.read`
-        raise remote.error("cannot be read", error) from error
+    except Exception as error:  # noqa: BLE001  # as in `RemotePath.read`
+        raise remote.error("cannot be read", error) from None

@@ -22,6 +22,7 @@ from profdeck.engine.clusters import Actor, AskActor, NoEngineError
 from profdeck.engine.transport.http_engine import HttpEngine, ServerInfo
 from profdeck.replicas.discovery import Target
 from profdeck.replicas.fan_out import fan_out
+from profdeck_traces.base.credentials import redact
 from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import ConfigError, PluginError, UnknownPluginError
 from profdeck_traces.base.progress import Progress
@@ -65,7 +66,7 @@ class CheckedServer:
 
     def __attrs_post_init__(self) -> None:
         """Derive the name and the HTTP client from the URL."""
-        self.name = self.url
+        self.name = redact(self.url)
         if not self.is_server or self.problem is not None:
             return
         try:

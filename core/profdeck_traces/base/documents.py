@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from profdeck_traces.base.credentials import redact
 from profdeck_traces.base.errors import ConfigError
 
 _MAX_VALUES = 100_000
@@ -129,7 +130,7 @@ def show(value: Any) -> str:
         return "nothing (null)"
     kind = names.get(type(value), type(value).__name__)
     try:
-        return f"{shortened(repr(value))} ({kind})"
+        return f"{shortened(redact(repr(value)))} ({kind})"
     except (ValueError, RecursionError):  # an integer with thousands of digits, or a recursive list
         return f"{kind} that is too large to display"
 

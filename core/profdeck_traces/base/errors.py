@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+
+from profdeck_traces.base.credentials import redact
 
 
 class ProfdeckError(Exception):
@@ -15,6 +17,10 @@ class ProfdeckError(Exception):
 
     exit_code: ClassVar[int] = 4
     """Exit code of the command line."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Remove credentials from the message."""
+        super().__init__(*(redact(item) if isinstance(item, str) else item for item in arguments))
 
 
 class ConfigError(ProfdeckError):
@@ -64,7 +70,10 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's message, prefixed with the exception type unless it is a `ProfdeckError`."""
+    """Return an error's message, prefixed with the exception type unless it is a `ProfdeckError`.
+
+    Credentials are removed.
+    """
     if isinstance(error, ProfdeckError):
         return str(error)
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    return redact(f"{type(error).__name__}: {error}".rstrip(": "))

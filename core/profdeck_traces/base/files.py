@@ -92,48 +92,54 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def write_new(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
     """Create a file atomically. If several processes try, only one succeeds.
+
+    Args:
+        path: Path of the file.
+        content: Complete contents of the file.
+        private: If True, only this user can read the file.
 
     Raises:
         FileExistsError: The file exists.
         OSError: The file cannot be written.
     """
     # No fsync: it would delay the start of a capture. The file is rewritten when the capture ends.
-    with _temporary_with(path, content, durable=False) as temporary:
+    with _temporary_with(path, content, durable=False, private=private) as temporary:
         publish(temporary, path)
 
 
-def replace_file(path: Path, content: bytes, *, durable: bool) -> None:
+def replace_file(path: Path, content: bytes, *, durable: bool, private: bool = False) -> None:
     """Write a file atomically, replacing any existing file.
 
     Args:
         path: Path of the file.
         content: Complete contents of the file.
         durable: If True, sync the file to disk (fsync), so that it survives a power failure.
+        private: If True, only this user can read the file.
 
     Raises:
         OSError: The file cannot be written.
     """
-    with _temporary_with(path, content, durable=durable) as temporary:
+    with _temporary_with(path, content, durable=durable, private=private) as temporary:
         temporary.replace(path)
 
 
 @contextmanager
-def _temporary_with(path: Path, content: bytes, *, durable: bool) -> Generator[Path, None, None]:
+def _temporary_with(path: Path, content: bytes, *, durable: bool, private: bool) -> Generator[Path, None, None]:
     """Write a temporary file next to `path` for the ``with`` block to move there. Delete it if the block raises."""
     temporary = _temporary(path)
     try:
-        _write(temporary, content, durable=durable)
+        _write(temporary, content, durable=durable, mode=0o600 if private else 0o666)
         yield temporary
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 
 
-def _write(path: Path, content: bytes, *, durable: bool) -> None:
+def _write(path: Path, content: bytes, *, durable: bool, mode: int) -> None:
     # Make few system calls: each one lets other threads run, and a fleet writes a thousand manifests at once.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         remaining = memoryview(content)
         while remaining:

@@ -187,13 +187,13 @@ def source_path(text: str | Path) -> Path:
     """
     if not _is_url(text):
         return run_path(text)
+    from profdeck_traces.base.credentials import redact_url
     from profdeck_traces.inputs.url_copies import fetch
-    from profdeck_traces.inputs.urls import redact
 
     url = str(text)
     with show_progress("Fetching") as on_progress:
         path = fetch(url, on_progress=on_progress)
-    _url_of_copy[path] = f"{redact(url).rstrip('/').rpartition('/')[0]}/{path.name}"
+    _url_of_copy[path] = f"{redact_url(url).rstrip('/').rpartition('/')[0]}/{path.name}"
     return path
 
 

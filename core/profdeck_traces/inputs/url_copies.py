@@ -20,12 +20,12 @@ from urllib.parse import unquote
 
 import msgspec
 
-from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.base.credentials import redact_url
 from profdeck_traces.base.files import directory_size, file_size, lock_directory, replace_file
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.base.text import plural
-from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url, redact
+from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url
 
 MAX_BYTES = 50_000_000_000
 """Size limit of all copies together. Copies used within the last 24 hours are kept beyond this limit."""
@@ -57,13 +57,13 @@ def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
             _update(directory, remote, _list_files(remote), on_progress)
     except (OSError, ValueError) as error:  # ValueError: the server has a name that no local file can have
         advice = "Set PROFDECK_CACHE to a writable directory with enough space."
-        raise ProfdeckError(f"{remote} cannot be copied: {describe_error(error)}. {advice}") from error
+        raise remote.error("cannot be copied", error, advice) from None
     return directory / "files" / _name(remote)
 
 
 def _name(remote: RemotePath) -> str:
     """Return a remote path's last component. Over HTTP, the path is a complete URL."""
-    return (redact(remote.path) if is_url(remote.path) else remote.path).rpartition("/")[2]
+    return (redact_url(remote.path) if is_url(remote.path) else remote.path).rpartition("/")[2]
 
 
 def _newest_run(output: RemotePath) -> RemotePath:
@@ -180,8 +180,8 @@ def _update(
             temporary = [Path(partial, str(number)) for number in range(len(batch))]
             try:
                 remote.files.get([listed[name]["name"] for name in batch], list(map(str, temporary)), callback=callback)
-            except Exception as error:  # as in `RemotePath.read`
-                raise remote.error("cannot be copied", error, _RETRY) from error
+            except Exception as error:  # noqa: BLE001  # as in `RemotePath.read`
+                raise remote.error("cannot be copied", error, _RETRY) from None
             for name, path in zip(batch, temporary, strict=True):
                 if listed[name]["size"] not in {None, file_size(path)}:
                     raise RemoteError(f"{remote}: {name} changed during the copy. {_RETRY}")

@@ -8,17 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote
 
 import attrs
 
-from profdeck_traces.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe_error
+from profdeck_traces.base.credentials import redact, redact_url
+from profdeck_traces.base.errors import ConfigError, MissingLibraryError, ProfdeckError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
-_SECRETS = re.compile(r"(?<=://)[^/@]*@|[?#].*$")
+_URL = re.compile(r"(?:[a-zA-Z][a-zA-Z0-9+.-]*::)*[a-zA-Z][a-zA-Z0-9+.-]*://")
 _BATCH = 8
 _Item = TypeVar("_Item")
 
@@ -31,9 +30,9 @@ class RemoteError(ProfdeckError):
 class RemotePath:
     """A remote file or directory."""
 
-    url: str
-    files: AbstractFileSystem
-    path: str
+    url: str = attrs.field(repr=redact_url)
+    files: AbstractFileSystem = attrs.field(repr=False)
+    path: str = attrs.field(repr=False)
     """Path in `files`."""
 
     @classmethod
@@ -48,17 +47,17 @@ class RemotePath:
         try:
             from fsspec.core import url_to_fs
         except ImportError:
-            raise MissingLibraryError.for_library(f"{redact(url)}: URLs need", "fsspec", "upload") from None
+            raise MissingLibraryError.for_library(f"{redact_url(url)}: URLs need", "fsspec", "upload") from None
         # Only local files need this. Other file systems create parent directories automatically or have no directories.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         try:
             files, path = url_to_fs(url, **options)
         except ImportError as error:
-            raise MissingLibraryError(f"{redact(url)}: {describe_error(error)}") from None
+            raise MissingLibraryError(f"{redact_url(url)}: {_message(error, url)}") from None
         except ValueError as error:
-            raise ConfigError(f"{redact(url)} is not a URL that fsspec supports: {_message(error, url)}") from None
-        except Exception as error:
-            raise RemoteError(f"{redact(url)} cannot be opened: {_message(error, url)}") from error
+            raise ConfigError(f"{redact_url(url)} is not a URL that fsspec supports: {_message(error, url)}") from None
+        except Exception as error:  # noqa: BLE001  # each file system has its own exceptions, which may quote the URL
+            raise RemoteError(f"{redact_url(url)} cannot be opened: {_message(error, url)}") from None
         return cls(url.rstrip("/"), files, path.rstrip("/"))
 
     def __truediv__(self, name: str) -> RemotePath:
@@ -67,7 +66,7 @@ class RemotePath:
 
     def __str__(self) -> str:
         """Return the URL without secrets."""
-        return redact(self.url)
+        return redact_url(self.url)
 
     def error(self, problem: str, cause: BaseException, advice: str = "") -> RemoteError:
         """Return a `RemoteError` that describes an exception from the file system.
@@ -91,18 +90,13 @@ class RemotePath:
             return getattr(self.files, method)(*arguments, **options)
         except FileNotFoundError:
             raise
-        except Exception as error:  # each file system has its own exceptions
-            raise self.error("cannot be read", error) from error
+        except Exception as error:  # noqa: BLE001  # as above
+            raise self.error("cannot be read", error) from None
 
 
 def is_url(text: str) -> bool:
-    """Return True if a string starts with a URL scheme. Otherwise it is treated as a local path."""
+    """Return True for a URL, including chained URLs such as ``simplecache::s3://bucket``, and False for local paths."""
     return _URL.match(text) is not None
-
-
-def redact(url: str) -> str:
-    """Remove the user name, password, query and fragment from a URL."""
-    return _SECRETS.sub("", url)
 
 
 def batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
@@ -114,10 +108,5 @@ def batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
 
 
 def _message(error: BaseException, url: str) -> str:
-    """Return an error's message without the secrets in `url`."""
-    text = describe_error(error).replace(url, redact(url))
-    for secret in _SECRETS.findall(url):
-        for part in re.split(r"[?#@&:=]", secret):
-            if len(part) > 3:  # noqa: PLR2004  # shorter parts occur in ordinary words
-                text = text.replace(part, "***").replace(unquote(part), "***")
-    return text
+    """Return an error's message without the credentials in `url`."""
+    return redact(f"{type(error).__name__}: {error}".rstrip(": "), url)

@@ -6,16 +6,19 @@ It supports no proxies, redirects, cookies or compression.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import json
 import os
+import re
 import socket
 import ssl
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, BinaryIO
+from urllib.parse import quote
 from weakref import WeakSet
 
 import aiohttp
@@ -27,6 +30,7 @@ from profdeck.base.outcome import Outcome
 from profdeck.config.targets import SOCKET
 from profdeck.engine.transport.file_transfer import BadResponseError, Transfer, is_file
 from profdeck.engine.transport.tls import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, tls_context
+from profdeck_traces.base.credentials import MASK, redact
 from profdeck_traces.base.errors import ConfigError
 
 _CONNECT_S = 10.0
@@ -34,6 +38,8 @@ _CONNECT_S = 10.0
 _CLOSE_ITERATIONS = 3
 """Number of event loop iterations that remove a connection from the pool after the server has closed it."""
 _MAX_BODY_BYTES = 8 << 20
+_SHORTEST_SECRET = 8
+"""Minimum length of a credential that is masked in responses. Shorter texts can be keys or values of the response."""
 _UNIX = SOCKET.rstrip(":")
 _SOCKET_BASE_URL = yarl.URL("http://localhost")
 """Base URL of requests over a Unix socket; determines the ``Host`` header."""
@@ -107,6 +113,10 @@ class HttpClient:
         """The URL without user and password."""
         base = _SOCKET_BASE_URL if self.socket else parsed_url
         self._has_password = base.user is not None or base.password is not None
+        self._secrets = {base.password or ""} if self._has_password else set[str]()
+        """Passwords and tokens that were sent. Servers and proxies may repeat them in their responses."""
+        if self._has_password:
+            self._secrets.add(base64.b64encode(f"{base.user or ''}:{base.password or ''}".encode()).decode())
         self._base = str(base).rstrip("/")
         self._path = base.raw_path.rstrip("/")
         self._tls = tls_context() if base.scheme == "https" else None
@@ -154,9 +164,8 @@ class HttpClient:
                     sent_ns = time.time_ns()
                     try:
                         async with await self._send(method, path, headers, content) as response:
-                            return HttpResponse(
-                                response.status, await _read_content(response), self._path + path, sent_ns
-                            )
+                            content = self._mask_secrets(await _read_content(response))
+                            return HttpResponse(response.status, content, self._path + path, sent_ns)
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                         if not may_resend:
                             raise
@@ -190,9 +199,8 @@ class HttpClient:
                         "GET", path, self._headers(token) | transfer.headers, read_s=self._timeout_s
                     ) as response:
                         if not is_file(response):
-                            return HttpResponse(
-                                response.status, await _read_content(response), self._path + path, sent_ns
-                            )
+                            content = self._mask_secrets(await _read_content(response))
+                            return HttpResponse(response.status, content, self._path + path, sent_ns)
                         transfer.begin(response)
                         async for chunk in response.content.iter_any():
                             await transfer.add(chunk)
@@ -241,8 +249,23 @@ class HttpClient:
             raise TargetError(text, Outcome.REFUSED, "Set the token's environment variable to the server's token.")
         headers = {"Accept-Encoding": "identity"}
         if token and not self._has_password:
+            self._secrets.add(token)
             headers["Authorization"] = f"Bearer {token}"
         return headers
+
+    def redact(self, text: str) -> str:
+        """Remove the credentials that were sent to this server from a message."""
+        return redact(text, *self._secrets)
+
+    def _mask_secrets(self, content: bytes) -> bytes:
+        """Mask credentials in a response, except in longer words and paths, which may contain a short credential."""
+        for secret in self._secrets:
+            if len(secret) < _SHORTEST_SECRET:
+                continue
+            forms = {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], secret.replace("/", "\\/")}
+            pattern = "|".join(map(re.escape, sorted(forms, key=len, reverse=True)))
+            content = re.sub(rf"(?<![\w/-])(?:{pattern})(?![\w/-])".encode(), MASK.encode(), content)
+        return content
 
     @contextlib.contextmanager
     def _translated_errors(self, path: str) -> Iterator[None]:
@@ -251,16 +274,17 @@ class HttpClient:
             yield
         except aiohttp.ConnectionTimeoutError as error:
             raise self._unreachable(f"no connection within {self._connect_s:g} seconds", None) from error
-        except TimeoutError as error:
+        except TimeoutError:
             text = f"{self.url}: no response to {path} within {self._timeout_s:g} seconds. Does the server hang?"
-            raise TargetError(text, Outcome.TIMED_OUT) from error
+            raise TargetError(text, Outcome.TIMED_OUT) from None
         except (aiohttp.ClientError, BadResponseError) as error:
             reason, fix = _describe_client_error(error)
+            reason = self.redact(reason)
             is_connected = not isinstance(error, aiohttp.ClientConnectorError)
             if self._tls is not None and is_connected and fix is None and CERTIFICATE_VARIABLE not in os.environ:
                 # With TLS 1.3, a server can reject a missing client certificate after the client has connected.
                 fix = f"If the server requires a client certificate, set {CERTIFICATE_VARIABLE} to its file."
-            raise self._unreachable(reason, fix) from error
+            raise self._unreachable(reason, fix) from None
 
     def _unreachable(self, reason: str, fix: str | None) -> TargetError:
         return TargetError(

@@ -182,7 +182,8 @@ class HttpEngine(Engine):
         except (ValueError, KeyError, TypeError, AttributeError):
             text = response.text[:500] or response.reason_phrase
         outcome = _OUTCOMES.get(response.status_code) or _refusal(answer)
-        raise TargetError(f"{self.name}: {response.path} returned status {response.status_code}: {text}", outcome)
+        text = f"{self.name}: {response.path} returned status {response.status_code}: {self._client.redact(text)}"
+        raise TargetError(text, outcome)
 
     def _parse_info(self, response: HttpResponse) -> ServerInfo:
         content = self.parse_response(response)

@@ -1,0 +1,111 @@
+"""Removes credentials from text that is printed, logged, recorded or raised."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+MASK = "***"
+"""Replacement of a credential."""
+
+_SHORTEST = 4
+"""Minimum length of a part of a URL that is masked in other text. Shorter parts occur in ordinary words."""
+_PORT = r"""(?!:|\d*(?:[/\s?\#'",;)\]}]|$))"""
+_USER = re.compile(
+    rf"""
+    (?<=://)(?:
+        [^\s/@]*:{_PORT}(?:(?!://)[^\s@])*@(?:(?!://)\S)*@  # a slash and an @ in the password
+        |[^\s/]*@                                          # the last @ before the path ends the password
+        |[^\s/@:]*:{_PORT}(?:(?!://)[^\s@])*@               # a slash in the password; a port has only digits
+    )
+    |(?<=:/)[^\s/@:]+:[^\s/]*@                             # pathlib removes the second slash of a URL
+    """,
+    re.VERBOSE,
+)
+_ENCODED_USER = re.compile(r"(?<=:)%2F%2F[^\s/]*%40|(?<=%3A)%2F%2F[^\s/]*%40", re.IGNORECASE)
+"""User and password of a URL that is percent-encoded inside another URL."""
+_QUERY = re.compile(
+    r"""([a-z][a-z0-9+.-]*://[^\s?#"'<>]*)(?:\?[^\s"'<>]*?|\#[^\s"'<>]*=[^\s"'<>]*?)(?=[.,:;)\]}]*(?:[\s"'<>]|$))""",
+    re.IGNORECASE,
+)
+_KEYS = r"pass(?:word|wd)|secret|token|signature|credential|(?:api|access|account|private)[_-]?key"
+_ASSIGNMENT = re.compile(rf"""((?:\w|-)*(?:{_KEYS})["']?\s?=\s?["']?)(?!\d+\b|\$)[^\s"'&,;)]+""", re.IGNORECASE)
+_HEADER = re.compile(
+    r"""((?:authorization|cookie|x-[a-z-]*(?:key|token))["']?\s*[:=]\s*(?:b(?=["']))?["']?(?:(?:bearer|basic|digest|token)\s+)?)"""
+    r"""[^\s"',;]+|(bearer\s+)[^\s"',;]{8,}""",
+    re.IGNORECASE,
+)
+_SECRET_KEY = re.compile(rf"(?:^|[_.-])(?:{_KEYS}|authorization)$", re.IGNORECASE)
+
+
+def redact(text: str, *secrets: str) -> str:
+    """Remove credentials from text: users, passwords and queries of URLs, and values of headers and variables.
+
+    Args:
+        text: The text.
+        secrets: URLs whose parts are credentials, and other credentials. They are removed in any encoding.
+    """
+    for secret in sorted(secrets, key=len, reverse=True):
+        if secret in text and "://" in secret:
+            text = text.replace(secret, redact_url(secret))
+    parts = {form for secret in secrets for part in _secret_parts(secret) for form in (part, unquote(part))}
+    for part in sorted(parts, key=len, reverse=True):
+        if len(part) >= _SHORTEST:
+            text = text.replace(part, MASK)
+    if "@" in text or "%40" in text:
+        text = _ENCODED_USER.sub(f"%2F%2F{MASK}%40", _USER.sub(f"{MASK}@", text))
+    if "://" in text:
+        text = _QUERY.sub(r"\1", text)
+    return _HEADER.sub(_mask_header, _ASSIGNMENT.sub(rf"\g<1>{MASK}", text))
+
+
+def redact_url(url: str) -> str:
+    """Replace the user and password of a URL by ``***``, and remove its query and fragment.
+
+    Each URL of a chain, such as ``simplecache::ftp://host/file``, is processed.
+    """
+    return re.sub(r"[?#].*$", "", _USER.sub(f"{MASK}@", url), flags=re.DOTALL)
+
+
+def redact_values(data: Any, key: str = "") -> Any:
+    """Return a copy of plain data without credentials.
+
+    Args:
+        data: Mappings, lists and scalars.
+        key: Key of the data. The value of a key such as ``api_key`` is a credential.
+    """
+    match data:
+        case str():
+            return MASK if data and _SECRET_KEY.search(key) else redact(data)
+        case Mapping():
+            return {name: redact_values(value, str(name)) for name, value in data.items()}
+        case list() | tuple():
+            return type(data)(redact_values(value, key) for value in data)
+    return data
+
+
+def contains_credentials(data: Any) -> bool:
+    """Return whether `redact_values` would change the data."""
+    return bool(redact_values(data) != data)
+
+
+def _secret_parts(secret: str) -> Iterable[str]:
+    """Return the user, password and query values of a URL, or the credential itself."""
+    if "://" not in secret:
+        return [secret]
+    found = [match[0] for match in _USER.finditer(secret)]
+    found += re.findall(r"[?#].*$", _USER.sub("", secret), re.DOTALL)
+    return [value for text in found for part in re.split(r"[?#&]", text) for value in _values(part)]
+
+
+def _values(part: str) -> Iterable[str]:
+    """Return the credentials in ``user:password@`` or ``key=value``, complete and split at separators."""
+    text = part.removesuffix("@")
+    complete = text.partition("=" if "=" in text else ":")[2]
+    return [complete, *re.split(r"[@:=]", text)]
+
+
+def _mask_header(match: re.Match[str]) -> str:
+    return f"{match[1] or match[2]}{MASK}"
