@@ -245,7 +245,8 @@ def open_log(directory: Path) -> BinaryIO:
     """Open the log of a directory's analysis for appending."""
     log = directory / LOG
     log.parent.mkdir(exist_ok=True)
-    return log.open("ab", buffering=0)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    return os.fdopen(os.open(log, flags, 0o666), "ab", buffering=0)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import attrs
 import torch
@@ -143,28 +144,30 @@ class TorchRecorder:
     def _write(self, cycle: _Cycle, part: CyclePart) -> Artifact:
         path = self._capture.artifact_path(".trace.json.gz" if self._options.gzip else ".trace.json", part.name)
         iterations = part.iterations
-        # Torch writes the export path into the trace, so only the directory is temporary.
-        raw = path.with_name(f".{path.name}.tmp") / path.name.removesuffix(".gz")
         if cycle.lost:
             problem = "another torch profiler stopped this recording, and its events were lost"
             return Artifact(path=path, whole=False, problem=problem, iterations=iterations)
         try:
-            raw.parent.mkdir()
-            cycle.export(raw)
-            if not raw.exists():
-                free = shutil.disk_usage(raw.parent).free
-                raise OSError(  # noqa: TRY301  # handled like an OSError of the export
-                    f"torch wrote no file; {free:,} bytes are free on the disk"
-                )
-            # In an engine, this runs on a background thread. A child process avoids holding the GIL.
-            compress = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
-            compressed = compress(raw, path, gzip=self._options.gzip, anchor_name=CLOCK_ANCHOR)
+            # A new directory with a random name cannot contain files or links of other programs.
+            with TemporaryDirectory(
+                prefix=f".{path.name[:128]}.", suffix=".tmp", dir=path.parent, ignore_cleanup_errors=True
+            ) as directory:
+                # Torch writes the export path into the trace, so only the directory is temporary.
+                compressed = self._export(cycle, Path(directory, path.name.removesuffix(".gz")), path)
         except (OSError, RuntimeError, TraceError) as error:
             problem = f"the trace could not be written: {type(error).__name__}: {error}"
             return Artifact(path=path, whole=False, problem=problem, iterations=iterations)
-        finally:
-            shutil.rmtree(raw.parent, ignore_errors=True)
         return _create_artifact(path, compressed, cycle.clock_readings, iterations)
+
+    def _export(self, cycle: _Cycle, raw: Path, path: Path) -> Compressed:
+        """Write the trace to the temporary file `raw`, and its compressed copy to `path`."""
+        cycle.export(raw)
+        if not raw.exists():
+            free = shutil.disk_usage(raw.parent).free
+            raise OSError(f"torch wrote no file; {free:,} bytes are free on the disk")
+        # In an engine, this runs on a background thread. A child process avoids holding the GIL.
+        compress = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
+        return compress(raw, path, gzip=self._options.gzip, anchor_name=CLOCK_ANCHOR)
 
 
 class _Cycle:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from captured_runs import write_run
 from gpu_job import GpuJob
-from profdeck.after_capture.finish_record import FinishRecord, create_record, read_record, write_record
+from profdeck.after_capture.finish_record import FinishRecord, FinishState, create_record, read_record, write_record
 from profdeck.base.errors import TargetError
 from profdeck.cli import app
 from profdeck.config.structuring import structure
@@ -165,7 +165,7 @@ def test_finish_record_with_a_credential_is_private_and_not_uploaded(tmp_path: P
     path = run / "step_000000" / "finish.step0.json"
     command = f"curl ftp://user:{SECRET}@host"
     record = FinishRecord(
-        capture="step0", first_step=0, command=command, listeners=(), timeout_s=1, wait_s=1, state="done"
+        capture="step0", first_step=0, command=command, listeners=(), timeout_s=1, wait_s=1, state=FinishState.DONE
     )
     create_record(path, record)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

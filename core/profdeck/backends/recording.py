@@ -386,6 +386,7 @@ class Recording:
         artifacts = []
         for output in outputs:
             try:
+                self.capture.check_directory()
                 artifact: object = output() if callable(output) else output
             except BaseException as error:  # noqa: BLE001  # the manifest must be written in any case
                 self._add_problem(f"A file could not be written: {describe_error(error)}", error)

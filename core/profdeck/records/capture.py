@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -188,6 +189,29 @@ class CaptureRecord(EngineCapture):
     cold_first_step: bool | None = None
     """True if the recorder started without warm-up in the first recorded step, which therefore takes longer. None if
     nothing has been recorded yet, or if the backend's first step is never slower."""
+
+    real_directory: Path | None = None
+    """`directory` without symbolic links, at the time at which it was created."""
+
+    def check_directory(self) -> None:
+        """Check that no symbolic link has replaced the directory or one of its parents since it was created.
+
+        Raises:
+            OSError: the directory now leads elsewhere.
+        """
+        if self.real_directory is not None and self.directory.resolve() != self.real_directory:
+            text = "replaced by a symbolic link during the capture"
+            raise OSError(errno.ELOOP, text, str(self.directory))
+
+    def artifact_path(self, suffix: str, part: str | None = None) -> Path:
+        """Return the path of an artifact, as `Capture.artifact_path`.
+
+        Raises:
+            CaptureError: as in `Capture.artifact_path`.
+            OSError: as in `check_directory`.
+        """
+        self.check_directory()
+        return super().artifact_path(suffix, part)
 
     def move_to(self, state: CaptureState) -> None:
         """Advance the state.

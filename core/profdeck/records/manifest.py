@@ -159,6 +159,7 @@ def write_manifest(capture: CaptureRecord, recorder: ManifestWriter) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    capture.check_directory()
     recorder.write(capture.manifest_path, encode(manifest_of(capture, recorder)))
 
 

@@ -124,6 +124,7 @@ class RunDirectory:
             except FileNotFoundError:  # another process has just removed its capture and the empty directory
                 self._make(capture.directory)
             else:
+                capture.real_directory = capture.directory.resolve()
                 return
 
     def capture_of(

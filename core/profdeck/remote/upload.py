@@ -187,10 +187,12 @@ class _UploadPlan:
 
 
 def _plan_upload(run: Path) -> _UploadPlan:
-    plan = _UploadPlan(documents=sorted(run.glob("*.html")))
+    plan = _UploadPlan(documents=sorted(file for file in run.glob("*.html") if not file.is_symlink()))
     manifests = list[Path]()
     for step in step_directories(run):
         for file in sorted(files_below(step)):
+            if file.is_symlink():
+                continue
             if is_manifest(file):
                 manifests += _add_manifest(file, step.name, plan)
             elif is_finish_record(file):

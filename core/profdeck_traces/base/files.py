@@ -109,7 +109,7 @@ def write_new(path: Path, content: bytes, *, private: bool = False) -> None:
         publish(temporary, path)
 
 
-def replace_file(path: Path, content: bytes, *, durable: bool, private: bool = False) -> None:
+def replace_file(path: Path, content: bytes | memoryview, *, durable: bool, private: bool = False) -> None:
     """Write a file atomically, replacing any existing file.
 
     Args:
@@ -126,7 +126,9 @@ def replace_file(path: Path, content: bytes, *, durable: bool, private: bool = F
 
 
 @contextmanager
-def _temporary_with(path: Path, content: bytes, *, durable: bool, private: bool) -> Generator[Path, None, None]:
+def _temporary_with(
+    path: Path, content: bytes | memoryview, *, durable: bool, private: bool
+) -> Generator[Path, None, None]:
     """Write a temporary file next to `path` for the ``with`` block to move there. Delete it if the block raises."""
     temporary = _temporary(path)
     try:
@@ -137,7 +139,7 @@ def _temporary_with(path: Path, content: bytes, *, durable: bool, private: bool)
         raise
 
 
-def _write(path: Path, content: bytes, *, durable: bool, mode: int) -> None:
+def _write(path: Path, content: bytes | memoryview, *, durable: bool, mode: int) -> None:
     # Make few system calls: each one lets other threads run, and a fleet writes a thousand manifests at once.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:

@@ -34,7 +34,13 @@ DevicesOnly = Annotated[
     ),
 ]
 Cache = Annotated[
-    bool, typer.Option("--cache/--no-cache", help="Cache results, and read only traces that have changed since.")
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        is_eager=True,  # parsed before the paths
+        callback=terminal.set_copies_cached,
+        help="Cache results, and read only traces that have changed since.",
+    ),
 ]
 Rules = Annotated[
     Path | None,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.base.version import __version__
 from profdeck_traces.cli import arguments, terminal
 from profdeck_traces.cli.terminal import ExitCode
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
+
+
+_ORIGIN = b"profdeck"
+"""Key in the metadata of exported Parquet files."""
 
 
 def command(  # noqa: PLR0913 - the options of a command line
@@ -60,17 +68,41 @@ def command(  # noqa: PLR0913 - the options of a command line
 def _write_parquet(run: RunSummary, directory: Path) -> None:
     import pyarrow.parquet as pq
 
+    from profdeck_traces.base.files import replace_file
     from profdeck_traces.tables.of_run import NAMES, table_of
 
     directory.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
+    files = {name: directory / f"{name}.parquet" for name in NAMES}
+    for file in files.values():
+        _check_own_parquet(file)
+    for name, file in files.items():
         table = table_of(run, name).to_arrow()
-        file = directory / f"{name}.parquet"
         if table.num_rows:
-            pq.write_table(table, file)
+            content = io.BytesIO()
+            pq.write_table(table.replace_schema_metadata({_ORIGIN: __version__}), content)
+            replace_file(file, content.getbuffer(), durable=False)
             typer.echo(f"{terminal.short_path(file)}: {table.num_rows:,} rows")
         else:
             file.unlink(missing_ok=True)  # from an earlier export
+
+
+def _check_own_parquet(file: Path) -> None:
+    """Check that a file can be replaced: it does not exist, or an earlier export wrote it.
+
+    Raises:
+        ConfigError: The file is another file, or a symbolic link.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not os.path.lexists(file):
+        return
+    with suppress(pa.ArrowException):
+        if not file.is_symlink() and file.is_file() and _ORIGIN in (pq.read_schema(file).metadata or {}):
+            return
+    raise ConfigError(
+        f"{file} exists and was not written by this command. Choose another directory, or delete the file."
+    )
 
 
 def _write_speedscope(run: RunSummary, file: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import IntEnum
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn, cast
@@ -174,6 +175,16 @@ def _is_url(text: str | Path) -> bool:
     return is_url(argument)
 
 
+_copies_cached = ContextVar("copies_cached", default=True)
+
+
+def set_copies_cached(context: typer.Context, value: bool) -> bool:  # noqa: FBT001  # typer's signature
+    """Handle ``--no-cache``: `source_path` then fetches all files again."""
+    token = _copies_cached.set(value)
+    context.call_on_close(lambda: _copies_cached.reset(token))
+    return value
+
+
 _url_of_copy: dict[Path, str] = {}
 """URL of each local copy."""
 
@@ -192,7 +203,7 @@ def source_path(text: str | Path) -> Path:
 
     url = str(text)
     with show_progress("Fetching") as on_progress:
-        path = fetch(url, on_progress=on_progress)
+        path = fetch(url, cache=_copies_cached.get(), on_progress=on_progress)
     _url_of_copy[path] = f"{redact_url(url).rstrip('/').rpartition('/')[0]}/{path.name}"
     return path
 

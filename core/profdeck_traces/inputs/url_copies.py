@@ -31,17 +31,23 @@ MAX_BYTES = 50_000_000_000
 """Size limit of all copies together. Copies used within the last 24 hours are kept beyond this limit."""
 _DAY_S = 86_400
 _RUN_FILE = "run.json"
+_VERSION_KEYS = (
+    *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "sha", "generation", "version_id", "versionId"),
+    *("mtime", "modify", "modified", "LastModified", "last_modified", "updated", "created"),
+)
+"""Keys of fsspec's information about a file that change with its contents: digests, versions and times."""
 _decode_versions = msgspec.json.Decoder(dict[str, str]).decode
 _RETRY = "Files copied so far are kept. Repeat the command to continue."
 
 
-def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
+def fetch(url: str, *, cache: bool = True, on_progress: Progress | None = None) -> Path:
     """Copy a run, capture or trace from a URL and return its local path.
 
-    Unchanged files are not copied again, except from HTTP directories: their listings have no sizes or versions.
+    Unchanged files are not copied again if the store reports their versions. HTTP directories do not.
 
     Args:
         url: URL of a file or directory. The last component ``latest`` selects the newest run.
+        cache: If False, copy all files to a temporary directory.
         on_progress: called with the number of copied files and the number of files to copy.
 
     Raises:
@@ -52,7 +58,7 @@ def fetch(url: str, *, on_progress: Progress | None = None) -> Path:
     if _name(remote) == "latest" and not remote.read("exists", remote.path):
         remote = _newest_run(RemotePath.from_url(remote.url.rpartition("/")[0]))
     try:
-        directory = _copy_directory(remote.url)
+        directory = _copy_directory(remote.url, cache=cache)
         with lock_directory(directory):
             _update(directory, remote, _list_files(remote), on_progress)
     except (OSError, ValueError) as error:  # ValueError: the server has a name that no local file can have
@@ -116,15 +122,15 @@ def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
     return listed
 
 
-def _copy_directory(url: str) -> Path:
+def _copy_directory(url: str, *, cache: bool) -> Path:
     """Return the cache directory for the copy of `url`, creating it if necessary.
 
-    If the cache is disabled or the directory cannot be created, use a temporary directory that is deleted when
-    this process exits.
+    Without a cache, or if the directory cannot be created, use a temporary directory that is deleted when this process
+    exits.
     """
-    cache = ResultCache.of_user()
-    if cache is not None:
-        directory = cache.directory / "copies" / hashlib.sha256(url.encode()).hexdigest()[:16]
+    results = ResultCache.of_user() if cache else None
+    if results is not None:
+        directory = results.directory / "copies" / hashlib.sha256(url.encode()).hexdigest()[:16]
         with suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if directory.is_dir():
@@ -153,8 +159,7 @@ def _update(
 
     ``index.json`` contains the versions of the files that were copied completely.
     """
-    from fsspec.callbacks import Callback
-    from fsspec.utils import tokenize
+    from profdeck_traces.inputs.remote_limits import LimitedCallback
 
     files, index = directory / "files", directory / "index.json"
     versions: dict[str, str] = {}
@@ -164,12 +169,11 @@ def _update(
     changed = [
         name
         for name, info in listed.items()
-        # HTTP listings contain no sizes, so info["size"] is None and the files are always copied.
-        if versions.get(name) != tokenize(info) or file_size(files / name) != info["size"]
+        if versions.get(name) != _version(info) or file_size(files / name) != info["size"]
     ]
     if not changed:
         return
-    callback = Callback()
+    callback = LimitedCallback({info["name"]: info["size"] for info in listed.values()})
     if on_progress:
         callback.hooks["progress"] = lambda _, done, **__: on_progress(done, len(changed))
     for interrupted in directory.glob("partial-*"):
@@ -187,8 +191,19 @@ def _update(
                     raise RemoteError(f"{remote}: {name} changed during the copy. {_RETRY}")
                 (files / name).parent.mkdir(parents=True, exist_ok=True)
                 path.replace(files / name)
-                versions[name] = tokenize(listed[name])
+                versions[name] = _version(listed[name]) or ""
             replace_file(index, msgspec.json.encode(versions), durable=False)
+
+
+def _version(info: Mapping[str, Any]) -> str | None:
+    """Return a value that changes whenever the remote file changes, or None if the store reports none.
+
+    ``Last-Modified`` and weak ETags are ignored, because their resolution can be one second.
+    """
+    from fsspec.utils import tokenize
+
+    versions = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key)}
+    return None if not versions or versions.get("ETag", "").startswith("W/") else str(tokenize(info))
 
 
 def _delete_missing(files: Path, listed: Container[str]) -> None:

@@ -46,12 +46,14 @@ class RemotePath:
         """
         try:
             from fsspec.core import url_to_fs
+
+            from profdeck_traces.inputs.remote_limits import http_options
         except ImportError:
             raise MissingLibraryError.for_library(f"{redact_url(url)}: URLs need", "fsspec", "upload") from None
         # Only local files need this. Other file systems create parent directories automatically or have no directories.
         options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
         try:
-            files, path = url_to_fs(url, **options)
+            files, path = url_to_fs(url, **options, **http_options(url))
         except ImportError as error:
             raise MissingLibraryError(f"{redact_url(url)}: {_message(error, url)}") from None
         except ValueError as error:
