@@ -180,6 +180,20 @@ def test_link_out_of_the_output_directory_is_not_followed(capture_rank, tmp_path
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize("replaced", ["run", "run/step_000001", "run/step_000001/trainer"])
+def test_link_put_in_place_during_a_capture_is_not_followed(
+    tally: ModuleType, tmp_path: Path, tmp_path_factory: Any, replaced: str
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("step_000001/trainer", "trainer"):
+        (elsewhere / name).mkdir(parents=True)
+    settings = {"output": str(tmp_path), "run": "run", "steps": [1], "trainer.backend": "tally"}
+    with Profiler.from_config(settings=settings).capture(1):
+        (tmp_path / replaced).rename(tmp_path / "moved")
+        (tmp_path / replaced).symlink_to(elsewhere)
+    assert not [path for path in elsewhere.rglob("*") if path.is_file()]
+
+
 def test_link_loop_fails_only_the_capture(capture_rank, tmp_path: Path, caplog: Any) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "step_000001").symlink_to("step_000001")

@@ -13,11 +13,12 @@ import pytest
 
 from captured_runs import write_run
 from gpu_job import GpuJob
+from profdeck.after_capture.prune import prune
 from profdeck.base.identity import Identity
 from profdeck.records.capture import CaptureRecord, CaptureState
 from profdeck.records.manifest import ManifestWriter, is_manifest, write_manifest
 from profdeck.records.status import Status
-from profdeck.remote.upload import UploadListener, upload
+from profdeck.remote.upload import UploadListener, upload, upload_check
 from profdeck.verification.run_report import read_run
 from profdeck_traces.base.errors import ConfigError, ProfdeckError
 from profdeck_traces.inputs.url_copies import fetch
@@ -189,3 +190,46 @@ def test_listener_requires_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFDECK_UPLOAD", "/data/profiles")
     with pytest.raises(ConfigError, match="PROFDECK_UPLOAD is '/data/profiles', which is not a URL"):
         UploadListener()
+
+
+def test_prune_keeps_files_that_are_newer_than_the_upload(run: Path) -> None:
+    upload(run, URL)
+    (trace,) = (run / "step_000000").rglob("rank_0000*.gz")
+    trace.write_bytes(bytes(trace.stat().st_size))  # the same size
+    check = upload_check(run, URL)
+    for dry_run in (True, False):
+        steps = prune(run, steps=1, dry_run=dry_run, reason_to_keep=check)
+        assert [step.is_deleted for step in steps] == [False, True, False]
+        assert steps[0].stays_because is not None
+        assert f"{trace.name} is not in recording://profiles/job with the same" in steps[0].stays_because
+    assert trace.exists()
+    assert not (run / "step_000050").exists()
+
+
+@pytest.mark.parametrize("name", ["unlisted.txt", "trainer/rank_0000.step0-take2.json", "link"])
+def test_prune_keeps_files_that_were_not_uploaded(run: Path, name: str) -> None:
+    upload(run, URL)
+    file = run / "step_000000" / name
+    if name == "link":
+        file.symlink_to(run / "run.json")
+    else:
+        file.write_text("x")
+    prune(run, steps=1, reason_to_keep=upload_check(run, URL))
+    assert file.exists()
+
+
+def test_prune_keeps_files_that_are_written_during_the_check(run: Path) -> None:
+    def write_file(step: Path) -> None:
+        (step / "late.txt").write_text("x")
+
+    steps = prune(run, steps=1, reason_to_keep=write_file)
+    assert [step.stays_because for step in steps] == ["its files have just changed"] * 2 + [None]
+    assert len(list(run.rglob("late.txt"))) == 2
+    assert read_run(run).pruned == ()
+
+
+def test_symbolic_links_are_not_uploaded(run: Path, tmp_path: Path) -> None:
+    (private := tmp_path / "private").write_text("{}")
+    (run / "page.html").symlink_to(private)
+    (run / "step_000000" / "page.html").symlink_to(private)
+    assert upload_and_count(run) == (13, 0)

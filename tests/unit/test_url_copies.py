@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from profdeck.cli import app
 from profdeck_traces.base.errors import ProfdeckError
-from profdeck_traces.inputs import url_copies
+from profdeck_traces.inputs import remote_limits, url_copies
 from profdeck_traces.inputs.url_copies import fetch
+from profdeck_traces.inputs.urls import RemoteError, RemotePath
 from remote_stores import RecordingStore
 
 URL = "recording://profiles/job"
@@ -230,3 +235,129 @@ def test_file_url_is_copied_only_after_a_change(tmp_path: Path) -> None:
     assert fetch(f"file://{file}").stat().st_ino == inode
     file.write_text("[2]")
     assert fetch(f"file://{file}").read_text() == "[2]"
+
+
+class ScriptedServer:
+    """An HTTP server on loopback with one file, whose response headers and body are set by the test."""
+
+    def __init__(self) -> None:
+        self.body: Callable[[], Iterator[bytes]] = lambda: iter([b"[1]"])
+        self.headers: dict[str, str] = {}
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                self.send_response(200)
+                for name, value in ({"Content-Type": "application/json"} | outer.headers).items():
+                    self.send_header(name, value)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                self.do_HEAD()
+                with contextlib.suppress(OSError):
+                    for chunk in outer.body():
+                        self.wfile.write(chunk)
+
+            def log_message(self, *arguments: object) -> None: ...
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.server.block_on_close = False
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def scripted() -> Iterator[ScriptedServer]:
+    scripted = ScriptedServer()
+    thread = threading.Thread(target=scripted.server.serve_forever)
+    thread.start()
+    yield scripted
+    scripted.server.shutdown()
+    thread.join()
+    scripted.server.server_close()
+
+
+MODIFIED = "Sat, 01 Jan 2022 00:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_copied_again"),
+    [
+        ({"Last-Modified": MODIFIED, "Content-Length": "3"}, True),
+        ({"Content-Length": "3"}, True),
+        ({"Last-Modified": MODIFIED}, True),
+        ({"ETag": 'W/"1"', "Content-Length": "3"}, True),
+        ({"ETag": '"1"', "Content-Length": "3"}, False),
+    ],
+)
+def test_http_file_is_copied_again_unless_its_server_sends_a_version(
+    scripted: ScriptedServer, headers: dict[str, str], is_copied_again: bool
+) -> None:
+    scripted.headers = headers
+    assert fetch(f"{scripted.url}/a.json").read_bytes() == b"[1]"
+    scripted.body = lambda: iter([b"[2]"])
+    assert fetch(f"{scripted.url}/a.json").read_bytes() == (b"[2]" if is_copied_again else b"[1]")
+    assert fetch(f"{scripted.url}/a.json", cache=False).read_bytes() == b"[2]"
+
+
+def test_option_no_cache_copies_all_files_again(scripted: ScriptedServer) -> None:
+    scripted.headers = {"ETag": '"1"', "Content-Length": "3"}
+    fetch(f"{scripted.url}/a.trace.json")
+    scripted.body = lambda: iter([b"{1}"])
+    for arguments in (["--no-cache", f"{scripted.url}/a.trace.json"], [f"{scripted.url}/a.trace.json", "--no-cache"]):
+        result = CliRunner().invoke(app, ["summary", *arguments])
+        assert result.exit_code
+        assert "broken at offset 1" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("a.json", "the server sends more than 1,048,576 bytes"), ("index.html", "than 1,048,576 bytes|than 1 MiB")],
+)
+def test_endless_body_is_an_error(
+    scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, message: str
+) -> None:
+    monkeypatch.setattr(remote_limits, "MAX_UNKNOWN_BYTES", 1 << 20)
+    monkeypatch.setattr(remote_limits, "MAX_RESPONSE_BYTES", 1 << 20)
+    scripted.headers = {"Content-Type": "text/html"} if name.endswith("html") else {}
+    sent = itertools.count()
+    scripted.body = lambda: (b" " * 65536 for _ in sent)
+    with pytest.raises(ProfdeckError, match=message):
+        fetch(f"{scripted.url}/{name}")
+    scripted.headers = {"Content-Type": "text/html"}
+    for method in ("cat_file", "ls"):
+        with pytest.raises(RemoteError, match="ClientPayloadError: more than 1 MiB"):
+            RemotePath.from_url(scripted.url).read(method, f"{scripted.url}/{name}")
+    assert next(sent) < 2000
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 1 << 20]
+
+
+@pytest.mark.parametrize("name", ["a.json", "directory"])
+def test_slow_body_is_an_error(scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(remote_limits, "RESPONSE_S", 0.2)
+    ended = threading.Event()
+
+    def drip() -> Iterator[bytes]:
+        while not ended.wait(0.05):
+            yield b" "
+
+    scripted.body = drip
+    if name == "directory":
+        scripted.headers = {"Content-Type": "text/html"}
+    started_s = time.monotonic()
+    try:
+        with pytest.raises(ProfdeckError):
+            fetch(f"{scripted.url}/{name}")
+    finally:
+        ended.set()
+    assert time.monotonic() - started_s < 30
+
+
+@pytest.mark.parametrize("name", ["index.json", "files", "partial-1", "run.json"])
+def test_remote_file_can_have_the_name_of_a_file_of_the_cache(store: RecordingStore, name: str) -> None:
+    store.pipe(f"/profiles/job/{name}x", b"{}")
+    store.pipe(f"/profiles/single/{name}", b"[1, 2]")
+    for url in (f"recording://profiles/single/{name}", "recording://profiles/single"):
+        for _ in range(2):
+            copy = fetch(url)
+            assert (copy / name if copy.is_dir() else copy).read_bytes() == b"[1, 2]"

@@ -7,7 +7,9 @@ Then it deletes the files. The next call completes an interrupted deletion.
 from __future__ import annotations
 
 import shutil
+import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -50,13 +52,14 @@ class StepOnDisk:
         return self.exceeds and self.stays_because is None
 
 
-def prune(
+def prune(  # noqa: PLR0913  # keyword-only limits
     run: Path,
     *,
     steps: int | None = None,
     size_bytes: float | None = None,
     age_days: float | None = None,
     dry_run: bool = False,
+    reason_to_keep: Callable[[Path], str | None] = lambda _: None,
 ) -> list[StepOnDisk]:
     """Delete the steps that are older than the newest steps within the limits. The newest step is always kept.
 
@@ -69,6 +72,7 @@ def prune(
         age_days: maximum age in days, counted from the end of a step's last capture. If a capture has no recorded end,
             its start counts.
         dry_run: whether to return the steps without deleting any.
+        reason_to_keep: returns a reason to keep a step with this directory, or None. Called before each deletion.
 
     Returns:
         All steps, sorted from oldest to newest.
@@ -78,19 +82,38 @@ def prune(
     """
     read_about(run)
     if dry_run:
-        return _inspected(run, steps, size_bytes, age_days)
+        steps_on_disk = _inspected(run, steps, size_bytes, age_days)
+        for step in [step for step in steps_on_disk if step.is_deleted]:
+            step.stays_because = reason_to_keep(step.directory)
+        return steps_on_disk
     try:
         with locked_records(run):
             _delete_hidden(run)
             steps_on_disk = _inspected(run, steps, size_bytes, age_days)
             for step in steps_on_disk:
                 if step.is_deleted:
+                    files = _file_versions(step.directory)
+                    step.stays_because = reason_to_keep(step.directory)
+                if step.is_deleted:
                     write_pruned(run, step.pruned)
-                    step.directory.rename(run / f"{ASIDE}{step.directory.name}")
+                    hidden = step.directory.rename(run / f"{ASIDE}{step.directory.name}")
+                    if _file_versions(hidden) != files:
+                        hidden.rename(step.directory)
+                        step.stays_because = "its files have just changed"
                     _delete_hidden(run)
     except OSError as error:
         raise ProfdeckError(f"Cannot delete old captures of {run}: {describe_error(error)}") from None
     return steps_on_disk
+
+
+def _file_versions(directory: Path) -> dict[Path, tuple[int, int, int]]:
+    """Return the inodes, sizes and modification times of all files below a directory, by relative path."""
+    versions = {}
+    for path in directory.rglob("*"):
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            versions[path.relative_to(directory)] = status.st_ino, status.st_size, status.st_mtime_ns
+    return versions
 
 
 def _delete_hidden(run: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import attrs
 import typer
@@ -27,6 +27,10 @@ def command(  # noqa: PLR0913  # the options of a command line
     days: Annotated[
         float | None, typer.Option(min=0, metavar="DAYS", help="Keep steps captured in the last DAYS days.")
     ] = None,
+    uploaded: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Delete only steps whose files are all below this URL of 'profdeck upload'."),
+    ] = None,
     role: Annotated[str | None, typer.Option("--role", hidden=True)] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Delete nothing; print the number of steps and their size.")
@@ -45,7 +49,12 @@ def command(  # noqa: PLR0913  # the options of a command line
     if steps is None and gigabytes is None and days is None:
         raise ConfigError("Specify what to keep: --steps N, --gigabytes GB or --days DAYS.")
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
-    all_steps = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, dry_run=dry_run)
+    check: dict[str, Any] = {}
+    if uploaded is not None:
+        from profdeck.remote.upload import upload_check
+
+        check["reason_to_keep"] = upload_check(Path(run), uploaded)
+    all_steps = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, dry_run=dry_run, **check)
     deleted = [step for step in all_steps if step.is_deleted]
     kept = [step for step in all_steps if not step.is_deleted]
     if json:

@@ -12,7 +12,7 @@ import importlib.util
 import itertools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,18 +119,13 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
     remote /= run.name
     try:
         with lock_directory(run):
-            stored = _list_stored(about, remote)
-            plan = _plan_upload(run)
+            stored, plan = _list_stored(about, remote), _plan_upload(run)
 
             def is_stored(file: Path) -> bool:
                 target = remote / file.relative_to(run).as_posix()
-                info = stored.get(target.path, {})
-                if info.get("size") != file.stat().st_size:
-                    return False
-                digest = str(info.get("ETag") or info.get("md5Hash") or "").strip('"')
-                if file in plan.artifacts and not (digest and compare_artifacts):
-                    return True  # the name of an artifact is never used again
-                return digest in _digests(file) or _has_content(target, file)
+                has_digest = bool(_digest(stored.get(target.path, {})))
+                trusts_size = file in plan.artifacts and not (has_digest and compare_artifacts)
+                return _is_stored(file, target, stored, trusts_size=trusts_size)
 
             groups = ([*plan.artifacts, *plan.documents], plan.manifests, [run / RUN_FILE])
             changed = [[file for file in files if not is_stored(file)] for files in groups]
@@ -150,6 +145,61 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
         raise ProfdeckError(f"{run} cannot be read: {describe_error(error)}") from error
     present = sum(map(len, groups)) - len(sent)
     return Upload(place=remote, files=len(sent), size_bytes=size_bytes, there=present, waits_for=tuple(plan.unfinished))
+
+
+def upload_check(run: Path, url: str) -> Callable[[Path], str | None]:
+    """Return a function that checks whether all files of a step are in the store, with the same contents.
+
+    It returns the reason if a file is not, otherwise None.
+
+    Args:
+        run: the run directory.
+        url: the URL to which the run was uploaded, as for `upload`.
+
+    Raises:
+        ProfdeckError: the directory is not a run, or the URL cannot be used.
+    """
+    from profdeck.verification.run_report import read_about  # as above
+
+    about, run, remote = read_about(run), run.resolve(), RemotePath.from_url(url)
+    remote /= run.name
+    stored = _list_stored(about, remote)
+
+    def reason_to_keep(step: Path) -> str | None:
+        for file in sorted(step.resolve().rglob("*")):
+            if file.is_dir() and not file.is_symlink():
+                continue
+            name = file.relative_to(run).as_posix()
+            try:
+                if file.is_symlink() or not _is_stored(file, remote / name, stored):
+                    return f"{name} is not in {remote} with the same contents"
+            except OSError as error:
+                return f"{name} cannot be read: {describe_error(error)}"
+        return None
+
+    return reason_to_keep
+
+
+def _is_stored(
+    file: Path, remote: RemotePath, stored: Mapping[str, Mapping[str, Any]], *, trusts_size: bool = False
+) -> bool:
+    """Return whether the store has a file with the same contents.
+
+    Args:
+        file: the local file.
+        remote: its path in the store.
+        stored: the information of the store about its files, by path.
+        trusts_size: whether to compare only the sizes, as for artifacts, whose names are never used again.
+    """
+    info = stored.get(remote.path, {})
+    if info.get("size") != file.stat().st_size:
+        return False
+    return trusts_size or _digest(info) in _digests(file) or _has_content(remote, file)
+
+
+def _digest(info: Mapping[str, Any]) -> str:
+    """Return the digest that a store reports for a file, or an empty string."""
+    return str(info.get("ETag") or info.get("md5Hash") or "").strip('"')
 
 
 def _list_stored(about: Mapping[str, Any], remote: RemotePath) -> dict[str, Mapping[str, Any]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import Result
 
@@ -46,6 +49,32 @@ def test_unwritable_output_or_unreadable_trace_is_an_error(
     assert message in " ".join(result.stderr.split())
     assert Path("file").read_text() == "mine"
     assert not Path("page.html").exists()
+
+
+def test_export_replaces_only_its_own_tables(cli: Cli, job: Path, tmp_path: Path) -> None:
+    tables = tmp_path / "tables"
+    for _ in range(2):
+        assert cli("export", job, "--parquet", tables).exit_code == 0
+    written = {file.name: file.read_bytes() for file in tables.iterdir()}
+    assert written
+    foreign = io.BytesIO()
+    pq.write_table(pa.table({"x": [1]}), foreign)
+    (target := tmp_path / "target").write_bytes(next(iter(written.values())))
+    for name in (next(iter(written)), "collectives.parquet"):
+        for content in (b"", b"text", foreign.getvalue(), None):
+            (tables / name).unlink(missing_ok=True)
+            if content is None:
+                (tables / name).symlink_to(target)
+            else:
+                (tables / name).write_bytes(content)
+            result = cli("export", job, "--parquet", tables)
+            assert result.exit_code == 2
+            assert "was not written by this command" in " ".join(result.stderr.split())
+            assert content is None or (tables / name).read_bytes() == content
+            assert target.read_bytes() == next(iter(written.values()))
+        (tables / name).unlink()
+        if name in written:
+            (tables / name).write_bytes(written[name])
 
 
 def test_page_reports_a_corrupt_trace(cli: Cli, job: Path, tmp_path: Path) -> None:
