@@ -75,13 +75,16 @@ if TYPE_CHECKING:
         file_size as file_size,
         lock_directory as lock_directory,
         replace_file as replace_file,
+        user_path as user_path,
     )
     from profdeck_traces.cli.terminal import (
         ExitCode as ExitCode,
         JsonOption as JsonOption,
         make_table as make_table,
         print_json as print_json,
+        print_line as print_line,
         print_stderr as print_stderr,
+        shell_path as shell_path,
         short_path as short_path,
         show_progress as show_progress,
         stdout_console as stdout_console,
@@ -116,7 +119,7 @@ SECTIONS = {
         "profdeck.records.artifact": "Output",
         "profdeck_traces.inputs.facts": "CLOCK_ANCHOR",
         "profdeck.records.manifest": "Manifest is_manifest read_manifest",
-        "profdeck_traces.base.files": "directory_size file_size lock_directory replace_file",
+        "profdeck_traces.base.files": "directory_size file_size lock_directory replace_file user_path",
         "profdeck.base.json_files": "JsonKind",
         "profdeck.base.processes": "is_running process_started start_detached",
         "profdeck.on_demand.stores": "Store",
@@ -124,7 +127,8 @@ SECTIONS = {
     "Commands": {
         "profdeck.cli.options": "SETTINGS_SOURCE SettingsOption",
         "profdeck_traces.cli.terminal": (
-            "ExitCode JsonOption make_table print_json print_stderr short_path show_progress stdout_console"
+            "ExitCode JsonOption make_table print_json print_line print_stderr shell_path short_path show_progress "
+            "stdout_console"
         ),
         "profdeck.lifecycle.exit_summary": "suppress_exit_message",
     },

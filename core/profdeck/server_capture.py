@@ -34,7 +34,7 @@ from profdeck.replicas.routers import find_router, is_search_location
 from profdeck.replicas.survey import CheckedServer
 from profdeck_traces.base.documents import show
 from profdeck_traces.base.errors import ConfigError, describe_error, did_you_mean
-from profdeck_traces.base.text import plural, short_path
+from profdeck_traces.base.text import plural, shell_path
 
 TIMEOUT_S = 300.0
 """Default time limit of a recording."""
@@ -292,7 +292,7 @@ class _Capturing:
         except CaptureError as error:
             run = config.output.absolute() / run_name(config.run)
             if len(servers) > 1 and (run / RUN_FILE).exists():
-                error = CaptureError(f"{error} To list the result of each server: profdeck ls {short_path(run)}")
+                error = CaptureError(f"{error} To list the result of each server: profdeck ls {shell_path(run)}")
             return ServerCapture(run=run, captures=(), servers=tuple(servers), error=error)
         sent = captures[0].request
         assert sent is not None  # noqa: S101  # captures of servers have a request

@@ -15,8 +15,9 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.pictures import buckets_of
 from profdeck_traces.analysis.rank_labels import labels_of
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.base.files import replace_file
+from profdeck_traces.base.files import replace_file, user_path
 from profdeck_traces.base.result_cache import ResultCache
+from profdeck_traces.inputs.outputs import HTML, check_output
 from profdeck_traces.inputs.sources import find_sources
 from profdeck_traces.loading import summarise
 from profdeck_traces.reading.reader import read_trace
@@ -165,14 +166,18 @@ class Run:
             file: Path to write the page to; ``None`` to only return it.
 
         Raises:
+            ConfigError: The file exists and is not an HTML page.
             OSError: The file cannot be written.
         """
+        if file is not None:
+            file = user_path(file)
+            check_output(file, HTML)
         buckets = buckets_of(len(self.summary.ranks))
         summary, _ = summarise(self.paths, buckets=buckets, **self._arguments)
         trend = trend_of(points_of([summary], find_sources(self.paths)))
         page = write_page([summary], [" ".join(map(str, self.paths))], trend)
         if file is not None:
-            replace_file(Path(file), page.encode("utf-8", "replace"), durable=False)
+            replace_file(file, page.encode("utf-8", "replace"), durable=False)
         return page
 
     def _repr_html_(self) -> str:
@@ -205,11 +210,11 @@ def load(
     """
     arguments: dict[str, Any] = {
         "devices_only": devices_only,
-        "classifier": Classifier(load_rules(Path(rules))) if rules else None,
+        "classifier": Classifier(load_rules(user_path(rules))) if rules else None,
         "processes": processes,
         "cache": ResultCache.of_user() if cache else None,
     }
-    inputs = tuple(map(Path, paths))
+    inputs = tuple(map(user_path, paths))
     summary, errors = summarise(inputs, **arguments)
     if not summary.ranks:
         raise TraceError(" ".join(map(str, errors)))

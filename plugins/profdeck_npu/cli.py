@@ -31,6 +31,7 @@ from profdeck.plugin import (
     short_path,
     show_progress,
     stdout_console,
+    user_path,
 )
 from profdeck_npu import analysis, cann
 from profdeck_npu.artifact_kinds import AscendDirectoryKind
@@ -74,7 +75,10 @@ def _npu() -> None:
 
 @command.command()
 def analyse(  # noqa: PLR0913  # the options of a command line
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Runs, captures or *_ascend_pt directories.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH...", parser=user_path, help="Runs, captures or *_ascend_pt directories."),
+    ],
     *,
     processes: Annotated[
         int,

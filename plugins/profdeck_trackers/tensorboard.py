@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from profdeck import hookimpl
+from profdeck.plugin import user_path
 from profdeck_traces import numbers_of_capture
 from profdeck_trackers.common import require_library
 
@@ -44,7 +46,7 @@ class TensorBoardListener:
         writer = EventFileWriter(str(_event_directory(run)), filename_suffix=f".{manifest['capture']}")
         try:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.values.items()]
-            values.append(_text_value(f"{manifest['status']}: `profdeck report {manifest['directory']}`"))
+            values.append(_text_value(f"{manifest['status']}: `profdeck report {shlex.quote(manifest['directory'])}`"))
             event = Event(wall_time=time.time(), step=numbers.step, summary=Summary(value=values))
             writer.add_event(event)
         finally:
@@ -53,7 +55,9 @@ class TensorBoardListener:
 
 def _event_directory(run: Path) -> Path:
     job_directory = os.environ.get(DIRECTORY_VARIABLE)
-    return Path(job_directory, "profdeck", run.name) if job_directory else run / "tensorboard"
+    return (
+        user_path(job_directory, DIRECTORY_VARIABLE) / "profdeck" / run.name if job_directory else run / "tensorboard"
+    )
 
 
 def _text_value(markdown: str) -> Summary.Value:

@@ -9,12 +9,11 @@ import itertools
 import logging
 import shlex
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import attrs
 
-from profdeck.plugin import Config, ConfigDraft, load_draft, run_name
+from profdeck.plugin import Config, ConfigDraft, load_draft, run_name, user_path
 from profdeck_verl.constants import ENGINE_ATTRIBUTES, TOOL
 from profdeck_verl.plain_data import to_plain
 
@@ -99,7 +98,7 @@ def _convert_finish_hook(config: Mapping[str, Any], draft: ConfigDraft) -> Itera
     """Yield verl's finish hook with verl's environment variables. The draft must contain the output directory."""
     profiler = config.get("global_profiler") or {}
     if command := profiler.get("finish_hook_cmd"):
-        path = shlex.quote(str(Path(draft.get("output") or Config().output).absolute()))
+        path = shlex.quote(str(user_path(draft.get("output") or Config().output).absolute()))
         exported = f"export VERL_PROFILE_SAVE_PATH={path} VERL_PROFILE_TOOL={TOOL}; "
         yield Setting("finish.command", exported + command, "global_profiler.finish_hook_cmd")
 

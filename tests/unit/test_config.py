@@ -66,8 +66,8 @@ def test_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("$HOME/profiles", r"output: environment variables such as in '\$HOME/profiles' are not expanded"),
-        ("~nobody-here/profiles", "output: the home directory in '~nobody-here/profiles' is unknown"),
+        ("$HOME/profiles", r"output: '\$HOME/profiles' contains an environment variable"),
+        ("~nobody-here/profiles", "output: '~nobody-here/profiles' begins with an unknown home directory"),
     ],
 )
 def test_paths_that_only_a_shell_expands_are_rejected(path: str, message: str) -> None:

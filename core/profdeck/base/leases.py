@@ -22,6 +22,7 @@ from pathlib import Path
 import attrs
 
 from profdeck.base.errors import LeaseError
+from profdeck_traces.base.files import user_path
 
 DIRECTORY_VARIABLE = "PROFDECK_LEASE_DIR"
 
@@ -150,7 +151,8 @@ class LeaseRequest:
 
 def _path(device: str) -> Path:
     # All users of the host share the directory. Containers share leases only if they mount the same directory.
-    directory = Path(os.environ.get(DIRECTORY_VARIABLE) or Path(tempfile.gettempdir(), "profdeck-leases"))
+    setting = os.environ.get(DIRECTORY_VARIABLE)
+    directory = user_path(setting, DIRECTORY_VARIABLE) if setting else Path(tempfile.gettempdir(), "profdeck-leases")
     if not directory.is_dir():
         directory.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):

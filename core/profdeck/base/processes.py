@@ -66,11 +66,11 @@ def is_running(host: str, pid: int, started: str | None) -> bool:
         started: the process's start time, as returned by `process_started`. It distinguishes the process from a later
             process with the same ID.
     """
-    if host != socket.gethostname():
+    if host != socket.gethostname() or pid <= 0:  # for kill, 0 and negative numbers are process groups
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ast
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -21,10 +23,13 @@ from typer.main import get_group
 from profdeck_traces.base.credentials import redact
 from profdeck_traces.base.entry_points import installed, load
 from profdeck_traces.base.errors import BrokenPluginError, PluginError, ProfdeckError, describe_error, did_you_mean
+from profdeck_traces.base.text import printable
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
 COMMANDS = "profdeck.commands"
+
+"""Base class of click's errors about the command line. typer contains a copy of click and does not export the class."""
 
 _SECTIONS = {"profdeck": "Capture", "profdeck_traces": "Read traces"}
 """Section headings in the list of commands, by package. Commands of other packages are listed last."""
@@ -79,19 +84,32 @@ class Commands(TyperGroup):
             ctx.fail(f"No such command '{args[0]}'.{did_you_mean(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the options before the command."""
+        with _escaped_usage_errors():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command. If it raises a `ProfdeckError`, print the message without a traceback."""
         try:
-            return super().invoke(ctx)
-        except _UsageError as error:
-            error.message = redact(error.message)
-            raise
+            with _escaped_usage_errors():
+                return super().invoke(ctx)
         except ProfdeckError as error:
-            typer.echo("error: " + str(error).replace("\n", "\n       "), err=True)
+            typer.echo("error: " + "\n       ".join(terminal.error_lines(error)), err=True)
             ctx.exit(ExitCode(error.exit_code))
         except KeyboardInterrupt:
             terminal.print_stderr("interrupted")
             ctx.exit(ExitCode.INTERRUPTED)
+
+
+@contextmanager
+def _escaped_usage_errors() -> Iterator[None]:
+    """Escape control characters and remove credentials in click's errors, which contain command-line arguments."""
+    try:
+        yield
+    except _UsageError as error:
+        error.message = printable(redact(error.message))
+        raise
 
 
 def is_built_in(point: metadata.EntryPoint) -> bool:
@@ -170,5 +188,10 @@ def _unavailable(name: str, error: PluginError) -> Any:
 
     holder = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
     any_arguments = {"ignore_unknown_options": True, "allow_extra_args": True}
-    holder.command(name, help=f"Unavailable: {error}", add_help_option=False, context_settings=any_arguments)(command)
+    holder.command(
+        name,
+        help=f"Unavailable: {printable(str(error))}",
+        add_help_option=False,
+        context_settings=any_arguments,
+    )(command)
     return get_group(holder).commands[name]

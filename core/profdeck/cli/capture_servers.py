@@ -24,6 +24,7 @@ from profdeck.records.status import Status
 from profdeck.replicas.survey import CheckedServer
 from profdeck.server_capture import TIMEOUT_S, ServerCapture, ServerObserver, ServerRequest, capture_servers
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -66,12 +67,17 @@ def command(  # noqa: PLR0913  # the options of a command line
         ),
     ] = None,
     targets: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A YAML or TOML file that lists servers to capture.")
+        Path | None,
+        typer.Option(metavar="FILE", parser=user_path, help="A YAML or TOML file that lists servers to capture."),
     ] = None,
     of_clusters: ClusterOptions,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A config to start from. Alone, it also specifies the servers."),
+        typer.Option(
+            metavar="FILE",
+            parser=user_path,
+            help="A config to start from. Alone, it also specifies the servers.",
+        ),
     ] = None,
     role: Annotated[
         str | None,
@@ -105,7 +111,8 @@ def command(  # noqa: PLR0913  # the options of a command line
         typer.Option(help="Ranks of each engine that record: all, or numbers such as 0,8 or 0..7. Default: 0."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory of the runs. Default: that of the servers.")
+        Path | None,
+        typer.Option(metavar="DIR", parser=user_path, help="Directory of the runs. Default: that of the servers."),
     ] = None,
     timeout: Annotated[
         float,

@@ -23,6 +23,7 @@ from profdeck.config.schedule import GRAMMAR
 from profdeck.config.sources import load_config, parse_setting
 from profdeck_traces.base import entry_points
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe_error, did_you_mean
+from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -43,10 +44,17 @@ class Check:
     """Description of the valid value, or error message."""
     code: ExitCode = ExitCode.OK
     """Exit code of the error; `ExitCode.OK` if the check passed."""
+    lines: tuple[str, ...] = ()
+    """Escaped lines of an error message to display instead of `detail`."""
+
+    @classmethod
+    def failed(cls, what: str, error: ProfdeckError) -> Check:
+        """Return the result of a check that raised an error."""
+        return cls(what, str(error), ExitCode(error.exit_code), tuple(terminal.error_lines(error)))
 
 
 def command(  # noqa: PLR0913 - the options of the command line
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The config in YAML or TOML.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=user_path, help="The config in YAML or TOML.")],
     *,
     role: Annotated[str | None, typer.Option(metavar="NAME", help="Check only this role.")] = None,
     settings: SettingsOption = None,
@@ -77,7 +85,7 @@ def _print(file: Path, checks: list[Check], failed: list[Check]) -> None:
     table = terminal.make_table("", "checked", "")
     for check in checks:
         state = Text("failed", style="red") if check.code else Text("ok", style="green")
-        table.add_row(state, check.what, check.detail)
+        table.add_row(state, check.what, Text("\n".join(check.lines)) if check.lines else check.detail)
     console = terminal.stdout_console()
     console.print(table)
     console.print(
@@ -91,11 +99,11 @@ def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, c
         try:
             key, settings[key] = parse_setting(text)
         except ConfigError as error:
-            yield Check(SETTINGS_SOURCE, str(error), ExitCode.USAGE)
+            yield Check.failed(SETTINGS_SOURCE, error)
     try:
         config = load_config(file, settings=settings, settings_source=SETTINGS_SOURCE).config
     except ConfigError as error:
-        yield Check("config", str(error), ExitCode.USAGE)
+        yield Check.failed("config", error)
         return
     yield Check("config", "valid keys and types")
     yield _attempt("steps", _steps, config)
@@ -114,7 +122,7 @@ def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:
     try:
         return Check(what, check(*arguments))
     except ProfdeckError as error:
-        return Check(what, str(error), ExitCode(error.exit_code))
+        return Check.failed(what, error)
     except Exception as error:  # noqa: BLE001  # a failing plugin must not hide other problems
         return Check(what, describe_error(error), ExitCode.PLUGIN)
 
@@ -180,7 +188,7 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     try:
         cls = plugins.load_backend(role.backend)
     except ProfdeckError as error:
-        yield Check(f"{path}.backend", str(error), ExitCode(error.exit_code))
+        yield Check.failed(f"{path}.backend", error)
         return
     library = _attempt(f"{path}.backend", _library, cls)
     options = _attempt(f"{path}.options", _options, config, name)

@@ -39,14 +39,14 @@ def command(
         on_progress = until_done.enter_context(terminal.show_progress("Fetching files"))
         engines = asyncio.run(collect_run(run, limit_s=timeout_s, actors=actors, on_progress=on_progress))
     for engine in engines:
-        typer.echo(f"{engine.role_and_replica} {engine.capture}: {_outcome(engine)}")
+        terminal.print_line(f"{engine.role_and_replica} {engine.capture}: {_outcome(engine)}")
         for problem in engine.problems:
             terminal.print_stderr(f"error: {problem}")
     incomplete = sum(bool(engine.problems) for engine in engines)
     if engines:
-        typer.echo(
+        terminal.print_line(
             f"{len(engines) - incomplete} of {len(engines)} engine captures are complete. "
-            f"Next: profdeck ls {terminal.short_path(run)}"
+            f"Next: profdeck ls {terminal.shell_path(run)}"
         )
     else:
         typer.echo("No file is missing that a server could send.")

@@ -16,6 +16,7 @@ from profdeck.config.sources import Loaded, load_config, parse_setting
 from profdeck.config.structuring import unstructure
 from profdeck_traces.base.credentials import redact_values
 from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import terminal
 
 command = typer.Typer(help="Print the resolved config.", no_args_is_help=True)
@@ -34,7 +35,7 @@ class Row:
 def show(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="The config. Default: the file in PROFDECK_CONFIG."),
+        typer.Argument(metavar="FILE", parser=user_path, help="The config. Default: the file in PROFDECK_CONFIG."),
     ] = None,
     *,
     settings: SettingsOption = None,

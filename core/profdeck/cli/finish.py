@@ -66,7 +66,7 @@ def command(
         states[finish.state] += 1
         run_count += was_run
         if was_run or finish.state is not FinishState.DONE:
-            typer.echo(ls.describe_finish(finish) or f"Finish task for {finish.capture}: done.")
+            terminal.print_line(ls.describe_finish(finish) or f"Finish task for {finish.capture}: done.")
     counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
     typer.echo(f"{run_count} of {states.total()} run now; {counts}" if states else "This run has no finish task.")
     if states.total() > states[FinishState.DONE]:

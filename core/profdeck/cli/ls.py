@@ -110,8 +110,8 @@ def _list(runs: list[Path], *, as_json: bool) -> None:
     console = terminal.stdout_console()
     console.print(table)
     console.print()
-    newest = terminal.short_path(runs[0])
-    console.print(f"Only file sizes were checked. To read the files: profdeck ls {newest}")
+    newest = terminal.shell_path(runs[0])
+    console.print(f"Only file sizes were checked. To read the files: profdeck ls {newest}", soft_wrap=True)
 
 
 def _ranks(report: RunReport) -> Iterator[tuple[CaptureReport, RankReport]]:
@@ -137,7 +137,9 @@ def show(report: RunReport) -> None:
     for line in filter(None, map(describe_finish, finishes)):
         console.print(line)
     if any(finish.state in {FinishState.INTERRUPTED, FinishState.NOT_RUN} for finish in finishes):
-        console.print(f"To run unfinished finish tasks: profdeck finish {terminal.short_path(report.path)}")
+        console.print(
+            f"To run unfinished finish tasks: profdeck finish {terminal.shell_path(report.path)}", soft_wrap=True
+        )
     by_role = sorted(report.pruned, key=lambda step: step.role or "")
     for role, group in itertools.groupby(by_role, key=lambda step: step.role):
         steps = list(group)

@@ -9,6 +9,7 @@ import attrs
 import typer
 from rich.console import Console
 from rich.padding import Padding
+from rich.text import Text
 
 from profdeck.backends.api import Backend, Library
 from profdeck.backends.backend_setup import supported_options
@@ -188,7 +189,7 @@ def _list(plugins: list[InstalledPlugin]) -> None:
     table = terminal.make_table("kind", "name", "provided by", "hooks", "usable")
     for plugin in plugins:
         usable = "no" if plugin.problem else "yes"
-        table.add_row(plugin.kind, plugin.name, plugin.provider, "\n".join(_hook_texts(plugin)), usable)
+        table.add_row(plugin.kind, plugin.name, plugin.provider, Text("\n".join(_hook_texts(plugin))), usable)
     console.print(table)
     for plugin in plugins:
         if plugin.problem:
@@ -211,7 +212,9 @@ def _order(item: Implementation) -> str | None:
 def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
     console = terminal.stdout_console()
     summary = f": {plugin.summary}" if plugin.summary else ""
-    console.print(f"{'' if first else chr(10)}{plugin.kind} {plugin.name}{summary}")
+    if not first:
+        console.print()
+    console.print(f"{plugin.kind} {plugin.name}{summary}")
     console.print(f"Provided by {plugin.provider}.")
     if plugin.hooks:
         console.print(f"Hooks: {', '.join(_hook_texts(plugin))}.")
@@ -230,8 +233,9 @@ def _explain(plugin: InstalledPlugin, *, first: bool) -> None:
 
 def _print_options(console: Console, heading: str, docs: list[OptionDoc]) -> None:
     if docs:
-        console.print(f"\n{heading}", style="bold")
+        console.print()
+        console.print(heading, style="bold")
     for doc in docs:
         limits = f" ({doc.limits})" if doc.limits else ""
         console.print(f"  {doc.name}: {doc.type}{limits} = {doc.default}")
-        console.print(Padding(doc.text.replace("``", "`"), (0, 0, 0, 6), expand=False))
+        console.print(Padding(Text(doc.text.replace("``", "`")), (0, 0, 0, 6), expand=False))

@@ -29,7 +29,7 @@ def command(
     Files that are already in the store are skipped. Local files are not deleted.
     """
     from profdeck.remote.upload import configured_url, upload
-    from profdeck_traces.base.text import plural
+    from profdeck_traces.base import text
 
     with terminal.show_progress("Uploading") as on_progress:
         result = upload(Path(run), url or configured_url(), on_progress=on_progress)
@@ -39,7 +39,7 @@ def command(
     for reason in result.waits_for:
         terminal.warn(f"{reason}. This capture was not uploaded. Repeat the upload later.")
     skipped = f"; {result.there} {'was' if result.there == 1 else 'were'} already in the store" if result.there else ""
-    typer.echo(
-        f"Sent {plural(result.files, 'file')}, {terminal.size(result.size_bytes)}{skipped}. "
-        f"Next: profdeck ls {result.place}"
+    terminal.print_line(
+        f"Sent {text.plural(result.files, 'file')}, {terminal.size(result.size_bytes)}{skipped}. "
+        f"Next: profdeck ls {text.shell_word(str(result.place))}"
     )

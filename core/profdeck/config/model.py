@@ -18,7 +18,7 @@ from attrs import validators
 from profdeck.base.identity import NAME
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.schedule import Iterations, Schedule, Window
-from profdeck.config.structuring import check_path, duration_validator, expand_home
+from profdeck.config.structuring import duration_validator, expand_path
 from profdeck.config.targets import TargetsConfig
 from profdeck_traces.base.errors import did_you_mean
 
@@ -137,7 +137,7 @@ class FinishConfig:
 class Config:
     """Config of a job. All processes of the job use the same config."""
 
-    output: Path = attrs.field(default=Path("profiles"), converter=expand_home, validator=check_path)
+    output: Path = attrs.field(default=Path("profiles"), converter=expand_path)
     """Directory that contains the run directories. Default: ``./profiles``. ``~`` is the home directory. Nothing is
     written outside of the directory."""
 

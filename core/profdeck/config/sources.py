@@ -18,6 +18,7 @@ from profdeck.config.model import TOP_LEVEL_KEYS, Config
 from profdeck.config.structuring import structure, unstructure
 from profdeck_traces.base.documents import parse_yaml, read_document, shortened, show
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.files import user_path
 
 CONFIG_VARIABLE = "PROFDECK_CONFIG"
 _PREFIX = "PROFDECK__"
@@ -115,7 +116,7 @@ def load_draft(
     file = path or environ.get(CONFIG_VARIABLE)
     if file:
         source = f"file {file}" if path else f"file {file} ({CONFIG_VARIABLE})"
-        for key, value in _leaves(_read(Path(file))):
+        for key, value in _leaves(_read(user_path(file, None if path else CONFIG_VARIABLE))):
             _set_value(draft.data, draft.sources, key, value, source)
     for name, text in sorted(environ.items()):
         if name.startswith(_PREFIX):

@@ -20,6 +20,7 @@ import attrs
 
 from profdeck_traces.base.documents import shortened, show
 from profdeck_traces.base.errors import ConfigError, did_you_mean
+from profdeck_traces.base.files import user_path
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ def structure(data: Any, cls: type[T], *, where: str, unsupported: Collection[st
     walk = _Walk(unsupported)
     built: T = walk.convert(data, cls, where)
     if walk.errors:
-        raise ConfigError("\n".join(walk.errors))
+        raise ConfigError(*walk.errors)
     return built
 
 
@@ -89,27 +90,13 @@ def duration_validator(minimum: Any) -> Any:
     return attrs.validators.and_(minimum, attrs.validators.le(_LONGEST_S))
 
 
-def expand_home(path: Path | None) -> Path | None:
-    """Expand ``~`` in a path of the config. If the home directory is unknown, `check_path` rejects the path."""
-    try:
-        return None if path is None else path.expanduser()
-    except RuntimeError:
-        return path
-
-
-def check_path(_: object, attribute: attrs.Attribute[Any], path: Path | None) -> None:
-    """Reject paths of the config that a shell would expand, because they would be used literally.
+def expand_path(path: Path | None) -> Path | None:
+    """Convert a path of the config with `profdeck_traces.base.files.user_path`.
 
     Raises:
-        ValueError: the home directory is unknown, or the path contains an environment variable.
+        ConfigError: the home directory is unknown, or the path contains an environment variable.
     """
-    if path is not None and str(path).startswith("~"):
-        raise ValueError(f"{attribute.name}: the home directory in {str(path)!r} is unknown; write the complete path")
-    if path is not None and "$" in str(path):
-        raise ValueError(
-            f"{attribute.name}: environment variables such as in {str(path)!r} are not expanded; write the complete "
-            "path, or set the key with an environment variable or --set"
-        )
+    return None if path is None else user_path(path)
 
 
 class _Walk:
@@ -284,7 +271,7 @@ _VALUES: Mapping[Any, Callable[[Any], Any]] = {
     int: functools.partial(_exactly, int, "an integer"),
     str: functools.partial(_exactly, str, "text"),
     float: _number,
-    Path: lambda value: Path(_exactly(str, "a path", value)),
+    Path: lambda value: user_path(_exactly(str, "a path", value)),
 }
 """Conversions of single values, by type."""
 

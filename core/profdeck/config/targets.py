@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from profdeck.config.structuring import check_path, duration_validator, expand_home
+from profdeck.config.structuring import duration_validator, expand_path
 
 SOCKET = "unix:"
 """URL prefix of a server that listens at a Unix socket. The path of the socket follows."""
@@ -77,7 +77,7 @@ class TargetsConfig:
     `router`, `urls` and `file`. Names and addresses, in which `*` matches any text, or networks such as `10.0.0.0/8`.
     Default: none."""
 
-    file: Path | None = attrs.field(default=None, converter=expand_home, validator=check_path)
+    file: Path | None = attrs.field(default=None, converter=expand_path)
     """YAML or TOML file that lists servers. Each entry is a URL, or a mapping with `url` and optionally `replica` and
     `worker_type`. In TOML, the list has the key `targets`. Each capture reads the file again. Default: none."""
 

@@ -11,7 +11,7 @@ import attrs
 from attrs import validators
 
 from profdeck.config.options import COMMON_OPTIONS, CommonOptions
-from profdeck.config.structuring import check_path, duration_validator, expand_home, unstructure
+from profdeck.config.structuring import duration_validator, expand_path, unstructure
 from profdeck.records.request import CaptureRequest
 
 
@@ -35,7 +35,7 @@ class EngineOptions(CommonOptions):
     """Options of the backend that records the device in each worker (`torch`, or `npu` on Ascend), such as
     `{gzip: false}`. Default: none."""
 
-    native_directory: Path | None = attrs.field(default=None, converter=expand_home, validator=check_path)
+    native_directory: Path | None = attrs.field(default=None, converter=expand_path)
     """Trace directory of the engine's own profiler, as a path on this host. Only used if the engine's processes have
     not loaded profdeck. Default: the directory that the engine reports or that profdeck requests."""
 

@@ -16,7 +16,7 @@ import attrs
 
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.status import Status
-from profdeck_traces.base.text import plural
+from profdeck_traces.base.text import plural, printable, shell_path, short_path
 from profdeck_traces.inputs.artifact_kinds import TRACE, kind_named
 
 
@@ -63,8 +63,8 @@ def _print_summary() -> None:
     if _pid != os.getpid() or not logging.getLogger("profdeck").isEnabledFor(logging.WARNING):
         return
     for path, counts in _runs.items():
-        run = _relative_to_cwd(path)
-        captures = f"{plural(counts.captures, 'capture')} in {run}"
+        run = shell_path(path)
+        captures = f"{plural(counts.captures, 'capture')} in {printable(short_path(path))}"
         command = "summary" if _has_trace(counts) else "ls"
         incomplete = f", {counts.incomplete} not complete" if counts.incomplete else ""
         if counts.incomplete and command != "ls":
@@ -79,10 +79,3 @@ def _has_trace(counts: _Counts) -> bool:
     if counts.has_target or TRACE in counts.artifact_kinds:
         return True
     return any(kind_named(kind) is not None for kind in counts.artifact_kinds)
-
-
-def _relative_to_cwd(path: Path) -> str:
-    """Return a path relative to the current directory, or unchanged if it is outside."""
-    with contextlib.suppress(OSError, ValueError):
-        return str(path.relative_to(Path.cwd()))
-    return str(path)

@@ -21,7 +21,7 @@ from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.verification.report_model import RunReport
 from profdeck.verification.run_report import read_about, read_run, recorded_config
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
-from profdeck_traces.base.text import short_path
+from profdeck_traces.base.text import shell_path, short_path
 
 TIMEOUT_S = 3600.0
 """Default time limit of a request."""
@@ -116,7 +116,7 @@ def capture_job(
         except OSError as error:
             raise CaptureError(
                 f"The request was sent, but the job can no longer be reached: {sentence(describe_error(error))} "
-                f"To list what was captured on this host: profdeck ls {short_path(job.run)}"
+                f"To list what was captured on this host: profdeck ls {shell_path(job.run)}"
             ) from error
 
 
@@ -151,7 +151,7 @@ def _capture(waiter: _RequestWaiter, recipients: list[JobProcess], read: Callabl
         if is_over:
             requests.remove_request(store, request)
         else:
-            waiter.observer.note(f"The capture continues. To see it later: profdeck ls {short_path(job.run)}")
+            waiter.observer.note(f"The capture continues. To see it later: profdeck ls {shell_path(job.run)}")
     return JobCapture(
         run=job.run,
         first_step=plan.first_step,
@@ -313,7 +313,7 @@ class _RequestWaiter:
                 return "The request is withdrawn. Nothing is captured."
         except OSError as error:
             return f"The request cannot be withdrawn: {describe_error(error)}"
-        return f"The capture has begun and continues. To see it: profdeck ls {short_path(self.job.run)}"
+        return f"The capture has begun and continues. To see it: profdeck ls {shell_path(self.job.run)}"
 
     def _is_silent(self, process: JobProcess) -> bool:
         """Return True if a process's heartbeat has stopped, which is the only sign of a lost host in a remote store."""

@@ -16,6 +16,7 @@ from profdeck.base.errors import CaptureError
 from profdeck.engine.clusters import installed_clusters
 from profdeck.replicas.discovery import query_workers
 from profdeck.replicas.fan_out import fan_out
+from profdeck_traces.base.files import user_path
 
 AUTO = "auto"
 """Value that selects the router on this host, or in the logs of its cluster job."""
@@ -34,7 +35,7 @@ _ALL_QUERIES_S = 20.0
 
 def is_search_location(location: str) -> bool:
     """Return whether `find_router` accepts a location. Otherwise, it is treated as the URL of a router."""
-    return location == AUTO or Path(location).is_file()
+    return location == AUTO or ("://" not in location and user_path(location).is_file())
 
 
 async def find_router(location: str) -> str:
@@ -59,7 +60,7 @@ async def find_router(location: str) -> str:
 def _candidates(location: str) -> tuple[str, list[str]]:
     """Return a description of the searched locations, and the URLs found there."""
     if location != AUTO:
-        return f"the lines of {location} that mention a router", [*_urls_in_log(Path(location))]
+        return f"the lines of {location} that mention a router", [*_urls_in_log(user_path(location))]
     description, urls = "the ports of this host", [*_listening_urls()]
     for cluster in installed_clusters():
         if cluster.log_directory is not None:

@@ -25,7 +25,7 @@ from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.files import directory_size
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
-from profdeck_traces.base.text import plural
+from profdeck_traces.base.text import plural, shell_word
 from profdeck_traces.inputs.artifact_kinds import TRACE, files_below, kind_named
 
 _MAX_MISSING_STEPS = 1000
@@ -201,7 +201,9 @@ def read_about(path: Path) -> dict[str, Any]:
                 f"Pass the path of a run, such as {path / runs[0]}."
             ) from None
         if path.is_file():
-            raise ProfdeckError(f"{path} is a file, not a run directory. Try: profdeck summary {path}") from None
+            raise ProfdeckError(
+                f"{path} is a file, not a run directory. Try: profdeck summary {shell_word(str(path))}"
+            ) from None
         reason = f"It has no {RUN_FILE}." if path.is_dir() else "It does not exist."
         raise ProfdeckError(f"{path} is not a run directory. {reason}") from None
     except (OSError, ValueError) as error:

@@ -24,7 +24,8 @@ from profdeck_traces.base.errors import TraceError
 
 _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
-_SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"ranks"\s*:\s*\[')
+SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"ranks"\s*:\s*\[')
+"""Beginning of the JSON of a summary."""
 _HEAD_BYTES = 4096
 _OF_HOST = ("operators", "idle")
 _SIDES = ("before", "after")
@@ -35,7 +36,7 @@ def is_summary(path: Path) -> bool:
     """Tell whether a file is the JSON of a summary rather than a trace, by its beginning."""
     try:
         with path.open("rb") as file:
-            return _SUMMARY.match(file.read(_HEAD_BYTES)) is not None
+            return SUMMARY.match(file.read(_HEAD_BYTES)) is not None
     except OSError:
         return False
 

@@ -13,7 +13,10 @@ from profdeck_traces.base.credentials import redact
 
 
 class ProfdeckError(Exception):
-    """Base class for profdeck's exceptions. The command line prints only the message, without a traceback."""
+    """Base class for profdeck's exceptions. The command line prints only the message, without a traceback.
+
+    The arguments are messages. Usually, there is one.
+    """
 
     exit_code: ClassVar[int] = 4
     """Exit code of the command line."""
@@ -21,6 +24,10 @@ class ProfdeckError(Exception):
     def __init__(self, *arguments: Any) -> None:
         """Remove credentials from the message."""
         super().__init__(*(redact(item) if isinstance(item, str) else item for item in arguments))
+
+    def __str__(self) -> str:
+        """Return the messages, one per line."""
+        return "\n".join(map(str, self.args))
 
 
 class ConfigError(ProfdeckError):

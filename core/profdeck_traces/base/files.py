@@ -1,4 +1,4 @@
-"""Creates and replaces files atomically, measures file sizes and locks directories."""
+"""Creates and replaces files atomically, measures file sizes, locks directories and parses paths of users."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from profdeck_traces.base.errors import ConfigError
 
 # Errors from os.link where hard links are unavailable, such as on FAT and some network file systems.
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -207,3 +209,28 @@ def lock_directory(directory: Path) -> Generator[None, None, None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def user_path(path: str | os.PathLike[str], source: str | None = None) -> Path:
+    """Parse a path that a user entered: expand ``~`` once, as a shell does, and reject environment variables.
+
+    Args:
+        path: The path.
+        source: Source of the path for error messages, such as the name of an environment variable.
+
+    Raises:
+        ConfigError: the home directory is unknown, or the path contains ``$`` in a name that does not exist.
+    """
+    text = os.fspath(path)
+    subject = f"{source}: {text!r}" if source else repr(text)
+    expanded = os.path.expanduser(text)  # noqa: PTH111 - pathlib would also expand ./~
+    if text.startswith("~") and expanded == text:
+        raise ConfigError(f"{subject} begins with an unknown home directory. Write the complete path.")
+    result = Path(expanded)
+    if str(result).startswith("~"):
+        result = Path.cwd() / result  # a directory named ~, which a second call must not expand
+    if any("$" in level.name and not os.path.lexists(level) for level in (result, *result.parents)):
+        raise ConfigError(
+            f"{subject} contains an environment variable, which is not expanded. Write the complete path."
+        )
+    return result

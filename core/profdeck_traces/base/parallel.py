@@ -284,7 +284,9 @@ def _without_interrupts() -> Iterator[None]:
 
 def _work(function: TraceFunction[T, R], connection: Connection, reporting: bool) -> None:  # noqa: FBT001 - a process target
     """Read items until the parent kills this process or exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all processes; the parent handles it
+    for number in (signal.SIGINT, signal.SIGHUP):  # the terminal sends them to all processes; the parent handles them
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     lock = threading.Lock()  # functions may report progress from other threads
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from profdeck_traces.base.files import replace_file
+from profdeck_traces.base.files import replace_file, user_path
 
 logger = logging.getLogger("profdeck")
 
@@ -39,12 +39,16 @@ class ResultCache:
 
     @classmethod
     def of_user(cls, environ: Mapping[str, str] = os.environ) -> ResultCache | None:
-        """Return the user's cache, or ``None`` if it is disabled, cannot be created or is writable by other users."""
+        """Return the user's cache, or ``None`` if it is disabled, cannot be created or is writable by other users.
+
+        Raises:
+            ConfigError: the environment variable contains an invalid path.
+        """
         setting = environ.get(CACHE_VARIABLE, "")
         if setting == "off":
             return None
         try:
-            directory = Path(setting) if setting else _default_directory(environ)
+            directory = user_path(setting, CACHE_VARIABLE) if setting else _default_directory(environ)
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = directory.stat()
         except (OSError, RuntimeError) as error:  # RuntimeError: the home directory is unknown

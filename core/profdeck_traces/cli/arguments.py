@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import terminal
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ Cache = Annotated[
 ]
 Rules = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="YAML or TOML file with custom kernel classes."),
+    typer.Option(metavar="FILE", parser=user_path, help="YAML or TOML file with custom kernel classes."),
 ]
 
 

@@ -15,8 +15,10 @@ from rich.text import Text
 
 from profdeck_traces.analysis.diff_text import headline_of, label_of_role, verdict_of
 from profdeck_traces.base.errors import ConfigError, TraceError
-from profdeck_traces.base.text import plural
+from profdeck_traces.base.files import user_path
+from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
+from profdeck_traces.inputs.outputs import check_output
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import Change, RoleDiff
@@ -26,11 +28,16 @@ if TYPE_CHECKING:
 command = typer.Typer(help="Save a run as a baseline, and compare later runs with it.", no_args_is_help=True)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RUN = "run"
 _ON_GITHUB = "GITHUB_ACTIONS"
+_JUNIT = re.compile(rb"<\?xml[^>]*>\s*<testsuite")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the baseline.")]
 _Directory = Annotated[
-    Path, typer.Option("--directory", metavar="DIR", help="Directory of baselines, one file NAME.json each.")
+    Path,
+    typer.Option(
+        "--directory", metavar="DIR", parser=user_path, help="Directory of baselines, one file NAME.json each."
+    ),
 ]
 
 
@@ -48,7 +55,12 @@ def save(
     The file contains the output of `profdeck summary --json` without timelines, stacks and memory. It is also a valid
     argument of `profdeck diff`. A run with an incomplete trace cannot be a baseline.
     """
+    from profdeck_traces.analysis.diff import SUMMARY
+
     file = _file(directory, name)
+    if name.lower() == _RUN:
+        raise ConfigError(f"NAME: {name!r} is reserved, because {_RUN}.json identifies a run. Choose another name.")
+    check_output(file, SUMMARY)
     summary, problems = arguments.summarise_paths([run], processes=processes, cache=cache)
     problems += [f"{rank.path}: {rank.problem}" for rank in summary.ranks if rank.problem]
     problems += [
@@ -59,7 +71,7 @@ def save(
     if problems:
         raise TraceError(f"{terminal.short_path(run)} cannot be a baseline because it is incomplete. {problems[0]}")
     terminal.write_file(file, msgspec.json.encode(_without_details(summary).to_dict()), durable=True)
-    typer.echo(
+    terminal.print_line(
         f"{terminal.short_path(file)}: {plural(len(summary.ranks), 'trace')}, {terminal.size(file.stat().st_size)}"
     )
 
@@ -74,7 +86,11 @@ def check(  # noqa: PLR0913 - the options of the command line
     directory: _Directory = Path("baselines"),
     junit: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the result as JUnit XML, with one test per compared time."),
+        typer.Option(
+            metavar="FILE",
+            parser=user_path,
+            help="Write the result as JUnit XML, with one test per compared time.",
+        ),
     ] = None,
     github: Annotated[
         bool | None,
@@ -95,6 +111,8 @@ def check(  # noqa: PLR0913 - the options of the command line
         raise ConfigError(
             f"There is no baseline {name} in {terminal.short_path(directory)}. Create it with `profdeck baseline save`."
         )
+    if junit is not None:
+        check_output(junit, _JUNIT)
     before = load_summary(file)
     after, problems = arguments.summarise_paths([run], processes=processes, cache=cache)
     for problem in problems:
@@ -126,10 +144,7 @@ def check(  # noqa: PLR0913 - the options of the command line
     if junit is not None:
         _write_junit(junit, name, judgement)
     if github or (github is None and os.environ.get(_ON_GITHUB) == "true" and not json):
-        for role, change in judgement.regressions:
-            typer.echo(f"::error title=profdeck {_escaped(name)}::{_escaped(headline_of(role, change))}")
-        for reason in judgement.undecided:
-            typer.echo(f"::warning title=profdeck {_escaped(name)}::{_escaped(reason)}")
+        _print_annotations(name, judgement)
     judgement.end(problems)
 
 
@@ -176,6 +191,13 @@ def _xml(text: str) -> str:
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
+def _print_annotations(name: str, judgement: Judgement) -> None:
+    for role, change in judgement.regressions:
+        typer.echo(f"::error title=profdeck {_escaped(name)}::{_escaped(headline_of(role, change))}")
+    for reason in judgement.undecided:
+        typer.echo(f"::warning title=profdeck {_escaped(name)}::{_escaped(reason)}")
+
+
 def _escaped(text: str) -> str:
     """Escape a message for a GitHub workflow command."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25")

@@ -111,7 +111,7 @@ def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> No
             )
             terminal.warn(
                 f"{terminal.short_path(path)} has incomplete captures ({counts}). For details: "
-                f"profdeck ls {terminal.short_path(path)}"
+                f"profdeck ls {terminal.shell_path(path)}"
             )
     for run in runs:
         for rank in run.ranks:

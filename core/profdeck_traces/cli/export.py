@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,12 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.base.files import user_path
 from profdeck_traces.base.version import __version__
 from profdeck_traces.cli import arguments, terminal
 from profdeck_traces.cli.terminal import ExitCode
+from profdeck_traces.inputs.outputs import check_output
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
+
+_PARQUET = re.compile(rb"PAR1")
+_SPEEDSCOPE = re.compile(rb'{"\$schema":"https://www\.speedscope\.app/')
 
 
 _ORIGIN = b"profdeck"
@@ -30,12 +36,17 @@ def command(  # noqa: PLR0913 - the options of a command line
     parquet: Annotated[
         Path | None,
         typer.Option(
-            "--parquet", metavar="DIR", help="Write each table that has rows as a Parquet file to this directory."
+            "--parquet",
+            metavar="DIR",
+            parser=user_path,
+            help="Write each table that has rows as a Parquet file to this directory.",
         ),
     ] = None,
     speedscope: Annotated[
         Path | None,
-        typer.Option("--speedscope", metavar="FILE", help="Write recorded stacks for speedscope.app."),
+        typer.Option(
+            "--speedscope", metavar="FILE", parser=user_path, help="Write recorded stacks for speedscope.app."
+        ),
     ] = None,
     devices_only: arguments.DevicesOnly = False,
     rules: arguments.Rules = None,
@@ -49,6 +60,14 @@ def command(  # noqa: PLR0913 - the options of a command line
         from profdeck_traces.tables.table import arrow
 
         arrow()  # report a missing library before traces are read
+        from profdeck_traces.tables.of_run import NAMES
+
+        for name in NAMES:
+            file = parquet / f"{name}.parquet"
+            check_output(file, _PARQUET)
+            _check_own_parquet(file)
+    if speedscope is not None:
+        check_output(speedscope, _SPEEDSCOPE)
     summary, problems = arguments.summarise_paths(
         [run], devices_only=devices_only, rules=rules, processes=processes, cache=cache
     )
@@ -72,16 +91,14 @@ def _write_parquet(run: RunSummary, directory: Path) -> None:
     from profdeck_traces.tables.of_run import NAMES, table_of
 
     directory.mkdir(parents=True, exist_ok=True)
-    files = {name: directory / f"{name}.parquet" for name in NAMES}
-    for file in files.values():
-        _check_own_parquet(file)
-    for name, file in files.items():
+    for name in NAMES:
+        file = directory / f"{name}.parquet"
         table = table_of(run, name).to_arrow()
         if table.num_rows:
             content = io.BytesIO()
             pq.write_table(table.replace_schema_metadata({_ORIGIN: __version__}), content)
             replace_file(file, content.getbuffer(), durable=False)
-            typer.echo(f"{terminal.short_path(file)}: {table.num_rows:,} rows")
+            terminal.print_line(f"{terminal.short_path(file)}: {table.num_rows:,} rows")
         else:
             file.unlink(missing_ok=True)  # from an earlier export
 
@@ -111,13 +128,12 @@ def _write_speedscope(run: RunSummary, file: Path) -> None:
     Raises:
         TraceError: The run has no stacks.
     """
-    from profdeck_traces.base.files import replace_file
     from profdeck_traces.tables.speedscope import speedscope
 
     document = speedscope(run)
     if document is None:
         raise TraceError("No trace has stacks. To record them, set the backend option with_stack.")
-    replace_file(file, json.dumps(document, separators=(",", ":")).encode(), durable=False)
-    typer.echo(
+    terminal.write_file(file, json.dumps(document, separators=(",", ":")).encode())
+    terminal.print_line(
         f"{terminal.short_path(file)}: {len(document['profiles'])} profiles, {terminal.size(file.stat().st_size)}"
     )

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.files import user_path
 from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, merging, terminal, trace_range
 from profdeck_traces.cli.terminal import ExitCode
@@ -24,6 +25,7 @@ def command(  # noqa: PLR0913  # the options of a command line
             "--output",
             "-o",
             metavar="OUT",
+            parser=user_path,
             help="The new file: .json, or .pftrace for a slim trace. With .gz, it is compressed.",
         ),
     ],

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import arguments, terminal
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -22,7 +23,11 @@ def command(  # noqa: PLR0913 - the options of a command line
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="The new file. Default: RUN.html in the current directory."
+            "--output",
+            "-o",
+            metavar="FILE",
+            parser=user_path,
+            help="The new file. Default: RUN.html in the current directory.",
         ),
     ] = None,
     devices_only: arguments.DevicesOnly = False,
@@ -34,11 +39,13 @@ def command(  # noqa: PLR0913 - the options of a command line
 
     The page is a single file without external resources. It opens in any browser.
     """
+    from profdeck_traces.inputs.outputs import HTML, check_output
     from profdeck_traces.inputs.sources import find_sources
     from profdeck_traces.trend.points import points_of
     from profdeck_traces.trend.trend import trend_of
 
     file = output or Path(f"{run.resolve().name.partition('.')[0]}.html")
+    check_output(file, HTML)
     paths = [run, *([other] if other else [])]
     sources = [source for path in paths for source in find_sources([path])]
     runs, problems = [], []
@@ -54,7 +61,7 @@ def command(  # noqa: PLR0913 - the options of a command line
 
     page = write_page(runs, [terminal.short_path(path) for path in paths], trend_of(points_of(runs, sources)))
     terminal.write_file(file, page.encode("utf-8", "replace"))
-    typer.echo(f"{terminal.short_path(file)}: {terminal.size(file.stat().st_size)}")
+    terminal.print_line(f"{terminal.short_path(file)}: {terminal.size(file.stat().st_size)}")
     for problem in problems:
         terminal.print_stderr(f"error: {problem}")
     if problems:

@@ -13,7 +13,7 @@ from rich.text import Text
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
-from profdeck_traces.base.text import plural
+from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
 from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
@@ -151,7 +151,7 @@ def _device(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
         known = {row.name for row in rows} != {NOT_READ}
         lines = [Text(_heading(team, heading if known else _IDLE, named), style="bold")]
         for row in rows:
-            name = cut_middle(terminal.printable(row.name), size)
+            name = cut_middle(printable(row.name), size)
             line = Text(f"{name:<{size}} {ms(row.mean_us):>7} {percent(row.share):>6} ")
             line.append(bar(row.share / longest, length), style="yellow" if is_idle else "green")
             lines.append(line)

@@ -12,6 +12,7 @@ from rich.text import Text
 from profdeck_traces.analysis.formatting import percent
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, of_run, runs_of
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
+from profdeck_traces.base.text import printable
 from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.text_layout import aligned
 
@@ -55,7 +56,7 @@ def _of_rank(rank: RankSummary, label: str, width: int, limit: int | None) -> _T
     about.append("devices only" if rank.events is None else f"{rank.events:,} events")
     if rank.graph_launches:
         about.append(f"{rank.graph_launches:,} launches of graphs")
-    lines = [Text(terminal.printable(terminal.short_path(Path(rank.path))), style="bold"), Text(", ".join(about))]
+    lines = [Text(printable(terminal.short_path(Path(rank.path))), style="bold"), Text(", ".join(about))]
     for device in rank.devices:
         lines += _device(device, rank.span_us)
     makers: tuple[Callable[[RankSummary, int, int | None], _Table], ...] = (
@@ -69,7 +70,7 @@ def _of_rank(rank: RankSummary, label: str, width: int, limit: int | None) -> _T
 
 
 def _device(device: DeviceSummary, recorded_us: float) -> Iterator[Text]:
-    name = f" ({terminal.printable(device.name)})" if device.name else ""
+    name = f" ({printable(device.name)})" if device.name else ""
     yield Text(f"Device {device.device}{name}: busy {_ms(device.busy_us)} ms, idle {_ms(device.idle_us)} ms")
     shares = f"busy {_part(device.busy_us, device.span_us)} of the {_ms(device.span_us)} ms from first to last work"
     if recorded_us > _MUCH_LONGER * device.span_us:
@@ -82,7 +83,7 @@ def _device(device: DeviceSummary, recorded_us: float) -> Iterator[Text]:
         yield Text(f"  while idle, the host: {causes}")
     for gap in device.gaps[:3]:
         where = f" in step {gap.step}" if gap.step is not None else ""
-        host = f" ({cut_middle(terminal.printable(gap.host), 40)})" if gap.host else ""
+        host = f" ({cut_middle(printable(gap.host), 40)})" if gap.host else ""
         yield Text(f"  gap of {_ms(gap.duration_us)} ms at {_ms(gap.start_us)} ms{where}: {gap.cause}{host}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import typer
 
 from profdeck_traces.base import text
 from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.base.files import user_path
+from profdeck_traces.base.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,16 +34,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 """Type of the ``--json`` option."""
 
 
-_UNSAFE = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def printable(text: str) -> str:
-    """Escape control characters, bidirectional formatting characters and surrogates in untrusted text."""
-    return _UNSAFE.sub(lambda match: repr(match[0])[1:-1], text)
-
-
 def stdout_console() -> Console:
     """Return a console for stdout that does not interpret markup.
+
+    Each string is escaped and printed as one line. For several lines, use `rich.text.Text`, which is not escaped.
 
     If stdout is a pipe or a file, lines are not wrapped, so that tools such as grep see complete lines, and trailing
     spaces are removed.
@@ -75,15 +72,26 @@ class _Trimmed:
 def print_json(document: Any) -> None:
     """Print data as JSON."""
     try:
-        sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        # `##[` begins a command in the log of a CI job, see `printable`. It can only occur in strings.
+        sys.stdout.write(json.dumps(document, indent=2).replace("##", "#\\u0023") + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         _exit_quietly()
 
 
+def print_line(text: str) -> None:
+    """Print text as one line to stdout. Control characters and line breaks are escaped."""
+    typer.echo(printable(text))
+
+
 def print_stderr(text: str) -> None:
-    """Print a line to stderr."""
+    """Print text as one line to stderr. Control characters and line breaks are escaped."""
     typer.echo(printable(text), err=True)
+
+
+def error_lines(error: ProfdeckError) -> list[str]:
+    """Return the messages of an error, each escaped as one line."""
+    return [printable(str(message)) for message in error.args]
 
 
 def warn(text: str) -> None:
@@ -154,7 +162,7 @@ def run_path(text: str | Path) -> Path:
     """
     if _is_url(text):
         raise typer.BadParameter("This command requires a local path, not a URL.")
-    path = Path(text)
+    path = user_path(text)
     if path.name != LATEST or path.exists():
         return path
     from profdeck_traces.inputs.facts import run_records
@@ -202,7 +210,7 @@ def source_path(text: str | Path) -> Path:
     from profdeck_traces.inputs.url_copies import fetch
 
     url = str(text)
-    with show_progress("Fetching") as on_progress:
+    with show_progress("Fetching") as on_progress, exit_on_signals():
         path = fetch(url, cache=_copies_cached.get(), on_progress=on_progress)
     _url_of_copy[path] = f"{redact_url(url).rstrip('/').rpartition('/')[0]}/{path.name}"
     return path
@@ -214,6 +222,11 @@ def short_path(path: Path) -> str:
         if path.is_relative_to(copy):
             return "/".join([url.rstrip("/"), *path.relative_to(copy).parts])
     return text.short_path(path)
+
+
+def shell_path(path: Path) -> str:
+    """Return `short_path`, quoted for a command that the user can paste into a shell."""
+    return text.shell_word(short_path(path))
 
 
 def size(size_bytes: int) -> str:
@@ -235,6 +248,29 @@ def _exit_quietly() -> NoReturn:
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise typer.Exit(ExitCode.BROKEN_PIPE)
+
+
+EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Exit on SIGTERM and SIGHUP inside the block as on an error, so that temporary files are deleted.
+
+    Signals that are ignored, such as SIGHUP under nohup, are still ignored.
+    """
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    replaced = [number for number in EXIT_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+    for number in replaced:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in replaced:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class ExitCode(IntEnum):
@@ -273,6 +309,6 @@ def write_file(file: Path, content: bytes, *, durable: bool = False) -> None:
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, content, durable=durable)
+        replace_file(Path(os.path.realpath(file)), content, durable=durable)
     except OSError as error:
         raise ProfdeckError(f"{file} cannot be written: {error.strerror or error}.") from error

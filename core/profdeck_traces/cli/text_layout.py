@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profdeck_traces.analysis.short_names import cut_apart, cut_middle
-from profdeck_traces.cli import terminal
+from profdeck_traces.base.text import printable
 
 PIPED_WIDTH = 120
 UNLIMITED = 1_000_000
@@ -48,8 +48,8 @@ def aligned(
         left: Headings of left-aligned columns. The last column is always left-aligned.
         cut: Shortens the last cell of a row to a width, if possible.
     """
-    header = [terminal.printable(cell) for cell in header]
-    cells = [[terminal.printable(cell) for cell in row] for row in rows]
+    header = [printable(cell) for cell in header]
+    cells = [[printable(cell) for cell in row] for row in rows]
     used = [column for column in range(len(header)) if any(row[column] for row in cells)]
     last = len(header) - 1
     sizes = [max([cell_len(header[column]), *(cell_len(row[column]) for row in cells)]) for column in range(last)]
@@ -84,7 +84,7 @@ def wrapped(text: str, width: int, *, indent: str = "", first: str | None = None
         style: Style of all lines.
     """
     lines = textwrap.wrap(
-        terminal.printable(text),
+        printable(text),
         min(width, 10_000),
         initial_indent=indent if first is None else first,
         subsequent_indent=indent,
@@ -125,5 +125,5 @@ def show(console: Console, lines: Sequence[Text]) -> None:
     """Print lines without wrapping. Control characters are escaped."""
     for line in lines:
         line.rstrip()
-        shown = terminal.printable(line.plain)
+        shown = printable(line.plain)
         console.print(line if shown == line.plain else Text(shown), soft_wrap=True, markup=False)

@@ -14,7 +14,7 @@ import typer
 
 from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.cli import terminal
-from profdeck_traces.inputs.facts import run_records
+from profdeck_traces.inputs.outputs import check_output
 
 if TYPE_CHECKING:
     from profdeck_traces.base.progress import Progress
@@ -164,31 +164,23 @@ def check_new_file(destination: Path) -> None:
     """Check that a new trace can be written to `destination`.
 
     Raises:
-        ConfigError: The path exists or its directory does not exist. Or it is inside a run, whose commands would read
-            the new file as a trace of the run.
+        ConfigError: The path exists or is inside a run, or its directory does not exist.
     """
-    if destination.exists() or destination.is_symlink():
-        raise _exists_error(destination)
+    check_output(destination)
     if not destination.parent.is_dir():
         raise ConfigError(f"{destination.parent} is not a directory. Create it, or choose another --output.")
-    for parent in destination.resolve().parents:
-        if run_records().is_run(parent):
-            raise ConfigError(
-                f"{terminal.short_path(destination.absolute())} is inside the run {parent} and would be read as a "
-                "trace of that run. Choose an --output outside of the run."
-            )
 
 
 @contextmanager
 def write_errors(destination: Path) -> Iterator[None]:
-    """Convert ``OSError`` inside the block to a `ConfigError` about the new trace `destination`."""
+    """Convert ``OSError`` inside the block to a `ConfigError` about the new trace `destination`.
+
+    SIGTERM and SIGHUP delete the temporary files.
+    """
     try:
-        yield
+        with terminal.exit_on_signals():
+            yield
     except FileExistsError:
-        raise _exists_error(destination) from None
+        raise ConfigError(f"{destination} already exists. Choose another path.") from None
     except OSError as error:
         raise ConfigError(f"{destination} cannot be written: {error.strerror or error}.") from None
-
-
-def _exists_error(destination: Path) -> ConfigError:
-    return ConfigError(f"{destination} already exists. Choose another --output.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import arguments, terminal, text_layout
 from profdeck_traces.cli.regression_limit import percent
 from profdeck_traces.cli.terminal import ExitCode
@@ -20,7 +21,8 @@ def command(  # noqa: PLR0913 - the options of the command line
         typer.Option("--least", metavar="PERCENT", parser=percent, help="Ignore smaller changes. Default: 2%."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write an HTML page with plots.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", parser=user_path, help="Also write an HTML page with plots."),
     ] = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
@@ -32,11 +34,14 @@ def command(  # noqa: PLR0913 - the options of the command line
     busy time, exposed communication and stalls. If nothing has changed, at most 1 of 100 calls reports a change.
     """
     from profdeck_traces.base.result_cache import ResultCache
+    from profdeck_traces.inputs.outputs import HTML, check_output
     from profdeck_traces.inputs.sources import recorded_sources
     from profdeck_traces.trend.change_points import MIN_CHANGE
     from profdeck_traces.trend.points import read_points
     from profdeck_traces.trend.trend import trend_of
 
+    if output is not None:
+        check_output(output, HTML)
     with terminal.show_progress("Reading the traces") as on_progress:
         points, left_out, errors = read_points(
             recorded_sources(paths, on_left_out=arguments.warn_skipped),

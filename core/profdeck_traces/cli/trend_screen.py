@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from profdeck_traces.base.text import plural
-from profdeck_traces.cli import terminal, text_layout
+from profdeck_traces.base.text import plural, printable
+from profdeck_traces.cli import text_layout
 from profdeck_traces.trend.model import Trend, TrendSeries
 from profdeck_traces.trend.trend_text import (
     TOO_FEW,
@@ -60,7 +60,7 @@ def page(trend: Trend, width: int, least: float) -> list[Text]:
         for series in shown
     ]
     columns = zip(header, *rows, strict=True)
-    remaining = width - sum(max(cell_len(terminal.printable(cell)) for cell in column) + _GAP for column in columns)
+    remaining = width - sum(max(cell_len(printable(cell)) for cell in column) + _GAP for column in columns)
     if remaining >= _MIN_SPARKLINE:
         header.append("over time")
         for row, series in zip(rows, shown, strict=True):

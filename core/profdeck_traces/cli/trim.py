@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import terminal, trace_range
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ _SUFFIXES = re.compile(r"(?:\.trace)?(?:\.json)?(?:\.gz)?$")
 
 
 def command(  # noqa: PLR0913  # the options of a command line
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A trace file, or a trace directory of torch_npu.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", parser=user_path, help="A trace file, or a trace directory of torch_npu."),
+    ],
     *,
     steps: trace_range.Steps = None,
     iterations: trace_range.Iterations = None,
@@ -31,6 +35,7 @@ def command(  # noqa: PLR0913  # the options of a command line
             "--output",
             "-o",
             metavar="OUT",
+            parser=user_path,
             help="The new file, or its directory. With .gz, the file is compressed. Default: a name in the current "
             "directory with the name of FILE and the part.",
         ),

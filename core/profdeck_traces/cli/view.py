@@ -16,6 +16,8 @@ from typing import Annotated
 import typer
 
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.files import user_path
+from profdeck_traces.base.text import printable
 from profdeck_traces.cli import arguments, merging, terminal, trace_range
 
 _PERFETTO_SUFFIXES = (".pftrace", ".pftrace.gz", ".perfetto-trace")
@@ -42,6 +44,7 @@ def command(  # noqa: PLR0913 - the options of a command line
         Path | None,
         typer.Option(
             metavar="DIR",
+            parser=user_path,
             help="Directory of an unpacked Perfetto UI release. Default: the UI of the extra profdeck[view] if "
             "installed, or else ui.perfetto.dev, which gets the trace inside the browser.",
         ),
@@ -57,7 +60,10 @@ def command(  # noqa: PLR0913 - the options of a command line
 
     interface = find_ui(ui)
     part = trace_range.TracePart.from_options(steps, iterations, time, None)
-    with tempfile.TemporaryDirectory(prefix="profdeck-view-", ignore_cleanup_errors=True) as directory:
+    with (
+        terminal.exit_on_signals(),
+        tempfile.TemporaryDirectory(prefix="profdeck-view-", ignore_cleanup_errors=True) as directory,
+    ):
         if any(path.name.endswith(_PERFETTO_SUFFIXES) for path in paths):
             if len(paths) > 1 or not part.is_all or not paths[0].is_file():
                 raise ConfigError("A file in Perfetto's format cannot be merged or trimmed. Specify only its path.")
@@ -65,8 +71,9 @@ def command(  # noqa: PLR0913 - the options of a command line
         else:
             merge = merging.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
             trace = _write_slim(merge, Path(directory), operators)
+        title = printable(", ".join(map(terminal.short_path, paths)))
         try:
-            asyncio.run(_serve(trace, ", ".join(map(terminal.short_path, paths)), interface, port, browser))
+            asyncio.run(_serve(trace, title, interface, port, browser))
         except OSError as error:
             raise ConfigError(f"--port {port} cannot be used: {os.strerror(error.errno or 0)}.") from None
 
@@ -100,8 +107,9 @@ async def _serve(trace: Path, title: str, ui: Path | None, port: int, browser: b
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    for number in (signal.SIGINT, *terminal.EXIT_SIGNALS):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, stopped.set)
     async with serve(trace, title, ui, port=port) as url:
         typer.echo(url)
         sys.stdout.flush()

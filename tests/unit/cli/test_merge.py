@@ -199,7 +199,7 @@ def test_clocks_without_data_are_unchanged(cli: Cli, record: Record, tmp_path: P
         (["-o", "all.txt"], 2, "the file name must end in .json, .json.gz, .pftrace, .pftrace.gz"),
         (["-o", "all.json", "--align", "guess"], 2, "expected one of none, anchors, collectives"),
         (["-o", "no/such/all.json"], 2, "is not a directory. Create it"),
-        (["-o", "there.json"], 2, "already exists. Choose another --output."),
+        (["-o", "there.json"], 2, "already exists. Choose another path."),
         (["-o", "all.json", "--steps", "x"], 2, "'x' is not a valid range"),
         (
             ["-o", "all.json", "--steps", "3", "--time", "1s..2s"],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from profdeck_traces.cli import terminal
+from profdeck_traces.base.text import printable
 
 CONTROL_CHARACTERS = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
 
@@ -18,7 +18,7 @@ CONTROL_CHARACTERS = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
 @pytest.mark.parametrize(
     ("text", "escaped"),
     [
-        ("plain\ttext\n", "plain\ttext\n"),
+        ("plain\ttext\n", "plain\ttext\\n"),
         ("größer 日本", "größer 日本"),
         ("\x1b[2J", "\\x1b[2J"),
         ("\r\x07\x9b", "\\r\\x07\\x9b"),
@@ -27,7 +27,7 @@ CONTROL_CHARACTERS = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
     ],
 )
 def test_control_characters_are_escaped(text: str, escaped: str) -> None:
-    assert terminal.printable(text) == escaped
+    assert printable(text) == escaped
 
 
 def write_trace(path: Path, name: str) -> Path:

@@ -140,7 +140,7 @@ def test_output_inside_a_run_is_rejected(cli: Cli, record: Record, monkeypatch: 
         (("--time", "2s..1500ms"), 2, "'2s..1500ms' is an empty range"),
         (("--time", "9s..10s"), 4, "is selected. It lasts 3 s from its first complete event to its last"),
         (("--steps", "2..5"), 4, "does not have the steps 2..5: it has 0..2."),
-        (("--steps", "1", "-o", "taken"), 2, "taken already exists. Choose another --output."),
+        (("--steps", "1", "-o", "taken"), 2, "taken already exists. Choose another path."),
         (("--steps", "1", "-o", "none/out"), 2, "none is not a directory. Create it, or choose another --output."),
     ],
 )

@@ -31,7 +31,7 @@ from profdeck.records.request import Answer, CaptureRequest, Recorded, Reply
 from profdeck.records.run_directory import RunDirectory
 from profdeck.records.status import Status
 from profdeck_traces.base.errors import ProfdeckError, describe_error
-from profdeck_traces.base.text import plural
+from profdeck_traces.base.text import plural, shell_word
 
 if TYPE_CHECKING:
     from profdeck.engine.engine import Engine
@@ -272,7 +272,8 @@ class RankFiles:
         if not self._remote_files:
             return
         run = self.request.output / self.request.run
-        fix = f"Fetch them with 'profdeck collect {run}'" if can_fetch else f"Copy them to {self._rank_directory}"
+        command = f"profdeck collect {shell_word(str(run))}"
+        fix = f"Fetch them with `{command}`" if can_fetch else f"Copy them to {self._rank_directory}"
         for location, labels in self._remote_files.items():
             omitted_count = len(labels) - _MAX_LABELS
             names = ", ".join([*labels[:_MAX_LABELS], *([f"{omitted_count} more"] if omitted_count > 0 else [])])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import ssl
-from pathlib import Path
 
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.files import user_path
 
 AUTHORITY_VARIABLE = "PROFDECK_TLS_AUTHORITY"
 CERTIFICATE_VARIABLE = "PROFDECK_TLS_CERTIFICATE"
@@ -30,11 +30,12 @@ def tls_context() -> ssl.SSLContext:
 
 
 def _file(variable: str) -> _FileVersion:
-    path = os.environ.get(variable)
-    if not path:
+    setting = os.environ.get(variable)
+    if not setting:
         return None
+    path = user_path(setting, variable)
     try:
-        return path, Path(path).stat().st_mtime_ns
+        return str(path), path.stat().st_mtime_ns
     except OSError as error:
         raise ConfigError(f"{variable}: {path} cannot be read: {error.strerror}.") from None
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from profdeck.base.json_files import read_regular_file
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.files import user_path
 
 TOKEN_VARIABLE = "PROFDECK_TOKEN"  # noqa: S105  # the name of a variable
 FILE_VARIABLE = "PROFDECK_TOKEN_FILE"
@@ -26,7 +26,7 @@ def accepted_tokens() -> tuple[str, ...]:
         token = os.environ.get(TOKEN_VARIABLE)
         return (token,) if token else ()
     try:
-        lines = read_regular_file(Path(file)).decode("ascii").splitlines()
+        lines = read_regular_file(user_path(file, FILE_VARIABLE)).decode("ascii").splitlines()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not a small ASCII text file"
         raise ConfigError(f"{FILE_VARIABLE}: {file} cannot be read: {reason}.") from None

@@ -1,0 +1,49 @@
+"""Protects files from being overwritten by the output of a command."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.inputs.facts import run_records
+
+HTML = re.compile(rb"\s*<!doctype html>", re.IGNORECASE)
+_HEAD_BYTES = 4096
+_TRACES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
+
+
+def check_output(path: Path, replaced: re.Pattern[bytes] | None = None) -> None:
+    """Check that a command can write its output to `path` without harming another file.
+
+    Only files with the format of the output are replaced. Links and other spellings of a path need no special case:
+    inputs, manifests, ``run.json`` and traces have other formats.
+
+    Args:
+        path: Path of the output.
+        replaced: Matches the beginning of files that the output replaces. Default: it replaces no file.
+
+    Raises:
+        ConfigError: `path` is another file, or it is in a run, whose commands would read the output as a trace.
+    """
+    run = next((parent for parent in Path(os.path.realpath(path)).parents if run_records().is_run(parent)), None)
+    if run is not None and (replaced is None or path.name.lower().endswith(_TRACES)):
+        raise ConfigError(
+            f"{path} is inside the run {run} and would be read as a trace of that run. Choose a path outside of it."
+        )
+    try:
+        if replaced is None:
+            is_other = os.path.lexists(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+            is_new = not head and run is None  # mktemp creates an empty file
+            is_other = not is_new and replaced.match(head) is None
+        else:
+            is_other = path.exists() and not path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
+    if is_other:
+        reason = " and is not an output of this command" if replaced else ""
+        raise ConfigError(f"{path} already exists{reason}. Choose another path.")
