@@ -12,15 +12,17 @@ from typing import NamedTuple
 import attrs
 import msgspec
 
-from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, names_of, paired
+from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, names_of, paired, stage_of
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.detail_model import PerStep
 from profdeck_traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
 from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import RankSummary, RunSummary, StepSummary
 from profdeck_traces.analysis.rank_sum_test import RankTest, rank_test
-from profdeck_traces.analysis.significance import Measured, TimeSample, change_of, pooled, sample_of
+from profdeck_traces.analysis.short_names import short_kernel
+from profdeck_traces.analysis.significance import THRESHOLD, Measured, TimeSample, change_of, pooled, sample_of
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.text import plural
 
 _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
@@ -29,6 +31,7 @@ SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"r
 _HEAD_BYTES = 4096
 _OF_HOST = ("operators", "idle")
 _SIDES = ("before", "after")
+_LONGEST_NAME = 48
 _decode = msgspec.json.Decoder(RunSummary).decode
 
 
@@ -105,10 +108,24 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     for pair in pairs:
         groups.setdefault((pair.role, pair.stage), []).append(pair)
     return RunDiff(
-        roles=tuple(_role(role, stage, of_role) for (role, stage), of_role in groups.items()),
+        roles=tuple(
+            _role(role, stage, of_role, [rank for rank in (*only_before, *only_after) if _is_of(rank, role, stage)])
+            for (role, stage), of_role in groups.items()
+        ),
         only_before=tuple(rank.path for rank in only_before),
         only_after=tuple(rank.path for rank in only_after),
+        lost_roles=tuple(
+            dict.fromkeys(
+                ", ".join(filter(None, (rank.role, stage_of(rank)))) or rank.path
+                for rank in only_before
+                if (rank.role, stage_of(rank)) not in groups
+            )
+        ),
     )
+
+
+def _is_of(rank: RankSummary, role: str | None, stage: str | None) -> bool:
+    return (rank.role, stage_of(rank)) == (role, stage)
 
 
 class _Key(NamedTuple):
@@ -243,11 +260,33 @@ def _overall(rank: RankSummary) -> dict[_Key, _Time]:
         "communication": rank.communication_us,
         "exposed communication": exposed,
     }
+    busy = _busy_per_step(rank)
     return {
-        _Key(name, ""): _Time(None, None, total_us, cold_us=in_cold_step[name])
+        _Key(name, ""): _Time(None, None, total_us, busy if name == "busy" else None, in_cold_step[name])
         for name, total_us in sums.items()
         if total_us is not None
     }
+
+
+def _busy_per_step(rank: RankSummary) -> PerStep | None:
+    """Return the variation of the devices' busy time over the steps of the kind and stage with the longest total."""
+    busy_us = {
+        group: [sum(of.busy_us for of in step.devices) for step in steps]
+        for group, steps in _groups(rank).items()
+        if len(steps) > 1 and any(step.devices for step in steps)
+    }
+    if not busy_us:
+        return None
+    group = max(busy_us, key=lambda group: sum(busy_us[group]))
+    sample = sample_of(busy_us[group])
+    return PerStep(
+        kind=group.kind,
+        stage=group.stage or None,
+        steps=sample.count,
+        measured=sample.count,
+        median_us=sample.median_us,
+        mad_us=sample.mad_us,
+    )
 
 
 def _groups(*traces: RankSummary) -> dict[_Group, list[StepSummary]]:
@@ -261,14 +300,18 @@ def _groups(*traces: RankSummary) -> dict[_Group, list[StepSummary]]:
     return groups
 
 
-def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair]) -> RoleDiff:
+def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair], alone: RankSummaries) -> RoleDiff:
     pairs = list(map(_without_cold, all_pairs))
     sides = [[trace for pair in pairs for trace in pair.sides[side]] for side in (0, 1)]
     basis = _basis([*sides[0], *sides[1]])
-    before, after = (sum(_steps(trace, basis) for trace in side) for side in sides)
+    before, after = (
+        _count([(pair, sum(_steps(trace, basis) for trace in pair.sides[side])) for pair in pairs]) for side in (0, 1)
+    )
     on_host = all(trace.graph_launches is not None for side in sides for trace in side)
     # Starting the recorder affects only host times.
     alike = len({all(map(is_cold, side)) for side in sides}) == 1
+    kernels = _changes(pairs, _kernels, basis)
+    iterations = _iterations(pairs) if alike else ()
     return RoleDiff(
         role=role,
         stage=stage,
@@ -276,8 +319,8 @@ def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair]) ->
         steps_before=None if basis == "total" else before,
         steps_after=None if basis == "total" else after,
         overall=_sums(pairs, basis, alike=alike),
-        iterations=_iterations(pairs) if alike else (),
-        kernels=_changes(pairs, _kernels, basis),
+        iterations=iterations,
+        kernels=kernels,
         operators=_changes(pairs, _operators, basis) if on_host and alike else (),
         annotations=_changes(pairs, _annotations, basis) if alike else (),
         categories=_changes(pairs, _categories, basis),
@@ -294,7 +337,30 @@ def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair]) ->
             for pair in pairs
         ),
         notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
+        corrupt=tuple(dict.fromkeys(trace.path for side in sides for trace in side if trace.problem)),
+        incomplete=(*_incomplete(kernels, iterations), *([f"only one side has {names_of(alone)}"] if alone else [])),
     )
+
+
+def _count(counts: Iterable[tuple[RankPair, int]]) -> int:
+    """Return the number of steps of a role from those of its ranks. The ranks of a replica run each step together."""
+    of_replica: dict[int | None, int] = {}
+    for pair, count in counts:
+        of_replica[pair.replica] = max(count, of_replica.get(pair.replica, 0))
+    return sum(of_replica.values())
+
+
+def _incomplete(kernels: Sequence[Change], iterations: Sequence[Change]) -> Iterator[str]:
+    """Yield a reason if kernels vanished without a replacement, unless the steps became faster."""
+    before_us = sum(kernel.before_us for kernel in kernels)
+    after_us = sum(kernel.after_us for kernel in kernels)
+    if bool(before_us) != bool(after_us):
+        yield f"side '{_SIDES[before_us > 0]}' has no kernels"
+        return
+    vanished = [kernel for kernel in kernels if kernel.verdict == "vanished"]
+    replaced_us = sum(kernel.impact_us for kernel in kernels if kernel.verdict in {"appeared", "vanished"})
+    if vanished and -replaced_us > THRESHOLD * before_us and not any(step.verdict == "faster" for step in iterations):
+        yield f"{plural(len(vanished), 'kernel')} vanished, such as {short_kernel(vanished[0].name, _LONGEST_NAME)}"
 
 
 def _basis(traces: RankSummaries) -> Basis:
@@ -375,16 +441,23 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
     stepped = [tuple([_groups(trace) for trace in side] for side in pair.sides) for pair in pairs]
     changes = []
     for group in sorted({group for sides in stepped for side in sides for groups in side for group in groups}):
-        samples = [tuple([_durations(of[group]) for of in side if group in of] for side in sides) for sides in stepped]
-        used = [(old, new) for old, new in samples if old and new] or [(old, new) for old, new in samples if old or new]
+        samples = [
+            (pair, tuple([_durations(of[group]) for of in side if group in of] for side in sides))
+            for pair, sides in zip(pairs, stepped, strict=True)
+        ]
+        used = [(pair, sides) for pair, sides in samples if all(sides)] or [
+            (pair, sides) for pair, sides in samples if any(sides)
+        ]
         changes.append(
             change_of(
                 str(group),
                 group.kind,
-                Measured([(pooled(old), pooled(new)) for old, new in used], str(group), ranks=_ranked(stepped, group)),
+                Measured(
+                    [(pooled(old), pooled(new)) for _, (old, new) in used], str(group), ranks=_ranked(stepped, group)
+                ),
                 calls=(
-                    sum(sample.count for old, _ in used for sample in old),
-                    sum(sample.count for _, new in used for sample in new),
+                    _count((pair, sum(sample.count for sample in old)) for pair, (old, _) in used),
+                    _count((pair, sum(sample.count for sample in new)) for pair, (_, new) in used),
                 ),
             )
         )

@@ -7,7 +7,11 @@ from typing import Any, Literal
 
 import attrs
 
+from profdeck_traces.analysis.rank_sum_test import LEVEL
+
 Verdict = Literal["slower", "faster", "same", "appeared", "vanished"]
+FEWEST_MEASUREMENTS = 3
+"""Number of measurements of a side from which their spread is an estimate of the noise."""
 Basis = Literal["global_step", "iteration", "total"]
 
 
@@ -50,6 +54,25 @@ class Change:
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
     calls_after: float | None
 
+    @property
+    def is_significant(self) -> bool:
+        """True if the difference exceeds the known noise, or passes the test of the steps."""
+        return self.verdict in {"slower", "faster"} and (self.p_value is not None or self.noise_us is not None)
+
+    def is_regression(self, fail_over: float) -> bool:
+        """Return True for a significant slowdown by more than a fraction of the time before."""
+        return self.is_significant and self.delta_us > fail_over * self.before_us
+
+    def undecided(self, fail_over: float) -> str | None:
+        """Return the reason why the change is neither over nor within a limit, or ``None``."""
+        if self.verdict in {"appeared", "vanished"}:
+            return f"{self.name} {self.verdict}"
+        if self.p_value is None and self.noise_us is None:
+            return f"a side has fewer than {FEWEST_MEASUREMENTS} measurements of its {self.name}; record more steps"
+        if self.is_significant or abs(self.delta_us) <= fail_over * self.before_us:
+            return None
+        return f"the {self.name} may have changed by more than {fail_over * 100:g}%; record more steps"
+
 
 @attrs.frozen(kw_only=True)
 class RankDiff:
@@ -63,6 +86,12 @@ class RankDiff:
     overall: tuple[Change, ...]
     iterations: tuple[Change, ...]
     categories: tuple[Change, ...]
+
+    @property
+    def label(self) -> str:
+        """Display name in a role, such as ``replica 2 rank 0``."""
+        numbers = {"replica": self.replica, "rank": self.rank}
+        return " ".join(f"{name} {number}" for name, number in numbers.items() if number is not None) or self.after[0]
 
 
 @attrs.frozen(kw_only=True)
@@ -92,6 +121,10 @@ class RoleDiff:
     ranks: tuple[RankDiff, ...]
     notes: tuple[str, ...]
     """What makes the comparison weaker than it looks."""
+    corrupt: tuple[str, ...] = ()
+    """Paths of traces that were read only in part, so that there is no verdict."""
+    incomplete: tuple[str, ...] = ()
+    """Reasons why a comparison without a regression is inconclusive, such as a rank that only one side has."""
 
     @property
     def decisive(self) -> tuple[Change, ...]:
@@ -110,13 +143,33 @@ class RoleDiff:
         return self.decisive if by is Judge.STEPS else tuple(one for one in self.overall if one.name == "busy")
 
     def regressions(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[Change, ...]:
-        """Return what of `judged` got slower by more than a fraction of before, and not by chance."""
+        """Return the significant slowdowns of `judged` by more than a fraction of the time before.
+
+        If the mean of the ranks has no such slowdown, return those of single ranks. Corrupt traces have no result.
+        """
+        if self.corrupt:
+            return ()
+        of_role = tuple(change for change in self.judged(by) if change.is_regression(fail_over))
+        if of_role or by is not Judge.STEPS or len(self.ranks) == 1:
+            return of_role
+        # The level is divided by the number of ranks, because each rank is another chance of a false alarm.
         return tuple(
-            change
-            for change in self.judged(by)
-            if change.delta_us > fail_over * change.before_us
-            and (change.delta_us > (change.noise_us or 0) if change.p_value is None else change.verdict == "slower")
+            attrs.evolve(change, name=f"{change.name} of {rank.label}")
+            for rank in self.ranks
+            for change in rank.iterations
+            if change.is_regression(fail_over) and (change.p_value or 0) * len(self.ranks) < LEVEL
         )
+
+    def undecided(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[str, ...]:
+        """Return the reasons why `judged` is neither over nor within a limit; empty if there is a result."""
+        if self.corrupt:
+            more = f" and {len(self.corrupt) - 1} more" if len(self.corrupt) > 1 else ""
+            return (f"{self.corrupt[0]}{more} is corrupt and was read only in part",)
+        judged = self.judged(by)
+        reasons = [reason for change in judged if (reason := change.undecided(fail_over))]
+        if by is Judge.STEPS:
+            reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]
+        return (*reasons, *self.incomplete)
 
 
 @attrs.frozen(kw_only=True)
@@ -127,6 +180,8 @@ class RunDiff:
     only_before: tuple[str, ...]
     """The paths of traces that nothing was compared with."""
     only_after: tuple[str, ...]
+    lost_roles: tuple[str, ...] = ()
+    """Roles, with their stages, that only the first run has."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as dicts, tuples and scalars."""

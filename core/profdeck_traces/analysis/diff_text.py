@@ -11,7 +11,7 @@ MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
 _CALLED_SAME = 0.05
-"""A larger change that is not certain is not called the same: it may be chance."""
+"""A larger change that is not significant is inconclusive."""
 
 
 def counted(count: int, section: str) -> str:
@@ -19,24 +19,37 @@ def counted(count: int, section: str) -> str:
     return f"{count:,} {(SECTIONS if count == 1 else MANY)[section]}"
 
 
-def verdict_of(role: RoleDiff) -> str:
-    """Say in one sentence what came of it and why: ``trainer is slower: the global step takes ..., mostly gemm``."""
+def verdict_of(role: RoleDiff, limit: float = _CALLED_SAME) -> str:
+    """Return the verdict and its reason in one sentence: ``trainer is slower: the global step takes ..., mostly gemm``.
+
+    Args:
+        role: The comparison of the role.
+        limit: Changes up to this fraction that are not significant are called the same.
+    """
     decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
     if not decisive:
         return f"{label_of_role(role)}: there is nothing on both sides to compare."
     verdicts = {change.verdict for change in decisive} - {"same"}
     main = next((change for change in decisive if change.verdict != "same"), decisive[0])
     word = f"is {main.verdict}" if len(verdicts) == 1 else "is faster and slower" if verdicts else "is the same"
-    if not verdicts and abs(main.ratio or 0) > _CALLED_SAME:
-        word = "may differ by chance"
+    regressions, reasons = role.regressions(limit), role.undecided(limit)
+    if regressions and regressions[0] not in decisive:
+        main, word = regressions[0], "is slower on " + ("one rank" if len(regressions) == 1 else "some ranks")
+    elif is_inconclusive(role, limit):
+        word = "is inconclusive"
     ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
-    why = _why(role, main.verdict)
+    why = "; ".join(reasons) if word == "is inconclusive" else _why(role, main.verdict)
     return (
         f"{label_of_role(role)} {word}: {name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms"
         f"{ratio} ({_chance(main)}){f'; {why}' if why else ''}."
     )
+
+
+def is_inconclusive(role: RoleDiff, limit: float = _CALLED_SAME) -> bool:
+    """Return whether a role is neither slower nor within a limit."""
+    return bool(role.undecided(limit)) and not role.regressions(limit)
 
 
 def _why(role: RoleDiff, verdict: str) -> str:
@@ -62,9 +75,10 @@ def headline_of(role: RoleDiff, change: Change) -> str:
     verdict: str = change.verdict
     if verdict == "same":
         inside = _slower_parts(role)
-        large = abs(change.ratio or 0) > _CALLED_SAME
-        verdict = "may be chance" if large else "same in all" if inside else "same"
+        verdict = "same in all" if inside else "same"
         verdict += f"; slower inside: {inside}" if inside else ""
+    if role.corrupt or change.undecided(_CALLED_SAME):
+        verdict = "inconclusive"
     return f"{label_of_role(role)}: {change.name} {times}{ratio} ({_chance(change)}): {verdict}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from profdeck_traces.analysis.diff_model import Change, Verdict
+from profdeck_traces.analysis.diff_model import FEWEST_MEASUREMENTS, Change, Verdict
 from profdeck_traces.analysis.rank_sum_test import LEVEL, RankTest
 
 NOISE_ERRORS = 3
@@ -19,8 +19,6 @@ FLOOR = 0.001
 """Changes up to this share of the total of their section are none; sums and steps count for themselves."""
 THRESHOLD = 0.05
 """Where the noise is not known, changes up to this fraction of the smaller time are none."""
-
-_FEWEST = 3  # measurements from which their spread says something
 
 
 # Measurements.
@@ -65,10 +63,10 @@ def pooled(samples: Sequence[TimeSample]) -> _Estimate:
         median = _weighted_median(points)
         mad = _weighted_median([(abs(time - median), weight) for time, weight in points])
     count = sum(sample.count for sample in samples)
-    if count < _FEWEST:
+    if count < FEWEST_MEASUREMENTS:
         return _Estimate(median, None)
     error = _asymptotic_error(mad, count) * count / (count - 2)
-    if len(samples) >= _FEWEST:
+    if len(samples) >= FEWEST_MEASUREMENTS:
         between = sample_of([sample.median_us for sample in samples])
         error = max(error, _asymptotic_error(between.mad_us, between.count))
     return _Estimate(median, error)

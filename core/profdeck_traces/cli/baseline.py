@@ -102,7 +102,10 @@ def check(  # noqa: PLR0913 - the options of the command line
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
 ) -> None:
-    """Compare a run with the baseline NAME; exit with 5 if it is slower by more than --fail-over (default: 5%)."""
+    """Compare a run with the baseline NAME; exit with 5 if it is slower by more than --fail-over (default: 5%).
+
+    The exit code is 6 if the result is inconclusive, for example with fewer than 3 steps or a corrupt trace.
+    """
     from profdeck_traces.analysis.diff import diff_runs, load_summary
     from profdeck_traces.cli.diff import warn
 
@@ -120,8 +123,6 @@ def check(  # noqa: PLR0913 - the options of the command line
     diff = diff_runs(before, after)
     warn(diff, (before, after), (file, run))
     judgement = regression_limit.judge(diff, limit, fail_on)
-    if not diff.roles:
-        judgement.undecided.append(f"{terminal.short_path(run)} and the baseline {name} have no role in common.")
     if json:
         terminal.print_json(
             {
@@ -138,8 +139,11 @@ def check(  # noqa: PLR0913 - the options of the command line
         lines: list[Text] = []
         for role in diff.roles:
             over = any(slower is role for slower, _ in judgement.regressions)
-            text = f"{verdict_of(role)} {'Over' if over else 'Within'} the limit of {limit * 100:g}%."
-            lines += text_layout.wrapped(text, width, indent="  ", first="", style="bold red" if over else "")
+            is_open = bool(problems) or judgement.is_undecided(role)
+            result = "Over" if over else "Inconclusive for" if is_open else "Within"
+            style = "bold red" if over else "bold yellow" if is_open else ""
+            text = f"{verdict_of(role, limit)} {result} the limit of {limit * 100:g}%."
+            lines += text_layout.wrapped(text, width, indent="  ", first="", style=style)
         text_layout.show(console, lines)
     if junit is not None:
         _write_junit(junit, name, judgement)

@@ -15,6 +15,7 @@ from profdeck_traces.analysis.diff_text import (
     basis_of,
     counted,
     headline_of,
+    is_inconclusive,
     label_of_role,
     noise_of,
     spaced,
@@ -57,7 +58,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     """Compare two runs, and show what became slower or faster.
 
     A difference counts as a change if it exceeds both the noise between repeated steps and 0.1% of the total. If a side
-    has fewer than 3 steps, the noise is unknown, and a difference must exceed 5%.
+    has fewer than 3 steps, the noise is unknown: a kernel must differ by 5%, and the run's result is inconclusive.
     """
     from profdeck_traces.analysis.diff import diff_runs
 
@@ -78,7 +79,14 @@ def command(  # noqa: PLR0913 - the options of the command line
         ]
         plain = _plain(diff, top or None)
         terminal.print_json(
-            {"before": str(before), "after": str(after), **plain, "fail_over": fail_over, "regressions": regressions}
+            {
+                "before": str(before),
+                "after": str(after),
+                **plain,
+                "fail_over": fail_over,
+                "regressions": regressions,
+                "undecided": judgement.undecided,
+            }
         )
     else:
         console = terminal.stdout_console()
@@ -156,6 +164,8 @@ def _named(heading: str, role: RoleDiff, *, named: bool) -> str:
 
 
 def _style_of(role: RoleDiff) -> str:
+    if is_inconclusive(role):
+        return "bold yellow"
     verdicts = {change.verdict for change in role.decisive} - {"same"}
     return f"bold {_STYLES[verdicts.pop()]}" if len(verdicts) == 1 else "bold"
 

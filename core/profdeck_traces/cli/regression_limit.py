@@ -44,7 +44,7 @@ FailOver = Annotated[
         parser=percent,
         help="Exit with 5 if a role became slower by more than this percentage and by more than its noise. The "
         "comparison uses the median time of its global steps, or of its iterations of each stage. Without them, it "
-        "uses the total kernel time, or else the self time of operators. Unknown noise is ignored.",
+        "uses the total kernel time, or else the self time of operators. Exit with 6 if the result is inconclusive.",
     ),
 ]
 FailOn = Annotated[
@@ -64,8 +64,19 @@ class Judgement:
     """All changes to which the limit applies."""
     regressions: list[tuple[RoleDiff, Change]]
     """Changes that exceed the limit."""
-    undecided: list[str]
-    """Reasons why the limit could not be applied."""
+    undecided_roles: list[tuple[RoleDiff, str]]
+    """Reasons why the limit could not be applied to a role."""
+    lost_roles: list[str]
+    """Reasons for the roles that have no comparison."""
+
+    @property
+    def undecided(self) -> list[str]:
+        """All reasons why the limit could not be applied."""
+        return [*(reason for _, reason in self.undecided_roles), *self.lost_roles]
+
+    def is_undecided(self, role: RoleDiff) -> bool:
+        """Return whether the limit could not be applied to a role."""
+        return any(undecided is role for undecided, _ in self.undecided_roles)
 
     def end(self, problems: Sequence[str]) -> None:
         """Print the reasons in `undecided`, and exit if there is a problem or a regression.
@@ -77,11 +88,13 @@ class Judgement:
             typer.Exit: There is a problem or a regression.
         """
         for reason in self.undecided:
-            terminal.print_stderr(f"error: {reason}")
-        if problems or self.undecided:
+            terminal.print_stderr(f"inconclusive: {reason}")
+        if problems:
             raise typer.Exit(ExitCode.UNREADABLE)
         if self.regressions:
             raise typer.Exit(ExitCode.REGRESSION)
+        if self.undecided:
+            raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
 def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | None) -> Judgement:
@@ -94,12 +107,17 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
     """
     judges = [] if fail_over is None else fail_on or [Judge.STEPS]
     pairs = [(role, basis) for role in diff.roles for basis in judges]
+    judged = [(role, change) for role, basis in pairs for change in role.judged(basis)]
+    regressions = [(role, change) for role, basis in pairs for change in role.regressions(fail_over or 0.0, basis)]
+    undecided: list[tuple[RoleDiff, str]] = []
+    for role, basis in pairs:
+        reasons = list(role.undecided(fail_over or 0.0, basis))
+        if not role.judged(basis):
+            reasons.append(f"one of the runs has no {_JUDGED[basis]}")
+        undecided += [(role, f"{label_of_role(role)}: {reason}.") for reason in reasons]
     return Judgement(
-        [(role, change) for role, basis in pairs for change in role.judged(basis)],
-        [(role, change) for role, basis in pairs for change in role.regressions(fail_over or 0.0, basis)],
-        [
-            f"{label_of_role(role)}: cannot be compared, because one of the runs has no {_JUDGED[basis]}."
-            for role, basis in pairs
-            if not role.judged(basis)
-        ],
+        judged + [pair for pair in regressions if pair not in judged],
+        regressions,
+        undecided,
+        [f"{role}: the second run has no trace of it." for role in diff.lost_roles] if judges else [],
     )

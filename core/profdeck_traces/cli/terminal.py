@@ -288,6 +288,8 @@ class ExitCode(IntEnum):
     """A file or directory cannot be read, or has the wrong type."""
     REGRESSION = 5
     """`profdeck diff --fail-over` or `profdeck baseline check` found a regression."""
+    INCONCLUSIVE = 6
+    """`profdeck diff --fail-over` or `profdeck baseline check` has no result: there are too few steps, for example."""
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
     BROKEN_PIPE = 141

@@ -8,7 +8,7 @@ from typing import Any
 
 from profdeck_traces.analysis.diff import diff_runs
 from profdeck_traces.analysis.diff_model import Change, RoleDiff
-from profdeck_traces.analysis.diff_text import MANY, SECTIONS, basis_of, verdict_of
+from profdeck_traces.analysis.diff_text import MANY, SECTIONS, basis_of, is_inconclusive, verdict_of
 from profdeck_traces.analysis.model import GroupSkew, RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import label_of, runs_of
 from profdeck_traces.inputs.facts import CaptureStatus
@@ -146,6 +146,6 @@ def _change(role: RoleDiff, place: int) -> dict[str, Any]:
     return {
         "verdict": verdict_of(role),
         "basis": " ".join([basis_of(role), *role.notes]),
-        "style": _STYLES.get(verdicts.pop(), "") if len(verdicts) == 1 else "",
+        "style": _STYLES.get(verdicts.pop(), "") if len(verdicts) == 1 and not is_inconclusive(role) else "",
         "tables": tables,
     }

@@ -96,10 +96,31 @@ def test_check_without_comparable_times_fails(cli: Cli, tmp_path: Path) -> None:
         document["traceEvents"] = [event for event in document["traceEvents"] if event["pid"] != 0]
         trace.write_bytes(gzip.compress(json.dumps(document).encode()))
     result = cli("baseline", "check", "main", "other", "--fail-on", "device", "--junit", "j.xml", "--github")
-    assert result.exit_code == 4
+    assert result.exit_code == 6
     assert "::warning title=profdeck main::" in result.output
-    (error,) = ET.parse("j.xml").getroot().iter("error")  # noqa: S314 - written by this test
-    assert str(error.get("message")) in output_text(result)
+    errors = [str(error.get("message")) for error in ET.parse("j.xml").getroot().iter("error")]  # noqa: S314 - written by this test
+    assert errors == ["trainer: side 'after' has no kernels.", "trainer: one of the runs has no devices."]
+    assert all(error in output_text(result) for error in errors)
+
+
+@pytest.mark.usefixtures("saved_baseline")
+def test_corrupt_trace_is_inconclusive_in_check_and_diff(cli: Cli, tmp_path: Path) -> None:
+    (trace, *_) = sorted((tmp_path / "slower").rglob("*.gz"))
+    text = gzip.decompress(trace.read_bytes())
+    trace.write_bytes(gzip.compress(text[: len(text) // 2]))
+    for arguments in (("baseline", "check", "main", "slower"), ("diff", "main", "slower", "--fail-over", "5%")):
+        result = cli(*arguments)
+        assert (result.exit_code, "trainer is inconclusive: " in output_text(result)) == (6, True)
+        assert "Within the limit" not in output_text(result)
+
+
+@pytest.mark.usefixtures("saved_baseline")
+def test_rank_that_was_not_recorded_is_inconclusive(cli: Cli, tmp_path: Path) -> None:
+    for file in (tmp_path / "same").rglob("rank_0001*"):
+        file.unlink()
+    result = cli("baseline", "check", "main", "same")
+    assert (result.exit_code, "Within the limit" not in output_text(result)) == (6, True)
+    assert "only one side has" in output_text(result)
 
 
 def test_incomplete_run_cannot_be_a_baseline(cli: Cli, tmp_path: Path) -> None:
