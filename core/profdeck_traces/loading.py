@@ -65,7 +65,14 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         on_progress=on_progress,
     )
     state = run_records().state(paths, _checks(run, sources, errors, cache))
-    run = attrs.evolve(run, captures=state.captures, recordings=state.recordings, silent_roles=state.silent_roles)
+    readable = {rank.path for rank in run.ranks}
+    run = attrs.evolve(
+        run,
+        captures=state.captures,
+        recordings=state.recordings,
+        silent_roles=state.silent_roles,
+        unread=(*(path for source in sources if (path := str(source.path)) not in readable), *state.unreadable),
+    )
     return attrs.evolve(run, findings=findings_of(run)), errors
 
 

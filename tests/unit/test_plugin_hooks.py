@@ -256,14 +256,15 @@ def test_capture_with_a_suppressed_start_is_failed(
     assert ("denied" if raises_before else "a wrapper suppressed its error") in document["problems"][0]
 
 
-@pytest.mark.parametrize("returned", ["one artifact", "outside", "text"])
+@pytest.mark.parametrize("returned", ["one artifact", "outside", "parent", "directory", "text"])
 def test_invalid_return_value_of_profile_stop_is_reported(
     build_profiler: BuildProfiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: ModuleType, returned: str
 ) -> None:
     @hookimpl
     def stop(self: object, capture: Capture) -> object:
-        artifact = Artifact(path=(tmp_path if returned == "outside" else capture.directory) / "a", size_bytes=1)
-        return {"one artifact": artifact, "outside": [artifact], "text": ["a"]}[returned]
+        names = {"outside": tmp_path / "a", "parent": capture.directory / ".." / "a", "directory": capture.directory}
+        artifact = Artifact(path=names.get(returned, capture.directory / "a"), size_bytes=1)
+        return {"one artifact": artifact, "text": ["a"]}.get(returned, [artifact])
 
     monkeypatch.setattr(tally.TallyBackend, "profile_stop", stop)
     with build_profiler() as profiler, profiler.capture(1):
@@ -272,6 +273,8 @@ def test_invalid_return_value_of_profile_stop_is_reported(
     expected = {
         "one artifact": "profile_stop of tally must return a list of artifacts or of functions that write them, not ",
         "outside": f"{tmp_path / 'a'} is outside of {tmp_path}",
+        "parent": "profile_stop returned an invalid artifact '../a': the path is not below the manifest's directory.",
+        "directory": "profile_stop returned an invalid artifact '.': the path is not below the manifest's directory.",
         "text": "profile_stop must return artifacts or functions that write them, not 'a'.",
     }
     assert problem.startswith(expected[returned])

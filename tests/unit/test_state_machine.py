@@ -63,6 +63,20 @@ def test_capture_of_two_steps() -> None:
     assert captures.is_idle
 
 
+@pytest.mark.parametrize("stops", [0, 1, 2])
+def test_announced_step_that_did_not_start_is_not_counted(stops: int) -> None:
+    captures = create_machine("3..8")
+    for step in (3, 4, 5):
+        perform_actions(captures, captures.start(step))
+        perform_actions(captures, captures.step(Step(Unit.GLOBAL_STEP, step)))
+        for _ in range(stops):
+            perform_actions(captures, captures.stop())
+    capture = captures.capture
+    perform_actions(captures, captures.close("the job ended"))
+    assert capture is not None
+    assert (capture.first_step, capture.current_step) == (3, 5)
+
+
 def test_warmup_and_skipped_steps() -> None:
     captures = create_machine("5..8", warmup=2)
     assert perform_actions(captures, captures.start(3)) == [Begin(3, 5)]

@@ -46,7 +46,7 @@ from profdeck.backends.plugins import load_listener
 from profdeck.base.processes import ProcessId
 from profdeck.records.status import Status
 from profdeck.verification.report_model import RankReport, RunReport, TargetReport, plain
-from profdeck.verification.run_report import read_about, read_run
+from profdeck.verification.run_report import read_about, read_run, recorded_roles
 from profdeck_traces.base.credentials import MASK, redact
 from profdeck_traces.base.errors import ProfdeckError, describe_error
 from profdeck_traces.base.files import lock_directory, replace_file
@@ -174,7 +174,7 @@ class _Finish:
     def run(self) -> None:
         """Wait for the participating processes, check their files, run the finish command and notify the listeners."""
         record, directory = self.record, self.path.parent
-        roles = tuple(read_about(directory.parent).get("roles", ()))
+        roles = tuple(recorded_roles(read_about(directory.parent)))
         participants = Participants(directory, record.capture, roles)
         missing = wait(participants, record.wait_s, self._wait_for)
         self.update(state=FinishState.RUNNING, waits_for=missing)

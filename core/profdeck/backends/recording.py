@@ -383,7 +383,7 @@ class Recording:
 
     def _artifacts(self, outputs: tuple[Output, ...]) -> tuple[Artifact, ...]:
         """Return the artifacts of a stop. A failure to write one becomes a problem."""
-        artifacts = []
+        artifacts: list[Artifact] = []
         for output in outputs:
             try:
                 self.capture.check_directory()
@@ -399,8 +399,13 @@ class Recording:
                 )
             elif not artifact.path.is_relative_to(self.capture.directory):
                 self.capture.problems.append(f"{artifact.path} is outside of {self.capture.directory}.")
-            else:
-                artifacts.append(artifact)
+            elif all(artifact.path != other.path for other in artifacts):
+                try:
+                    manifest.check_artifact_name(str(artifact.path.relative_to(self.capture.directory)))
+                except ValueError as error:
+                    self._add_problem(f"profile_stop returned an invalid {error}.", error)
+                else:
+                    artifacts.append(artifact)
         return tuple(artifacts)
 
     def _write(self) -> None:

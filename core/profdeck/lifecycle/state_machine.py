@@ -301,6 +301,8 @@ class CaptureMachine:
                 reason = requested
             elif current is None and steps.configures(following):
                 yield Note(f"It ended after step {capture.current_step}: {requested}.")
+        if self.announced is not None and capture.current_step > capture.first_step:
+            capture.current_step -= 1  # the host did not start the announced step
         yield End(reason, remove_empty)
 
     def _may_remove(self, capture: CaptureRecord, end: PendingEnd) -> bool:

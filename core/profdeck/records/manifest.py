@@ -209,11 +209,20 @@ def _check_bounds(manifest: Manifest) -> None:
     if any(abs(number) > _MAX_NUMBER for number in numbers) or len(manifest.expected_ranks) > MAX_RANKS:
         raise ValueError(f"a number is out of range (more than {MAX_RANKS:,} ranks, for example)")
     for record in manifest.artifacts:
-        path = PurePosixPath(record.name)
-        if path.is_absolute() or not record.name or any(part in {"..", "."} for part in path.parts):
-            raise ValueError(f"artifact {shortened(repr(record.name))}: the path is not below the manifest's directory")
-        if any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in path.parts) or "\0" in record.name:
-            raise ValueError(f"artifact {shortened(repr(record.name))}: the name is too long or has a null character")
+        check_artifact_name(record.name)
+
+
+def check_artifact_name(name: str) -> None:
+    """Check the path of an artifact, relative to the directory of its manifest.
+
+    Raises:
+        ValueError: the path leads out of the directory, or is not a valid file name.
+    """
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts:
+        raise ValueError(f"artifact {shortened(repr(name))}: the path is not below the manifest's directory")
+    if any(len(os.fsencode(part)) > _MAX_NAME_BYTES for part in path.parts) or "\0" in name:
+        raise ValueError(f"artifact {shortened(repr(name))}: the name is too long or has a null character")
 
 
 def is_manifest(file: Path) -> bool:

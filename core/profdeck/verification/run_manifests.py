@@ -51,6 +51,8 @@ class RunManifests:
     skipped: Sequence[SkippedManifest]
     other_runs: Sequence[Path]
     """Directories of runs inside another run. None of their files count."""
+    unreadable: Sequence[tuple[Path, str]]
+    """Directories that cannot be read, and the reasons."""
 
 
 def find_manifests(path: Path) -> RunManifests:
@@ -65,7 +67,8 @@ def find_manifests(path: Path) -> RunManifests:
     is_run = cache(is_run_directory)
     run_above = next(filter(is_run, base.parents), None)
     own, skipped, other_runs = [], [], []
-    for file in sorted(directory.glob("*.json") if is_trace else files_below(directory)):
+    errors: list[OSError] = []
+    for file in sorted(directory.glob("*.json") if is_trace else files_below(directory, on_error=errors.append)):
         relative = file.relative_to(directory)
         real_file = base / relative
         runs = [level for parent in reversed(relative.parents) if is_run(level := base / parent)]  # outermost first
@@ -88,7 +91,8 @@ def find_manifests(path: Path) -> RunManifests:
             skipped.append(SkippedManifest(file, manifest, _shown(manifest_run, directory, base), reason))
         else:
             skipped.append(SkippedManifest(file, manifest, file.parent, _COPIES))
-    return RunManifests(own, skipped, other_runs)
+    unreadable = [(Path(error.filename), f"cannot be read: {error.strerror}") for error in errors]
+    return RunManifests(own, skipped, other_runs, unreadable)
 
 
 def is_run_directory(directory: Path) -> bool:

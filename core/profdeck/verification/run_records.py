@@ -19,7 +19,7 @@ from profdeck.records.status import Status
 from profdeck.verification.file_checks import KnownChecks
 from profdeck.verification.report_model import CaptureReport, RankReport, TargetReport
 from profdeck.verification.run_manifests import RunManifest, find_manifests
-from profdeck.verification.run_report import judge
+from profdeck.verification.run_report import has_valid_roles, judge, recorded_roles
 from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
 from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
 
@@ -47,7 +47,12 @@ class Records:
             for copy in manifests.skipped
             for trace, _ in _traces(copy.file, copy.manifest)
         }
-        return RecordedTraces(facts=facts, skipped=skipped, other_runs=tuple(manifests.other_runs))
+        return RecordedTraces(
+            facts=facts,
+            skipped=skipped,
+            other_runs=tuple(manifests.other_runs),
+            unreadable=tuple(manifests.unreadable),
+        )
 
     def state(self, paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
         """Return the state of all captures below the given directories.
@@ -57,10 +62,15 @@ class Records:
             checks: Results of reading the traces, by path.
         """
         manifests: dict[Path, RunManifest] = {}
+        unreadable: dict[Path, None] = {}
         for path in paths:
             if path.is_dir():
-                for own in find_manifests(path).own:
+                below = find_manifests(path)
+                unreadable |= dict.fromkeys(directory for directory, _ in below.unreadable)
+                for own in below.own:
                     manifests.setdefault(own.real_file, own)
+                if self.is_run(path) and not _is_readable_run_file(path):
+                    unreadable[path / RUN_FILE] = None
         runs: dict[Path, list[RunManifest]] = defaultdict(list)
         for own in manifests.values():
             runs[own.real_run].append(own)
@@ -69,6 +79,7 @@ class Records:
         return RunState(
             captures=tuple(sorted(statuses, key=_sort_key)),
             recordings=_recordings(own.manifest for own in manifests.values()),
+            unreadable=tuple(map(str, unreadable)),
             silent_roles=_silent_roles({*runs, *(Path(os.path.realpath(path)) for path in paths)}, runs),
         )
 
@@ -190,13 +201,19 @@ def _silent_roles(directories: Iterable[Path], manifests: Mapping[Path, Sequence
     silent: dict[str, None] = {}
     for directory in sorted(directories):
         try:
-            listed = JSON_OBJECT.read(directory / RUN_FILE).get("roles")
+            listed = recorded_roles(JSON_OBJECT.read(directory / RUN_FILE))
         except (OSError, ValueError):
             continue
         recorded = {own.manifest.role for own in manifests.get(directory, ())}
-        roles = listed if isinstance(listed, list) else []
-        silent |= dict.fromkeys(role for role in roles if isinstance(role, str) and role not in recorded)
+        silent |= dict.fromkeys(role for role in listed if role not in recorded)
     return tuple(silent)
+
+
+def _is_readable_run_file(run: Path) -> bool:
+    try:
+        return has_valid_roles(JSON_OBJECT.read(run / RUN_FILE))
+    except (OSError, ValueError):
+        return False
 
 
 def _sort_key(status: CaptureStatus) -> tuple[object, ...]:

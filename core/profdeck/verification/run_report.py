@@ -57,9 +57,9 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
         ProfdeckError: The path is not a run directory.
     """
     about = read_about(path)
-    roles = [role for role in _list(about.get("roles")) if isinstance(role, str)]
+    roles = recorded_roles(about)
     manifests: list[tuple[Path, Manifest]] = []
-    problems: list[str] = []
+    problems = [] if has_valid_roles(about) else [f"{RUN_FILE}: `roles` is not a list of names, so it was ignored."]
     errors: dict[Path, str] = {}
     listed: set[Path] = set()
     pruned = read_pruned(path)
@@ -208,6 +208,17 @@ def read_about(path: Path) -> dict[str, Any]:
         raise ProfdeckError(f"{path} is not a run directory. {reason}") from None
     except (OSError, ValueError) as error:
         raise ProfdeckError(f"{path / RUN_FILE} cannot be read: {error}.") from None
+
+
+def has_valid_roles(about: Mapping[str, Any]) -> bool:
+    """Return whether the roles in the contents of a ``run.json``, if any, are a list of names."""
+    roles = about.get("roles", [])
+    return isinstance(roles, list) and all(isinstance(role, str) for role in roles)
+
+
+def recorded_roles(about: Mapping[str, Any]) -> list[str]:
+    """Return the roles in the contents of a ``run.json``, without invalid values."""
+    return [role for role in _list(about.get("roles")) if isinstance(role, str)]
 
 
 def recorded_config(about: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,11 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     )
 
 
+def can_name_straggler(group: GroupSkew) -> bool:
+    """Return whether a group has enough decisive collectives to distinguish a straggler from chance."""
+    return sum(rank.last for rank in group.ranks) >= _MIN_CONTESTS
+
+
 def _skew(team: Sequence[Collectives]) -> GroupSkew:
     run, role, replica, capture = team_of(team[0])
     twice = [rank for rank, times in Counter(rank.rank for rank in team).items() if rank is not None and times > 1]

@@ -107,9 +107,16 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
     groups: dict[tuple[str | None, str | None], list[RankPair]] = {}
     for pair in pairs:
         groups.setdefault((pair.role, pair.stage), []).append(pair)
+    unread = [*before.unread, *after.unread]
     return RunDiff(
         roles=tuple(
-            _role(role, stage, of_role, [rank for rank in (*only_before, *only_after) if _is_of(rank, role, stage)])
+            _role(
+                role,
+                stage,
+                of_role,
+                [rank.path for rank in (*only_before, *only_after) if (rank.role, stage_of(rank)) == (role, stage)],
+                unread,
+            )
             for (role, stage), of_role in groups.items()
         ),
         only_before=tuple(rank.path for rank in only_before),
@@ -122,10 +129,6 @@ def diff_runs(before: RunSummary, after: RunSummary) -> RunDiff:
             )
         ),
     )
-
-
-def _is_of(rank: RankSummary, role: str | None, stage: str | None) -> bool:
-    return (rank.role, stage_of(rank)) == (role, stage)
 
 
 class _Key(NamedTuple):
@@ -300,7 +303,9 @@ def _groups(*traces: RankSummary) -> dict[_Group, list[StepSummary]]:
     return groups
 
 
-def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair], alone: RankSummaries) -> RoleDiff:
+def _role(
+    role: str | None, stage: str | None, all_pairs: Sequence[RankPair], alone: Sequence[str], unread: Sequence[str]
+) -> RoleDiff:
     pairs = list(map(_without_cold, all_pairs))
     sides = [[trace for pair in pairs for trace in pair.sides[side]] for side in (0, 1)]
     basis = _basis([*sides[0], *sides[1]])
@@ -338,7 +343,11 @@ def _role(role: str | None, stage: str | None, all_pairs: Sequence[RankPair], al
         ),
         notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
         corrupt=tuple(dict.fromkeys(trace.path for side in sides for trace in side if trace.problem)),
-        incomplete=(*_incomplete(kernels, iterations), *([f"only one side has {names_of(alone)}"] if alone else [])),
+        incomplete=(
+            *_incomplete(kernels, iterations),
+            *(f"only one side has {path}" for path in alone[:1]),
+            *(f"{path} could not be read" for path in unread[:1]),
+        ),
     )
 
 

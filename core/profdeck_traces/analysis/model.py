@@ -337,6 +337,8 @@ class RunSummary:
     """Roles of a run that recorded nothing."""
     findings: tuple[Finding, ...] = ()
     """What stands out: what is missing first, then by what can be gained."""
+    unread: tuple[str, ...] = ()
+    """Paths of traces, directories and records of runs that could not be read."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as dicts, tuples and scalars."""

@@ -62,6 +62,7 @@ def save(
         raise ConfigError(f"NAME: {name!r} is reserved, because {_RUN}.json identifies a run. Choose another name.")
     check_output(file, SUMMARY)
     summary, problems = arguments.summarise_paths([run], processes=processes, cache=cache)
+    problems = problems or [f"{path} cannot be read." for path in summary.unread]
     problems += [f"{rank.path}: {rank.problem}" for rank in summary.ranks if rank.problem]
     problems += [
         f"{capture.role} of step {capture.first_step} is {capture.status}."
@@ -69,7 +70,8 @@ def save(
         if capture.status != "complete"
     ]
     if problems:
-        raise TraceError(f"{terminal.short_path(run)} cannot be a baseline because it is incomplete. {problems[0]}")
+        reason = "it is incomplete" if summary.ranks else "no trace could be read"
+        raise TraceError(f"{terminal.short_path(run)} cannot be a baseline because {reason}. {problems[0]}")
     terminal.write_file(file, msgspec.json.encode(_without_details(summary).to_dict()), durable=True)
     terminal.print_line(
         f"{terminal.short_path(file)}: {plural(len(summary.ranks), 'trace')}, {terminal.size(file.stat().st_size)}"

@@ -74,7 +74,6 @@ def _report(destination: Path, merged: merging.Merged, *, json: bool) -> None:
         return
     error = "" if merged.clock_error_ns is None else f" within {merged.clock_error_ns / 1e3:,.0f} us"
     exception = f", except {plural(merged.unaligned, 'trace')}" if merged.unaligned else ""
-    contents = f"{len(merged.sources)} traces, {merged.events:,} events, {terminal.size(merged.size_bytes)}"
     terminal.stdout_console().print(
-        f"{destination}: {contents}; clocks aligned by: {merged.alignment}{error}{exception}", soft_wrap=True
+        f"{destination}: {merged.contents}; clocks aligned by: {merged.alignment}{error}{exception}", soft_wrap=True
     )

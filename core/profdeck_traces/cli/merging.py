@@ -10,6 +10,7 @@ import attrs
 import typer
 
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, terminal, trace_range
 
 if TYPE_CHECKING:
@@ -71,6 +72,13 @@ class Merged:
     size_bytes: int
     problems: Sequence[str]
     """Problems of the source traces."""
+
+    @property
+    def contents(self) -> str:
+        """Numbers of traces and events, and the size."""
+        exception = " (not all could be read completely)" if self.problems else ""
+        traces = f"{plural(len(self.sources), 'trace')}{exception}"
+        return f"{traces}, {plural(self.events, 'event')}, {terminal.size(self.size_bytes)}"
 
 
 @attrs.frozen

@@ -67,7 +67,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         writer = csv.writer(sys.stdout)
         writer.writerow(table.columns)
         writer.writerows(table.rows())
-    elif run.ranks or not problems:
+    else:
         show(run, paths, top=top, full=full, full_names=full_names)
     report_problems(run, problems)
 
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 def show(
     run: RunSummary, paths: Sequence[Path], *, top: int | None, full: bool = False, full_names: bool = False
 ) -> None:
-    """Print a summary in text form.
+    """Print a summary in text form, unless no trace could be read.
 
     Args:
         run: The summary.
@@ -84,6 +84,8 @@ def show(
         full: If True, print all findings, and all tables of each trace.
         full_names: If True, do not shorten names.
     """
+    if not run.ranks and run.unread:
+        return
     # Imported here because these modules take 0.1 s to import, and --json and --csv do not need them.
     from profdeck_traces.cli.summary_screen import MAX_FINDINGS, Screen, page
     from profdeck_traces.cli.summary_tables import tables

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from profdeck_traces.analysis.collective_skew import can_name_straggler
 from profdeck_traces.analysis.formatting import percent
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, of_run, runs_of
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
@@ -350,7 +351,9 @@ def _skew(group: GroupSkew, of_run: str, width: int, limit: int | None) -> _Tabl
     lines: _Table = []
     if any(rank.collectives for rank in group.ranks):
         what = label_of(group.role, group.replica, None, "") + of_run
-        who = "no rank stands out" if group.straggler is None else f"the others wait for rank {group.straggler}"
+        who = "no rank stands out" if can_name_straggler(group) else "too few collectives to name a rank"
+        if group.straggler is not None:
+            who = f"the others wait for rank {group.straggler}"
         lines.append(Text(f"Collectives{f' of {what}' if what else ''}: {who}", style="bold"))
         rows = [
             [

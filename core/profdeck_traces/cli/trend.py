@@ -58,7 +58,7 @@ def command(  # noqa: PLR0913 - the options of the command line
 
         console = terminal.stdout_console()
         text_layout.show(console, page(trend, text_layout.width_of(console, full_names=False), smallest))
-    else:
+    elif not errors:
         terminal.print_stderr("No capture has steps, iterations or stalls to compare.")
     if output is not None:
         from profdeck_traces.report.trend_page import write_trend_page

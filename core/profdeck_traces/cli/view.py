@@ -98,7 +98,7 @@ def _write_slim(merge: merging.Merge, directory: Path, operators: bool | None) -
         merged = merging.write_merged(merging.with_operators(merge), trace)
     for problem in merged.problems:
         terminal.warn(f"{problem} Only the readable part is shown.")
-    terminal.print_stderr(f"{len(merged.sources)} traces, {merged.events:,} events, {terminal.size(merged.size_bytes)}")
+    terminal.print_stderr(merged.contents)
     return trace
 
 

@@ -176,7 +176,9 @@ def about(run: RunSummary, teams: Sequence[Team]) -> str:
         parts.append(f"step{'s' if len(set(numbers)) > 1 else ''} {ranges(numbers)}")
     events = [rank.events for rank in run.ranks if rank.events is not None]
     parts.append(f"{sum(events):,} events" if events else "devices only")
-    if all(rank.whole for rank in run.ranks) and not not_complete(run):
+    if run.unread:
+        parts.append(f"{plural(len(run.unread), 'path')} not readable")
+    elif all(rank.whole for rank in run.ranks) and not not_complete(run):
         parts.append("all whole")
     elif not any(rank.whole or rank.problem for rank in run.ranks):
         parts.append("not proved whole")
@@ -210,6 +212,7 @@ def not_complete(run: RunSummary) -> list[tuple[str, str]]:
     lines += [("missing", f"missing: {role}, which recorded nothing") for role in run.silent_roles]
     if not run.captures:
         lines += [("partial", f"damaged: {rank.path}") for rank in run.ranks if rank.problem][:_MAX_LISTED]
+        lines += [("failed", f"not readable: {path}") for path in run.unread[:_MAX_LISTED]]
     return lines
 
 

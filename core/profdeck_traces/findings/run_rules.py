@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from profdeck_traces.analysis.capture_matching import stage_of
+from profdeck_traces.analysis.collective_skew import can_name_straggler
 from profdeck_traces.analysis.model import GroupSkew, RunSummary
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, strangers
 from profdeck_traces.analysis.run_model import Finding
@@ -36,6 +37,11 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
             f"{sum(statuses.values())} of {len(run.captures)} recordings are not complete ({counts}), such as "
             f"{who} of step {worst.first_step}{why}",
             "see `profdeck ls`; what is said here is of the others",
+        )
+    if run.unread and not statuses:
+        yield _notice(
+            f"{plural(len(run.unread), 'path')} could not be read, such as {run.unread[0]}",
+            "see the errors and warnings; what is said here is of the others",
         )
     broken = [rank for rank in run.ranks if rank.problem]
     if broken and not statuses:
@@ -115,7 +121,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
             yield RankFinding(
                 rule="imbalance",
                 text=f"{whose} wait for each other {percent(skew_us / total_us)} of the time in collectives "
-                f"({ms(gain_us)} a step), no rank more than the others",
+                f"({ms(gain_us)} a step), {_last_arrivals(group)}",
                 do="balance the work: sequence lengths, micro-batches, experts",
                 label=view.label,
                 capture=view.rank.capture,
@@ -124,6 +130,14 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
                 evidence=view.evidence(),
                 of_all=True,
             )
+
+
+def _last_arrivals(group: GroupSkew) -> str:
+    """Describe the last arrivals of a group without a straggler."""
+    if can_name_straggler(group):
+        return "no rank more than the others"
+    collectives = max(rank.collectives for rank in group.ranks)
+    return f"with too few collectives ({collectives}) to name a rank"
 
 
 def _slow_view(group: GroupSkew, views: Sequence[RankView]) -> RankView | None:

@@ -106,6 +106,8 @@ class RunState:
     recordings: tuple[RecordingAbout, ...] = ()
     silent_roles: tuple[str, ...] = ()
     """Configured roles without any capture."""
+    unreadable: tuple[str, ...] = ()
+    """Directories and records of runs that cannot be read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +120,8 @@ class RecordedTraces:
     """Traces that do not count, such as copies. Maps their paths to the path and the reason to report."""
     other_runs: tuple[Path, ...] = ()
     """Runs inside another run. None of their files count."""
+    unreadable: tuple[tuple[Path, str], ...] = ()
+    """Directories that cannot be read, and the reasons."""
 
 
 class RunRecords(Protocol):

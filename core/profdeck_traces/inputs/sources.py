@@ -190,6 +190,9 @@ def recorded_sources(
             raise TraceError(f"{path} does not exist.")
         recorded = run_records().traces(path)
         found.skip(recorded)
+        if on_left_out is not None:
+            for directory, reason in recorded.unreadable:
+                on_left_out(directory, reason)
         for trace, facts in recorded.facts.items():
             if facts.rank is not None:
                 found.add(TraceSource(trace, facts))

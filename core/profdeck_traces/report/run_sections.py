@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from profdeck_traces.analysis.collective_skew import can_name_straggler
 from profdeck_traces.analysis.diff import diff_runs
 from profdeck_traces.analysis.diff_model import Change, RoleDiff
 from profdeck_traces.analysis.diff_text import MANY, SECTIONS, basis_of, is_inconclusive, verdict_of
@@ -21,7 +22,9 @@ _STYLES = {"slower": "poor", "faster": "good"}
 
 def skew_section(group: GroupSkew, of_run: str, place: int) -> dict[str, Any]:
     """Return the section about arrival times at collectives."""
-    who = "No rank stands out" if group.straggler is None else f"The others wait for rank {group.straggler}"
+    who = "No rank stands out" if can_name_straggler(group) else "Too few collectives to name a rank"
+    if group.straggler is not None:
+        who = f"The others wait for rank {group.straggler}"
     return {
         "id": f"skew{place}",
         "text": f"{label_of(group.role, group.replica, None, 'All ranks')}{of_run}: {who}. {group.note or ''}",

@@ -214,3 +214,30 @@ def test_no_trailing_spaces_in_a_pipe(cli: Cli, record: Record, command: tuple[s
     lines = cli(*command).stdout.splitlines()
     assert len(lines) > 1
     assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("roles", [5, "trainer", {"trainer": 1}, ["trainer", 5]])
+def test_invalid_roles_of_a_run_are_reported(cli: Cli, record: Callable[..., Path], roles: object) -> None:
+    run = record(3)
+    about = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(about | {"roles": roles}))
+    result = cli("ls", run)
+    assert result.exit_code == 1
+    assert "run.json: `roles` is not a list of names" in " ".join(result.stdout.split())
+    assert "all whole" not in cli("summary", run).stdout
+
+
+@pytest.mark.parametrize("level", ["step_000003", "step_000003/trainer"])
+def test_linked_directory_counts_in_no_command(
+    cli: Cli, record: Callable[..., Path], tmp_path: Path, level: str
+) -> None:
+    run = record(1, 3)
+    (run / level).rename(tmp_path / "elsewhere")
+    (run / level).symlink_to(tmp_path / "elsewhere")
+    results = {name: cli(name, run) for name in ("ls", "summary", "trend")}
+    assert results["ls"].exit_code == 1
+    for result in results.values():
+        assert "cannot be read: it is a symbolic link" in " ".join(result.output.split())
+    assert "all whole" not in results["summary"].stdout
+    assert cli("baseline", "save", "main", run).exit_code == 4
+    assert "is inconclusive" in cli("diff", run, run).stdout

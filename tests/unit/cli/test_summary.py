@@ -206,3 +206,29 @@ def test_corrupt_npu_table_is_reported(cli: Cli, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert "AI_CORE" in result.stdout
     assert "communication.json: The JSON is truncated" in result.stderr
+
+
+def test_trace_that_was_not_read_is_not_called_whole(cli: Cli, record: Record, tmp_path: Path) -> None:
+    traces = sorted(record(3, ranks=(0, 1), world_size=2).rglob("*.trace.json"))
+    (tmp_path / "copies").mkdir()
+    for trace in traces:
+        (tmp_path / "copies" / trace.name).write_bytes(trace.read_bytes())
+    broken = tmp_path / "copies" / traces[0].name
+    broken.write_text("invalid")
+    result = cli("summary", "copies")
+    assert (result.exit_code, "all whole" in result.stdout) == (4, False)
+    assert "1 path not readable" in result.stdout
+    assert f"1 path could not be read, such as copies/{broken.name}" in " ".join(result.stdout.split())
+    assert json.loads(cli("summary", "copies", "--json").stdout)["unread"] == [f"copies/{broken.name}"]
+    assert "is inconclusive" in cli("diff", "copies", "copies").stdout
+    merged = cli("merge", "copies", "-o", "merged.json")
+    assert (merged.exit_code, "not all could be read completely" in " ".join(merged.stdout.split())) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["summary", "trend", "merge", "export", "report", "diff", "ls"])
+def test_nothing_is_said_about_a_run_that_does_not_exist(cli: Cli, name: str) -> None:
+    output = {"merge": ("-o", "out.json"), "export": ("--parquet", "out"), "report": ("-o", "out.html")}
+    result = cli(name, "absent", *(["absent"] if name == "diff" else output.get(name, ())))
+    assert result.exit_code == 4
+    assert "absent" in result.stderr
+    assert not any(words in result.stdout for words in ("whole", "stands out", "the same", "complete", "0 traces"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,19 +178,30 @@ def test_findings_are_independent_of_the_order_of_ranks(tmp_path: Path) -> None:
     assert attrs.asdict(read(directory).findings[0])["rule"] == "straggler"
 
 
-def test_alternately_late_ranks_have_no_straggler(tmp_path: Path) -> None:
-    """Two ranks without devices are alternately late at collectives, by 5 of 10 ms."""
+def write_late_ranks(directory: Path, last_ranks: Sequence[int]) -> None:
+    """Write traces of two ranks without devices. At each collective, one rank arrives 5 of 10 ms late."""
     for rank in range(2):
         events: list[dict[str, Any]] = []
-        for call in range(40):
-            late_us = 5000 if call % 2 == rank else 0
+        for call, last in enumerate(last_ranks):
+            late_us = 5000 if last == rank else 0
             name = {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 2}
             events.append(name | {"ts": 10_000 * call + late_us, "dur": 6000 - late_us})
             step = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{call}", "pid": 1, "tid": 1}
             events.append(step | {"ts": 10_000 * call, "dur": 10_000})
         about = {"rank": rank, "world_size": 2, "pg_count": 1}
-        path = tmp_path / f"rank{rank}.trace.json"
+        path = directory / f"rank{rank}.trace.json"
         path.write_text(json.dumps({"distributedInfo": about, "traceEvents": events}))
+
+
+def test_alternately_late_ranks_have_no_straggler(tmp_path: Path) -> None:
+    write_late_ranks(tmp_path, [0, 1] * 20)
     (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
     waited = "83% of the time in collectives (5.00 ms a step)"
     assert imbalance.text == f"Ranks wait for each other {waited}, no rank more than the others."
+
+
+def test_few_collectives_do_not_name_a_rank(tmp_path: Path) -> None:
+    """Rank 1 is last at each of three collectives, which does not prove that no rank is slower."""
+    write_late_ranks(tmp_path, [1] * 3)
+    (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
+    assert imbalance.text.endswith(", with too few collectives (3) to name a rank.")
