@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from profdeck.base.launchers import Launcher as Launcher, library_identity as library_identity
     from profdeck.base.processes import (
         is_running as is_running,
+        pid_namespace as pid_namespace,
         process_started as process_started,
         start_detached as start_detached,
     )
@@ -121,7 +122,7 @@ SECTIONS = {
         "profdeck.records.manifest": "Manifest is_manifest read_manifest",
         "profdeck_traces.base.files": "directory_size file_size lock_directory replace_file user_path",
         "profdeck.base.json_files": "JsonKind",
-        "profdeck.base.processes": "is_running process_started start_detached",
+        "profdeck.base.processes": "is_running pid_namespace process_started start_detached",
         "profdeck.on_demand.stores": "Store",
     },
     "Commands": {

@@ -29,7 +29,7 @@ from typing import BinaryIO, Literal
 import attrs
 
 from profdeck import ProfdeckError
-from profdeck.plugin import CaptureError, TraceError, describe_error, process_started
+from profdeck.plugin import CaptureError, TraceError, describe_error, pid_namespace, process_started
 from profdeck_npu.analyser import CANNOT_START
 from profdeck_npu.options import Export
 from profdeck_npu.traces.analysis_state import OUTPUT, STATE_FILE, AnalysisState, read_state, write_state
@@ -294,6 +294,7 @@ def new_state(
         host=socket.gethostname(),
         pid=pid,
         process_started=process_started(pid),
+        pid_namespace=pid_namespace(),
         started_ns=time.time_ns(),
         remedy=remedy(directory),
         expected=patterns,

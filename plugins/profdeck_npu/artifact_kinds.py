@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -89,8 +88,7 @@ class AscendDirectoryKind(ArtifactKind):
         if state is None or state.state not in {"pending", "running"}:
             return None
         description = f"the analysis of {path.name} (process {state.pid} on {state.host})"
-        is_local = state.host == socket.gethostname()
-        return PendingWork(what=description, alive=state.is_active if is_local else None, pid=state.pid)
+        return PendingWork(what=description, alive=state.is_active, pid=state.pid)
 
 
 class KernelTableKind(ArtifactKind):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from collections import Counter
@@ -144,21 +143,26 @@ def _find_directories(paths: Sequence[Path]) -> Iterator[Path]:
 
 def _skipped_result(directory: Path, export: Sequence[Export], *, force: bool) -> _Result | None:
     """Return the result of a directory that is skipped, or ``None`` if the directory must be analysed."""
-    if problem := _recording_problem(directory) or _analysis_problem(directory, force=force):
+    if problem := _recording_problem(directory, force=force) or _analysis_problem(directory, force=force):
         return _Result(directory, AnalysisOutcome.BUSY, (problem,))
     if not force and analysis.is_analysed(directory, export):
         return _Result(directory, AnalysisOutcome.KEPT)
     return None
 
 
-def _recording_problem(directory: Path) -> str | None:
-    """Return a message if a process is still recording into the directory."""
+def _recording_problem(directory: Path, *, force: bool) -> str | None:
+    """Return a message if a process is, or may be, still recording into the directory."""
     for file in directory.absolute().parent.glob("*.json"):
         if is_manifest(file) and directory.name.startswith((f"{file.stem}_", f"{file.stem}.")):
             with suppress(ProfdeckError):
                 manifest = read_manifest(file)
                 if manifest.under_way:
                     return f"process {manifest.pid} is still recording; analyse the directory after the capture"
+                if manifest.under_way is None and not force:
+                    return (
+                        f"process {manifest.pid} on {manifest.host} has not ended the capture. If that process is no "
+                        "longer running, pass --force"
+                    )
     return None
 
 
@@ -172,7 +176,7 @@ def _analysis_problem(directory: Path, *, force: bool) -> str | None:
         return None
     if state.is_active:
         return analysis.in_progress_message(state)
-    if state.host != socket.gethostname() and not force:
+    if state.is_active is None and not force:
         return (
             f"process {state.pid} on {state.host} has not finished its analysis. If that process is no longer running, "
             "pass --force"

@@ -168,10 +168,18 @@ def write_invalid_finish(run: Path) -> None:
         (pin_step, "it is pinned"),
         (change_manifest, "rank 0 of trainer may still be recording"),
         (lambda run: change_manifest(run, host="elsewhere"), "rank 0 of trainer may still be recording"),
+        (lambda run: change_manifest(run, pid_namespace="pid:[1]"), "rank 0 of trainer may still be recording"),
         (lambda run: manifest_path(run, 1).write_text("{"), "not a readable manifest"),
         (write_invalid_finish, "finish.step1.json"),
     ],
-    ids=["pinned", "recorded", "recorded elsewhere", "damaged", "a finish that cannot be read"],
+    ids=[
+        "pinned",
+        "recorded",
+        "recorded elsewhere",
+        "recorded in another container",
+        "damaged",
+        "a finish that cannot be read",
+    ],
 )
 def test_pinned_running_or_unreadable_steps_are_kept(run: Path, prepare: Callable[[Path], object], reason: str) -> None:
     prepare(run)

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from profdeck import Profiler, Status
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
-from profdeck.base.processes import process_started
+from profdeck.base.processes import ProcessId, process_started
 from profdeck.records.capture import CaptureRecord
 from profdeck.records.manifest import read_manifest
 from profdeck.records.run_directory import run_name
@@ -114,7 +116,9 @@ def test_capture_of_an_exited_process_is_missing(capture_rank, tmp_path: Path) -
         ({}, Status.RECORDING),
         ({"process_started": "1"}, Status.MISSING),  # another process uses this process ID
         ({"pid": 2**22 - 1}, Status.MISSING),
-        ({"host": "elsewhere"}, Status.MISSING),
+        ({"host": "elsewhere"}, Status.RECORDING),  # unknown
+        ({"pid": 2**22 - 1, "pid_namespace": "pid:[1]"}, Status.RECORDING),  # a container with this host's name
+        ({"pid": 2**22 - 1, "pid_namespace": None}, Status.MISSING),  # written by an earlier version
     ):
         manifest.write_text(json.dumps(content | changes))
         assert read_run(tmp_path / "run").captures[0].ranks[0].status is status
@@ -216,6 +220,26 @@ def test_only_existing_processes_have_a_start_time() -> None:
     assert process_started(os.getpid())
     assert process_started(2**22 - 1) is None
     assert socket.gethostname()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create a PID namespace")
+@pytest.mark.parametrize("mount", [(), ("--mount-proc",)], ids=["outer /proc", "own /proc"])
+def test_process_in_another_pid_namespace_cannot_be_checked(mount: tuple[str, ...]) -> None:
+    script = (
+        "import attrs, json; from profdeck.base.processes import ProcessId; own = ProcessId()\n"
+        "print(json.dumps([attrs.asdict(own), own.alive]), flush=True); input()"
+    )
+    command = ["unshare", "--pid", "--fork", *mount, sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        fields, is_alive = json.loads(process.stdout.readline())
+        contained = ProcessId(**fields)
+        assert (is_alive, contained.pid, contained.host) == (True, 1, socket.gethostname())
+        assert contained.alive is None
+        process.communicate("\n")
+    assert contained.alive is None
+    assert ProcessId().alive
+    assert ProcessId(process_started="1").alive is False  # a container that was restarted reuses process IDs
 
 
 @pytest.fixture

@@ -125,7 +125,10 @@ class _Child:
             logger.info("Finish task for %s: done.", record.capture)
         elif record.has_ended:
             _warn(self.path, record)
-        elif record.by.pid in {self.process.pid, os.getpid()}:  # otherwise, `profdeck finish` has claimed the task
+        elif record.by.alive is not None and record.by.pid in {
+            self.process.pid,
+            os.getpid(),
+        }:  # otherwise, `profdeck finish` has claimed the task
             state = FinishState.FAILED if error else FinishState.INTERRUPTED
             problem = f"its process failed: {error}" if error else "its process was terminated"
             _warn(self.path, attrs.evolve(record, state=state, problem=problem), write=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from profdeck.after_capture.finish_record import finish_id
-from profdeck.base.processes import is_running
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.status import Status
 from profdeck_traces.base.errors import ProfdeckError
@@ -98,17 +96,15 @@ class Participants:
 
 
 def _process(manifest: Manifest) -> tuple[object, ...]:
-    return manifest.role_and_replica, manifest.rank, manifest.target, manifest.host, manifest.pid
+    return manifest.role_and_replica, manifest.rank, manifest.target, manifest.process
 
 
 def _state(manifest: Manifest) -> tuple[str, bool | None]:
     """Return the name and state of a participant that has not ended the capture, as in `Missing`."""
     part = f"({manifest.target})" if manifest.target else f"rank {manifest.rank}"
     name = f"{manifest.role_and_replica} {part} (process {manifest.pid} on {manifest.host})"
-    if manifest.host != socket.gethostname():
-        return name, None
-    if not is_running(manifest.host, manifest.pid, manifest.process_started):
-        return name, False
+    if not (alive := manifest.process.alive):
+        return name, alive
     limit_s = float(manifest.options.get("max_capture_s", 0.0))
     return name, True if time.time() < manifest.started_ns / 1e9 + limit_s else None
 

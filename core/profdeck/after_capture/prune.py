@@ -18,7 +18,6 @@ from profdeck.after_capture.work_in_progress import (
     describe_running_analysis,
     describe_running_finish,
     is_finish_record,
-    may_record,
 )
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import PrunedStep, locked_records, write_pruned
@@ -156,7 +155,7 @@ def _inspect(directory: Path) -> StepOnDisk:
     reasons += [
         f"rank {manifest.rank} of {manifest.role} may still be recording"
         for manifest in manifests
-        if may_record(manifest)
+        if manifest.under_way is not False
     ]
     first_step = int(directory.name.rpartition("_")[2])
     pruned = PrunedStep(

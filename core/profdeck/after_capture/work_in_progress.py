@@ -6,7 +6,6 @@ The commands `prune`, `upload`, `ls` and `finish` use this module.
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import attrs
 
 from profdeck.after_capture.finish_record import FinishRecord, FinishState, finish_id, read_record, record_path
-from profdeck.records.manifest import Manifest
 from profdeck.records.status import Status
 from profdeck.verification.report_model import RunReport
 from profdeck.verification.run_report import read_about, recorded_config
@@ -39,15 +37,6 @@ class FinishReport:
     """The path of the task's record."""
 
 
-def may_record(manifest: Manifest) -> bool:
-    """Return whether the process that wrote a manifest might still be recording.
-
-    A process on another host cannot be checked, so it is assumed to be running.
-    """
-    is_elsewhere = manifest.host != socket.gethostname()
-    return manifest.status is Status.RECORDING and (is_elsewhere or manifest.under_way)
-
-
 def is_finish_record(file: Path) -> bool:
     """Return whether a file's name is that of a finish task's record."""
     return file.name.startswith("finish.") and file.name.endswith(".json") and not file.name.endswith(".input.json")
@@ -70,14 +59,14 @@ def describe_running_finish(file: Path) -> str | None:
 def describe_running_analysis(file: Path) -> str | None:
     """Return why an artifact might still be in use by an analysis, or None if it is not in use.
 
-    An artifact whose state cannot be read is assumed to be in use.
+    An artifact is assumed to be in use if its state cannot be read or its process cannot be checked.
     """
     kind = kind_of(file)
     try:
         work = None if kind is None else kind.pending(file)
     except TraceError as error:
         return str(error)
-    return f"{file.name} is being analysed" if work is not None and work.alive else None
+    return f"{file.name} is being analysed" if work is not None and work.alive is not False else None
 
 
 def finish_ids(report: RunReport) -> list[tuple[int, str]]:

@@ -19,7 +19,12 @@ _DETACH = 'exec 3<&0; "$@" <&3 3<&- >&2 & echo $!'
 _START_S = 10.0
 
 
-def _pid_namespace() -> str | None:
+def pid_namespace() -> str | None:
+    """Return the PID namespace of this process, or None if it is unknown.
+
+    Process IDs are only comparable within one namespace. Containers on one host can share its name, but each has its
+    own namespace.
+    """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -34,15 +39,13 @@ class ProcessId:
     pid: int = attrs.field(factory=os.getpid)
     process_started: str | None = attrs.field(factory=lambda: process_started(os.getpid()))
     """Start time in clock ticks since boot; see `process_started`."""
-    pid_namespace: str | None = attrs.field(factory=_pid_namespace)
-    """PID namespace, because process IDs are only comparable within one namespace. Containers have their own."""
+    pid_namespace: str | None = attrs.field(factory=pid_namespace)
+    """See `pid_namespace`."""
 
     @property
     def alive(self) -> bool | None:
         """True if the process is running; ``None`` if it is on another host or in another PID namespace."""
-        if self.host != socket.gethostname() or self.pid_namespace != _pid_namespace():
-            return None
-        return is_running(self.host, self.pid, self.process_started)
+        return is_running(self.host, self.pid, self.process_started, self.pid_namespace)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -57,16 +60,20 @@ def process_started(pid: int) -> str | None:
     return fields[19] if len(fields) > 19 else None  # noqa: PLR2004  # the list starts at field 3
 
 
-def is_running(host: str, pid: int, started: str | None) -> bool:
-    """Return whether a process is running. Processes on other hosts are never reported as running.
+def is_running(host: str, pid: int, started: str | None, namespace: str | None = None) -> bool | None:
+    """Return whether a process is running; ``None`` if it is on another host or in another PID namespace.
 
     Args:
         host: the process's host name, as `socket.gethostname` returns it on that host.
         pid: the process ID.
         started: the process's start time, as returned by `process_started`. It distinguishes the process from a later
             process with the same ID.
+        namespace: the process's PID namespace, as returned by `pid_namespace`. If it is None, the current namespace is
+            assumed.
     """
-    if host != socket.gethostname() or pid <= 0:  # for kill, 0 and negative numbers are process groups
+    if host != socket.gethostname() or namespace not in {None, pid_namespace()}:
+        return None
+    if pid <= 0:  # for kill, 0 and negative numbers are process groups
         return False
     try:
         os.kill(pid, 0)
@@ -89,6 +96,9 @@ def has_ended(stat: list[str]) -> bool:
 def process_stat(pid: int) -> list[str]:
     """Return the fields of ``/proc/<pid>/stat`` from the third field (state) on, or [] if the file is unreadable."""
     try:
+        # A process in a new PID namespace can still have the old namespace's /proc, which has other process IDs.
+        if str(Path("/proc/self").readlink()) != str(os.getpid()):
+            return []
         # The second field is the name in parentheses, which can contain spaces and parentheses.
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

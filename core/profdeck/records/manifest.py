@@ -16,7 +16,7 @@ import attrs
 import msgspec
 
 from profdeck.base.json_files import JsonKind
-from profdeck.base.processes import cached_process_started, is_running
+from profdeck.base.processes import ProcessId, cached_process_started, pid_namespace
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
 from profdeck.records.capture import CaptureRecord
@@ -69,6 +69,8 @@ class Manifest:
     pid: int
     process_started: str | None
     """Start time of the process in clock ticks since boot. It distinguishes processes that have the same pid."""
+    pid_namespace: str | None = None
+    """PID namespace of the process, such as ``pid:[4026531836]``. None in manifests of earlier versions."""
     first_step: int
     last_step: int
     """The last global step that had started. It is less than ``first_step`` if the capture ended during its warm-up."""
@@ -135,9 +137,16 @@ class Manifest:
         return self.stall_s if self.stall_s is not None and 0 <= self.stall_s <= _MAX_STALL_S else None
 
     @property
-    def under_way(self) -> bool:
-        """True if the process is still running and recording. Always False if the process is on another host."""
-        return self.status is Status.RECORDING and is_running(self.host, self.pid, self.process_started)
+    def process(self) -> ProcessId:
+        """The process that wrote the manifest."""
+        return ProcessId(
+            host=self.host, pid=self.pid, process_started=self.process_started, pid_namespace=self.pid_namespace
+        )
+
+    @property
+    def under_way(self) -> bool | None:
+        """True if the process is still running and recording; ``None`` if this cannot be checked from this process."""
+        return self.status is Status.RECORDING and self.process.alive
 
 
 @attrs.frozen(kw_only=True)
@@ -251,6 +260,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         host=identity.host,
         pid=identity.pid,
         process_started=cached_process_started(identity.pid),
+        pid_namespace=pid_namespace(),
         first_step=capture.first_step,
         last_step=capture.current_step,
         stage=capture.stage,

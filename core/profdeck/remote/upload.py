@@ -24,7 +24,6 @@ from profdeck.after_capture.work_in_progress import (
     describe_running_analysis,
     describe_running_finish,
     is_finish_record,
-    may_record,
 )
 from profdeck.backends.hookspecs import hookimpl
 from profdeck.records.manifest import is_manifest, read_manifest
@@ -275,7 +274,7 @@ def _add_manifest(file: Path, step: str, plan: _UploadPlan) -> list[Path]:
         return [file]  # readers of the copy report the same error
     artifacts = [file.parent / record.name for record in manifest.artifacts]
     reasons = [reason for path in artifacts if (reason := describe_running_analysis(path))]
-    if may_record(manifest):
+    if manifest.under_way is not False:
         reasons = [f"rank {manifest.rank} of {manifest.role} may still be recording"]
     if reasons:
         plan.unfinished.extend(f"{step}: {reason}" for reason in reasons)

@@ -326,7 +326,11 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
         if manifest.under_way:
             state = f"waits for {manifest.waits_for}" if manifest.waits_for else "is still recording"
             return Status.RECORDING, (f"Process {manifest.pid} {state}.",)
-        return Status.MISSING, (f"Process {manifest.pid} on {manifest.host} exited without ending the capture.",)
+        process = f"Process {manifest.pid} on {manifest.host}"
+        if manifest.under_way is None:
+            unknown = "Its state cannot be checked here: it is on another host or in another PID namespace."
+            return Status.RECORDING, (f"{process} has not ended the capture. {unknown}",)
+        return Status.MISSING, (f"{process} exited without ending the capture.",)
     file_problems = [f"{artifact.path.name}: {artifact.problem}" for artifact in artifacts if artifact.problem]
     problems = tuple(dict.fromkeys([*manifest.problems, *file_problems]))
     # A target's own files are optional, because its ranks write the traces.

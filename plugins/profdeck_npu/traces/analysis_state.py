@@ -30,6 +30,8 @@ class AnalysisState:
     """Process that runs the analysis."""
     process_started: str | None
     """Start time of that process, as returned by `profdeck.base.processes.process_started`."""
+    pid_namespace: str | None = None
+    """PID namespace of that process. ``None`` in files of earlier versions."""
     started_ns: int
     """Time of the request in the state ``pending``, else the start time of the analysis."""
     ended_ns: int | None = None
@@ -41,9 +43,13 @@ class AnalysisState:
     """Patterns of the files that a finished analysis must have written, relative to `OUTPUT`."""
 
     @property
-    def is_active(self) -> bool:
-        """True if the analysis is queued or running and its process is alive. Always False on other hosts."""
-        return self.state in {"pending", "running"} and is_running(self.host, self.pid, self.process_started)
+    def is_active(self) -> bool | None:
+        """True if the analysis is queued or running and its process is alive.
+
+        ``None`` if the process cannot be checked, because it is on another host or in another PID namespace.
+        """
+        is_pending = self.state in {"pending", "running"}
+        return is_pending and is_running(self.host, self.pid, self.process_started, self.pid_namespace)
 
 
 _STATE = JsonKind(AnalysisState)

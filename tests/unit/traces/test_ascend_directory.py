@@ -358,13 +358,23 @@ def test_analysis_in_progress_is_reported(directory: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pending", "running"])
-@pytest.mark.parametrize("changes", [{"pid": NOBODY}, {"process_started": "1"}, {"host": "elsewhere"}])
+@pytest.mark.parametrize("changes", [{"pid": NOBODY}, {"process_started": "1"}])
 def test_interrupted_analysis_is_reported_with_a_command(tmp_path: Path, name: str, changes: dict[str, Any]) -> None:
     directory = raw(tmp_path)
     write_state(directory, state(name, **changes))
 
     assert check_directory(directory).problem == ("its analysis ended without a result; run: profdeck npu analyse DIR")
     with pytest.raises(TraceError, match="has no timeline: its analysis ended without a result; run: profdeck"):
+        read_trace(directory)
+
+
+@pytest.mark.parametrize("changes", [{"host": "elsewhere"}, {"pid_namespace": "pid:[1]"}])
+def test_analysis_that_cannot_be_checked_is_not_called_ended(tmp_path: Path, changes: dict[str, Any]) -> None:
+    directory = raw(tmp_path)
+    write_state(directory, state("running", **changes))
+
+    assert "has not ended, which cannot be checked here" in (check_directory(directory).problem or "")
+    with pytest.raises(TraceError, match="has no timeline: its analysis by process .* has not ended"):
         read_trace(directory)
 
 
