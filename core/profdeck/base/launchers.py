@@ -62,6 +62,10 @@ class Launcher:
         job = environ.get(self.job_id, _NO_ID)
         return None if job == _NO_ID else f"{self.name}-{job}"
 
+    def process_name(self) -> str | None:
+        """Return the name of this process in the launcher, such as an actor, or ``None`` if it has none."""
+        return None
+
     def library_identity(self, role: str, *, mesh: Any = None, replica: int | None = None) -> Identity | None:  # noqa: ARG002  # for subclasses
         """Return the identity reported by the launcher's library, or ``None`` if it reports none."""
         return None
@@ -82,6 +86,11 @@ def launcher_identity(role: str, environ: Mapping[str, str] = os.environ) -> Ide
     """
     identities = (launcher.identity(role, environ) for launcher in installed_launchers())
     return next(filter(None, identities), None)
+
+
+def process_name() -> str | None:
+    """Return the name of this process in its launcher, such as an actor, or ``None`` if it has none."""
+    return next(filter(None, (launcher.process_name() for launcher in installed_launchers())), None)
 
 
 def library_identity(role: str = "trainer", *, mesh: Any = None, replica: int | None = None) -> Identity:

@@ -81,6 +81,9 @@ class _OwnStatus:
             OSError: the store cannot be reached.
         """
         previous = self._read()
+        if previous is not None and previous.at != self.process.at and not previous.ended and previous.at.alive:
+            text = "Process %d on %s is %s, too. Give each process its own Identity."
+            logger.warning(text, previous.at.pid, previous.at.host, previous.name)
         if previous is not None and previous.done and self.process.token is None:
             fields = ("token", "step", "done", "captures", "problem", "incomplete")
             self.process = attrs.evolve(self.process, **{field: getattr(previous, field) for field in fields})

@@ -8,6 +8,7 @@ rank that crashes while recording.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,6 +17,7 @@ import attrs
 import msgspec
 
 from profdeck.base.json_files import JsonKind
+from profdeck.base.launchers import process_name
 from profdeck.base.processes import ProcessId, cached_process_started, pid_namespace
 from profdeck.config.targets import Policy
 from profdeck.records.artifact import Artifact, ClockAnchor
@@ -71,6 +73,10 @@ class Manifest:
     """Start time of the process in clock ticks since boot. It distinguishes processes that have the same pid."""
     pid_namespace: str | None = None
     """PID namespace of the process, such as ``pid:[4026531836]``. None in manifests of earlier versions."""
+    process_name: str | None = None
+    """Name of the process in its launcher, such as an actor. None if the launcher has no names."""
+    joined_ns: int | None = None
+    """Time at which the process created its profiler or received the request. None in manifests of earlier versions."""
     first_step: int
     last_step: int
     """The last global step that had started. It is less than ``first_step`` if the capture ended during its warm-up."""
@@ -158,6 +164,8 @@ class ManifestWriter:
     options: Mapping[str, Any] = attrs.field(converter=redact_values)
     expected_ranks: tuple[int, ...]
     more_follow: bool = False
+    joined_ns: int = attrs.field(factory=time.time_ns)
+    process_name: str | None = attrs.field(factory=process_name)
     write: Callable[[Path, bytes], None] = lambda path, content: replace_file(path, content, durable=True)
     """Function that writes a manifest, replacing any existing one. Fleets write their targets' manifests in batches."""
 
@@ -261,6 +269,8 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         pid=identity.pid,
         process_started=cached_process_started(identity.pid),
         pid_namespace=pid_namespace(),
+        process_name=recorder.process_name,
+        joined_ns=recorder.joined_ns,
         first_step=capture.first_step,
         last_step=capture.current_step,
         stage=capture.stage,

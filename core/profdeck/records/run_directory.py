@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
@@ -31,9 +32,13 @@ from profdeck.base.json_files import JSON_OBJECT
 from profdeck.base.launchers import installed_launchers
 from profdeck.base.processes import process_started
 from profdeck.records.capture import CaptureRecord, Unit
-from profdeck.records.manifest import SCHEMA, ManifestWriter, encode, manifest_of
+from profdeck.records.identity_conflicts import describe_conflict, is_conflict
+from profdeck.records.manifest import SCHEMA, Manifest, ManifestWriter, encode, manifest_of, read_manifest
 from profdeck.records.request import BatchKind, CaptureRequest
+from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.files import write_new
+
+logger = logging.getLogger("profdeck")
 
 RUN_FILE = "run.json"
 RUN_VARIABLE = "PROFDECK_RUN"
@@ -114,11 +119,13 @@ class RunDirectory:
         self._make(capture.directory)
         requested_id, take = capture.id, 1
         while True:
+            manifest = manifest_of(capture, recorder)
             try:
-                write_new(capture.manifest_path, encode(manifest_of(capture, recorder)))
+                write_new(capture.manifest_path, encode(manifest))
             except FileExistsError:
                 if take == _MAX_TAKES:  # the file system might report this for every name
                     raise
+                _report_conflict(capture, manifest)
                 take += 1
                 capture.id = f"{requested_id}-take{take}"
             except FileNotFoundError:  # another process has just removed its capture and the empty directory
@@ -190,6 +197,15 @@ class RunDirectory:
                 f"{path} resolves to {target}, outside of the output directory {output}. "
                 "Remove the symbolic link, or set output to the directory for the files."
             )
+
+
+def _report_conflict(capture: CaptureRecord, manifest: Manifest) -> None:
+    """Add a problem to a capture if its manifest's path is that of another live process."""
+    with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it
+        earlier = read_manifest(capture.manifest_path)
+        if is_conflict(manifest, earlier) and (problem := describe_conflict(earlier)) not in capture.problems:
+            logger.warning("Capture %s: %s", capture.id, problem)
+            capture.report_problem(problem)
 
 
 def remove_capture(capture: CaptureRecord) -> None:

@@ -14,6 +14,7 @@ import attrs
 from profdeck.base.json_files import JSON_OBJECT
 from profdeck.config.model import Mode
 from profdeck.config.schedule import Schedule
+from profdeck.records.identity_conflicts import find_conflicts
 from profdeck.records.manifest import ArtifactRecord, Manifest, is_manifest, read_manifest
 from profdeck.records.pruned import PrunedStep, read_pruned
 from profdeck.records.run_directory import RUN_FILE, is_step_directory, replica_directory, runs_below
@@ -133,6 +134,8 @@ def judge(
         manifests: The manifests of the run and their paths.
         checks: Checks of the files that the manifests list.
     """
+    manifests = [*manifests]
+    conflicts = find_conflicts(manifests)
     groups: dict[tuple[int, str, int, str], list[tuple[Path, Manifest]]] = defaultdict(list)
     targets: list[tuple[Path, Manifest]] = []
     for file, manifest in manifests:
@@ -144,7 +147,7 @@ def judge(
     last_steps: dict[_RequestKey, int] = {
         (file.parent, manifest.capture): manifest.last_step for file, manifest in targets
     }
-    captures = tuple(_capture(group, last_steps, checks) for _, group in sorted(groups.items()))
+    captures = tuple(_capture(group, last_steps, checks, conflicts) for _, group in sorted(groups.items()))
     ranks: dict[_RequestKey, set[int]] = defaultdict(set)
     for file, manifest in itertools.chain.from_iterable(groups.values()):
         ranks[file.parent, manifest.request].add(manifest.rank)
@@ -228,14 +231,17 @@ def recorded_config(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _capture(
-    group: list[tuple[Path, Manifest]], last_steps: Mapping[_RequestKey, int], checks: FileChecker | KnownChecks
+    group: list[tuple[Path, Manifest]],
+    last_steps: Mapping[_RequestKey, int],
+    checks: FileChecker | KnownChecks,
+    conflicts: Mapping[Path, str],
 ) -> CaptureReport:
     manifest = group[0][1]
     # Ranks of engines do not count global steps, so use the last step in the manifest of the target. With a window of
     # iterations, the capture can end before that step.
     steps = [one.last_step for _, one in group]
     steps += [last_steps.get((file.parent, one.request), 0) for file, one in group if one.iterations is None]
-    ranks = [_rank(file, manifest, checks) for file, manifest in group]
+    ranks = [_rank(file, manifest, checks, conflicts.get(file)) for file, manifest in group]
     expected = {rank for _, manifest in group for rank in manifest.expected_ranks}
     ranks += [_missing_rank(rank) for rank in expected - {rank.rank for rank in ranks}]
     return CaptureReport(
@@ -303,9 +309,12 @@ def _missing_rank(rank: int) -> RankReport:
     )
 
 
-def _rank(file: Path, manifest: Manifest, checks: FileChecker | KnownChecks) -> RankReport:
+def _rank(file: Path, manifest: Manifest, checks: FileChecker | KnownChecks, conflict: str | None) -> RankReport:
     artifacts = tuple(_artifact(file.parent, record, checks) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
+    if conflict is not None:
+        status = Status.PARTIAL if status is Status.COMPLETE else status
+        problems = tuple(dict.fromkeys([*problems, conflict]))
     return RankReport(
         rank=manifest.rank,
         parallel=manifest.parallel,
