@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
 import attrs
 
@@ -371,7 +371,11 @@ class SimulatedServer:
             return 405, "Method Not Allowed"
         if self.token is not None and arrival.headers.get("authorization") != f"Bearer {self.token}":
             return 401, "The token is missing or wrong. Set PROFDECK_TOKEN to the server's token."
-        valid_keys = {"start": set(attrs.fields_dict(CaptureRequest)), "stop": {"request", "token", "reason", "wait_s"}}
+        valid_keys = {
+            "start": set(attrs.fields_dict(CaptureRequest)),
+            "stop": {"request", "token", "reason", "wait_s"},
+            "status": {"request", "token"},
+        }
         if unknown_keys := set(arrival.body) - valid_keys.get(arrival.command, set()):
             return 400, f"unknown keys: {', '.join(sorted(unknown_keys))}"
         return 200, ""
@@ -408,7 +412,8 @@ class _Connection(asyncio.Protocol):
         if not separator or self._task is not None:
             return
         request_line, *header_lines = head.decode("ascii").split("\r\n")
-        method, path, version = request_line.split(" ")
+        method, target, version = request_line.split(" ")
+        path, _, query = target.partition("?")
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in header_lines)}
         size = int(headers.get("content-length", 0))
         if len(body) < size:
@@ -422,7 +427,7 @@ class _Connection(asyncio.Protocol):
             received_ns=received_ns,
             connection=self._number,
             headers=headers,
-            body=json.loads(body[:size] or b"{}"),
+            body=json.loads(body[:size] or b"{}") | dict(parse_qsl(query)),
         )
         self._server.arrivals.append(arrival)
         self._server.request_received.set()

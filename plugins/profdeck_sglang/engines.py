@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,6 +31,7 @@ from profdeck_sglang import applied_hooks, protocol
 
 T = TypeVar("T")
 
+_MAX_REQUESTS = 64
 _REPLY_TIMEOUT_S = 30.0
 """Timeout for the other ranks after the reply of the first rank. All ranks receive a command at the same time."""
 _REPLY_POLL_S = 0.01
@@ -100,8 +102,8 @@ class SglangObject(SglangEngine):
         self._reply_timeout_s = min(_REPLY_TIMEOUT_S, timeout_s)
         self._active_request: CaptureRequest | None = None
         """The last request that all processes accepted."""
-        self._last_request: CaptureRequest | None = None
-        """The last start request. If a process rejected it, other processes may have accepted it."""
+        self._requests: deque[CaptureRequest] = deque(maxlen=_MAX_REQUESTS)
+        """The last start requests. If a process rejected one, other processes may have accepted it."""
         self._is_finished = True
         """True if the captures of the active request are complete."""
         self._final_answer: Answer | None = None
@@ -141,9 +143,10 @@ class SglangObject(SglangEngine):
         if command == "start":
             if not (applied_hooks.is_detokenizer_hook_applied() and self._has_detokenizer):
                 content["engine"] = {**content.get("engine", {}), protocol.DETOKENIZER: False}
-            request = self._last_request = structure(content, CaptureRequest, where="")
-        elif self._last_request is not None and content.get("token") == self._last_request.token:
-            request = self._last_request  # Also matches the rollback of a rejected start.
+            request = structure(content, CaptureRequest, where="")
+            self._requests.append(request)
+        elif "token" in content:  # of an earlier capture, or of a rejected start that is rolled back
+            request = next((sent for sent in self._requests if sent.token == content["token"]), request)
         replies = None if request is None else self._create_reply_directory(request)
         try:
             answer = await self._exchange(command, content, request, replies)
@@ -153,7 +156,9 @@ class SglangObject(SglangEngine):
         if command == "start" and not any(reply.error for reply in answer.all):
             self._active_request, self._is_finished, self._final_answer = request, False, None
             self._save_at_shutdown()
-        elif all(reply.state in {RequestState.IDLE, RequestState.ENDED} for reply in answer.all):
+        elif request is self._active_request and all(
+            reply.state in {RequestState.IDLE, RequestState.ENDED} for reply in answer.all
+        ):
             self._is_finished, self._final_answer = True, answer
         return answer
 

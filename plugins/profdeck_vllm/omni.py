@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from profdeck.engines import Outcome
+from profdeck.engines import Answer, Outcome
 from profdeck.plugin import CaptureError, TargetError
 from profdeck_vllm.engines import REMEDY, VllmObject
 from profdeck_vllm.worker import DESCRIBE_WORKER, METHOD
+
+_MAX_REQUESTS = 64
 
 
 def wrap_engine(target: Any) -> VllmObject:
@@ -32,6 +35,8 @@ class OmniObject(VllmObject):
         self._pipeline = engine
         self._stages: Sequence[int] = self._all_stages
         self._recording_ranks: tuple[int, ...] | None = None
+        self._selections: deque[tuple[str, Sequence[int], tuple[int, ...]]] = deque(maxlen=_MAX_REQUESTS)
+        """Token, recording stages and recording ranks of the last requests."""
 
     async def is_pipeline(self) -> bool:
         """Return whether there are several stages. With one stage, captures do not need to select a stage."""
@@ -49,6 +54,13 @@ class OmniObject(VllmObject):
     def recording_ranks(self) -> tuple[int, ...] | None:
         """The ranks that the last start request selected. The ``ranks`` of a request select ranks in each stage."""
         return self._recording_ranks
+
+    async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
+        """Send a command to the recording stages of its request, by default of the last request."""
+        for token, stages, ranks in self._selections:
+            if token == payload.get("token"):
+                self._stages, self._recording_ranks = stages, ranks
+        return await super().command(command, payload)
 
     async def complete_request(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Number the workers across the selected stages and replace ``ranks`` by these numbers.
@@ -75,6 +87,7 @@ class OmniObject(VllmObject):
         if not selected_ranks:
             raise TargetError(f"No stage of this pipeline has the ranks {list(payload['ranks'])}.", Outcome.REFUSED)
         self._stages, self._recording_ranks = stages, tuple(selected_ranks)
+        self._selections.append((payload["token"], stages, self._recording_ranks))
         return {**payload, "engine": {**engine, "workers": workers}, "ranks": selected_ranks}
 
     async def _describe_workers(self, stage: int) -> list[dict[str, Any]]:

@@ -124,7 +124,7 @@ def test_refused_start_is_reported_and_does_not_end_the_active_capture(answer: A
         await tracker.start(engine, REQUEST)
         with contextlib.suppress(TargetError):
             await tracker.start(engine, attrs.evolve(REQUEST, id="second", token="second"))  # noqa: S106  # as above
-        await tracker._query(engine)
+        await tracker._query(engine, tracker._request)
         return log.events
 
     assert asyncio.run(main()) == ["began", Outcome.ALREADY_ACTIVE, COMBINED]
@@ -140,7 +140,7 @@ def test_observer_error_does_not_stop_the_capture(caplog: pytest.LogCaptureFixtu
         tracker.observer = log
         engine = ScriptedEngine(ARMED, ENDED)
         await tracker.start(engine, REQUEST)
-        await tracker._query(engine)
+        await tracker._query(engine, tracker._request)
         return log.events
 
     assert asyncio.run(main()) == [COMBINED]

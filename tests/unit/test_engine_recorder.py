@@ -31,7 +31,7 @@ from profdeck.config.schedule import Iterations
 from profdeck.config.structuring import structure
 from profdeck.engine.worker import file_writer
 from profdeck.engine.worker.device import device_backend
-from profdeck.engine.worker.recorder import EngineRecorder, reply_data
+from profdeck.engine.worker.recorder import EngineRecorder, handle_command, reply_data
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck.verification.run_report import read_run
 from profdeck_traces.base.errors import ConfigError, UnknownPluginError
@@ -403,6 +403,46 @@ def test_stop_from_another_thread_is_deferred_to_the_next_iteration(
     manifest = read_manifests(tmp_path)["step1"]
     assert (manifest["status"], manifest["notes"]) == ("partial" if reason else "complete", [note])
     assert read_recorded_iterations(tmp_path) == {"step1": [0, 1] if inside_iteration else [0]}
+
+
+def test_client_reads_its_result_after_the_start_of_another_client(
+    recorder: EngineRecorder, make_request: MakeRequest
+) -> None:
+    def send(command: str, payload: dict[str, Any]) -> Reply:
+        return handle_command(command, payload, recorder, recorder.start, recorder.stop)
+
+    first, second = make_request(2, id="first"), make_request(2, id="second")
+    recorder.start(first)
+    iterate(recorder, [D, D])
+    wait_for_files(recorder)
+    recorder.start(second)
+    iterate(recorder, [D])
+
+    for command, key in (("stop", first.key), ("status", first.key), ("stop", {"request": "first"})):
+        reply = send(command, key)
+        assert (reply.request, reply.token, reply.state) == ("first", first.token, RequestState.ENDED)
+        assert [(recorded.id, recorded.status) for recorded in reply.captures] == [("first", Status.COMPLETE)]
+        assert (reply.iterations, reply.problems, reply.error) == (2, (), None)
+    for key in ({}, second.key, {"request": "unknown"}, {**first.key, "token": "unknown"}):
+        assert send("status", key).token == second.token
+    assert send("stop", first.key).pid == os.getpid()
+    iterate(recorder, [D])
+    wait_for_files(recorder)
+    assert send("stop", second.key).iterations == 2
+
+
+def test_results_of_unselected_ranks_and_repeated_ids_are_kept_apart(
+    recorder: EngineRecorder, make_request: MakeRequest
+) -> None:
+    requests = [make_request(1, id="same", ranks=ranks) for ranks in ("all", (7,), "all")]
+    for request in requests:
+        recorder.start(request)
+        iterate(recorder, [D])
+        wait_for_files(recorder)
+    replies = [handle_command("status", request.key, recorder, recorder.start, recorder.stop) for request in requests]
+    assert [reply.token for reply in replies] == [request.token for request in requests]
+    assert [reply.state for reply in replies] == [RequestState.ENDED, RequestState.IDLE, RequestState.ENDED]
+    assert [[recorded.id for recorded in reply.captures] for reply in replies] == [["same"], [], ["same-take2"]]
 
 
 def test_stop_from_another_thread_is_immediate_if_it_is_safe(

@@ -47,7 +47,8 @@ class Engine(ABC):
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         """Send ``start``, ``stop`` or ``status`` to all processes of the engine.
 
-        Each process executes the command with `profdeck.engines.handle_command`.
+        Each process executes the command with `profdeck.engines.handle_command`. If the payload of ``stop`` or
+        ``status`` contains the key of a request, the replies are about this request, even if it is not the last one.
 
         Raises:
             CaptureError: the engine does not reply.
@@ -79,7 +80,7 @@ class Engine(ABC):
         deadline = time.monotonic() + wait_s
         while any(reply.state is RequestState.WRITING for reply in answer.all) and time.monotonic() < deadline:
             await self.sleep(_WRITING_POLL_S)
-            answer = await self.command("status", {})
+            answer = await self.command("status", {key: payload[key] for key in ("request", "token") if key in payload})
         return answer
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:

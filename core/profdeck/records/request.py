@@ -53,6 +53,11 @@ class CaptureRequest:
     owner: ProcessId | None = None
     """The requesting process, which also stops the capture. None if a user sent the request directly."""
 
+    @property
+    def key(self) -> dict[str, str]:
+        """ID and token, as the ``stop`` and ``status`` commands contain them."""
+        return {"request": self.id, "token": self.token}
+
     @ranks.validator
     def _all_or_ranks(self, _: object, ranks: str | tuple[int, ...]) -> None:
         if ranks != "all" and (isinstance(ranks, str) or not ranks or min(ranks) < 0):

@@ -240,7 +240,7 @@ async def _query_status(engine: Engine, request: CaptureRequest) -> Answer:
         return Answer(ranks=())
     if not await engine.has_profdeck():
         raise CaptureError(f"{engine.name} has not loaded profdeck and cannot send files.")
-    answer = await engine.command("status", {})
+    answer = await engine.command("status", request.key)
     return answer if all(reply.token == request.token for reply in answer.ranks) else Answer(ranks=())
 
 

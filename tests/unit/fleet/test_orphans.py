@@ -93,6 +93,34 @@ def test_abandoned_capture_of_a_single_target_is_stopped(
     assert load_manifest().notes == (f"Stopped abandoned captures whose owner has exited: old of {EXITED}.",)
 
 
+def test_two_drivers_each_read_the_result_of_their_own_capture(
+    build_profiler: BuildProfiler, make_engine: Callable[..., Any], tmp_path: Path
+) -> None:
+    engine = make_engine()
+
+    async def main() -> None:
+        async with SimulatedServer(engine) as server:
+            first, second = (
+                build_profiler(server.url, {"run": name, "rollout.iterations": {"count": 2}}) for name in ("a", "b")
+            )
+            await first.astart(1)
+            engine.iterate(2)
+            assert await first.await_window(10)
+            while engine.ranks[0].reply().state is not RequestState.ENDED:  # noqa: ASYNC110  # a thread writes the files
+                await asyncio.sleep(0.01)
+            await second.astart(1)  # before the first driver has read its result
+            assert await first.await_window(10)
+            await first.astop()
+            engine.iterate(2)
+            await second.astop()
+
+    asyncio.run(main())
+    for name in ("a", "b"):
+        report = read_run(tmp_path / name)
+        assert (report.status, report.problems) == (Status.COMPLETE, ())
+        assert [target.problems for target in report.targets] == [()]
+
+
 @pytest.mark.parametrize(
     ("owner", "message", "fix"),
     [

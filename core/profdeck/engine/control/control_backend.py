@@ -25,7 +25,7 @@ from profdeck.config.structuring import unstructure
 from profdeck.engine.clusters import Actor, as_cluster_target
 from profdeck.engine.control.abandoned_captures import end_abandoned
 from profdeck.engine.control.merging import merge_ranks
-from profdeck.engine.control.outcomes import INACTIVE, check_started, evaluate_stop, rank_and_host
+from profdeck.engine.control.outcomes import check_started, evaluate_stop, is_active, rank_and_host
 from profdeck.engine.control.rank_files import RankFiles
 from profdeck.engine.engine import Engine, T
 from profdeck.engine.options import EngineOptions
@@ -189,7 +189,8 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         """Query the progress of the running capture."""
         if self._native is not None:
             return TargetState(ended=False, iterations=0)  # engines' own profilers do not report progress
-        return self._update_state(await self.engine.command("status", {}), self._request)
+        request = self._request
+        return self._update_state(await self.engine.command("status", request.key if request else {}), request)
 
     @property
     def states(self) -> Mapping[str, TargetState]:
@@ -198,12 +199,14 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     def _update_state(self, answer: Answer, request: CaptureRequest | None) -> TargetState:
         """Combine the replies of the selected ranks, and store the result."""
-        replies = [reply for reply in answer.ranks if request and request.selects(reply.rank)]
+        # A rank that replies about another request has no record of this one. `evaluate_stop` reports it.
+        replies = [reply for reply in answer.all if request and reply.token == request.token]
+        ranks = [reply for reply in answer.ranks if reply in replies and request and request.selects(reply.rank)]
         self._last_state = TargetState(
-            ended=all(reply.state in {RequestState.WRITING, RequestState.ENDED} for reply in replies),
-            iterations=min((reply.iterations for reply in replies), default=0),
-            waits_for=next((reply.waits_for for reply in replies if reply.waits_for), None),
-            writing=any(reply.state is RequestState.WRITING for reply in answer.all),
+            ended=all(reply.state in {RequestState.WRITING, RequestState.ENDED} for reply in ranks),
+            iterations=min((reply.iterations for reply in ranks), default=0),
+            waits_for=next((reply.waits_for for reply in ranks if reply.waits_for), None),
+            writing=any(reply.state is RequestState.WRITING for reply in replies),
         )
         return self._last_state
 
@@ -275,7 +278,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     async def _roll_back(self, request: CaptureRequest, reason: str) -> None:
         """Send a stop command, ignoring errors."""
-        stop = self.engine.command("stop", {"request": request.id, "token": request.token, "reason": reason})
+        stop = self.engine.command("stop", {**request.key, "reason": reason})
         if self.engine.blocking:
             with contextlib.suppress(CaptureError):
                 await stop
@@ -328,7 +331,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     async def _send_stop(self, request: CaptureRequest, reason: str | None) -> Answer:
         try:
-            return await self.engine.command("stop", {"request": request.id, "token": request.token, "reason": reason})
+            return await self.engine.command("stop", {**request.key, "reason": reason})
         except CaptureError:
             raise
         except BaseException:  # cancelled, possibly before the command was sent
@@ -343,11 +346,11 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
         """
         pause_s, queried_s = _MIN_POLL_S, time.monotonic()
         self._update_state(answer, files.request)
-        while any(reply.state not in INACTIVE for reply in answer.all):
+        while any(is_active(reply, files.request) for reply in answer.all):
             if time.monotonic() >= deadline_s:
                 labelled = [(rank_and_host(reply), reply) for reply in answer.ranks]
                 labelled += [(f"the {name}", reply) for name, reply in answer.frontends.items()]
-                active = [(label, reply) for label, reply in labelled if reply.state not in INACTIVE]
+                active = [(label, reply) for label, reply in labelled if is_active(reply, files.request)]
                 processes = ", ".join(f"{label} ({reply.state})" for label, reply in active)
                 start, end = _LATE_FILES_MESSAGE
                 limit_s = self.options.flush_timeout_s
@@ -358,7 +361,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
             is_due = time.monotonic() >= min(queried_s + _STATUS_INTERVAL_S, deadline_s)
             if not is_due and await self.engine.call(files.show_writing, answer):
                 continue
-            answer, queried_s = await self.engine.command("status", {}), time.monotonic()
+            answer, queried_s = await self.engine.command("status", files.request.key), time.monotonic()
             self._update_state(answer, files.request)
         return answer
 

@@ -11,6 +11,11 @@ INACTIVE = frozenset({RequestState.IDLE, RequestState.ENDED})
 """States without a running capture and without files to write."""
 
 
+def is_active(reply: Reply, request: CaptureRequest) -> bool:
+    """Return whether a process is still recording a request or writing its files."""
+    return reply.token == request.token and reply.state not in INACTIVE
+
+
 def check_started(request: CaptureRequest, answer: Answer) -> None:
     """Raise TargetError if a process refused the start, or if a selected rank does not exist."""
     errors = [f"{rank_and_host(reply)}: {reply.error}" for reply in answer.ranks if reply.error]
@@ -33,7 +38,8 @@ def evaluate_stop(capture: EngineCapture, request: CaptureRequest, answer: Answe
         if reply is None:  # this rank's replies do not reach this process; its manifest has the result
             continue
         if reply.token != request.token:
-            capture.problems.append(f"Rank {rank} has no record of the capture. Its process may have been restarted.")
+            cause = "may have been restarted" if reply.token is None else "has recorded too many captures since"
+            capture.problems.append(f"Rank {rank} has no record of the capture. Its process {cause}.")
             missing = True
             continue
         participants.append(reply)
@@ -46,7 +52,7 @@ def evaluate_stop(capture: EngineCapture, request: CaptureRequest, answer: Answe
     for name, reply in answer.frontends.items():
         if reply.token == request.token:
             capture.problems += [f"The {name}: {problem}" for problem in _problems(reply)]
-    if any(reply.state not in INACTIVE for reply in answer.all):
+    if any(is_active(reply, request) for reply in answer.all):
         return Outcome.TIMED_OUT
     if missing:
         return Outcome.FILES_MISSING

@@ -23,7 +23,7 @@ import attrs
 from profdeck.base.identity import NAME, Identity
 from profdeck.base.text import sentence
 from profdeck.engine.control.downloads import Downloaded, Downloader, time_limit
-from profdeck.engine.control.outcomes import INACTIVE
+from profdeck.engine.control.outcomes import is_active
 from profdeck.engine.engine import RemoteFiles
 from profdeck.records.capture import EngineCapture
 from profdeck.records.manifest import Manifest, is_manifest, read_manifest
@@ -102,7 +102,7 @@ class RankFiles:
         If an active process has no local manifest, return False.
         """
         active = {
-            (directory, reply.rank) for _, directory, reply in self._replies(answer) if reply.state not in INACTIVE
+            (directory, reply.rank) for _, directory, reply in self._replies(answer) if is_active(reply, self.request)
         }
         statuses = defaultdict[tuple[Path, int], set[Status]](set)
         for directory in {directory for directory, _ in active}:

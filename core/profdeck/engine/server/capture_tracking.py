@@ -58,7 +58,7 @@ class EndedCapture:
 class _ActiveRequest:
     """A request for which at least one process is still recording or writing files."""
 
-    token: str
+    request: CaptureRequest
     sent_ns: int
     """Unix time at which the start command was sent, in nanoseconds."""
 
@@ -91,14 +91,14 @@ class CaptureTracker:
         Raises:
             CaptureError: the engine does not reply.
         """
-        if self._request is not None:  # processes stop reporting a request when the next one starts
-            await self._query(engine)
+        if self._request is not None:  # the metrics count one request at a time
+            await self._query(engine, self._request)
         sent_ns = time.time_ns()
         try:
             answer = await engine.command("start", unstructure(request))
         except ProfdeckError as error:
             if (outcome := target_error(error).outcome) is Outcome.TIMED_OUT:
-                self._follow(engine, request.token, sent_ns)
+                self._follow(engine, request, sent_ns)
             else:
                 self._notify(lambda observer: observer.refused(outcome))
             raise
@@ -106,7 +106,7 @@ class CaptureTracker:
             refusal = Outcome.from_refusals(reply.refusal for reply in answer.all)
             self._notify(lambda observer: observer.refused(refusal))
         else:
-            self._follow(engine, request.token, sent_ns)
+            self._follow(engine, request, sent_ns)
         return answer
 
     def process_answer(self, answer: Answer, sent_ns: int) -> None:
@@ -120,8 +120,10 @@ class CaptureTracker:
         if request is None or sent_ns <= request.sent_ns:
             return
         self._last_answer_s = time.monotonic()
-        replies = _replies_to(answer, request.token)
+        replies = _replies_to(answer, request.request.token)
         if any(reply.state not in INACTIVE for reply in replies):
+            return
+        if not replies and any(reply.token for reply in answer.all):  # the answer is about another request
             return
         ranks: dict[str, list[Recorded]] = {}
         for recorded in (recorded for reply in replies for recorded in reply.captures):
@@ -130,8 +132,8 @@ class CaptureTracker:
         self._request = None
         self._notify(lambda observer: observer.ended(captures))
 
-    def _follow(self, engine: Engine, token: str, sent_ns: int) -> None:
-        request = _ActiveRequest(token, sent_ns)
+    def _follow(self, engine: Engine, capture_request: CaptureRequest, sent_ns: int) -> None:
+        request = _ActiveRequest(capture_request, sent_ns)
         self._request, self._last_answer_s = request, time.monotonic()
         self._notify(lambda observer: observer.began())
         self._polling = asyncio.create_task(self._poll(engine, request))
@@ -140,12 +142,12 @@ class CaptureTracker:
         while self._request is request:
             await asyncio.sleep(_POLL_S)
             if self._request is request and time.monotonic() - self._last_answer_s >= _POLL_S:
-                await self._query(engine)
+                await self._query(engine, request)
 
-    async def _query(self, engine: Engine) -> None:
+    async def _query(self, engine: Engine, request: _ActiveRequest) -> None:
         sent_ns = time.time_ns()
         with suppress(ProfdeckError):
-            self.process_answer(await engine.command("status", {}), sent_ns)
+            self.process_answer(await engine.command("status", request.request.key), sent_ns)
 
     def _notify(self, event: Callable[[CaptureObserver], None]) -> None:
         if self.observer is None:

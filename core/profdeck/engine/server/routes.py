@@ -1,7 +1,7 @@
 """HTTP routes that profdeck adds to an engine's FastAPI server.
 
 ==============================  ===============================================================================
-``GET /profdeck/status``        the state of every process
+``GET /profdeck/status``        the state of every process; with ``?request=ID``, for an earlier capture
 ``POST /profdeck/start``        body: a `profdeck.records.request.CaptureRequest`; all fields are optional
 ``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are complete, or after ``wait_s``
                                 seconds
@@ -107,7 +107,7 @@ class Routes:
             received_ns = time.time_ns()
             try:
                 engine, config = self._authorize(request)
-                body = await _read_body(request) if command != "status" else {}
+                body = await _read_body(request) if command != "status" else dict(request.query_params)
                 answer = await self._execute(engine, config, command, body)
             except ProfdeckError as error:
                 return JSONResponse({"error": str(error)}, _status(error))
@@ -180,7 +180,8 @@ class Routes:
             return await self._tracker.start(engine, _capture_request(body, config))
         sent_ns = time.time_ns()
         if command == "status":
-            answer = await engine.command("status", {})
+            key: dict[str, Any] = {name: body[name] for name in ("request", "token") if name in body}
+            answer = await engine.command("status", key)
             self._tracker.process_answer(answer, sent_ns)
             return answer
         if not isinstance(body.get("request"), str):

@@ -137,7 +137,7 @@ class HttpClient:
 
         Args:
             method: HTTP method, such as ``GET``.
-            path: path relative to the server's URL.
+            path: path relative to the server's URL, with a query if there is one.
             body: data to send as JSON.
             token: bearer token. Ignored if the URL contains a user and password.
             gate: awaited immediately before the request is sent.
@@ -147,6 +147,7 @@ class HttpClient:
             TargetError: the server cannot be reached, the response takes too long, or the token is malformed.
         """
         headers = self._headers(token)
+        route = path.partition("?")[0]  # for messages
         content = None
         if body is not None:
             content = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
@@ -158,14 +159,14 @@ class HttpClient:
                 await asyncio.sleep(0)
 
         may_resend = idempotent and method != "GET"  # aiohttp resends GET automatically
-        with self._translated_errors(path):
+        with self._translated_errors(route):
             async with asyncio.timeout(self._timeout_s):
                 while True:
                     sent_ns = time.time_ns()
                     try:
                         async with await self._send(method, path, headers, content) as response:
-                            content = self._mask_secrets(await _read_content(response))
-                            return HttpResponse(response.status, content, self._path + path, sent_ns)
+                            reply = self._mask_secrets(await _read_content(response))
+                            return HttpResponse(response.status, reply, self._path + route, sent_ns)
                     except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                         if not may_resend:
                             raise
@@ -199,7 +200,7 @@ class HttpClient:
                         "GET", path, self._headers(token) | transfer.headers, read_s=self._timeout_s
                     ) as response:
                         if not is_file(response):
-                            content = self._mask_secrets(await _read_content(response))
+                            reply = self._mask_secrets(await _read_content(response))
                             return HttpResponse(response.status, content, self._path + path, sent_ns)
                         transfer.begin(response)
                         async for chunk in response.content.iter_any():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO, final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import attrs
 
@@ -70,7 +70,8 @@ class HttpEngine(Engine):
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         """Send the command to profdeck's routes. A start waits for the gate immediately before it is sent."""
         if command == "status":
-            response = await self.request("GET", "/profdeck/status")
+            query = f"?{urlencode(payload)}" if payload else ""
+            response = await self.request("GET", f"/profdeck/status{query}")
         elif command == "start":
             if not await self.is_here():
                 # Paths of this host are invalid on other hosts, so use the server's own output directory.

@@ -32,11 +32,11 @@ class FrontendRecorder:
         """Execute a command; see `profdeck.engines.handle_command`. Send a start only after all workers accepted it.
 
         Returns:
-            The reply, or None if the current request does not record this process.
+            The reply, or None if the request does not record this process.
         """
         if command == "start":
             self._is_selected = bool(payload.get("engine", {}).get(self._name))
-        if not self._is_selected:
+        if not (self._is_selected or self._recorder.result(payload.get("request", ""), payload.get("token"))):
             return None
         return handle_command(command, payload, self._recorder, self._start, self._recorder.stop)
 

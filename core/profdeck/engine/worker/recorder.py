@@ -23,6 +23,9 @@ from profdeck.records.capture import CaptureRecord
 from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply, RequestState
 from profdeck_traces.base.errors import describe_error
 
+_MAX_RESULTS = 64
+"""Number of earlier requests whose results are kept, so that clients can read them after another client's start."""
+
 
 class EngineRecorder:
     """Recorder for an engine process that runs batches."""
@@ -38,6 +41,8 @@ class EngineRecorder:
         self._versions = versions
         self._job: CaptureJob | None = None
         self._last_request: CaptureRequest | None = None
+        self._results: dict[str, Reply] = {}
+        """Final replies of earlier requests by token, sorted from oldest to newest."""
 
     @property
     def active(self) -> bool:
@@ -79,8 +84,10 @@ class EngineRecorder:
         self._replace(request, job)
 
     def _replace(self, request: CaptureRequest, job: CaptureJob | None) -> None:
-        if self._job is not None:
-            self._job.release_if_ended()
+        if self._last_request is not None:
+            self._results[self._last_request.token] = self.reply()
+            if len(self._results) > _MAX_RESULTS:
+                del self._results[next(iter(self._results))]
         self._last_request, self._job = request, job
 
     def begin(self, batch: BatchKind | None, label: str) -> None:
@@ -115,8 +122,18 @@ class EngineRecorder:
         if self._job is not None:
             self._job.stop_or_defer(reason)
 
+    def result(self, request: str, token: str | None) -> Reply | None:
+        """Return the final reply of an earlier request, or None if it is the last request or unknown.
+
+        The arguments are the same as for `matches`.
+        """
+        if self.matches(request, token):
+            return None
+        results = reversed(self._results.items())
+        return next((reply for key, reply in results if reply.request == request and token in {None, key}), None)
+
     def reply(self, error: str | None = None, refusal: Outcome | None = None) -> Reply:
-        """Return the state of the recorder and, if a command was rejected, the message and the reason code.
+        """Return the state of the last request and, if a command was rejected, the message and the reason code.
 
         This method also stops a capture that has exceeded ``max_capture_s``, if the calling thread may stop it. An idle
         engine runs no iteration that would stop the capture.
@@ -169,7 +186,7 @@ def handle_command(
     Args:
         command: ``start``, ``stop`` or ``status``.
         payload: for ``start``, a request as plain data; for ``stop``, the ID of the ``request`` to stop, its ``token``
-            if known, and a ``reason`` if it is stopped early.
+            if known, and a ``reason`` if it is stopped early; for ``status``, optionally the ``request`` and ``token``.
         recorder: the recorder of this process.
         start: function that starts the request passed to it.
         stop: function that stops the recorder's request. It receives the reason.
@@ -189,7 +206,10 @@ def handle_command(
                 refusal = Outcome.REFUSED
     except Exception as problem:  # noqa: BLE001  # errors must not stop the engine
         error, refusal = describe_error(problem), target_error(problem).outcome
-    return recorder.reply(error, refusal)
+    reply = recorder.reply(error, refusal)
+    # After another client's start, the first client still reads the result of its own request.
+    result = recorder.result(payload["request"], payload.get("token")) if "request" in payload else None
+    return reply if result is None or error is not None else result
 
 
 def reply_data(reply: Reply) -> dict[str, Any]:
