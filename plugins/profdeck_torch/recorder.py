@@ -212,7 +212,11 @@ class _Cycle:
         """Do nothing: without an export, there are no files."""
 
     def export(self, path: Path) -> None:
-        self._profile.export_chrome_trace(str(path))
+        try:
+            self._profile.export_chrome_trace(str(path))
+        finally:
+            # The profile is part of a reference cycle. Release its events now, and the file of a failed export.
+            self._profile.profiler = None
 
     def _on_position_changed(self) -> None:
         if self.first is None and self._profile.current_action is ProfilerAction.RECORD:

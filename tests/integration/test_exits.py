@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import processes
 from profdeck import Status
 from profdeck.verification.report_model import RankReport
 from profdeck.verification.run_report import read_run
@@ -73,6 +74,116 @@ def test_signal_handler_of_the_host_runs(start, tmp_path: Path) -> None:
     assert process.communicate(timeout=60)[0] == "checkpoint\n"
     assert process.returncode == 5
     assert rank(tmp_path).status is Status.PARTIAL
+
+
+NATIVE_WAIT = """
+import ctypes
+def wait_in_native_code():
+    libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    libc.pthread_mutex_lock(mutex)
+    print('recording', flush=True)
+    libc.pthread_mutex_lock(mutex)  # a deadlock without the GIL, which signals do not interrupt
+"""
+
+
+def await_native_wait(process: subprocess.Popen[str]) -> None:
+    await_recording(process)
+    processes.until(lambda: Path(f"/proc/{process.pid}/wchan").read_text(encoding="ascii").startswith("futex"))
+
+
+STUCK = "SIGTERM in mid-capture; the main thread was waiting in a call and did not stop the recording within 5 seconds."
+
+
+@pytest.mark.parametrize("settings", ["{}", "{'trainer.options.thread_bound': False}"])
+def test_sigterm_ends_a_process_that_waits_in_native_code(start, tmp_path: Path, settings: str) -> None:
+    process = start(CAPTURE + NATIVE_WAIT + "wait_in_native_code()", settings)
+    await_native_wait(process)
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)  # launchers and process groups send the signal repeatedly
+    process.communicate(timeout=20)
+    assert process.returncode == -signal.SIGTERM
+    report = rank(tmp_path)
+    assert (report.status, report.problems) == (Status.FAILED, (STUCK,))
+
+
+def test_second_sigterm_ends_a_stop_that_waits_in_native_code(start, tmp_path: Path) -> None:
+    hang = NATIVE_WAIT + SLOW.replace("sys.stdin.readline()", "wait_in_native_code()")
+    process = start(BEGIN + hang, "{}", "stop")
+    await_recording(process)  # the hook has started
+    await_recording(process)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):  # the stop of a recording may take longer
+        process.wait(6)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=10)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_process_that_responds_late_keeps_a_partial_trace(start, tmp_path: Path) -> None:
+    code = (
+        NATIVE_WAIT
+        + """
+def release():
+    sys.stdin.readline()
+    os.write(1, b"released\\n")
+    libc.pthread_mutex_unlock(mutex)
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+threading.Thread(target=release, daemon=True).start()
+print('recording', flush=True)
+libc.pthread_mutex_lock(mutex)
+"""
+    )
+    process = start(CAPTURE + code, "{}")
+    await_recording(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate("go on\n", timeout=20)[0] == "released\n"
+    assert process.returncode == -signal.SIGTERM
+    report = rank(tmp_path)
+    assert (report.status, report.problems) == (Status.PARTIAL, ("SIGTERM in mid-capture.",))
+
+
+def test_forked_child_has_the_default_signal_handler(start, tmp_path: Path) -> None:
+    """SIGTERM ends a child that waits in native code at once, and does not affect its parent."""
+    code = """
+child = os.fork()
+if not child:
+    wait_in_native_code()
+sys.stdin.readline()
+os.kill(child, signal.SIGTERM)
+assert os.waitpid(child, 0)[1] == signal.SIGTERM
+try:
+    threading.Event().wait(7)
+finally:
+    profiler.close()
+print('parent continues', flush=True)
+"""
+    process = start(CAPTURE + NATIVE_WAIT + code, "{}")
+    await_recording(process)
+    out, errors = process.communicate("go on\n", timeout=30)
+    assert (out, process.returncode) == ("parent continues\n", 0), errors
+    assert rank(tmp_path).problems == ("The profiler was closed in mid-capture.",)
+
+
+def test_wakeup_descriptor_of_the_host_is_kept(start) -> None:
+    code = """
+import socket
+reader, writer = socket.socketpair()
+writer.setblocking(False)
+profiler.start(1)
+profiler.close()
+assert signal.set_wakeup_fd(writer.fileno()) == -1
+profiler.start(2)
+profiler.close()
+assert signal.set_wakeup_fd(-1) == writer.fileno()
+profiler.start(3)
+signal.set_wakeup_fd(writer.fileno())
+profiler.close()
+assert signal.set_wakeup_fd(-1) == writer.fileno()
+"""
+    process = start(BEGIN + code, "{}")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
 
 
 def test_signal_handlers_are_only_replaced_during_a_capture(start) -> None:

@@ -392,6 +392,50 @@ with contextlib.suppress(OSError), open(sys.argv[1] + '/full', 'wb', buffering=0
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
+@pytest.mark.parametrize("filled", [False, True])
+def test_failed_trace_releases_the_disk(tmp_path: Path, filled: bool) -> None:
+    """The manifest states the reason, and later captures are complete, even if Python collects no garbage."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
+    code = """
+import contextlib, gc, os, sys, torch
+from profdeck import Profiler
+gc.disable()
+output, filled = sys.argv[1], int(sys.argv[2])
+options = {"trainer.backend": "torch", "trainer.options.with_stack": True, "output": output, "run": "run"}
+profiler = Profiler.from_config(settings={**options, "steps": [1, 3]})
+def free():
+    disk = os.statvfs(output)
+    return disk.f_bavail * disk.f_frsize
+for step in range(5):
+    with profiler.capture(step):
+        if filled and step == 1:
+            with contextlib.suppress(OSError), open(output + "/full", "wb", buffering=0) as file:
+                file.write(b"x" * (2 << 20))
+        for _ in range(8000 if step == 1 else 1):
+            torch.ones(2) + 1
+    if step == 1 and filled:
+        os.unlink(output + "/full")
+    if step == 1:
+        assert free() > 900_000, free()
+"""
+    try:
+        process = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path), str(int(filled))], check=False, capture_output=True, text=True
+        )
+        assert process.returncode == 0, process.stderr
+        first, second = (capture.ranks[0] for capture in read_run(tmp_path / "run").captures)
+        assert first.status is Status.FAILED
+        assert "0 bytes are free on the disk" in first.problems[0]
+        assert second.status is Status.COMPLETE
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_trace_is_saved_during_interpreter_shutdown(tmp_path: Path, ending: str) -> None:
     """During shutdown, new threads cannot be started. Traces are usually written in a thread."""

@@ -38,7 +38,15 @@ def build(tally: ModuleType, tmp_path: Path) -> Build:
             settings={"output": str(tmp_path), "run": "run", "trainer.backend": "tally", **settings, **option_settings},
         )
 
-    option_names = {"fail_at", "device", "wait_s", "thread_bound", "max_capture_s"}
+    option_names = {
+        "fail_at",
+        "device",
+        "wait_s",
+        "thread_bound",
+        "max_capture_s",
+        "max_capture_steps",
+        "max_memory_share",
+    }
     return create
 
 
@@ -721,6 +729,61 @@ def test_time_limit_ends_a_capture_inside_a_step(build: Build, tmp_path: Path) -
     manifest = read_manifests(tmp_path)["step1"]
     assert manifest["status"] == "partial"
     assert manifest["problems"] == ["It was not stopped within max_capture_s=0.05 seconds."]
+
+
+def test_memory_limit_ends_a_capture_and_skips_the_adjacent_steps(build: Build, tmp_path: Path) -> None:
+    """The job does not begin other captures in the same range. It captures the next range."""
+    profiler = build(steps=["1..6", "9..10"], max_memory_share=1e-6)
+    held = []
+    for step in range(12):
+        profiler.start(step)
+        if step == 3:
+            held.append(b"x" * (64 << 20))
+            await_end(profiler)
+        profiler.stop()
+    manifests = read_manifests(tmp_path)
+    assert manifests.keys() == {"step1", "step9"}
+    assert (manifests["step1"]["status"], manifests["step1"]["last_step"]) == ("partial", 3)
+    assert "more than max_memory_share=1e-06 of the" in manifests["step1"]["problems"][0]
+    assert manifests["step9"]["last_step"] == 10
+
+
+def await_end(profiler: Profiler) -> None:
+    """Wait until a limit has ended the capture."""
+    waiting = threading.Event()
+    for _ in range(1000):
+        if profiler.active is None:
+            return
+        waiting.wait(0.01)
+
+
+@pytest.mark.parametrize("calls", ["start_stop", "steps"])
+def test_step_limit_ends_a_capture_and_skips_the_adjacent_steps(build: Build, tmp_path: Path, calls: str) -> None:
+    profiler = build(steps=["2..9", "11..13", "20..25"], max_capture_steps=3)
+    profiler.start(0)
+    for step in range(30):
+        if calls == "start_stop":
+            profiler.start(step)
+            profiler.stop()
+        else:
+            profiler.start(step)
+            profiler.step(step)
+    profiler.close()
+    manifests = read_manifests(tmp_path)
+    assert {name: (item["status"], item["last_step"]) for name, item in manifests.items()} == {
+        "step2": ("partial", 4),
+        "step11": ("complete", 13),
+        "step20": ("partial", 22),
+    }
+    assert manifests["step2"]["problems"] == ["It reached max_capture_steps=3."]
+
+
+def test_step_limit_ignores_separate_captures(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=["2..9"], max_capture_steps=3, join_steps=False)
+    for step in range(12):
+        with profiler.capture(step):
+            pass
+    assert [item["status"] for item in read_manifests(tmp_path).values()] == ["complete"] * 8
 
 
 def test_disabled_profiler_writes_nothing(build: Build, tmp_path: Path) -> None:

@@ -479,6 +479,23 @@ def test_recording_thread_may_differ_from_the_starting_thread(
     assert read_recorded_iterations(tmp_path) == {"step1": [0]}
 
 
+def test_memory_limit_ends_a_capture_without_a_window(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
+    recorder.start(make_request(max_memory_share=1e-6))
+    held, waiting = [], threading.Event()
+    for number in range(1000):
+        iterate(recorder, [None], number)
+        if not recorder.active:
+            break
+        held.append(b"x" * (1 << 20))
+        waiting.wait(0.005)
+    wait_for_files(recorder)
+    manifest = read_manifests(tmp_path)["step1"]
+    assert manifest["status"] == "partial"
+    assert "more than max_memory_share=1e-06 of the" in manifest["problems"][0]
+
+
 @pytest.mark.parametrize("command", ["status", "start", "stop"])
 def test_command_to_an_idle_engine_enforces_max_capture_s(
     recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path, command: str

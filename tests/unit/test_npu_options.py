@@ -41,6 +41,8 @@ def test_all_options_can_be_set() -> None:
         "with_modules": True,
         "with_flops": False,
         "max_capture_s": 60.0,
+        "max_capture_steps": 5,
+        "max_memory_share": 0.5,
         "level": "level2",
         "aic_metrics": "MemoryUB",
         "l2_cache": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import attrs
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck.backends.device_recording import CaptureCycles, CyclePart, recording_metadata
+from profdeck.backends.device_recording import CaptureCycles, CyclePart, OneAtATime, recording_metadata
+from profdeck.base.errors import LeaseError
 from profdeck.base.identity import Identity
 from profdeck.config.options import CommonOptions
 from profdeck.config.schedule import Window, WindowPhase
@@ -216,3 +218,24 @@ def test_window_that_did_not_start_names_the_cause(reported: int, problem: str) 
         recorder.cycles.step()
     recorder.cycles.stop()
     assert problem in recorder.capture.problems[0]
+
+
+def test_forked_child_can_record_during_a_capture_of_its_parent() -> None:
+    lock = OneAtATime("torch")
+    captures = [
+        CaptureRecord(id=name, directory=DIRECTORY, identity=Identity(), first_step=1, current_step=1)
+        for name in ("parent", "child")
+    ]
+    lock.acquire(captures[0])
+    with pytest.raises(LeaseError, match="held by this process|is being recorded in this process"):
+        lock.acquire(captures[1])
+    child = os.fork()
+    if child == 0:
+        try:
+            lock.acquire(captures[1])
+        except LeaseError:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    lock.release(captures[0])
+    lock.acquire(captures[1])

@@ -88,7 +88,7 @@ class Backend(Generic[OptionsT_co]):
     manifests of captures without warm-up contain ``cold_first_step: true``."""
 
     common_options: ClassVar[Collection[str]] = ()
-    """Names of the `CommonOptions` that the backend supports, in addition to ``max_capture_s``. Setting another common
+    """Names of the `CommonOptions` that the backend supports, in addition to the three limits. Setting another common
     option is an error."""
 
     options: OptionsT_co

@@ -15,7 +15,7 @@ from profdeck.base.identity import Identity, parallel_from_environment
 from profdeck.base.launchers import launcher_identity
 from profdeck.config.batch_kinds import BatchKind
 from profdeck.config.model import Config, Mode, RoleConfig
-from profdeck.config.options import COMMON_OPTIONS, CommonOptions
+from profdeck.config.options import COMMON_OPTIONS, LIMITS, CommonOptions
 from profdeck.config.structuring import structure
 from profdeck_traces.base.entry_points import installed
 from profdeck_traces.base.errors import ConfigError, PluginError, ProfdeckError, describe_error
@@ -51,7 +51,7 @@ def build_backend(config: Config, role: str) -> Backend:
 
 def supported_options(cls: type[Backend]) -> set[str]:
     """Return the names of a backend's options, without the common options that it does not support."""
-    return set(attrs.fields_dict(cls.Options)) - (COMMON_OPTIONS - {"max_capture_s", *cls.common_options})
+    return set(attrs.fields_dict(cls.Options)) - (COMMON_OPTIONS - LIMITS.union(cls.common_options))
 
 
 def structure_options(cls: type[Backend], options: Mapping[str, Any], *, where: str) -> CommonOptions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
+import os
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -62,8 +62,8 @@ class OneAtATime:
         library: the library's name, for messages.
         """
         self._library = library
-        self._active: Capture | None = None
-        self._mutex = threading.Lock()
+        self._active: dict[int, Capture] = {}
+        """The capture that holds the lock, by process ID. A forked child ignores the parent's entry."""
 
     def acquire(self, capture: Capture) -> None:
         """Acquire the lock for a capture.
@@ -71,11 +71,8 @@ class OneAtATime:
         Raises:
             LeaseError: another capture holds the lock.
         """
-        with self._mutex:
-            active = self._active
-            if active is None:
-                self._active = capture
-        if active is not None:
+        active = self._active.setdefault(os.getpid(), capture)  # atomic
+        if active is not capture:
             role = active.identity.role
             raise LeaseError(
                 f"Capture {active.id} of the role {role} is being recorded in this process; {self._library} "
@@ -85,9 +82,8 @@ class OneAtATime:
 
     def release(self, capture: Capture) -> None:
         """Release the lock if the capture holds it."""
-        with self._mutex:
-            if self._active is capture:
-                self._active = None
+        if self._active.get(os.getpid()) is capture:
+            del self._active[os.getpid()]
 
 
 def recording_metadata(capture: Capture, options: CommonOptions) -> str:

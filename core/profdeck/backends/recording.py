@@ -5,22 +5,28 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
-from profdeck.base import leases
+from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError, LeaseError
+from profdeck.base.memory import MemoryGrowth
 from profdeck.base.operations import Operation
 from profdeck.base.text import sentence
+from profdeck.config.options import CommonOptions
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
 from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
 from profdeck_traces.base.errors import describe_error
 
 logger = logging.getLogger("profdeck")
+
+_CHECK_S = 0.25
+"""Interval between two checks of the memory. A recording with stacks can grow by 100 MB in this time."""
 
 
 def reserve(capture: CaptureRecord, directory: run_directory.RunDirectory, recorder: manifest.ManifestWriter) -> None:
@@ -78,7 +84,8 @@ class Recording:
         self._mutex = threading.RLock()
         self._publishing = False
         self._outputs: tuple[Output, ...] = ()
-        self._timer: threading.Timer | None = None
+        self._limits = CaptureLimits(backend.options)
+        self._ended = threading.Event()
         hooks.bind(capture, backend)
 
     @property
@@ -124,20 +131,23 @@ class Recording:
             self._record_wait()
             capture.cold_first_step = _first_step_is_cold(capture, self._backend)
             capture.move_to(CaptureState.RECORDING)
+            shutdown.start_signal_thread()
         return is_ready
 
-    def start_timer(self, expire: Callable[[Recording, float], None]) -> None:
-        """Call ``expire`` in another thread if the capture is still running after ``max_capture_s``."""
-        limit_s = self._backend.options.max_capture_s
-        self._timer = threading.Timer(limit_s, expire, (self, limit_s))
-        self._timer.daemon = True
-        self._timer.start()
+    def watch_limits(self, expire: Callable[[Recording, str], None]) -> None:
+        """Start a thread that calls ``expire`` with the reason if the running capture exceeds a limit."""
 
-    def cancel_timer(self) -> None:
-        """Cancel the timer if it is set."""
-        timer, self._timer = self._timer, None
-        if timer is not None:
-            timer.cancel()
+        def check() -> None:
+            while not self._ended.wait(self._limits.interval_s):
+                if (reason := self._limits.describe_excess()) is not None:
+                    expire(self, reason)
+                    return
+
+        threading.Thread(target=check, name="profdeck limits", daemon=True).start()
+
+    def end_watch(self) -> None:
+        """End the thread of `watch_limits`."""
+        self._ended.set()
 
     def update_waits_for(self) -> None:
         """Set the capture's ``waits_for`` to the device that it waits for and the holder of the device, or to None."""
@@ -197,6 +207,7 @@ class Recording:
                 self.capture.passed_over += 1
             yield from self.start()
             return
+        self._limits.end_first_unit()
         for call in self._hooks.calls("profile_step"):
             if call.plugin not in self._started:
                 continue
@@ -280,7 +291,7 @@ class Recording:
             reason: the reason; None if the wait for a device is the only reason.
         """
         capture, reasons = self.capture, [reason] if reason else []
-        self.cancel_timer()
+        self.end_watch()
         self.update_waits_for()
         if (wait := self._lease_request.pop_wait()) is not None:
             capture.waited_s = wait.duration_s
@@ -290,6 +301,16 @@ class Recording:
                 reasons.append(describe_failed_wait(wait))
         self._lease_request.release()
         abandon(capture, self._recorder, *reasons)
+
+    def fail(self, reason: str) -> None:
+        """Write the manifest of a capture whose thread does not respond. The process must be terminated afterwards.
+
+        Any thread may call this. The plugins are not stopped, so the trace is lost.
+        """
+        if self.capture.state is CaptureState.RECORDING:
+            self.capture.move_to(CaptureState.STOPPING)
+        if self.capture.state is not CaptureState.ENDED:
+            self.abandon(reason)
 
     def publish(self) -> None:
         """Write the manifest if the capture is starting or recording. Any thread may call this."""
@@ -331,7 +352,7 @@ class Recording:
 
     def _remove(self) -> None:
         """Remove the manifest of a capture that has recorded nothing."""
-        self.cancel_timer()
+        self.end_watch()
         self._lease_request.release()
         self.capture.move_to(CaptureState.ENDED)
         try:
@@ -345,7 +366,7 @@ class Recording:
     def stop_recording(self, reason: str | None) -> Operation[None]:
         """Stop the ``tryfirst`` listeners and the backend, on the thread that started; `write` must follow."""
         capture = self.capture
-        self.cancel_timer()
+        self.end_watch()
         capture.move_to(CaptureState.STOPPING)
         if reason:
             capture.problems.append(sentence(reason))
@@ -480,9 +501,42 @@ def adopt(capture: CaptureRecord, recorder: manifest.ManifestWriter, artifacts: 
     manifest.write_manifest(capture, recorder)
 
 
-def describe_timeout(limit_s: float) -> str:
-    """Return the reason for ending a capture at its time limit."""
-    return f"it was not stopped within max_capture_s={limit_s:g} seconds"
+class CaptureLimits:
+    """Limits of the time and memory of one capture. The time begins when this object is created."""
+
+    def __init__(self, options: CommonOptions) -> None:
+        """Args:
+        options: the backend's options.
+        """
+        self._options = options
+        self._deadline_s = time.monotonic() + options.max_capture_s
+        self._next_check_s = 0.0
+        self._is_first_unit = True
+        self._growth = MemoryGrowth()
+
+    @property
+    def interval_s(self) -> float:
+        """Time until `describe_excess` must be called again."""
+        return max(0.0, min(_CHECK_S, self._deadline_s - time.monotonic()))
+
+    def start_recording(self) -> None:
+        """Measure the growth from now on."""
+        self._is_first_unit, self._growth = True, MemoryGrowth()
+
+    def end_first_unit(self) -> None:
+        """Measure the growth from the end of the first unit, in which hosts allocate buffers and optimizer states."""
+        if self._is_first_unit:
+            self._is_first_unit, self._growth = False, MemoryGrowth()
+
+    def describe_excess(self) -> str | None:
+        """Return the reason to end the capture, or None. Repeated calls read the memory every quarter of a second."""
+        now_s = time.monotonic()
+        if now_s >= self._deadline_s:
+            return f"it was not stopped within max_capture_s={self._options.max_capture_s:g} seconds"
+        if now_s < self._next_check_s:
+            return None
+        self._next_check_s = now_s + _CHECK_S
+        return self._growth.describe_excess(self._options.max_memory_share)
 
 
 def describe_failed_wait(wait: leases.LeaseWait) -> str:

@@ -33,6 +33,15 @@ _held: dict[Path, tuple[int, str]] = {}
 _mutex = threading.RLock()  # re-entrant for signal handlers
 
 
+def _reset_mutex() -> None:
+    """Replace the mutex in a forked child. Another thread of the parent may hold the inherited mutex."""
+    global _mutex  # noqa: PLW0603  # one table per process
+    _mutex = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_reset_mutex)
+
+
 @attrs.define
 class Lease:
     """A lease on devices for one capture."""

@@ -9,37 +9,57 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import math
 import os
 import signal
+import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+import attrs
 
 from profdeck.base import interrupts
 
 EndCapture = Callable[[str], bool]
 """Function that ends a capture for a reason. It returns False if the capture is busy and will end later."""
 
-_open: dict[object, EndCapture] = {}
+_GRACE_S = 5.0
+"""Time for the main thread to start the signal handler. It cannot while it waits in native code."""
+_POLL_S = 0.1
+
+
+@attrs.frozen
+class _OpenCapture:
+    end: EndCapture
+    fail: EndCapture
+    """Writes the manifest of a capture whose thread does not respond. Called in another thread. It returns False if the
+    capture is busy."""
+
+
+_open: dict[object, _OpenCapture] = {}
 _previous: Any = None
 _installed = False
 _pending_signal: int | None = None
-_owner_pid = os.getpid()
+_signal_watch: _SignalWatch | None = None
 
 
-def watch(token: object, end_capture: EndCapture) -> None:
-    """Call ``end_capture`` if the process exits before `unwatch` is called with the same token."""
-    global _owner_pid  # noqa: PLW0603  # there is one exit handler per process
-    if _owner_pid != os.getpid():  # in a forked child, the open captures belong to the parent
-        _open.clear()
-        _owner_pid = os.getpid()
+def watch(token: object, end_capture: EndCapture, fail_capture: EndCapture) -> None:
+    """Call ``end_capture`` if the process exits before `unwatch` is called with the same token.
+
+    Args:
+        token: the capture.
+        end_capture: ends the capture.
+        fail_capture: writes the capture's manifest if SIGTERM arrives and the main thread does not respond.
+    """
     if not _open:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
         _install()
-    _open[token] = end_capture
+    _open[token] = _OpenCapture(end_capture, fail_capture)
 
 
 def unwatch(token: object) -> None:
@@ -50,19 +70,31 @@ def unwatch(token: object) -> None:
         _restore()
 
 
+def start_signal_thread() -> None:
+    """Start the thread that handles SIGTERM while the main thread waits in native code.
+
+    Call this after the recorder has started, because recorders of Python stacks include all threads that exist then.
+    """
+    if _signal_watch is not None:
+        _signal_watch.start()
+
+
 def _at_exit() -> None:
     _end_all("the process ended in mid-capture")
 
 
 def _end_all(reason: str) -> bool:
-    if _owner_pid != os.getpid():
-        return True
-    ended = [end_capture(reason) for end_capture in list(_open.values())]
+    ended = [capture.end(reason) for capture in list(_open.values())]
     return all(ended)
 
 
+def _fail_all(reason: str) -> bool:
+    failed = [capture.fail(reason) for capture in list(_open.values())]
+    return all(failed)
+
+
 def _install() -> None:
-    global _previous, _installed  # noqa: PLW0603  # as above
+    global _previous, _installed, _signal_watch  # noqa: PLW0603  # there is one handler per process
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread can set signal handlers; atexit still ends the captures
     handler = signal.getsignal(signal.SIGTERM)
@@ -73,12 +105,17 @@ def _install() -> None:
     _previous = handler
     signal.signal(signal.SIGTERM, _on_signal)
     _installed = True
+    if handler is signal.SIG_DFL:  # a Python handler of the host does not run either while native code blocks
+        _signal_watch = _SignalWatch.install()
 
 
 def _restore() -> None:
-    global _previous, _installed, _pending_signal  # as above
+    global _previous, _installed, _pending_signal, _signal_watch  # noqa: PLW0603  # as above
     if not _installed or threading.current_thread() is not threading.main_thread():
         return
+    if _signal_watch is not None:
+        _signal_watch.close()
+        _signal_watch = None
     if signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, _previous)
     previous, _previous, _installed = _previous, None, False
@@ -89,6 +126,8 @@ def _restore() -> None:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     global _pending_signal  # noqa: PLW0603  # as above
+    if _signal_watch is not None and not _signal_watch.begin_handling():
+        return  # the process is about to be terminated
     previous = _previous
     _pending_signal = number
     if _end_all(f"{signal.Signals(number).name} in mid-capture") and _pending_signal is not None:
@@ -104,6 +143,116 @@ def _deliver(number: int, handler: Any, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
+
+class _SignalWatch:
+    """Thread that terminates the process after SIGTERM if the main thread does not respond.
+
+    A Python signal handler runs in the main thread, between two bytecodes. If the main thread waits in native code,
+    such as a collective, only the signal's wake-up descriptor reports the signal.
+    """
+
+    def __init__(self, reader: socket.socket, writer: socket.socket) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._mutex = threading.RLock()  # re-entrant: a second signal can interrupt `begin_handling`
+        self._has_thread = self._is_handled = self._terminates = False
+
+    @classmethod
+    def install(cls) -> _SignalWatch | None:
+        """Set the wake-up descriptor. Return None if the host has set it, as an event loop does."""
+        reader, writer = socket.socketpair()
+        writer.settimeout(0)
+        previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if previous == -1:
+            return cls(reader, writer)
+        signal.set_wakeup_fd(previous)
+        reader.close()
+        writer.close()
+        return None
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        if not self._has_thread:
+            self._has_thread = True
+            with contextlib.suppress(RuntimeError):  # no thread can be started, for example at interpreter exit
+                threading.Thread(target=self._run, name="profdeck signals", daemon=True).start()
+
+    def close(self) -> None:
+        """Restore the wake-up descriptor and end the thread."""
+        descriptor = signal.set_wakeup_fd(-1)
+        if descriptor not in {-1, self._writer.fileno()}:  # set by the host in the meantime
+            signal.set_wakeup_fd(descriptor)
+        self._writer.close()
+        if not self._has_thread:
+            self.close_reader()
+
+    def close_reader(self) -> None:
+        """Close the descriptor that the thread reads. A forked child has no such thread."""
+        self._reader.close()
+
+    def begin_handling(self) -> bool:
+        """Report that the signal handler runs. Return False if the process is being terminated."""
+        with self._mutex:
+            self._is_handled = True
+            return not self._terminates
+
+    def _run(self) -> None:
+        received_s = math.inf
+        with self._reader as reader:
+            while True:
+                try:
+                    numbers = reader.recv(4096)
+                except TimeoutError:
+                    numbers = None
+                if numbers == b"":
+                    return  # `close`
+                is_received = signal.SIGTERM in (numbers or b"")
+                waited_s = time.monotonic() - received_s
+                if waited_s >= _GRACE_S and self._must_terminate(is_repeated=is_received):
+                    _terminate()
+                    return
+                if is_received and received_s == math.inf:
+                    received_s = time.monotonic()
+                    reader.settimeout(_POLL_S)
+
+    def _must_terminate(self, *, is_repeated: bool) -> bool:
+        """Write the manifests of the open captures. Return True to terminate the process.
+
+        If the handler runs, or a capture is being started or stopped, only a repeated signal terminates the process.
+        """
+        with self._mutex:
+            if self._is_handled and not is_repeated:
+                return False
+            with contextlib.suppress(Exception):  # the process must end, even if a manifest cannot be written
+                reason = (
+                    f"SIGTERM in mid-capture; the main thread was waiting in a call and did not stop the recording "
+                    f"within {_GRACE_S:g} seconds"
+                )
+                if not _fail_all(reason) and not is_repeated:
+                    return False
+            self._terminates = True
+            return True
+
+
+def _terminate() -> None:
+    """Restore the default action of SIGTERM and send the signal again. `signal.signal` requires the main thread."""
+    set_action = ctypes.pythonapi.PyOS_setsig
+    set_action.argtypes, set_action.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    set_action(signal.SIGTERM, None)  # SIG_DFL
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _reset_in_child() -> None:
+    """Restore the host's signal handler in a forked child. The open captures belong to the parent."""
+    global _pending_signal  # noqa: PLW0603  # as above
+    _open.clear()
+    _pending_signal = None
+    if _signal_watch is not None:
+        _signal_watch.close_reader()
+    _restore()
+
+
+os.register_at_fork(after_in_child=_reset_in_child)
 
 _calls: deque[Callable[[], None]] = deque()
 

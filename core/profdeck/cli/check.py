@@ -18,7 +18,7 @@ from profdeck.backends.backend_setup import build_backend, resolve_identity, run
 from profdeck.backends.plugin_manager import PluginManager
 from profdeck.base.errors import CaptureError
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
-from profdeck.config.model import Config, RoleConfig
+from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.schedule import GRAMMAR
 from profdeck.config.sources import load_config, parse_setting
 from profdeck_traces.base import entry_points
@@ -46,6 +46,8 @@ class Check:
     """Exit code of the error; `ExitCode.OK` if the check passed."""
     lines: tuple[str, ...] = ()
     """Escaped lines of an error message to display instead of `detail`."""
+    is_warning: bool = False
+    """True if the value is valid, but probably not intended."""
 
     @classmethod
     def failed(cls, what: str, error: ProfdeckError) -> Check:
@@ -74,7 +76,10 @@ def command(  # noqa: PLR0913 - the options of the command line
         checks.append(_attempt(f"host {host}", _host, host))
     failed = [check for check in checks if check.code]
     if json:
-        listed = [{"what": check.what, "ok": not check.code, "detail": check.detail} for check in checks]
+        listed = [
+            {"what": check.what, "ok": not check.code, "detail": check.detail, "warning": check.is_warning}
+            for check in checks
+        ]
         terminal.print_json({"file": str(file), "ok": not failed, "checks": listed})
     else:
         _print(file, checks, failed)
@@ -85,12 +90,15 @@ def _print(file: Path, checks: list[Check], failed: list[Check]) -> None:
     table = terminal.make_table("", "checked", "")
     for check in checks:
         state = Text("failed", style="red") if check.code else Text("ok", style="green")
+        if check.is_warning:
+            state = Text("warning", style="yellow")
         table.add_row(state, check.what, Text("\n".join(check.lines)) if check.lines else check.detail)
     console = terminal.stdout_console()
     console.print(table)
-    console.print(
-        f"{terminal.short_path(file)}: {len(checks)} checked, {f'{len(failed)} failed' if failed else 'no problems'}."
-    )
+    warnings = sum(check.is_warning for check in checks)
+    results = [f"{len(failed)} failed"] if failed else []
+    results += [f"{warnings} warning{'s' if warnings > 1 else ''}"] if warnings else []
+    console.print(f"{terminal.short_path(file)}: {len(checks)} checked, {', '.join(results) or 'no problems'}.")
 
 
 def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, connect: bool) -> Iterator[Check]:
@@ -194,6 +202,8 @@ def _role(config: Config, name: str, *, here: bool) -> Iterator[Check]:
     options = _attempt(f"{path}.options", _options, config, name)
     yield library
     yield options
+    if not options.code:
+        yield from _step_limit(config, name)
     if here and not library.code and not options.code:
         yield _attempt(f"{path} on this machine", _here, config, name)
 
@@ -216,6 +226,25 @@ def _options(config: Config, name: str) -> str:
     if role.targets is not None and "auth" in role.options:
         return f"{options}; auth applies to servers that load this config, not to the job that captures them"
     return options
+
+
+def _step_limit(config: Config, name: str) -> Iterator[Check]:
+    """Warn if the schedule selects more adjacent steps than a capture may contain."""
+    limit = build_backend(config, name).options.max_capture_steps
+    if config.mode is Mode.DISCRETE or not config.join_steps:
+        return
+    long_captures = [f"{timed.count} steps" for timed in config.steps.timed if timed.count > limit]
+    for first, last in config.steps.adjacent():
+        end = min((step for step in (last, config.final_step) if step is not None), default=None)
+        if end is None or end - first >= limit:
+            long_captures.append(f"steps {first} to {'the end' if end is None else end}")
+    for steps in long_captures:
+        yield Check(
+            f"roles.{name}.options.max_capture_steps",
+            f"The capture of {steps} ends as partial after {limit} steps. Such a trace is hardly readable. Select "
+            "fewer steps, such as 'every 1000', or increase the limit.",
+            is_warning=True,
+        )
 
 
 def _here(config: Config, name: str) -> str:

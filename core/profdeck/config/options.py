@@ -65,9 +65,22 @@ class CommonOptions:
     """Maximum duration of one capture, in seconds. Default: 1800. A longer capture is stopped, its trace is kept and
     marked partial, and the job continues. In engines, the capture ends at the next iteration or command."""
 
+    max_capture_steps: int = attrs.field(default=1000, validator=validators.ge(1))
+    """Maximum number of global steps in one capture. Default: 1000. At the limit, the capture ends as with
+    `max_capture_s`, and the remaining adjacent steps are skipped."""
+
+    max_memory_share: float = attrs.field(
+        default=0.05, validator=validators.and_(validators.gt(0.0), validators.le(1.0))
+    )
+    """Maximum growth of a recording process during a capture, as a share of the free memory of the host, the cgroup
+    or RLIMIT_AS. Default: 0.05, because torch needs about nine times as much to write the trace. At the limit, the
+    capture ends in the same way."""
+
 
 COMMON_OPTIONS = frozenset(field.name for field in attrs.fields(CommonOptions))
 """Names of all common options."""
+LIMITS = frozenset({"max_capture_s", "max_capture_steps", "max_memory_share"})
+"""Names of the common options that every backend supports."""
 
 
 @attrs.frozen

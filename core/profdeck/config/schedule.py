@@ -211,6 +211,22 @@ class Schedule:
         if start is not None and previous is not None:
             yield start, previous
 
+    def adjacent(self) -> Iterator[tuple[int, int | None]]:
+        """Yield the first and last step of each union of adjacent steps. The last step of an endless union is None.
+
+        Only the first interval of an entry with several intervals is considered.
+        """
+        first, last = 0, -2.0
+        for span in sorted(self.spans, key=lambda span: span.first):
+            if span.first > last + 1:
+                if last >= first:
+                    yield first, int(last)
+                first, last = span.first, -2.0
+            end = math.inf if span.last is None else span.last
+            last = max(last, end if span.every == 1 else min(end, span.first + span.count - 1))
+        if last >= first:
+            yield first, None if last == math.inf else int(last)
+
     @property
     def last(self) -> int | None:
         """Last selected step; -1 if no step is selected, and None if the schedule has no end."""
@@ -254,6 +270,31 @@ class PlannedSteps:
     """Steps of unfinished requests. Modified only by `add` and `remove`."""
     idle_range: tuple[float, float] = attrs.field(default=(0, 0), init=False)
     """Half-open range of steps at which no capture begins. Cached, so that idle steps do not call `begins`."""
+    _skipped: tuple[int, int] | None = attrs.field(default=None, init=False)
+    """First and last step of a capture's remaining steps, which are skipped after the capture exceeded a limit."""
+    _skips_adjacent: bool = attrs.field(default=False, init=False)
+    """True if the skipped steps include all adjacent scheduled steps."""
+
+    def skip_after(self, step: int, demand: OnDemandSteps | None) -> None:
+        """Skip the remaining steps of a capture that exceeded a limit, so that all processes record the same captures.
+
+        Args:
+            step: the last step of the capture.
+            demand: the capture's request; None for a scheduled capture.
+        """
+        self._skipped = (step, max(step, demand.last) if demand else step)
+        self._skips_adjacent = self.joined and demand is None
+        self.idle_range = (0, 0)
+
+    def _is_skipped(self, step: int) -> bool:
+        if self._skipped is None:
+            return False
+        first, last = self._skipped
+        if self._skips_adjacent and step == last + 1 and self.configures(step):
+            self._skipped = first, step
+        elif not first <= step <= last:
+            self._skipped = None  # the following steps are not adjacent, or the host has begun again
+        return self._skipped is not None
 
     def add(self, demand: OnDemandSteps) -> None:
         """Add the steps of a request."""
@@ -289,6 +330,10 @@ class PlannedSteps:
             (demand.first, demand) for demand in self.demands if not demand.begun and step <= demand.first
         ]
         selected = self.schedule.after(step - 1)
+        if self._is_skipped(step):
+            selected = None
+            if not candidates:
+                return None  # without a cached range, so that every step is compared
         if selected is not None and self.configures(selected):
             candidates.append((selected, None))
         # min() returns the first minimum, so a request takes precedence over a scheduled step.

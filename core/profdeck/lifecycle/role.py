@@ -16,7 +16,7 @@ import attrs
 
 from profdeck.backends.api import Backend, EngineBackend, TargetState
 from profdeck.backends.hook_calls import RoleHooks
-from profdeck.backends.recording import Recording, abandon, describe_timeout, reserve
+from profdeck.backends.recording import Recording, abandon, reserve
 from profdeck.base import shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -201,7 +201,9 @@ class Role:
                     continue
                 # The code is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
                 self.busy_roles.add(self)
-                shutdown.watch(self, self._end_at_exit)  # before the start, because the process may exit during it
+                shutdown.watch(
+                    self, self._end_at_exit, self._fail_at_exit
+                )  # before the start, because the process may exit during it
                 capture = self._capture_to_begin(action)
                 try:
                     recording = self._reserve_files(capture, action)
@@ -219,7 +221,7 @@ class Role:
                 else:
                     self.recording = recording
                     self.machine.began(capture)
-                    recording.start_timer(self._expire)
+                    recording.watch_limits(self._expire)
         finally:
             actions.close()
             if self.machine.is_idle:
@@ -340,7 +342,7 @@ class Role:
         self.machine.ended()
         recording, self.recording = self.recording, None
         if recording is not None:
-            recording.cancel_timer()
+            recording.end_watch()
         shutdown.unwatch(self)  # delivers a SIGTERM that was deferred until the trace was written
 
     def _report_ended(self, capture: CaptureRecord, problem: str | None) -> None:
@@ -401,14 +403,14 @@ class Role:
 
     # Methods that end a capture from the timer, from a signal handler or at interpreter exit.
 
-    def _expire(self, recording: Recording, limit_s: float) -> None:
-        """Schedule the end of a capture that has exceeded its time limit. Runs in the timer thread."""
+    def _expire(self, recording: Recording, reason: str) -> None:
+        """Schedule the end of a capture that has exceeded a limit. Runs in the thread that watches the limits."""
         if self.recording is not recording:
             return
-        reason = describe_timeout(limit_s)
+        self.machine.limited = recording.capture
         self.machine.pending = PendingEnd(reason)  # the capture ends at the next boundary at the latest
         if isinstance(self.backend, EngineBackend):
-            return  # engine processes have their own timers, and calls to a busy engine must not be interrupted
+            return  # engine processes have their own limits, and calls to a busy engine must not be interrupted
         if recording.capture.owner.thread == threading.main_thread().ident:
             shutdown.call_in_main_thread(lambda: self._end_expired(recording, reason))
 
@@ -427,6 +429,14 @@ class Role:
             loop.call_soon_threadsafe(self._close, reason)
             return False
         self._close(reason)
+        return True
+
+    def _fail_at_exit(self, reason: str) -> bool:
+        """Fail the capture if its thread does not respond. Return False if an operation is in progress."""
+        if self.machine.busy:
+            return False
+        if self.recording is not None:
+            self.recording.fail(reason)
         return True
 
     def _close(self, reason: str) -> None:

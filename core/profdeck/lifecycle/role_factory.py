@@ -134,6 +134,7 @@ def _build_role(  # noqa: PLR0913  # the arguments of `build_roles`, for one rol
             discrete=config.mode is Mode.DISCRETE,
             stages=options.stages,
             thread_bound=backend.thread_bound,
+            max_steps=backend.options.max_capture_steps,
         ),
         busy_roles=group.busy,
         blocker=group.blocker,

@@ -106,6 +106,8 @@ class CaptureMachine:
     """Stages to capture in discrete mode. If empty, all stages are captured."""
     thread_bound: bool = True
     """True if only the thread that started a capture can end it."""
+    max_steps: int | None = None
+    """Maximum number of global steps in a capture; None for no limit."""
     caller: Callable[[], Owner] = Owner
     """Function that returns the calling process and thread."""
     capture: CaptureRecord | None = attrs.field(default=None, init=False)
@@ -120,6 +122,8 @@ class CaptureMachine:
     """True while an operation is in progress."""
     pending: PendingEnd | None = attrs.field(default=None, init=False)
     """The deferred request to end the capture."""
+    limited: CaptureRecord | None = attrs.field(default=None, init=False)
+    """The last capture that exceeded a limit. The remaining adjacent steps are not captured."""
     _counts: Counter[tuple[int, str]] = attrs.field(factory=Counter, init=False)
     # Re-entrant: a signal handler can end the capture while this thread holds the lock.
     mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
@@ -200,6 +204,13 @@ class CaptureMachine:
         """Return whether the next global step belongs to the same capture."""
         if self.discrete:
             return False
+        continues = self.steps.continues(capture.first_step, capture.current_step, capture.demand)
+        return continues and not self._is_at_limit(capture)
+
+    def _is_at_limit(self, capture: CaptureRecord) -> bool:
+        """Return whether the capture contains `max_steps` global steps, although the next step belongs to it."""
+        if self.max_steps is None or self.discrete or capture.current_step - capture.first_step + 1 < self.max_steps:
+            return False
         return self.steps.continues(capture.first_step, capture.current_step, capture.demand)
 
     def _start(self, step: int) -> Actions:
@@ -251,6 +262,8 @@ class CaptureMachine:
         if capture.stage is None:  # a stage can continue after its global step
             yield CheckRequests(step.index + 1)
         if not self._continues(capture):  # `stop` ends the capture after its last step
+            if self._is_at_limit(capture):  # the host may not call `stop` before the end of its loop
+                yield from self._stop(PendingEnd(None))
             return
         if self._starts_cold(capture):
             yield from self._stop(PendingEnd(_COLD))
@@ -294,6 +307,11 @@ class CaptureMachine:
             return
         remove_empty = self._may_remove(capture, end)
         reason = end.reason
+        if reason is None and self._is_at_limit(capture):
+            reason, self.limited = f"it reached max_capture_steps={self.max_steps}", capture
+        if self.limited is capture and not self.discrete:
+            demand = next((demand for demand in self.steps.demands if demand.token == capture.demand), None)
+            self.steps.skip_after(capture.current_step, demand)
         if reason is None and (requested := self._requested_next(capture)) is not None:
             following, steps = capture.current_step + 1, self.steps
             current = next((demand for demand in steps.demands if demand.token == capture.demand), None)

@@ -29,7 +29,7 @@ from profdeck.records.targets import TargetRecord
 from profdeck_traces.base.credentials import redact, redact_values
 from profdeck_traces.base.documents import shortened
 from profdeck_traces.base.errors import ProfdeckError
-from profdeck_traces.base.files import replace_file
+from profdeck_traces.base.files import replace_or_overwrite
 
 _MAX_NUMBER = 1 << 53
 """The largest integer that all JSON readers represent exactly."""
@@ -166,7 +166,7 @@ class ManifestWriter:
     more_follow: bool = False
     joined_ns: int = attrs.field(factory=time.time_ns)
     process_name: str | None = attrs.field(factory=process_name)
-    write: Callable[[Path, bytes], None] = lambda path, content: replace_file(path, content, durable=True)
+    write: Callable[[Path, bytes], None] = replace_or_overwrite
     """Function that writes a manifest, replacing any existing one. Fleets write their targets' manifests in batches."""
 
 

@@ -127,6 +127,39 @@ def replace_file(path: Path, content: bytes | memoryview, *, durable: bool, priv
         temporary.replace(path)
 
 
+def replace_or_overwrite(path: Path, content: bytes) -> None:
+    """Replace a JSON file durably, like `replace_file`. If the disk is full, overwrite the existing file in place.
+
+    The existing file must have enough blocks. It is padded with spaces until its new size is set, so that readers
+    never see invalid JSON.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    try:
+        replace_file(path, content, durable=True)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT} or not _overwrite(path, content):
+            raise
+
+
+def _overwrite(path: Path, content: bytes) -> bool:
+    """Overwrite a file without allocating blocks. Return False if this is not possible."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            is_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+            if is_own and len(content) <= status.st_blocks * 512:
+                os.pwrite(descriptor, content.ljust(status.st_size), 0)
+                os.ftruncate(descriptor, len(content))
+                os.fsync(descriptor)
+                return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
 @contextmanager
 def _temporary_with(
     path: Path, content: bytes | memoryview, *, durable: bool, private: bool

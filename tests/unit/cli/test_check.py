@@ -175,3 +175,31 @@ def test_on_demand_config_needs_no_steps(cli: Cli, config: Path) -> None:
     result = cli("check", config, "--set", "steps=[]")
     assert result.exit_code == 0
     assert "none: captures are started on demand while the job runs" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("steps", "warnings"),
+    [
+        ("[1..1000]", []),
+        ("[1..1001]", ["steps 1 to 1001"]),
+        ("[700..1300, 1..699, 5000..5010]", ["steps 1 to 1300"]),
+        ("['every 1']", ["steps 1 to the end"]),
+        ("['every 5000 for 2000']", ["steps 5000 to 6999"]),
+        ("['every 2', 'every 1000 for 999']", []),
+        ("['every 10 min for 1001']", ["1001 steps"]),
+    ],
+)
+def test_check_warns_of_captures_longer_than_the_limit(cli: Cli, config: Path, steps: str, warnings: list[str]) -> None:
+    config.write_text(VALID_CONFIG.replace("[10, 20..22]", steps), encoding="utf-8")
+    result = cli("check", config, "--role", "trainer", "--json")
+    assert result.exit_code == 0
+    listed = [check for check in json.loads(result.stdout)["checks"] if check["warning"]]
+    assert [check["detail"].partition(" ends as")[0] for check in listed] == [
+        f"The capture of {text}" for text in warnings
+    ]
+    assert all(check["ok"] for check in listed)
+    longer = cli("check", config, "--role", "trainer", "--set", "trainer.options.max_capture_steps=1000000", "--json")
+    assert not any(check["warning"] for check in json.loads(longer.stdout)["checks"]) or warnings == [
+        "steps 1 to the end"
+    ]
+    assert ("1 warning." in cli("check", config, "--role", "trainer").stdout) == bool(warnings)

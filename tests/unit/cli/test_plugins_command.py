@@ -10,6 +10,7 @@ import pytest
 from typer.testing import Result
 
 from distributions import install
+from profdeck.config.options import LIMITS
 
 Cli = Callable[..., Result]
 
@@ -164,7 +165,7 @@ def test_json_has_a_schema_of_the_options(cli: Cli) -> None:
         "default": 3,
     }
     assert (schema["title"], schema["required"], schema["additionalProperties"]) == ("paper", [], False)
-    assert schema["properties"].keys() == {"sheets", "torn", "jammed", "max_capture_s"}
+    assert schema["properties"].keys() == {"sheets", "torn", "jammed"} | LIMITS
     (timer,) = json.loads(cli("plugins", "paper-timer", "--json").stdout)["plugins"]
     assert timer["options_schema"]["properties"]["unit"]["enum"] == ["s", "ms"]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import threading
 import time
 from collections import Counter
@@ -18,7 +17,7 @@ import attrs
 
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import RoleHooks
-from profdeck.backends.recording import Recording, describe_failed_wait, describe_timeout, reserve
+from profdeck.backends.recording import CaptureLimits, Recording, describe_failed_wait, reserve
 from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
@@ -86,8 +85,7 @@ class CaptureJob:
         self._counts: Counter[BatchKind | None] = Counter()
         """Number of captures by batch kind."""
         self._writer = FileWriter()
-        self._deadline_s = math.inf
-        """Time at which the capture exceeds ``max_capture_s``, as returned by `time.monotonic`."""
+        self._limits: CaptureLimits | None = None
         self._thread = threading.get_ident()
         """Thread that started the recording."""
         self._busy = False
@@ -152,8 +150,8 @@ class CaptureJob:
             self._unstarted = Recording(
                 first_capture, self._backend, self._hooks, self._manifest_writer, self._lease_request
             )
-        self._deadline_s = time.monotonic() + self._backend.options.max_capture_s
-        shutdown.watch(self, self._finish_at_exit)
+        self._limits = CaptureLimits(self._backend.options)
+        shutdown.watch(self, self._finish_at_exit, self._fail_at_exit)
 
     def begin_now(self) -> None:
         """Start recording immediately, in a process without iterations.
@@ -194,6 +192,8 @@ class CaptureJob:
                 self._open()
             else:
                 run_without_waiting(self._recording.step(Step(Unit.ENGINE_ITERATION, self._iteration - 1)))
+                if self._limits is not None:
+                    self._limits.end_first_unit()
             if self._recording is not None and label:
                 annotation = self._recording.capture.annotate(label)
                 annotation.__enter__()
@@ -349,6 +349,8 @@ class CaptureJob:
             recording = Recording(capture, self._backend, self._hooks, self._manifest_writer, self._lease_request)
         recording.capture.first_iteration = self._iteration
         self._thread = threading.get_ident()
+        if self._limits is not None:
+            self._limits.start_recording()
         try:
             with self.measured_stall():
                 has_started = run_without_waiting(recording.start())
@@ -396,9 +398,9 @@ class CaptureJob:
         self._finish()
 
     def _pending_stop(self) -> _DeferredStop | None:
-        """Return the deferred stop, if any; create one when ``max_capture_s`` has passed."""
-        if self._deferred_stop is None and time.monotonic() >= self._deadline_s:
-            self._deferred_stop = _DeferredStop(describe_timeout(self._backend.options.max_capture_s))
+        """Return the deferred stop, if any; create one if the capture exceeds a limit."""
+        if self._deferred_stop is None and self._limits is not None and (reason := self._limits.describe_excess()):
+            self._deferred_stop = _DeferredStop(reason)
         return self._deferred_stop
 
     # Stops caused by a signal or by interpreter exit.
@@ -410,6 +412,14 @@ class CaptureJob:
             return False
         self.call_safely(lambda: self.stop(reason))
         self._release()
+        return True
+
+    def _fail_at_exit(self, reason: str) -> bool:
+        """Fail the capture if its thread does not respond. Return False if it is busy, or files are being written."""
+        if self._busy or not self._writer.idle:
+            return False
+        for recording in filter(None, (self._recording, self._unstarted)):
+            recording.fail(reason)
         return True
 
     def _release(self) -> None:

@@ -1,0 +1,106 @@
+"""Free memory of this process, and the memory by which it has grown."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ROOT = Path("/")
+_V1_FILES = ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
+_V2_FILES = ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")
+
+
+def free_bytes(root: Path = _ROOT) -> float:
+    """Return the memory that this process can still allocate: the minimum of the host, its cgroups and RLIMIT_AS.
+
+    Unknown values are ignored. The result is infinite if all values are unknown.
+
+    Args:
+        root: directory that contains ``proc`` and ``sys``.
+    """
+    available = [limit - used for limit, used in _cgroups(root)]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        available.append(_fields(root / "proc/meminfo")["MemAvailable:"] * 1024)
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        with contextlib.suppress(OSError, ValueError):
+            available.append(limit - _own_bytes(root, 0))
+    return max(0, min(available, default=math.inf))
+
+
+class MemoryGrowth:
+    """Growth of this process's resident memory since the creation of this object."""
+
+    def __init__(self, root: Path = _ROOT) -> None:
+        """Args:
+        root: directory that contains ``proc`` and ``sys``.
+        """
+        self._root = root
+        self._initial_bytes = self._resident_bytes()
+
+    def describe_excess(self, max_share: float) -> str | None:
+        """Return a message if the growth exceeds a share of the free memory, else None."""
+        growth, free = self._resident_bytes() - self._initial_bytes, free_bytes(self._root)
+        if growth <= max_share * free:
+            return None
+        return (
+            f"the process grew by {growth / 1e6:,.0f} MB during the capture, more than max_memory_share={max_share:g} "
+            f"of the {free / 1e6:,.0f} MB of free memory"
+        )
+
+    def _resident_bytes(self) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            return _own_bytes(self._root, 1)
+        return 0
+
+
+def _own_bytes(root: Path, field: int) -> int:
+    """Return a field of ``/proc/self/statm``: 0 is the size of the address space, and 1 the resident memory."""
+    return int((root / "proc/self/statm").read_text(encoding="ascii").split()[field]) * _PAGE_BYTES
+
+
+def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit and the usage of each memory cgroup of this process and of its parents, in bytes.
+
+    In a container, the path of the cgroup may be that on the host. The container's own limit is then at the mount.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        limit_names, usage_name, cache_names = _V1_FILES if controllers else _V2_FILES
+        group = mount / path.lstrip("/")
+        for directory in (group, *group.parents):
+            limits = [limit for name in limit_names if (limit := _read_number(directory / name)) is not None]
+            usage = _read_number(directory / usage_name)
+            if limits and usage is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    statistics = _fields(directory / "memory.stat")
+                    usage -= sum(statistics.get(name, 0) for name in cache_names)  # the kernel can reclaim the cache
+                yield min(limits), usage
+            if directory == mount:
+                break
+
+
+def _read_number(path: Path) -> int | None:
+    """Return the number in a file. None if the file is missing or contains ``max``."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Return the first number of each line, by the line's first word."""
+    rows = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1}
