@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, cast
 
+from profdeck.base.compilation import compiling_check, report_compiled_call
 from profdeck.base.operations import Operation, begin, finish
 from profdeck.lifecycle.scopes import Scope, reason_of
 from profdeck.records.capture import MAX_INDEX, Capture, Unit
@@ -34,6 +36,7 @@ class Profiler:
     ``with profiler.capture(n)``. In between, ``step(n)`` marks the end of a global step inside a longer capture,
     and ``step(i, "mini_batch")`` marks the end of a mini-batch. If profiling fails or an argument is invalid, none of
     these calls raises an error unless the config sets ``on_error: raise``. An invalid argument is logged once.
+    In code that ``torch.compile`` traces, the calls do nothing, and a warning is logged once.
 
     Steps and indexes can be any integers, including NumPy integers and integer tensors with one element.
 
@@ -53,6 +56,7 @@ class Profiler:
         self._caller = object()  # not the profiler: shared steps must not keep the profiler alive
         # Idle steps read only these attributes.
         self._roles, self._busy = group.roles, group.busy
+        self._is_compiling = compiling_check()
         self._checks_reports = bool(group.roles)
         """True until the first call of `step`. The arguments of that call are checked even if no capture is running."""
 
@@ -226,6 +230,9 @@ class Profiler:
         Returns:
             The running capture, or None; the same value as `active`.
         """
+        if self._is_compiling():
+            report_compiled_call("profiler.start")
+            return None
         index: int | None
         if type(global_step) is int and global_step <= MAX_INDEX:  # avoids a slower call in idle steps
             index = global_step
@@ -253,6 +260,9 @@ class Profiler:
         """
         # A flag, not a swapped method: hosts may cache profiler.step before the loop.
         if self._busy or self._checks_reports:
+            if self._is_compiling():
+                report_compiled_call("profiler.step")
+                return
             self._group.blocker.finish(begin(self._step_operations(index, unit)))
 
     def stop(self) -> None:
@@ -262,6 +272,9 @@ class Profiler:
         call; use `astop` to wait for them.
         """
         if self._busy or self._shared is not None:
+            if self._is_compiling():
+                report_compiled_call("profiler.stop")
+                return
             self._group.finish_end(self._stop_operations())
 
     def close(self, reason: str | None = None) -> None:
@@ -274,6 +287,9 @@ class Profiler:
             reason: the reason for ending the captures; None if the host has finished. If the host has finished, a
                 capture that is still warming up is withdrawn if its schedule has no end.
         """
+        if self._is_compiling():
+            report_compiled_call("profiler.close")
+            return
         try:
             self._group.finish_end(self._close_operations(reason))
         finally:
@@ -347,6 +363,9 @@ class Profiler:
         An exception inside the block ends the captures and propagates to the caller. The traces of these captures are
         kept and marked partial.
         """
+        if self._is_compiling():
+            report_compiled_call("profiler.capture")
+            return cast("Scope[Capture | None]", nullcontext())  # torch.compile supports it around graph breaks
         index = self._group.to_index("global_step", global_step)
         if index is None:
             return Profiler().capture(0)  # does nothing
@@ -361,6 +380,9 @@ class Profiler:
         File names contain the name. If it has other characters than letters, digits, ``_`` and ``-``, the stage is not
         recorded.
         """
+        if self._is_compiling():
+            report_compiled_call("profiler.stage")
+            return cast("Scope[None]", nullcontext())  # as above
         if not self._group.is_stage_name(name):
             return Profiler().stage("invalid")  # does nothing
         return Scope(self, self._group, None, name)

@@ -121,6 +121,109 @@ def test_invalid_arguments_are_reported(tmp_path: Path, arguments: tuple[str, ..
     assert "Traceback" not in result.stderr
 
 
+ONE_LAYER = "import torch\nmodel = torch.nn.Linear(4, 4)\nbatch = torch.ones(2, 4)\n"
+IN_BACKWARD = (
+    ONE_LAYER
+    + """
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+for _ in range(5):
+    model(batch).sum().backward()
+"""
+)
+UNUSED_FIRST = (
+    ONE_LAYER
+    + """
+unused = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+)
+DELETED_FIRST = (
+    ONE_LAYER
+    + """
+for count, kind in ((2, torch.optim.SGD), (3, torch.optim.AdamW)):
+    optimizer = kind(model.parameters(), lr=0.1)
+    for _ in range(count):
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+)
+COMPILED = (
+    ONE_LAYER
+    + """
+import torch._dynamo
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+step = torch.compile(optimizer.step, backend="eager")
+for _ in range(5):
+    model(batch).sum().backward()
+    step()
+    schedule.step()
+counters = torch._dynamo.utils.counters
+print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
+"""
+)
+
+
+@pytest.mark.parametrize("script", [IN_BACKWARD, UNUSED_FIRST, DELETED_FIRST, COMPILED])
+def test_steps_are_those_of_the_optimizer_that_trains(tmp_path: Path, script: str) -> None:
+    (tmp_path / "train.py").write_text(script)
+    unprofiled = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    result = profdeck(tmp_path, "run", "--json", "--steps", "2..3", "train.py")
+    assert result.stdout == unprofiled.stdout  # the number of graph breaks
+    report = json.loads(result.stderr.splitlines()[-1])
+    assert report["optimizer_steps"] == 5
+    assert [(capture["status"], capture["problems"]) for capture in report["captures"]] == [("complete", [])]
+
+
+CHILDREN = """
+import multiprocessing, sys
+
+def train():
+    import torch
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager") if sys.argv[2] == "compiled" else optimizer.step
+    model(torch.ones(2, 4)).sum().backward()
+    step()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    if sys.argv[2] == "shared":
+        import torch
+        shared = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    targets = [print if sys.argv[2] == "print" else train] * 2
+    processes = [context.Process(target=target) for target in targets]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "count"),
+    [("spawn", "eager", 2), ("spawn", "compiled", 2), ("fork", "shared", 2), ("spawn", "print", 0)],
+)
+def test_optimizer_steps_of_child_processes_are_reported(tmp_path: Path, method: str, kind: str, count: int) -> None:
+    (tmp_path / "children.py").write_text(CHILDREN)
+    result = profdeck(tmp_path, "run", "--steps", "2..3", "children.py", method, kind)
+    assert result.returncode == 0, result.stderr
+    message = f"{count} child processes of the script stepped a torch optimizer"
+    assert (message in result.stderr) is (count > 0)
+    assert ("torchrun -m profdeck run" in result.stderr) is (count > 0)
+    assert ("the script stepped no torch optimizer" in result.stderr) is (count == 0)
+
+
+def test_other_optimizers_are_named_if_the_capture_did_not_end(tmp_path: Path) -> None:
+    result = profdeck(tmp_path, "run", "--steps", "2..9", "script.py", "0")
+    assert "These are the steps of SGD, which stepped first; SGD stepped 3 times" in result.stderr
+
+
 @pytest.mark.slow
 def test_demo_writes_one_json_document(tmp_path: Path) -> None:
     result = profdeck(tmp_path, "demo", "--json")

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from profdeck.base.compilation import report_compiled_call
 from profdeck.base.operations import Operation, begin, finish
 from profdeck_traces.base.errors import ConfigError
 
@@ -53,7 +54,8 @@ class Scope(Generic[T_co]):
         if self._stage is None:
             raise TypeError("A global step is not a decorator. Use 'with profiler.capture(step):' in the loop.")
         create_scope = functools.partial(Scope, self._profiler, self._group, None, self._stage)
-        return _decorate(function, self._stage, create_scope if self._profiler.enabled else None)
+        is_compiling = self._profiler._is_compiling  # noqa: SLF001  # internal API
+        return _decorate(function, self._stage, create_scope if self._profiler.enabled else None, is_compiling)
 
     def __enter__(self) -> T_co:
         if self._step is None:
@@ -128,6 +130,7 @@ class _Steps(Protocol):
 
     @property
     def enabled(self) -> bool: ...
+    def _is_compiling(self) -> bool: ...
     def _has_begun(self, step: int) -> bool: ...
     def start(self, global_step: int) -> Capture | None: ...
     def stop(self) -> None: ...
@@ -141,13 +144,16 @@ class _SyncAsyncContext(AbstractContextManager[object], AbstractAsyncContextMana
     """Context manager for ``with`` and ``async with``."""
 
 
-def _decorate(function: F, name: str, create_scope: Callable[[], _SyncAsyncContext] | None) -> F:
+def _decorate(
+    function: F, name: str, create_scope: Callable[[], _SyncAsyncContext] | None, is_compiling: Callable[[], bool]
+) -> F:
     """Wrap a function or coroutine function so that each call runs inside a stage.
 
     Args:
         function: the function.
         name: the name of the stage.
         create_scope: function that creates the scope for one call; None if the profiler is disabled.
+        is_compiling: returns True if ``torch.compile`` traces the call.
 
     Raises:
         ConfigError: the function is a generator.
@@ -170,6 +176,9 @@ def _decorate(function: F, name: str, create_scope: Callable[[], _SyncAsyncConte
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            report_compiled_call("profiler.stage")
+            return function(*args, **kwargs)
         with create_scope():
             return function(*args, **kwargs)
 

@@ -1,0 +1,136 @@
+"""Global steps of an unmodified script: the steps of an optimizer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from profdeck import Profiler
+from profdeck_torch.child_steps import ChildSteps
+
+if TYPE_CHECKING:
+    from profdeck import Capture
+
+
+class StepSource:
+    """Drives a profiler with the steps of the first optimizer that steps.
+
+    The profiler is created with the first optimizer, so processes without an optimizer, such as job drivers, record
+    nothing. A step inside a backward pass or a compiled function ends the global step after the pass or function.
+    """
+
+    def __init__(self, create_profiler: Callable[[], Profiler]) -> None:
+        self.profiler = Profiler()
+        self.step = 1
+        self.children = ChildSteps()
+        self.other_steps = Counter[str]()
+        """Number of steps of other optimizers, by class name."""
+        self.clock_name = ""
+        """Class name of the optimizer that ends the global steps."""
+        self._create_profiler = create_profiler
+        self._process: int | None = None
+        """ID of the process that created the profiler."""
+        self._clock: weakref.ref[Optimizer] | None = None
+        self._stepped: list[Optimizer] = []
+        """Optimizers that have stepped since the last call of `_end_steps`."""
+        self._backward_passes = 0
+        self._captures: dict[str, Capture] = {}
+
+    @property
+    def captures(self) -> list[Capture]:
+        """The captures that have started, in order."""
+        return list(self._captures.values())
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Patch torch in this process. The first optimizer starts global step 1."""
+        with ExitStack() as stack:
+            stack.enter_context(self.children.attached())
+            stack.callback(register_optimizer_step_post_hook(self._on_optimizer_step).remove)
+            original_init, original_backward, original_compile = (
+                Optimizer.__init__,
+                torch.autograd.backward,
+                torch.compile,
+            )
+
+            @functools.wraps(original_init)
+            def init(optimizer: Optimizer, *arguments: Any, **keywords: Any) -> None:
+                original_init(optimizer, *arguments, **keywords)
+                if self._process is None:
+                    self._process = os.getpid()
+                    self.profiler = stack.enter_context(self._create_profiler())
+                    self._start_step()
+
+            @functools.wraps(original_backward)
+            def backward(*arguments: Any, **keywords: Any) -> None:
+                self._backward_passes += 1
+                try:
+                    original_backward(*arguments, **keywords)
+                finally:
+                    self._backward_passes -= 1
+                self._end_steps()
+
+            @functools.wraps(original_compile)
+            def compile_function(*arguments: Any, **keywords: Any) -> Any:
+                compiled = original_compile(*arguments, **keywords)
+                return compiled if isinstance(compiled, torch.nn.Module) else self._end_steps_after(compiled)
+
+            # torch has hooks only for steps
+            for owner, name, patched in (
+                (Optimizer, "__init__", init),
+                (torch.autograd, "backward", backward),
+                (torch, "compile", compile_function),
+            ):
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, patched)
+            yield
+
+    def _on_optimizer_step(self, optimizer: Optimizer, *_: Any) -> None:
+        # In a compiled optimizer, the compiler traces this function. It supports appending to a list.
+        self._stepped.append(optimizer)
+        if not torch.compiler.is_dynamo_compiling():
+            self._end_steps()
+
+    def _end_steps_after(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compiled)
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            result = compiled(*arguments, **keywords)
+            if not torch.compiler.is_dynamo_compiling():
+                self._end_steps()
+            return result
+
+        return run
+
+    def _end_steps(self) -> None:
+        """End the global step if the clock has stepped. During a backward pass, the profiler cannot stop."""
+        if self._backward_passes or not self._stepped:
+            return
+        stepped = self._stepped.copy()
+        self._stepped.clear()
+        if self._process not in (None, os.getpid()):  # a forked process
+            self.children.report()
+            return
+        for optimizer in stepped:
+            clock = self._clock and self._clock()
+            if clock is None:
+                self._clock = weakref.ref(optimizer)
+                self.clock_name = type(optimizer).__name__
+            elif optimizer is not clock:
+                self.other_steps[type(optimizer).__name__] += 1
+                continue
+            self.profiler.stop()
+            self.step += 1
+            self._start_step()
+
+    def _start_step(self) -> None:
+        self.profiler.start(self.step)
+        if capture := self.profiler.active:
+            self._captures[capture.id] = capture
