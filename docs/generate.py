@@ -273,6 +273,8 @@ def signature(function: Callable[..., Any], *, called: bool) -> str:
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)  # noqa: S101  # for the type checker
     if node.args.args and node.args.args[0].arg in {"self", "cls"}:
         node.args.args = node.args.args[1:]
+    if (extra := node.args.vararg) and extra.annotation and ast.unparse(extra.annotation) == "Never":
+        node.args.vararg = node.args.kwarg = None  # arguments that are reported as errors
     arguments = re.sub(r"=(?=\S)", " = ", ast.unparse(node.args)).replace("'", '"')
     arguments = re.sub(r"= _\w+", "= ...", arguments)
     start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"

@@ -10,12 +10,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, Never, Self, SupportsIndex, cast
 
 from profdeck.base.compilation import compiling_check, report_compiled_call
 from profdeck.base.operations import Operation, begin, finish
 from profdeck.lifecycle.scopes import Scope, reason_of
 from profdeck.records.capture import MAX_INDEX, Capture, Unit
+from profdeck_traces.base.errors import to_text
 
 if TYPE_CHECKING:
     from profdeck.backends.api import TargetState
@@ -38,7 +39,8 @@ class Profiler:
     these calls raises an error unless the config sets ``on_error: raise``. An invalid argument is logged once.
     In code that ``torch.compile`` traces, the calls do nothing, and a warning is logged once.
 
-    Steps and indexes can be any integers, including NumPy integers and integer tensors with one element.
+    Steps and indexes can be NumPy integers or integer tensors with one element. Steps that begin again, for example in
+    each epoch, are captured once.
 
     A profiler has one or more roles. The captures of all engines start and stop together, and this process starts
     recording after the engines. Capture IDs are derived from global steps, so the captures of all roles and processes
@@ -57,8 +59,8 @@ class Profiler:
         # Idle steps read only these attributes.
         self._roles, self._busy = group.roles, group.busy
         self._is_compiling = compiling_check()
-        self._checks_reports = bool(group.roles)
-        """True until the first call of `step`. The arguments of that call are checked even if no capture is running."""
+        self._checks_left = 2 if group.roles else 0
+        """Number of global steps until the arguments of `step` are checked only during captures."""
 
     @classmethod
     def from_config(  # noqa: PLR0913 - all but the first are keywords
@@ -224,7 +226,9 @@ class Profiler:
 
     # The sync façade.
 
-    def start(self, global_step: SupportsIndex) -> Capture | None:
+    # Never: other arguments are an error for type checkers, but must not end the host's job.
+
+    def start(self, global_step: SupportsIndex | None = None, *extra: Never, **unknown: Never) -> Capture | None:
         """Begin a global step. Depending on the config, start captures, continue them or do nothing.
 
         Returns:
@@ -234,12 +238,14 @@ class Profiler:
             report_compiled_call("profiler.start")
             return None
         index: int | None
-        if type(global_step) is int and global_step <= MAX_INDEX:  # avoids a slower call in idle steps
-            index = global_step
+        if type(global_step) is int and 0 <= global_step <= MAX_INDEX and not (extra or unknown):
+            index = global_step  # avoids a slower call in idle steps
         else:
-            index = self._group.to_index("global_step", global_step)
+            index = self._group.to_index("global_step", global_step, (*extra, *unknown))
         if index is None:
             return None
+        if self._checks_left:
+            self._checks_left -= 1
         if self._shared is None:
             for role in self._roles:  # a loop, because any() is slower in idle steps
                 if role.must_start(index):
@@ -250,7 +256,13 @@ class Profiler:
             self._group.finish_start(begin([role.start(index) for role in roles]))
         return self.active
 
-    def step(self, index: SupportsIndex | None = None, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+    def step(
+        self,
+        index: SupportsIndex | None = None,
+        unit: Unit | str = Unit.GLOBAL_STEP,
+        *extra: Never,
+        **unknown: Never,
+    ) -> None:
         """Report that a global step, or a unit inside it, has ended. Does nothing if no capture is running.
 
         Args:
@@ -259,13 +271,13 @@ class Profiler:
             unit: the unit that has ended.
         """
         # A flag, not a swapped method: hosts may cache profiler.step before the loop.
-        if self._busy or self._checks_reports:
+        if self._busy or self._checks_left:
             if self._is_compiling():
                 report_compiled_call("profiler.step")
                 return
-            self._group.blocker.finish(begin(self._step_operations(index, unit)))
+            self._group.blocker.finish(begin(self._step_operations(index, unit, (*extra, *unknown))))
 
-    def stop(self) -> None:
+    def stop(self, *_extra: Never, **_unknown: Never) -> None:
         """End the global step. Its captures end too, unless they also record the next step.
 
         Safe to call if no capture is running. Inside a running event loop, captures of engines end shortly after the
@@ -280,8 +292,7 @@ class Profiler:
     def close(self, reason: str | None = None) -> None:
         """End all captures now and mark them partial. The profiler can be used again.
 
-        Safe to call if no capture is running. Inside a running event loop, captures of engines end shortly after the
-        call; use `aclose` to wait for them.
+        Safe to call if no capture is running. Inside a running event loop, use `aclose`; see `stop`.
 
         Args:
             reason: the reason for ending the captures; None if the host has finished. If the host has finished, a
@@ -304,21 +315,29 @@ class Profiler:
 
     # The async façade.
 
-    async def astart(self, global_step: SupportsIndex) -> Capture | None:
+    async def astart(self, global_step: SupportsIndex | None = None, *extra: Never, **unknown: Never) -> Capture | None:
         """Async version of `start`."""
-        index = self._group.to_index("global_step", global_step)
+        index = self._group.to_index("global_step", global_step, (*extra, *unknown))
         if index is None:
             return None
+        if self._checks_left:
+            self._checks_left -= 1
         for roles in self._group.phases(self._roles_to_start(index)):
             await self._group.afinish_start(begin([role.start(index) for role in roles]))
         return self.active
 
-    async def astep(self, index: SupportsIndex | None = None, unit: Unit | str = Unit.GLOBAL_STEP) -> None:
+    async def astep(
+        self,
+        index: SupportsIndex | None = None,
+        unit: Unit | str = Unit.GLOBAL_STEP,
+        *extra: Never,
+        **unknown: Never,
+    ) -> None:
         """Async version of `step`."""
-        if self._busy or self._checks_reports:
-            await finish(begin(self._step_operations(index, unit)))
+        if self._busy or self._checks_left:
+            await finish(begin(self._step_operations(index, unit, (*extra, *unknown))))
 
-    async def astop(self) -> None:
+    async def astop(self, *_extra: Never, **_unknown: Never) -> None:
         """Async version of `stop`."""
         await finish(begin(self._stop_operations().values()))
 
@@ -357,7 +376,9 @@ class Profiler:
 
     # Scopes.
 
-    def capture(self, global_step: SupportsIndex) -> Scope[Capture | None]:
+    def capture(
+        self, global_step: SupportsIndex | None = None, *extra: Never, **unknown: Never
+    ) -> Scope[Capture | None]:
         """Return a sync and async context manager that starts a global step at entry and stops it at exit.
 
         An exception inside the block ends the captures and propagates to the caller. The traces of these captures are
@@ -366,26 +387,26 @@ class Profiler:
         if self._is_compiling():
             report_compiled_call("profiler.capture")
             return cast("Scope[Capture | None]", nullcontext())  # torch.compile supports it around graph breaks
-        index = self._group.to_index("global_step", global_step)
+        index = self._group.to_index("global_step", global_step, (*extra, *unknown))
         if index is None:
             return Profiler().capture(0)  # does nothing
         return Scope(self, self._group, index, None)
 
-    def stage(self, name: str) -> Scope[None]:
+    def stage(self, name: str | None = None, *extra: Never, **unknown: Never) -> Scope[None]:
         """Return a decorator and context manager, sync and async, for a named stage of the global step.
 
         In continuous mode, the stage is annotated in the trace. In discrete mode, it is a separate capture of all
         roles. Stages are not annotated in the traces of engines.
 
-        File names contain the name. If it has other characters than letters, digits, ``_`` and ``-``, the stage is not
-        recorded.
+        A stage is not recorded if its name has other characters than letters, digits, ``_`` and ``-``.
         """
         if self._is_compiling():
             report_compiled_call("profiler.stage")
             return cast("Scope[None]", nullcontext())  # as above
-        if not self._group.is_stage_name(name):
+        checked_name = self._group.to_stage_name(name, (*extra, *unknown))
+        if checked_name is None:
             return Profiler().stage("invalid")  # does nothing
-        return Scope(self, self._group, None, name)
+        return Scope(self, self._group, None, checked_name)
 
     # Operations.
 
@@ -404,9 +425,10 @@ class Profiler:
             return self._shared.is_inside(self._caller, step)
         return any(role.machine.is_open(step) for role in self._roles)
 
-    def _step_operations(self, index: SupportsIndex | None, unit: Unit | str) -> list[Operation[None]]:
-        self._checks_reports = False
-        step = self._group.to_step(index, unit)
+    def _step_operations(
+        self, index: SupportsIndex | None, unit: Unit | str, unexpected: tuple[object, ...]
+    ) -> list[Operation[None]]:
+        step = self._group.to_step(index, unit, unexpected)
         if (
             step is None
             or not self._busy
@@ -423,7 +445,8 @@ class Profiler:
     def _close_operations(self, reason: str | None) -> dict[Role, Operation[None]]:
         if self._shared is not None:
             self._shared.clear()
-        return {role: role.close(reason) for role in self._roles}
+        text = None if reason is None else to_text(reason)
+        return {role: role.close(text) for role in self._roles}
 
     def _pause_requests(self) -> None:
         for role in self._roles:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,21 +61,29 @@ def read_manifests(path: Path) -> dict[str, dict[str, Any]]:
     return {manifest["capture"]: manifest for manifest in documents}
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), TimeoutError("preempted")])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 @pytest.mark.parametrize("hook", ["start", "step", "stop"])
 def test_signal_handler_exception_in_a_hook_propagates(
-    build: Build, tally: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
+    build: Build,
+    tally: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    hook: str,
+    number: signal.Signals,
+    error: BaseException,
 ) -> None:
     """The exception of the host's signal handler reaches the host. The capture ends, and the job can continue."""
 
     def raise_exit(*_: object) -> None:
-        raise SystemExit(3)
+        raise error
 
-    previous_handler = signal.signal(signal.SIGUSR1, raise_exit)
+    previous_handler = signal.signal(number, raise_exit)
     perform = tally.TallyBackend.perform
 
     def perform_and_signal(self: Any, name: str, call: str) -> None:
         if name == hook and "step2" in call:
-            signal.raise_signal(signal.SIGUSR1)
+            signal.raise_signal(number)
         perform(self, name, call)
 
     monkeypatch.setattr(tally.TallyBackend, "perform", perform_and_signal)
@@ -81,16 +91,18 @@ def test_signal_handler_exception_in_a_hook_propagates(
     try:
         for step in range(6):
             if step == 2:
-                with pytest.raises(SystemExit), profiler.capture(step):
+                with pytest.raises(type(error)), profiler.capture(step):
                     profiler.step(0, "mini_batch")
             else:
                 with profiler.capture(step):
                     pass
     finally:
-        signal.signal(signal.SIGUSR1, previous_handler)
+        signal.signal(number, previous_handler)
     profiler.close()
     statuses = {name: manifest["status"] for name, manifest in read_manifests(tmp_path).items()}
-    assert statuses == {"step0": "complete", "step2": "partial" if hook == "step" else "failed", "step4": "complete"}
+    assert {statuses.pop("step0"), statuses.pop("step4")} == {"complete"}
+    if number is signal.SIGUSR1:
+        assert statuses == {"step2": "partial" if hook == "step" else "failed"}
 
 
 def test_start_guarded_by_active_loses_no_step(build: Build, tmp_path: Path) -> None:
@@ -204,7 +216,19 @@ class BrokenIndex:
         raise RuntimeError("broken")
 
 
-INVALID_STEPS = [997.5, "3", None, 10**18, BrokenIndex(), np.array([1, 2])]
+class BrokenComparison(BrokenIndex):
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("broken")
+
+
+class Stage(str, Enum):  # noqa: UP042  # unlike StrEnum, its members are formatted with the class name
+    UPDATE = "update"
+
+
+INVALID_STEPS = [997.5, "3", None, -1, 2**53, 10**18, BrokenIndex(), np.array([1, 2])]
+INVALID_UNITS = ["epoch", None, 3, [], np.array(["mini_batch", "epoch"]), BrokenComparison()]
 
 
 @pytest.mark.parametrize("step", [np.int64(1), np.array(1), True])
@@ -219,7 +243,7 @@ def test_any_integer_is_a_step(build: Build, tmp_path: Path, step: Any) -> None:
 
 @pytest.mark.parametrize("step", INVALID_STEPS)
 def test_invalid_step_is_logged_once(build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, step: Any) -> None:
-    profiler = build(steps=[1])
+    profiler = build(steps=[1, 2])
 
     async def run_async() -> None:
         async with profiler.capture(step):
@@ -227,12 +251,12 @@ def test_invalid_step_is_logged_once(build: Build, tmp_path: Path, caplog: pytes
         assert await profiler.astart(step) is None
         await profiler.astop()
 
-    for _ in range(2):
+    for valid_step in (1, 2):
         with profiler.capture(step) as capture:
             assert capture is None
         assert profiler.start(step) is None
         profiler.stop()
-        with profiler.capture(1):
+        with profiler.capture(valid_step):
             profiler.step(step)
             profiler.step(0, "epoch")
         asyncio.run(run_async())
@@ -241,13 +265,92 @@ def test_invalid_step_is_logged_once(build: Build, tmp_path: Path, caplog: pytes
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
-def test_first_report_is_checked_without_a_capture(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("unit", INVALID_UNITS)
+def test_reports_of_the_first_step_are_checked_without_a_capture(
+    build: Build, caplog: pytest.LogCaptureFixture, unit: Any
+) -> None:
     profiler = build(steps=[100])
-    for _ in range(3):
-        profiler.step(0, "epoch")
+    for step in range(3):
+        with profiler.capture(step):
+            profiler.step(0, "mini_batch")
+            profiler.step(0, unit)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("unit: expected global_step, mini_batch or engine_iteration, got ")
+
+
+def test_unexpected_arguments_are_logged_once(build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    profiler: Any = build(steps=[1])
+
+    async def run_async() -> None:
+        assert await profiler.astart(step=1) is None
+        await profiler.astep(1, "mini_batch", 2)
+        await profiler.astop(1)
+
+    for _ in range(2):
+        with profiler.capture(step=1), profiler.stage(label="update"):
+            pass
+        with profiler.capture(), profiler.stage():
+            pass
+        assert profiler.start(0, epoch=1) is None
+        profiler.step(index=0, units="mini_batch")
+        asyncio.run(run_async())
     assert [record.getMessage() for record in caplog.records] == [
-        "unit: expected global_step or mini_batch or engine_iteration, got 'epoch'. The call is ignored."
+        "global_step: unexpected argument 'step'. The call is ignored.",
+        "stage: unexpected argument 'label'. The call is ignored.",
+        "index: unexpected argument 'units'. The call is ignored.",
     ]
+    profiler.start(1)
+    profiler.stop(1)
+    profiler.close(ValueError("stopped"))
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_identity_of_numpy_integers_is_readable(tally: ModuleType, tmp_path: Path) -> None:
+    one, two = np.int64(1), np.int64(2)
+    identity = Identity(rank=one, world_size=two, local_rank=one, replica=one, parallel={"tp": one})  # type: ignore[arg-type]
+    settings = {"output": str(tmp_path), "run": "run", "steps": [1], "trainer.backend": "tally", "trainer.ranks": "all"}
+    with Profiler.from_config(identity=identity, settings=settings) as profiler, profiler.capture(1):
+        pass
+    (document,) = read_manifests(tmp_path).values()
+    assert (document["rank"], document["replica"], document["parallel"]) == (1, 1, {"tp": 1})
+
+
+def test_stage_can_be_a_member_of_an_enum(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1], mode="discrete")
+    with profiler.capture(1), profiler.stage(Stage.UPDATE):
+        pass
+    assert list(read_manifests(tmp_path)) == ["step1-update"]
+
+
+@pytest.mark.parametrize("mode", ["continuous", "discrete"])
+def test_steps_that_begin_again_are_captured_once(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: str
+) -> None:
+    profiler = build(steps=["2..3", "6..7", 9], mode=mode)
+    for epoch in range(4):
+        for step in range(8 + 2 * epoch):
+            with profiler.capture(step), profiler.stage("update"):
+                pass
+    suffix = "-update" if mode == "discrete" else ""
+    steps = (2, 3, 6, 7, 9) if mode == "discrete" else (2, 6, 9)
+    assert sorted(read_manifests(tmp_path)) == [f"step{step}{suffix}" for step in steps]
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert message == (
+        "Global step 2 began again and is not captured a second time. If the host's step numbers begin again in each "
+        "epoch, count the steps over all epochs."
+    )
+
+
+def test_step_that_is_retried_after_an_exception_is_captured_again(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1])
+    with contextlib.suppress(ValueError), profiler.capture(1):
+        raise ValueError("out of memory \udcff")
+    with profiler.capture(1):
+        pass
+    statuses = {name: entry["status"] for name, entry in read_manifests(tmp_path).items()}
+    assert statuses == {"step1": "partial", "step1-take2": "complete"}
+    (rank, _) = [rank for capture in read_run(tmp_path / "run").captures for rank in capture.ranks]
+    assert rank.problems == ("An exception ended it: ValueError: out of memory \\udcff.",)
 
 
 @pytest.mark.parametrize("name", ["a/b", "", "x" * 65, None, 3])

@@ -276,7 +276,7 @@ def test_failure_of_a_delayed_start_is_reported(
         else:
             with trainer.stage("update"):
                 pass
-    assert "start does not work The job continues without this capture." in caplog.text
+    assert "start does not work. The job continues without this capture." in caplog.text
     manifest = read_manifests(tmp_path)["step1"]
     assert (manifest.status, manifest.problems) == (Status.FAILED, ("RuntimeError: start does not work.",))
     assert f"s for {HOLDER}." in manifest.notes[-1]

@@ -825,8 +825,12 @@ def test_artifact_outside_the_capture_directory_fails_the_capture(
     assert "away.trace.json" in " ".join(read_manifests(tmp_path)["step1"]["problems"])
 
 
-def test_manifest_write_error_is_logged(
-    tally: ModuleType, recorder: EngineRecorder, make_request: MakeRequest, monkeypatch: pytest.MonkeyPatch, caplog: Any
+def test_artifact_with_an_invalid_value_is_reported(
+    tally: ModuleType,
+    recorder: EngineRecorder,
+    make_request: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     stop = tally.TallyBackend.profile_stop
 
@@ -838,8 +842,9 @@ def test_manifest_write_error_is_logged(
     iterate(recorder, [D])
     reply = wait_for_files(recorder)
     assert reply.state is RequestState.ENDED
-    assert "TypeError" in reply.captures[0].problems[0]
-    assert "rank_0000.step1.json cannot be written: TypeError" in caplog.text
+    (problem, *_) = read_manifests(tmp_path)["step1"]["problems"]
+    assert problem == reply.captures[0].problems[0]
+    assert problem.startswith("profile_stop returned an invalid artifact: TypeError")
 
 
 def test_directory_replaced_by_a_file_while_armed_is_reported(

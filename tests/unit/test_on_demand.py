@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from open_captures import calls_of
 from profdeck import Profiler, Status
@@ -387,14 +387,15 @@ class Simulation:
                 continue
             if not process.done:  # a rank that has passed the capture must have completed the request
                 assert self.last_steps[rank] <= plan.last_step
-            elif process.problem is None:  # all steps are recorded, or a manifest contains the problem
+            elif process.problem is None and process.incomplete is None:
+                # All steps are recorded, or a manifest contains the problem.
                 own_manifests = list(self.job.read_manifests(rank=rank).values())
                 for step in steps & self.completed_steps[rank]:
                     assert any(
                         manifest.first_step <= step <= manifest.last_step or manifest.problems
                         for manifest in own_manifests
                     )
-            else:
+            elif process.problem is not None:
                 assert not [manifest for manifest in recorded if manifest.rank == rank and not manifest.problems]
 
     def check_coverage(self, rank: int) -> None:
@@ -419,6 +420,7 @@ operations = st.lists(
     ),
     max_size=30,
 )
+RESTART_IN_A_CAPTURE = [("request", 1, 2), ("step", 2, 2), ("restart", 2, 0), ("step", 2, 1)]
 
 
 @given(
@@ -428,6 +430,8 @@ operations = st.lists(
     discrete=st.sampled_from([False, False, True]),
     explicit=st.booleans(),
 )
+@example(operations=RESTART_IN_A_CAPTURE, steps=[], warmup_steps=0, discrete=True, explicit=False)
+@example(operations=RESTART_IN_A_CAPTURE, steps=[], warmup_steps=0, discrete=True, explicit=True)
 def test_ranks_record_the_same_steps_or_report_a_problem(
     tmp_path_factory: Any,
     operations: list[tuple[str, int, int]],
@@ -1067,6 +1071,34 @@ def test_restarted_process_makes_the_pending_capture(job: Callable[..., Job]) ->
     running.ranks = [running.create_profiler(0)]
     running.step(1, 2, 3)
     assert running.read_results(request) == [(True, ("step3",), None)]
+
+
+def test_restart_in_a_capture_of_stages_is_reported(job: Callable[..., Job]) -> None:
+    running = job(1, mode="discrete")
+    request = requests.create_request(running.store, 1, 2)
+    for step in (0, 1):
+        with running.ranks[0].capture(step), running.ranks[0].stage("work"):
+            pass
+    running.ranks = [running.create_profiler(0)]  # the first process was killed
+    running.step(2)
+    (process,) = requests.read_processes(running.store)
+    assert (process.token, process.done, process.problem) == (request.token, True, None)
+    assert process.captures == ("step1-work", "step1")
+    assert process.incomplete is not None
+    assert process.incomplete.startswith("the process was restarted during the capture")
+
+
+def test_stages_of_an_interrupted_step_are_incomplete(job: Callable[..., Job]) -> None:
+    running = job(1, mode="discrete")
+    requests.create_request(running.store, 1, 1)
+    running.step(0)
+    profiler = running.ranks[0]
+    profiler.start(1)
+    with profiler.stage("work"):
+        pass
+    profiler.close()
+    (process,) = requests.read_processes(running.store)
+    assert process.incomplete == "step 1 was not completed: the profiler was closed in mid-capture"
 
 
 def test_ranks_beyond_the_latest_world_size_are_skipped(tmp_path: Path) -> None:

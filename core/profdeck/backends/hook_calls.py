@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import traceback
 import weakref
@@ -25,6 +24,7 @@ from profdeck.backends.plugin_manager import (
 from profdeck.backends.plugins import RECORDING_HOOKS
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
+from profdeck.base.interrupts import is_interruption
 from profdeck.base.operations import Operation
 from profdeck.records.capture import CaptureRecord, Step
 from profdeck_traces.base.errors import PluginError, ProfdeckError, describe_error
@@ -67,6 +67,8 @@ class HookCall:
         arguments = {"capture": capture, "step": step, "plugin_name": self.plugin.name}
         try:
             results = self.manager.execute(self.hook, self.select(), arguments, False)  # noqa: FBT003  # pluggy signature
+        except GeneratorExit as error:  # would be handled as the end of this operation
+            raise PluginError(f"{self}: {describe_error(error)}") from error
         finally:
             failed = self.manager.progress_by_capture.pop(capture, None)
         if failed is not None and failed.error is not None:
@@ -131,6 +133,8 @@ class Invocation:
         try:
             # The call is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
             results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # pluggy signature
+        except GeneratorExit as error:  # as above
+            raise PluginError(f"{call}: {describe_error(error)}") from error
         finally:
             self.progress = manager.progress_by_capture.pop(capture, None)
         results = call.check_results(results)
@@ -154,13 +158,17 @@ class Invocation:
         except GeneratorExit:  # nothing can be awaited any more
             raise
         except BaseException:
-            with contextlib.suppress(Exception):  # `describe` reports this error
+            try:
                 if self.progress is None:
                     self._call_without_wrappers(capture)
                 if self.progress is not None:
                     for awaitable in self.progress.pending[:]:
                         if not awaitable.started:
                             yield awaitable
+            except BaseException as error:
+                if is_interruption(error):
+                    raise
+                # `describe` reports this error
             raise
 
     def __enter__(self) -> Self:

@@ -30,6 +30,7 @@ from profdeck.backends.plugins import (
     hook_names,
     listener_name,
 )
+from profdeck.base.interrupts import is_interruption
 from profdeck.records.capture import CaptureRecord
 from profdeck_traces.base.errors import BrokenPluginError, PluginError, describe_error
 
@@ -121,6 +122,9 @@ class CallObserver:
         progress = self.progress_by_capture[capture] = CallProgress()
         try:
             results = yield
+        except GeneratorExit as error:
+            progress.error = RuntimeError(describe_error(error))
+            raise progress.error from error
         except BaseException as error:
             progress.error = error
             raise
@@ -283,7 +287,9 @@ def _isolated(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:  # noqa: BLE001  # a plugin must not prevent the job
+        except BaseException as error:  # a plugin must not prevent the job
+            if is_interruption(error):
+                raise
             logger.warning("The plugin %s failed at profiler_opened: %s", name, describe_error(error))
 
     return call

@@ -14,9 +14,10 @@ from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases, shutdown
 from profdeck.base.errors import CaptureError, LeaseError
+from profdeck.base.interrupts import is_interruption
 from profdeck.base.memory import MemoryGrowth
 from profdeck.base.operations import Operation
-from profdeck.base.text import sentence
+from profdeck.base.text import describe_value, sentence
 from profdeck.config.options import CommonOptions
 from profdeck.records import manifest, run_directory
 from profdeck.records.artifact import Artifact, Output
@@ -113,14 +114,14 @@ class Recording:
                             is_ready = False
                             break
                         self._add_start_failure(invocation, error)
-                        if call.is_backend or _is_interruption(error):
+                        if call.is_backend or is_interruption(error):
                             raise
                     else:
                         self._started.add(call.plugin)
         except BaseException as error:
             reason = self._start_failure or describe_error(error)
             backend_started = yield from self._end_failed_start(reason)
-            if _is_interruption(error):
+            if is_interruption(error):
                 raise
             self._raise_interruption()
             outcome = "was stopped at its start" if backend_started else "did not start"
@@ -173,7 +174,7 @@ class Recording:
         if invocation.completed:  # a wrapper failed after the plugin had started
             self._started.add(call.plugin)
         if not call.is_backend:
-            if not _is_interruption(error):
+            if not is_interruption(error):
                 self._add_failure(call, invocation.describe(error), error)
         elif not invocation.raised(error):
             self._start_failure = invocation.describe(error)
@@ -216,7 +217,7 @@ class Recording:
                     if inspect.isawaitable(result):
                         yield result
             except BaseException as error:
-                if _is_interruption(error):
+                if is_interruption(error):
                     raise
                 wrapper = call.failed_wrapper(error)
                 failed = call.plugin.name if wrapper is None else f"The wrapper of {wrapper} failed around {call}"
@@ -231,7 +232,7 @@ class Recording:
                 results = yield from invocation.run_to_completion(self.capture)
             return _outputs_of(call, results)
         except BaseException as error:  # noqa: BLE001  # other plugins must be stopped
-            if _is_interruption(error):
+            if is_interruption(error):
                 self._interruption = self._interruption or error
             else:
                 self._add_failure(call, invocation.describe(error), error)
@@ -411,46 +412,29 @@ class Recording:
                 artifact: object = output() if callable(output) else output
             except BaseException as error:  # noqa: BLE001  # the manifest must be written in any case
                 self._add_problem(f"A file could not be written: {describe_error(error)}", error)
-                if _is_interruption(error):
+                if is_interruption(error):
                     self._interruption = self._interruption or error
                 continue
             if not isinstance(artifact, Artifact):
                 self.capture.problems.append(
-                    f"profile_stop must return artifacts or functions that write them, not {artifact!r}."
+                    f"profile_stop must return artifacts or functions that write them, not {describe_value(artifact)}."
                 )
-            elif not artifact.path.is_relative_to(self.capture.directory):
-                self.capture.problems.append(f"{artifact.path} is outside of {self.capture.directory}.")
-            elif all(artifact.path != other.path for other in artifacts):
-                try:
-                    manifest.check_artifact_name(str(artifact.path.relative_to(self.capture.directory)))
-                except ValueError as error:
-                    self._add_problem(f"profile_stop returned an invalid {error}.", error)
-                else:
-                    artifacts.append(artifact)
+                continue
+            try:
+                manifest.check_artifact(artifact, self.capture.directory)
+            except Exception as error:  # noqa: BLE001  # the plugin can set any value
+                self._add_problem(f"profile_stop returned an invalid artifact: {describe_error(error)}", error)
+                continue
+            if all(artifact.path != other.path for other in artifacts):
+                artifacts.append(artifact)
         return tuple(artifacts)
 
     def _write(self) -> None:
         try:
             with self._mutex:
                 manifest.write_manifest(self.capture, self._recorder)
-        except OSError as error:
-            self.capture.problems.append(f"The manifest cannot be written: {error}")
-
-
-def _is_interruption(error: BaseException) -> bool:
-    """Return whether an exception is an interruption of the host, such as Ctrl-C, and not an ordinary error.
-
-    ``CancelledError`` is an interruption only while the current task is being cancelled.
-    """
-    import asyncio
-
-    if not isinstance(error, asyncio.CancelledError):
-        return not isinstance(error, Exception)
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no event loop is running in this thread
-        return False
-    return task is not None and task.cancelling() > 0
+        except (OSError, CaptureError) as error:
+            self.capture.problems.append(f"The manifest cannot be written: {describe_error(error)}")
 
 
 def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:
@@ -462,7 +446,8 @@ def _outputs_of(call: HookCall, results: list[Any]) -> tuple[Output, ...]:
     for outputs in results:
         if outputs is not None and not isinstance(outputs, Iterable):
             raise CaptureError(
-                f"{call} must return a list of artifacts or of functions that write them, not {outputs!r}."
+                f"{call} must return a list of artifacts or of functions that write them, not "
+                f"{describe_value(outputs)}."
             )
     return tuple(output for outputs in results for output in outputs or ())
 
@@ -485,8 +470,8 @@ def abandon(capture: CaptureRecord, recorder: manifest.ManifestWriter, *reasons:
     capture.conclude(capture.artifacts)
     try:
         manifest.write_manifest(capture, recorder)
-    except OSError as error:
-        logger.warning("The manifest %s cannot be written: %s", capture.manifest_path, error)
+    except (OSError, CaptureError) as error:
+        logger.warning("The manifest %s cannot be written: %s", capture.manifest_path, describe_error(error))
 
 
 def adopt(capture: CaptureRecord, recorder: manifest.ManifestWriter, artifacts: tuple[Artifact, ...]) -> None:

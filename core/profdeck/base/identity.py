@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsIndex
 
 import attrs
-from attrs import validators
+from attrs import converters, validators
 
 from profdeck_traces.base.errors import ConfigError
 
@@ -17,17 +18,24 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 """Valid names of roles, stages and backends. They are used in file and directory names."""
 
 
+def _to_ints(parallel: Mapping[str, SupportsIndex]) -> dict[str, int]:
+    return {name: operator.index(index) for name, index in parallel.items()}
+
+
 @attrs.frozen(kw_only=True)
 class Identity:
     """Identity of one process in the job. Ranks start at 0 and number all processes of the role."""
 
     role: str = attrs.field(default="trainer", validator=validators.matches_re(NAME))
-    rank: int = attrs.field(default=0, validator=validators.ge(0))
-    world_size: int = attrs.field(default=1, validator=validators.ge(1))
-    local_rank: int = attrs.field(default=0, validator=validators.ge(0))
-    replica: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)))
+    # The converters accept NumPy integers, which cannot be written to a manifest.
+    rank: int = attrs.field(default=0, converter=operator.index, validator=validators.ge(0))
+    world_size: int = attrs.field(default=1, converter=operator.index, validator=validators.ge(1))
+    local_rank: int = attrs.field(default=0, converter=operator.index, validator=validators.ge(0))
+    replica: int | None = attrs.field(
+        default=None, converter=converters.optional(operator.index), validator=validators.optional(validators.ge(0))
+    )
     """Number of the engine replica that this process belongs to; None if the role has no replicas."""
-    parallel: Mapping[str, int] = attrs.field(factory=dict)
+    parallel: Mapping[str, int] = attrs.field(factory=dict, converter=_to_ints)
     """Coordinates by parallel dimension, such as ``{"tp": 0, "pp": 1, "dp": 3}``."""
     host: str = attrs.field(factory=socket.gethostname)
     pid: int = attrs.field(factory=os.getpid)

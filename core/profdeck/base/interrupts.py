@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import traceback
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -78,6 +79,34 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal |
     if interrupts.count:
         raise KeyboardInterrupt
     return result
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return whether an exception interrupts the host, and is not an error of the code that raised it.
+
+    An interruption is Ctrl-C, an exception of a signal handler, or the cancellation of the current task. Plugins can
+    raise the same types, such as ``SystemExit``. ``GeneratorExit`` is an interruption unless a task awaits the plugin.
+    """
+    import asyncio
+
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop is running in this thread
+            task = None
+        if isinstance(error, GeneratorExit):
+            return task is None
+        return task is not None and task.cancelling() > 0
+    return type(error) is KeyboardInterrupt or _is_raised_by_signal_handler(error)
+
+
+def _is_raised_by_signal_handler(error: BaseException) -> bool:
+    """Return whether the traceback contains a signal handler. Only handlers receive the interrupted frame."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if any(item is frame.f_back for item in (value if type(value) is tuple else (value,)) if item is not None):
+                return True
+    return False
 
 
 def cancels_coroutine(handler: object) -> bool:

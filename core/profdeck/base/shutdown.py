@@ -13,6 +13,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -138,7 +139,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def _deliver(number: int, handler: Any, frame: FrameType | None) -> None:
     if callable(handler):
-        handler(number, frame)
+        # `interrupts.is_interruption` recognizes a handler by its frame argument, also if the signal was deferred.
+        handler(number, frame or sys._getframe())  # noqa: SLF001  # documented in the Python library
         return
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def describe_value(value: object) -> str:
+    """Describe an invalid value of the host or a plugin. The `repr` of other objects can fail or be long."""
+    return repr(value)[:100] if isinstance(value, str | float) else f"an object of type {type(value).__qualname__}"
+
+
 def sentence(text: str) -> str:
     """Capitalize the first word and end the text with a full stop, unless it ends with other punctuation.
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -20,8 +20,10 @@ from profdeck.backends.recording import Recording, abandon, reserve
 from profdeck.base import shutdown
 from profdeck.base.errors import CaptureError
 from profdeck.base.identity import Identity
+from profdeck.base.interrupts import is_interruption
 from profdeck.base.operations import Blocker, Operation, begin, running_loop
 from profdeck.base.processes import ProcessId
+from profdeck.base.text import sentence
 from profdeck.config.model import Config, OnError, RoleConfig
 from profdeck.config.schedule import OnDemandSteps
 from profdeck.lifecycle import exit_summary
@@ -37,6 +39,7 @@ from profdeck.lifecycle.state_machine import (
     Note,
     Pass,
     PendingEnd,
+    Repeat,
 )
 from profdeck.on_demand.requests import JobProcess
 from profdeck.on_demand.stores import publish_address, store_of_job
@@ -45,7 +48,7 @@ from profdeck.records import manifest, run_directory
 from profdeck.records.capture import CaptureRecord, CaptureState, Step, Unit
 from profdeck.records.request import CaptureRequest
 from profdeck.records.status import Status
-from profdeck_traces.base.errors import describe_error
+from profdeck_traces.base.errors import ProfdeckError, describe_error
 
 if TYPE_CHECKING:
     from profdeck.after_capture.finish_child import Finishes
@@ -79,6 +82,8 @@ class Role:
     finishes: Finishes | None = None
     """Runs the ``finish`` commands."""
     recording: Recording | None = attrs.field(default=None, init=False)
+    has_repeated_steps: bool = attrs.field(default=False, init=False)
+    """True after the warning that the host's step numbers began again."""
     watch: RequestWatch | None = attrs.field(default=None, init=False)
     """Checks for capture requests before each global step; None if the job accepts no requests."""
 
@@ -190,7 +195,7 @@ class Role:
         yield from self._perform(self.machine.enter_stage(name))
         if self.recording is None:
             return self, contextlib.nullcontext()
-        return self, None if before is None else self.recording.capture.annotate(name)
+        return self, None if before is None else _Annotation(self, self.recording.capture, name)
 
     def _perform(self, actions: Actions) -> Operation[None]:
         """Perform the actions one by one. The result of an action can determine the next action."""
@@ -230,6 +235,13 @@ class Role:
                 self.busy_roles.add(self)
 
     def _perform_one(self, action: Action) -> Operation[None]:
+        try:
+            yield from self._dispatch(action)
+        except BaseException as error:
+            if not self._continues_after(error):
+                raise
+
+    def _dispatch(self, action: Action) -> Operation[None]:
         match action, self.recording:
             case Pass(), Recording() as recording:
                 yield from self._perform_pass(recording, action)
@@ -241,7 +253,9 @@ class Role:
                 if self.watch is not None:
                     self.watch.check(action.step, self.machine.capture)
             case EndStep(), _:
-                self._end_step()
+                self._end_step(action.problem)
+            case Repeat(), _:
+                self._warn_of_repeated_step(action.step)
             case Forget(), _:
                 self._clear_recording()
 
@@ -376,16 +390,47 @@ class Role:
         """Write a manifest for a requested capture that this process missed."""
         capture = self._build_capture(demand.first, demand)
         capture.expected_ranks = () if self.target else (self.identity.rank,)
+        earlier = self._find_captures(demand)
+        if earlier:
+            reason = f"the process was restarted during the capture, and {reason}"
+            demand.incomplete.append(reason)
+            demand.captures += earlier
         reserve(capture, self.run, self.writer)
         abandon(capture, self.writer, reason)
         self._add_to_finish(capture)
         demand.captures.append(capture.id)
 
-    def _end_step(self) -> None:
+    def _find_captures(self, demand: OnDemandSteps) -> list[str]:
+        """Return the IDs of the captures that an earlier process of this rank made for a request."""
+        captures = []
+        prefix = self.identity.stem if self.target is None else "target"
+        for step_directory in run_directory.step_directories(self.run.path):
+            step = int(step_directory.name.removeprefix("step_"))
+            if not demand.first <= step <= demand.last:
+                continue
+            for file in filter(
+                manifest.is_manifest, sorted(self.run.directory(step, self.identity).glob(f"{prefix}.*"))
+            ):
+                with contextlib.suppress(ProfdeckError):
+                    record = manifest.read_manifest(file)
+                    if record.demand == demand.token:
+                        captures.append(record.capture)
+        return captures
+
+    def _end_step(self, problem: str | None) -> None:
         if self.finishes is not None:
             self.finishes.start()
         if self.watch is not None:
-            self.watch.complete_stages()
+            self.watch.complete_stages(problem=problem)
+
+    def _warn_of_repeated_step(self, step: int) -> None:
+        if not self.has_repeated_steps:
+            self.has_repeated_steps = True
+            logger.warning(
+                "Global step %d began again and is not captured a second time. If the host's step numbers begin again "
+                "in each epoch, count the steps over all epochs.",
+                step,
+            )
 
     def _add_note(self, text: str) -> None:
         logger.debug(text)
@@ -395,10 +440,11 @@ class Role:
                 self.recording.publish()
 
     def _continues_after(self, error: BaseException) -> bool:
-        """Return whether the job continues even though a capture could not start."""
-        if not isinstance(error, CaptureError) or self.config.on_error is OnError.RAISE:
+        """Return whether the job continues despite an error of a capture."""
+        if is_interruption(error) or self.config.on_error is OnError.RAISE:
             return False
-        logger.warning("%s The job continues without this capture.", error)
+        logger.warning("%s The job continues without this capture.", sentence(describe_error(error)))
+        logger.debug("The traceback of this error:", exc_info=error)
         return True
 
     # Methods that end a capture from the timer, from a signal handler or at interpreter exit.
@@ -444,3 +490,38 @@ class Role:
             self.blocker.finish(begin([self.close(reason)]))
         else:
             self.blocker.finish_end([], [self.close(reason)])
+
+
+@attrs.define(eq=False)
+class _Annotation(AbstractContextManager[object]):
+    """A stage annotation of a backend. An error of the backend becomes a note."""
+
+    role: Role
+    capture: CaptureRecord
+    name: str
+    context: AbstractContextManager[object] | None = attrs.field(default=None, init=False)
+
+    def __enter__(self) -> None:
+        try:
+            context = self.capture.annotate(self.name)
+            context.__enter__()
+        except BaseException as error:  # noqa: BLE001  # `_add_note` raises interruptions
+            self._add_note(error)
+        else:
+            self.context = context
+
+    def __exit__(self, *details: Any) -> None:  # noqa: PYI036  # passed on
+        context, self.context = self.context, None
+        if context is None:
+            return
+        try:
+            context.__exit__(*details)
+        except BaseException as error:  # noqa: BLE001  # as above
+            self._add_note(error)
+
+    def _add_note(self, error: BaseException) -> None:
+        if is_interruption(error):
+            raise error
+        note = f"Stage {self.name} is not annotated: {describe_error(error)}"
+        self.capture.notes.append(note)
+        logger.debug(note)

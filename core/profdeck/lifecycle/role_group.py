@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import attrs
 
 from profdeck.base.identity import NAME
+from profdeck.base.interrupts import is_interruption
 from profdeck.base.operations import Blocker, Operation, RunningOperation, begin, finish
+from profdeck.base.text import describe_value
 from profdeck.records.capture import MAX_INDEX, Step, Unit
 from profdeck_traces.base.errors import ConfigError, describe_error
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("profdeck")
 
-_UNITS = tuple(map(str, Unit))
+_UNITS = "{}, {} or {}".format(*Unit)
 
 
 @attrs.define(eq=False)
@@ -33,41 +35,63 @@ class RoleGroup:
     _rejected: set[str] = attrs.field(factory=set, init=False)
     """Names of arguments that were rejected."""
 
-    def to_index(self, argument: str, value: SupportsIndex | None) -> int | None:
-        """Convert a step number or index from the host. Return None if it is invalid, and 0 if there are no roles."""
+    def to_index(self, argument: str, value: SupportsIndex | None, unexpected: tuple[object, ...] = ()) -> int | None:
+        """Convert a step number or index from the host. Return None if it is invalid, and 0 if there are no roles.
+
+        Args:
+            argument: the name of the argument.
+            value: the host's value.
+            unexpected: further values and names of keyword arguments in the same call.
+        """
         if not self.roles:
             return 0
+        if not self._check_unexpected(argument, unexpected):
+            return None
         if value is None:
             self._reject(argument, "expected the number of the global step, or the index of the mini-batch, got None")
             return None
         try:
             index = operator.index(value)
         except Exception:  # noqa: BLE001  # the value's class can raise any exception
-            self._reject(argument, f"expected an integer, got {_describe(value)}")
+            self._reject(argument, f"expected an integer, got {describe_value(value)}")
             return None
-        if index > MAX_INDEX:
-            self._reject(argument, f"expected at most {MAX_INDEX:,}, got a larger integer")
+        if not 0 <= index <= MAX_INDEX:
+            self._reject(
+                argument, f"expected 0 to {MAX_INDEX:,}, got a {'negative' if index < 0 else 'larger'} integer"
+            )
             return None
         return index
 
-    def to_step(self, index: SupportsIndex | None, unit: Unit | str) -> Step | None:
+    def to_step(
+        self, index: SupportsIndex | None, unit: Unit | str, unexpected: tuple[object, ...] = ()
+    ) -> Step | None:
         """Convert the arguments of `profdeck.Profiler.step`. Return None if they are invalid."""
-        if unit not in _UNITS:
-            self._reject("unit", f"expected {' or '.join(_UNITS)}, got {_describe(unit)}")
+        try:
+            checked_unit = Unit(unit)
+        except Exception:  # noqa: BLE001  # the comparison with a foreign object can raise any exception
+            self._reject("unit", f"expected {_UNITS}, got {describe_value(unit)}")
             return None
-        number = self.to_index("index", index)
-        return None if number is None else Step(Unit(unit), number)
+        number = self.to_index("index", index, unexpected)
+        return None if number is None else Step(checked_unit, number)
 
-    def is_stage_name(self, name: object) -> bool:
-        """Return whether a stage can be recorded under a name."""
+    def to_stage_name(self, name: object, unexpected: tuple[object, ...] = ()) -> str | None:
+        """Convert the name of a stage from the host. Return None if no stage can be recorded under the name."""
+        if not self._check_unexpected("stage", unexpected):
+            return None
         if isinstance(name, str) and NAME.fullmatch(name):
-            return True
+            return str.__str__(name)  # formatting a member of an enum can return a name that contains the class
         self._reject(
             "stage",
             "expected a letter, then up to 63 letters, digits, '_' or '-', because file names contain the stage, "
-            f"got {_describe(name)}",
+            f"got {describe_value(name)}",
         )
-        return False
+        return None
+
+    def _check_unexpected(self, argument: str, unexpected: tuple[object, ...]) -> bool:
+        """Report unexpected arguments of a host's call. Return True if there are none."""
+        if unexpected:
+            self._reject(argument, f"unexpected argument {', '.join(map(describe_value, unexpected))}")
+        return not unexpected
 
     def _reject(self, argument: str, problem: str) -> None:
         """Report an invalid argument of a host's call.
@@ -131,11 +155,6 @@ class RoleGroup:
 
     def _close_operations(self, error: BaseException) -> dict[Role, Operation[None]]:
         """Return operations that end all captures. After an exception, the host does not end the captures itself."""
-        failed = isinstance(error, Exception)
+        failed = not is_interruption(error)
         reason = f"the start of another role failed: {describe_error(error)}" if failed else "interrupted"
         return {role: role.close(reason) for role in self.roles}
-
-
-def _describe(value: object) -> str:
-    """Describe an invalid argument. The `repr` of other objects can raise an error or be long."""
-    return repr(value)[:100] if isinstance(value, str | float) else f"an object of type {type(value).__qualname__}"

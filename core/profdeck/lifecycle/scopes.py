@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from profdeck.base.compilation import report_compiled_call
 from profdeck.base.operations import Operation, begin, finish
-from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.errors import ConfigError, describe_error
 
 if TYPE_CHECKING:
     from profdeck.lifecycle.role import Role
@@ -187,4 +187,4 @@ def _decorate(
 
 def reason_of(error: BaseException | None) -> str | None:
     """Return the reason for an early end that an exception caused, or None if there is no exception."""
-    return None if error is None else f"an exception ended it: {type(error).__name__}: {error}".rstrip(": ")
+    return None if error is None else f"an exception ended it: {describe_error(error)}"

@@ -73,13 +73,23 @@ class CheckRequests:
 class EndStep:
     """Complete a global step: answer capture requests and start the ``finish`` commands."""
 
+    problem: str | None = None
+    """In discrete mode, the reason if the host did not complete the step."""
+
+
+@attrs.frozen
+class Repeat:
+    """Report that the host's step numbers began again at a step that was captured before."""
+
+    step: int
+
 
 @attrs.frozen
 class Forget:
     """Discard a capture that this process inherited through a fork. The parent process owns the capture."""
 
 
-Action: TypeAlias = Begin | Pass | End | Note | CheckRequests | EndStep | Forget
+Action: TypeAlias = Begin | Pass | End | Note | CheckRequests | EndStep | Repeat | Forget
 Actions: TypeAlias = Generator[Action, None, None]
 
 
@@ -124,6 +134,8 @@ class CaptureMachine:
     """The deferred request to end the capture."""
     limited: CaptureRecord | None = attrs.field(default=None, init=False)
     """The last capture that exceeded a limit. The remaining adjacent steps are not captured."""
+    _captured: set[int | None] = attrs.field(factory=set, init=False)
+    """Scheduled global steps that were captured. If the host's step numbers begin again, they are not repeated."""
     _counts: Counter[tuple[int, str]] = attrs.field(factory=Counter, init=False)
     # Re-entrant: a signal handler can end the capture while this thread holds the lock.
     mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
@@ -151,6 +163,8 @@ class CaptureMachine:
 
     def ended(self) -> None:
         """Clear the current capture after it has ended or failed to start."""
+        if (capture := self.capture) is not None and capture.demand is None:
+            self._captured.update(range(capture.first_step, capture.current_step + 1))
         self.capture = self.pending = self.announced = None
         self.between = False
 
@@ -175,9 +189,11 @@ class CaptureMachine:
 
     def close(self, reason: str | None) -> Actions:
         """End the capture at the host's request. `reason` is None if the host has finished."""
-        self.armed = None
+        armed, self.armed = self.armed, None
+        current = armed if self.capture is None else self.capture.current_step
         yield from self.stop_capture(reason or CLOSED, host_is_done=reason is None)
-        yield EndStep()
+        self._captured.discard(current)  # the host may retry the step after an exception
+        yield EndStep(None if armed is None else f"step {armed} was not completed: {reason or CLOSED}")
 
     def stop_capture(self, reason: str | None, *, host_is_done: bool = False) -> Actions:
         """End the capture. Defer the end if only another thread can end it, or if an operation is in progress."""
@@ -236,6 +252,10 @@ class CaptureMachine:
         if self.discrete:
             if (demand := self.steps.demand_at(step)) is not None:
                 demand.begun = True
+            elif step in self._captured and step != self.armed:
+                self.armed = None
+                yield Repeat(step)
+                return
             self.armed = step if self.steps.selects(step) else None
         else:
             yield from self._begin(step)
@@ -243,6 +263,9 @@ class CaptureMachine:
     def _begin(self, step: int) -> Actions:
         if (begun := self.steps.begins(step)) is not None:
             first_step, demand = begun
+            if demand is None and first_step in self._captured:
+                yield Repeat(first_step)
+                return
             remove_empty = self.default_warmup and step < first_step and demand is None
             yield Begin(step, first_step, demand, remove_empty=remove_empty)
 

@@ -231,15 +231,18 @@ class RequestWatch:
                 incomplete = " ".join(demand.incomplete) or None
                 self._publish(done=True, captures=tuple(demand.captures), problem=problem, incomplete=incomplete)
 
-    def complete_stages(self, last_step: int | None = None) -> None:
+    def complete_stages(self, last_step: int | None = None, problem: str | None = None) -> None:
         """In discrete mode, complete the demands that have no further stages. Never raises.
 
         Args:
             last_step: the last global step that has ended. Default: the current step.
+            problem: the reason if the host did not complete this step.
         """
         ended = self._step if last_step is None else last_step
         for demand in self._steps.demands:
             if self._discrete and demand.begun and ended is not None and demand.last <= ended:
+                if problem is not None:
+                    demand.incomplete.append(problem)
                 self.complete(demand)
 
     def pause(self) -> None:
@@ -373,7 +376,7 @@ class RequestWatch:
             self._miss(demand, reason)
         except ProfdeckError as error:
             logger.warning("%s", error)
-        self.complete(demand, reason)
+        self.complete(demand, None if demand.incomplete else reason)
 
     def _publish(self, **changes: Any) -> None:
         try:

@@ -21,14 +21,15 @@ from profdeck.config.schedule import Iterations, Window
 from profdeck.records.artifact import Artifact
 from profdeck.records.host_clock import HostClock
 from profdeck.records.status import Status
+from profdeck_traces.base.errors import to_text
 
 if TYPE_CHECKING:
     from profdeck.records.request import CaptureRequest
     from profdeck.records.targets import FleetRecord
 
 
-MAX_INDEX = 10**18 - 1
-"""Largest step number, because the name of a step directory has at most 18 digits."""
+MAX_INDEX = 10**15 - 1
+"""Largest step number. Readers of manifests reject integers above 2**53."""
 
 
 class Unit(StrEnum):
@@ -122,7 +123,7 @@ class Capture:
         Args:
             problem: a sentence that describes the error and its solution.
         """
-        self.problems.append(problem)
+        self.problems.append(to_text(problem))
 
     @property
     def stem(self) -> str:

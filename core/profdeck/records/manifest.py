@@ -16,6 +16,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from profdeck.base.errors import CaptureError
 from profdeck.base.json_files import JsonKind
 from profdeck.base.launchers import process_name
 from profdeck.base.processes import ProcessId, cached_process_started, pid_namespace
@@ -28,7 +29,7 @@ from profdeck.records.status import Status
 from profdeck.records.targets import TargetRecord
 from profdeck_traces.base.credentials import redact, redact_values
 from profdeck_traces.base.documents import shortened
-from profdeck_traces.base.errors import ProfdeckError
+from profdeck_traces.base.errors import ProfdeckError, describe_error, to_text
 from profdeck_traces.base.files import replace_or_overwrite
 
 _MAX_NUMBER = 1 << 53
@@ -175,12 +176,32 @@ def write_manifest(capture: CaptureRecord, recorder: ManifestWriter) -> None:
 
     Raises:
         OSError: it cannot be written.
+        CaptureError: a plugin has set a field of the capture to an invalid value.
     """
     capture.check_directory()
-    recorder.write(capture.manifest_path, encode(manifest_of(capture, recorder)))
+    for texts in (capture.problems, capture.notes):  # plugins may append errors
+        texts[:] = map(to_text, texts)
+    try:
+        content = encode(manifest_of(capture, recorder))
+        decode_manifest(content)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise CaptureError(f"capture {capture.id} has an invalid value: {describe_error(error)}") from error
+    recorder.write(capture.manifest_path, content)
+
+
+def check_artifact(artifact: Artifact, directory: Path) -> None:
+    """Check an artifact that a plugin returned.
+
+    Raises:
+        Exception: the manifest cannot contain the artifact.
+    """
+    if not artifact.path.is_relative_to(directory):
+        raise CaptureError(f"{artifact.path} is outside of {directory}")
+    check_artifact_name(_ARTIFACT.decode(msgspec.json.encode(_artifact_record(artifact, directory))).name)
 
 
 _MANIFEST = JsonKind(Manifest)
+_ARTIFACT = JsonKind(ArtifactRecord)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -81,6 +81,16 @@ def describe_error(error: BaseException) -> str:
 
     Credentials are removed.
     """
-    if isinstance(error, ProfdeckError):
-        return str(error)
-    return redact(f"{type(error).__name__}: {error}".rstrip(": "))
+    message = to_text(error)
+    return message if isinstance(error, ProfdeckError) else redact(f"{type(error).__name__}: {message}".rstrip(": "))
+
+
+def to_text(value: object) -> str:
+    """Convert an object to text that can be written in UTF-8. Classes of plugins can have a ``__str__`` that fails."""
+    try:
+        text = str(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001  # a plugin's class can raise any exception
+        text = "(no message, because __str__ failed)"
+    return text.encode(errors="backslashreplace").decode()
