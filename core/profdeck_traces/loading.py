@@ -45,13 +45,13 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         The summary of the readable traces, and the errors of the other traces.
 
     Raises:
-        TraceError: A directory contains no trace, or a file is a merged trace of several ranks.
+        TraceError: A directory contains no trace, or a file is a merged trace.
     """
     sources = find_sources(paths, on_left_out=on_left_out)
     for source in sources:
         if is_merged(source.path):
             raise TraceError(
-                f"{source.path} is a merged trace of several ranks. Its steps and devices would be summed. "
+                f"{source.path} was written by profdeck merge. Statistics need the traces before the merge. "
                 "Pass the individual traces or their run instead."
             )
     run, errors = summarise_run(

@@ -20,7 +20,7 @@ _START_S = 10.0
 
 
 def pid_namespace() -> str | None:
-    """Return the PID namespace of this process, or None if it is unknown.
+    """Return this process's PID namespace, or None if unknown.
 
     Process IDs are only comparable within one namespace. Containers on one host can share its name, but each has its
     own namespace.
