@@ -166,9 +166,10 @@ class ServerContract:
             stopped["answer"],
             stopped["server"] | {"writable": True},
         )
-        # A stop with another ID does not stop the capture.
+        # A stop with the ID of an earlier capture returns its result and does not stop the current capture.
         call(server, "POST", "start", {"id": "third", "run": "curl"})
-        assert stop(server, "step0")["state"] == "armed"
+        assert stop(server, "step0")["captures"] == [capture]
+        assert call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "armed"
         assert stop(server, "third")["state"] == "ended"
         assert not list(root.glob("*/.replies-*"))
 
