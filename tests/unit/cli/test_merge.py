@@ -113,7 +113,7 @@ def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record
         result.stderr
         == "warning: ascend/kernel_details.csv is skipped. It can be merged only into a slim trace (.pftrace).\n"
     )
-    assert result.stdout.startswith(f"{tmp_path / 'all.json'}: 1 traces, ")
+    assert result.stdout.startswith(f"{tmp_path / 'all.json'}: 1 trace, ")
     assert "MatMulV2" not in (tmp_path / "all.json").read_text()
 
     without_traces = cli("merge", table, "-o", tmp_path / "table.json")
