@@ -45,6 +45,7 @@ RUN_VARIABLE = "PROFDECK_RUN"
 
 _STEP = re.compile(r"step_(\d{6,18})")
 _MAX_TAKES = 1000
+_END_OF_TIME_NS = 1 << 63
 
 
 def run_name(configured: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -236,12 +237,13 @@ def step_directories(run: Path) -> list[Path]:
 def created_ns(run: Path) -> int:
     """Return the creation time of a run in Unix nanoseconds, or 0 if its ``run.json`` cannot be read.
 
-    If ``run.json`` has no creation time, its modification time is used.
+    If ``run.json`` has no valid creation time, its modification time is used.
     """
     file = run / RUN_FILE
     try:
         created = JSON_OBJECT.read(file).get("created_ns")
-        return created if isinstance(created, int) else file.stat().st_mtime_ns
+        is_time = type(created) is int and 0 <= created < _END_OF_TIME_NS
+        return created if is_time else file.stat().st_mtime_ns
     except (OSError, ValueError):
         return 0
 

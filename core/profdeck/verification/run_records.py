@@ -6,11 +6,10 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 
 from profdeck.base.json_files import JSON_OBJECT
-from profdeck.records.artifact import ClockAnchor
 from profdeck.records.capture import Unit
 from profdeck.records.host_clock import HostClock
 from profdeck.records.manifest import ArtifactRecord, Manifest
@@ -22,6 +21,9 @@ from profdeck.verification.run_manifests import RunManifest, find_manifests
 from profdeck.verification.run_report import has_valid_roles, judge, recorded_roles
 from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
 from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
+
+_MAX_TIME_NS = 1 << 62
+"""The year 2116. Sums of two times fit into 64 bits."""
 
 
 class Records:
@@ -103,7 +105,7 @@ def _traces(file: Path, manifest: Manifest) -> Iterator[tuple[Path, ArtifactReco
 
 def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) -> TraceFacts:
     manifest = own.manifest
-    uncertainties_ns = [anchor.uncertainty_ns for anchor in artifact.anchors]
+    offsets_ns, uncertainties_ns = _anchor_offsets_ns(artifact)
     return TraceFacts(
         run=str(own.run),
         capture=manifest.capture,
@@ -119,8 +121,8 @@ def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) 
         started_ns=manifest.started_ns,
         stall_s=manifest.credible_stall_s,
         has_digest=artifact.sha256 is not None,
-        clock_offset_ns=_clock_offset_ns(artifact.anchors, clock),
-        base_time_ns=artifact.base_time_ns,
+        clock_offset_ns=offsets_ns[len(offsets_ns) // 2] + (clock.offset_ns if clock else 0) if offsets_ns else None,
+        base_time_ns=artifact.base_time_ns if _is_time(artifact.base_time_ns or 0) else None,
         clock_host=clock.reference if clock else manifest.host,
         clock_error_ns=max(uncertainties_ns) + (clock.error_ns if clock else 0) if uncertainties_ns else None,
     )
@@ -132,10 +134,30 @@ def _unit(manifest: Manifest) -> Unit:
     return Unit.GLOBAL_STEP if manifest.window is None else Unit.MINI_BATCH
 
 
-def _clock_offset_ns(anchors: Sequence[ClockAnchor], clock: HostClock | None) -> int | None:
-    """Return the median anchor offset plus the host's clock offset, or ``None`` if there are no anchors."""
-    offsets = sorted(anchor.unix_ns - round(Decimal(anchor.trace_us) * 1000) for anchor in anchors)
-    return offsets[len(offsets) // 2] + (clock.offset_ns if clock else 0) if offsets else None
+def _anchor_offsets_ns(artifact: ArtifactRecord) -> tuple[list[int], list[int]]:
+    """Return the sorted offsets of a trace's clock anchors, and their uncertainties. Invalid anchors are ignored."""
+    offsets_ns, uncertainties_ns = list[int](), list[int]()
+    for anchor in artifact.anchors:
+        trace_ns = _nanoseconds(anchor.trace_us)
+        if trace_ns is None or anchor.uncertainty_ns < 0:
+            continue
+        if all(map(_is_time, (trace_ns, anchor.unix_ns, anchor.uncertainty_ns, artifact.base_time_ns or 0))):
+            offsets_ns.append(anchor.unix_ns - trace_ns)
+            uncertainties_ns.append(anchor.uncertainty_ns)
+    return sorted(offsets_ns), uncertainties_ns
+
+
+def _nanoseconds(trace_us: str) -> int | None:
+    try:
+        number = Decimal(trace_us)
+    except InvalidOperation:
+        return None
+    # Compare before any other operation, because operations raise for numbers with large exponents.
+    return round(number * 1000) if number.is_finite() and -_MAX_TIME_NS <= number <= _MAX_TIME_NS else None
+
+
+def _is_time(nanoseconds: int) -> bool:
+    return abs(nanoseconds) <= _MAX_TIME_NS
 
 
 def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:

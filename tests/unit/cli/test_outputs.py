@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import Result
 
 import profdeck_traces as traces
+from captured_runs import write_run
 from gpu_job import GpuJob
 from profdeck_traces.base.errors import TraceError
 
@@ -22,6 +24,7 @@ Cli = Callable[..., Result]
 def job(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "no.txt").write_text("hi")
     return GpuJob(steps=3).write(tmp_path / "job")
 
@@ -37,6 +40,8 @@ def job(tmp_path: Path) -> Path:
         ("export job --parquet file", "file cannot be written"),
         ("export job --parquet file/tables", "cannot be written"),
         ("export job", "--parquet DIR, --speedscope FILE"),
+        ("report job -o file", "file already exists and is not an output of this command"),
+        ("report job -o pipe", "pipe already exists"),
     ],
 )
 def test_unwritable_output_or_unreadable_trace_is_an_error(
@@ -88,3 +93,61 @@ def test_load_raises_trace_error_without_a_readable_trace(job: Path) -> None:
     for path in (job.parent / "nowhere", job.parent / "no.txt"):
         with pytest.raises(TraceError):
             traces.load(path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    run = write_run(tmp_path / "run", 1, lambda _: GpuJob(steps=3, products=2))
+    (run / "run.json").write_text('{"schema": 1, "roles": []}')
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(run, target_is_directory=True)
+    for number, file in enumerate(sorted(path for path in run.rglob("*") if path.is_file())):
+        (tmp_path / f"hard{number}").hardlink_to(file)
+        (tmp_path / f"soft{number}").symlink_to(file)
+    return run
+
+
+def files_of(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def spellings_of(run: Path) -> list[Path]:
+    files = sorted(path for path in run.rglob("*") if path.is_file())
+    others = [run / ".." / run.name / files[0].relative_to(run), run.parent / "link" / files[-1].relative_to(run)]
+    links = [run.parent / f"{kind}{number}" for kind in ("hard", "soft") for number in range(len(files))]
+    return [*files, *others, *links, run / "new.json", run / "step_000000" / "trainer" / "rank_0009.step0.json"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "report run -o OUT", "trend run -o OUT", "merge run -o OUT", "export run --speedscope OUT",
+        "trim run/step_000000/trainer/rank_0000.step0.trace.json.gz --steps 1 -o OUT",
+        "baseline check main run --directory elsewhere --junit OUT",
+    ],
+)  # fmt: skip
+def test_output_does_not_replace_files_of_a_run(cli: Cli, run: Path, command: str) -> None:
+    cli("baseline", "save", "main", run, "--directory", "elsewhere")
+    before = files_of(run.parent)
+    for output in spellings_of(run):
+        result = cli(*command.replace("OUT", str(output)).split())
+        assert result.exit_code in {2, 4}, (output, result.output)
+        assert files_of(run.parent) == before, output
+
+
+def test_output_replaces_an_earlier_output(cli: Cli, run: Path) -> None:
+    for _ in range(2):
+        assert cli("report", run, "-o", "page.html").exit_code == 0
+        assert cli("trend", run, "-o", "trend.html").exit_code == 0
+        assert cli("baseline", "save", "main", run).exit_code == 0
+        assert cli("baseline", "check", "main", run, "--junit", "result.xml").exit_code == 0
+    Path("empty").touch()
+    assert cli("report", run, "-o", "empty").exit_code == 0
+
+
+def test_baseline_does_not_become_a_run(cli: Cli, run: Path) -> None:
+    before = files_of(run)
+    for name, directory in (("run", "."), ("RUN", "."), ("run", "run"), ("new", "run"), ("hard0", "run/step_000000")):
+        assert cli("baseline", "save", name, run, "--directory", directory).exit_code == 2
+    assert files_of(run) == before
+    assert not Path("run.json").exists()

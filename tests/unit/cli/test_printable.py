@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from profdeck_traces.base.text import printable
+from profdeck_traces.base.text import printable, shell_word
 
 CONTROL_CHARACTERS = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
 
@@ -24,6 +26,10 @@ CONTROL_CHARACTERS = "a\x1b]0;title\x07\x1b[31mb\x9bc\rd\u202ee"
         ("\r\x07\x9b", "\\r\\x07\\x9b"),
         ("\udcff", "\\udcff"),
         ("\u202eevil", "\\u202eevil"),
+        ("::error::text", "\\x3a:error::text"),
+        ("  ::warning file=a::text", "  \\x3a:warning file=a::text"),
+        ("at::native::copy", "at::native::copy"),
+        ("a ##[add-mask]b", "a \\x23#[add-mask]b"),
     ],
 )
 def test_control_characters_are_escaped(text: str, escaped: str) -> None:
@@ -71,3 +77,78 @@ def test_run_names_are_escaped(cli: Callable[..., Any], record: Callable[..., Pa
     for command in (["summary", *runs], ["summary", *runs, "--full"], ["ls", runs[0]], ["ls", run.parent]):
         result = cli(*command)
         assert "\x1b" not in result.output, command
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("runs/a", "runs/a"),
+        ("~", "./~"),
+        ("-a", "./-a"),
+        ("a b'c", "'a b'\"'\"'c'"),
+        ("a$b", "'a$b'"),
+        ("a\n\x1b'\\", r"$'a\x0a\x1b\x27\x5c'"),
+        ("\udcff", r"$'\xff'"),
+    ],
+)
+def test_shell_word_names_the_same_file(tmp_path: Path, name: str, word: str) -> None:
+    assert shell_word(name) == word
+    (tmp_path / name).mkdir(parents=True)
+    shell = subprocess.run(
+        ["bash", "-c", f"cd {shell_word(name)} && pwd"], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert Path(os.fsdecode(shell.stdout[:-1])) == tmp_path / name
+
+
+@pytest.mark.parametrize("name", ["a\n::error::forged\x1b[2J", "a\nerror: forged", "::error::forged", "\udcff\n"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "ls PATH",
+        "summary PATH",
+        "report PATH",
+        "diff PATH PATH",
+        "trend PATH",
+        "merge PATH -o out.json",
+        "check PATH",
+        "config show PATH",
+        "trim PATH --steps 1",
+        "baseline save a PATH",
+        "baseline check PATH .",
+        "prune PATH --steps 1",
+        "capture job PATH",
+        "finish PATH",
+        "collect PATH",
+        "view PATH",
+        "export PATH --parquet PATH",
+        "PATH",
+        "--PATH",
+        "summary . --PATH",
+        "plugins PATH",
+        "check . --set PATH",
+        "summary . --rules PATH",
+        "baseline save a . --directory PATH",
+    ],
+)
+def test_names_in_errors_forge_no_line(cli: Callable[..., Any], command: str, name: str) -> None:
+    result = cli(*(word.replace("PATH", name) for word in command.split()))
+    assert result.exit_code != 0 or command == "export PATH --parquet PATH"
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert "\x1b" not in result.output
+    assert not any(line.lstrip().startswith(("::", "error: forged")) for line in result.output.splitlines())
+    result.output.encode()
+
+
+@pytest.mark.parametrize("name", ["a\n::error::forged\x1b", "::error::forged"])
+def test_names_in_tables_forge_no_line(cli: Callable[..., Any], tmp_path: Path, name: str) -> None:
+    file = write_trace(tmp_path / f"{name}.json", name)
+    page = tmp_path / f"{name}.html"
+    for command in (
+        ["summary", file], ["summary", file, "--full"], ["summary", file, "--json"], ["diff", file, file],
+        ["report", file, "-o", page], ["merge", file, "-o", f"{name}.pftrace"],
+        ["trim", file, "--category", "cpu_op", "-o", f"{name}.out"],
+    ):  # fmt: skip
+        result = cli(*command)
+        assert result.exit_code == 0, result.output
+        assert not any(line.lstrip().startswith("::") for line in result.output.splitlines()), command
+        assert "\x1b" not in result.output

@@ -18,7 +18,7 @@ def cut(
     """Cut paper."""
     logging.getLogger("profdeck").info("The scissors are open.")
     if fail:
-        raise CaptureError("The scissors are blunt.\nSharpen them.")
+        raise CaptureError("The scissors are blunt.", "Sharpen them.")
     if interrupt:
         raise KeyboardInterrupt
     if bug:

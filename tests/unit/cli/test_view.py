@@ -1,0 +1,35 @@
+"""Tests for `profdeck view` as a process: file names that are not UTF-8, and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gpu_job import GpuJob
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_view_deletes_its_files_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    (trace,) = GpuJob(steps=3, products=2).write(tmp_path / "job").iterdir()
+    trace = trace.rename(trace.with_name("\udcff.trace.json.gz"))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "profdeck", "view", str(trace), "--no-browser", "--processes", "1"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as view:
+        assert view.stdout is not None
+        url = view.stdout.readline().strip()
+        assert list(temporary.iterdir())
+        with urllib.request.urlopen(url) as page:  # noqa: S310  # the URL of a local server
+            assert b"udcff" in page.read()
+        view.send_signal(number)
+        _, stderr = view.communicate(timeout=60)
+    assert view.returncode == 0, stderr
+    assert "Traceback" not in stderr
+    assert list(temporary.iterdir()) == []
