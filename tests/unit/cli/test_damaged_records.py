@@ -86,18 +86,6 @@ def run(tmp_path: Path) -> Path:
             anchor = {"unix_ns": 10**18, "uncertainty_ns": 10, "trace_us": "1000.5"}
             artifact |= {"anchors": [anchor], "base_time_ns": 10**18, "iterations": [0, 1], "sha256": "0" * 64}
         file.write_text(json.dumps(manifest))
-    target = {
-        "name": "http://a", "replica": 0, "capture": "step0", "outcome": "ok", "reason": "x", "sent_ns": 1, "started_ns": 1,
-    }  # fmt: skip
-    manifest |= {
-        "target": "fleet",
-        "policy": "any",
-        "needed": 1,
-        "start_skew_ms": 1.5,
-        "targets": [target],
-        "artifacts": [],
-    }
-    (directory / "target.step0.json").write_text(json.dumps(manifest | {"rank": 0}))
     (run / "pruned").mkdir()
     (run / "pruned" / "step_000010.json").write_text(
         json.dumps(

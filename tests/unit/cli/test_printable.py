@@ -83,7 +83,7 @@ def test_run_names_are_escaped(cli: Callable[..., Any], record: Callable[..., Pa
     ("name", "word"),
     [
         ("runs/a", "runs/a"),
-        ("~", "./~"),
+        ("~", "'./~'"),
         ("-a", "./-a"),
         ("a b'c", "'a b'\"'\"'c'"),
         ("a$b", "'a$b'"),
@@ -145,7 +145,7 @@ def test_names_in_tables_forge_no_line(cli: Callable[..., Any], tmp_path: Path, 
     page = tmp_path / f"{name}.html"
     for command in (
         ["summary", file], ["summary", file, "--full"], ["summary", file, "--json"], ["diff", file, file],
-        ["report", file, "-o", page], ["merge", file, "-o", f"{name}.pftrace"],
+        ["report", file, "-o", page], ["merge", file, "-o", f"{name}.merged.json"],
         ["trim", file, "--category", "cpu_op", "-o", f"{name}.out"],
     ):  # fmt: skip
         result = cli(*command)
