@@ -242,8 +242,9 @@ def created_ns(run: Path) -> int:
     file = run / RUN_FILE
     try:
         created = JSON_OBJECT.read(file).get("created_ns")
-        is_time = type(created) is int and 0 <= created < _END_OF_TIME_NS
-        return created if is_time else file.stat().st_mtime_ns
+        if type(created) is int and 0 <= created < _END_OF_TIME_NS:
+            return created
+        return file.stat().st_mtime_ns
     except (OSError, ValueError):
         return 0
 
