@@ -201,7 +201,7 @@ class HttpClient:
                     ) as response:
                         if not is_file(response):
                             reply = self._mask_secrets(await _read_content(response))
-                            return HttpResponse(response.status, content, self._path + path, sent_ns)
+                            return HttpResponse(response.status, reply, self._path + path, sent_ns)
                         transfer.begin(response)
                         async for chunk in response.content.iter_any():
                             await transfer.add(chunk)
