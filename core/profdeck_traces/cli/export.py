@@ -117,9 +117,7 @@ def _check_own_parquet(file: Path) -> None:
     with suppress(pa.ArrowException):
         if not file.is_symlink() and file.is_file() and _ORIGIN in (pq.read_schema(file).metadata or {}):
             return
-    raise ConfigError(
-        f"{file} exists and was not written by this command. Choose another directory, or delete the file."
-    )
+    raise ConfigError(f"{file} already exists and is not an output of this command. Choose another path.")
 
 
 def _write_speedscope(run: RunSummary, file: Path) -> None:

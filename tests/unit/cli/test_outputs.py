@@ -74,7 +74,7 @@ def test_export_replaces_only_its_own_tables(cli: Cli, job: Path, tmp_path: Path
                 (tables / name).write_bytes(content)
             result = cli("export", job, "--parquet", tables)
             assert result.exit_code == 2
-            assert "was not written by this command" in " ".join(result.stderr.split())
+            assert "already exists" in " ".join(result.stderr.split())
             assert content is None or (tables / name).read_bytes() == content
             assert target.read_bytes() == next(iter(written.values()))
         (tables / name).unlink()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,18 @@ import pytest
 from gpu_job import GpuJob
 
 
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Restore the default actions of signals that nohup or a shell ignores in this process and in its children."""
+    ignored = [number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_view_deletes_its_files_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     (trace,) = GpuJob(steps=3, products=2).write(tmp_path / "job").iterdir()

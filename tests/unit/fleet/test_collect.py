@@ -265,7 +265,7 @@ def test_files_are_not_downloaded_if_collect_is_off(
     assert problem == (
         f"Files of rank 0 are on {socket.gethostname()}, in {source}, not accessible from this "
         f"host ({socket.gethostname()}). The option collect is off. Fetch them with "
-        f"'profdeck collect {tmp_path / 'run'}', or set output to a directory that all hosts share."
+        f"`profdeck collect {tmp_path / 'run'}`, or set output to a directory that all hosts share."
     )
     assert [path.name for path in directory.iterdir()] == ["target.step1.json"]
 

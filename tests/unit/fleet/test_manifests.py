@@ -30,13 +30,13 @@ class Disk:
         """IDs of the threads that wrote manifests of targets."""
         write = files._write
 
-        def counted_write(path: Path, content: bytes, *, durable: bool) -> None:
+        def counted_write(path: Path, content: bytes, *, durable: bool, mode: int) -> None:
             if path.is_relative_to(directory):  # garbage-collected profilers of earlier tests write, too
                 self.written[path.parent.name] += 1
                 self.synced[path.parent.name] += durable
             if path.parent.name.startswith("replica"):
                 self.threads.add(threading.get_ident())
-            write(path, content, durable=durable)
+            write(path, content, durable=durable, mode=mode)
 
         monkeypatch.setattr(files, "_write", counted_write)
 
@@ -117,10 +117,10 @@ def test_manifests_added_during_a_write_are_written(tmp_path: Path, monkeypatch:
         write_started, may_continue = asyncio.Event(), threading.Event()
         write = files._write
 
-        def blocking_write(path: Path, content: bytes, *, durable: bool) -> None:
+        def blocking_write(path: Path, content: bytes, *, durable: bool, mode: int) -> None:
             loop.call_soon_threadsafe(write_started.set)
             may_continue.wait()
-            write(path, content, durable=durable)
+            write(path, content, durable=durable, mode=mode)
 
         monkeypatch.setattr(files, "_write", blocking_write)
         manifests.add(tmp_path / "a", b"old")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import types
 import typing
 from pathlib import Path
@@ -117,8 +118,10 @@ def test_csv_and_parquet_are_equal(directory: Path, run: Run, tmp_path: Path, na
 
 
 def test_export_removes_older_tables(directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "links.parquet").write_bytes(b"old")
-    assert CliRunner().invoke(app, ["export", str(directory), "--parquet", str(tmp_path)]).exit_code == 0
+    export = ["export", str(directory), "--parquet", str(tmp_path)]
+    assert CliRunner().invoke(app, export).exit_code == 0
+    shutil.copy(tmp_path / "kernels.parquet", tmp_path / "links.parquet")
+    assert CliRunner().invoke(app, export).exit_code == 0
     assert not (tmp_path / "links.parquet").exists()
 
 
