@@ -126,14 +126,15 @@ def test_each_window_cycle_has_a_recorder_cycle(window: Window, count: int, is_i
     last = count if is_interrupted else count - 1
     requested = [[position for position in cycle.recorded if position <= last] for cycle in recorder.created]
     written = [positions for positions in requested if positions]
-    if not written:  # then the first position of each recording is written
+    if count == 0 and not written:  # the host reported no mini-batches, so the cycle contains the complete step
         written = [cycle.recorded[:1] for cycle in recorder.created if cycle.recorded]
     artifacts = recorder.artifacts()
     assert [artifact.iterations for artifact in artifacts] == [(part[0], part[-1]) for part in written]
     assert [artifact.path.name for artifact in artifacts] == [f"mb{part[0]:04d}-{part[-1]:04d}" for part in written]
     assert {cycle.outcome for cycle in recorder.created} <= {"stopped", "discarded"}
     assert [cycle.outcome for cycle in recorder.created].count("stopped") == len(artifacts)
-    assert (recorder.capture.problems[is_interrupted:] == []) == bool(artifacts)
+    is_complete = window.count_recorded(count) >= window.repeat * window.active and count > 0
+    assert (recorder.capture.problems[is_interrupted:] == []) == bool(artifacts and (is_interrupted or is_complete))
 
 
 def test_only_the_last_cycle_is_written_after_the_capture() -> None:
@@ -218,6 +219,34 @@ def test_window_that_did_not_start_names_the_cause(reported: int, problem: str) 
         recorder.cycles.step()
     recorder.cycles.stop()
     assert problem in recorder.capture.problems[0]
+
+
+def test_mini_batch_that_the_host_did_not_report_is_not_recorded() -> None:
+    recorder = build_recorder(unit=Unit.MINI_BATCH, window=Window(wait=1, warmup=1, active=1))
+    recorder.cycles.start()
+    for _ in range(2):
+        recorder.cycles.step()
+    recorder.cycles.stop()
+    assert recorder.outputs == []
+    assert "ended after mini-batch 1, before the window" in recorder.capture.problems[0]
+
+
+def test_window_that_the_host_did_not_finish_is_a_problem() -> None:
+    recorder = build_recorder(unit=Unit.MINI_BATCH, window=Window(wait=1, active=2, repeat=3))
+    recorder.cycles.start()
+    for _ in range(5):
+        recorder.cycles.step()
+    recorder.cycles.stop()
+    assert [artifact.iterations for artifact in recorder.artifacts()] == [(1, 2), (4, 4)]
+    assert "recorded 3 of 6 mini-batches, because the capture ended after mini-batch 4" in recorder.capture.problems[0]
+
+
+def test_window_without_reported_mini_batches_keeps_the_trace_and_names_the_missing_call() -> None:
+    recorder = build_recorder(unit=Unit.MINI_BATCH, window=Window(active=2))
+    recorder.cycles.start()
+    recorder.cycles.stop()
+    assert [artifact.iterations for artifact in recorder.artifacts()] == [(0, 0)]
+    assert "Call profiler.step(i, 'mini_batch')" in recorder.capture.problems[0]
 
 
 def test_forked_child_can_record_during_a_capture_of_its_parent() -> None:

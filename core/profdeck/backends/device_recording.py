@@ -146,19 +146,30 @@ class CaptureCycles(Generic[C]):
         # contain the reason for an early end.
         is_in_progress = self._capture.problems or self._capture.first_iteration is not None
         self._end(self.position if is_in_progress else self.position - 1, write_now=False)
-        if not self._outputs:
-            self._capture.problems.append(self._describe_missing_recording())
+        if (problem := self._describe_missing_recording()) is not None:
+            self._capture.problems.append(problem)
 
-    def _describe_missing_recording(self) -> str:
-        if self._capture.window is None:
-            return "The capture ended before recording started."
-        count = self.position - self._capture.passed_over
-        if count == 0:
+    def _describe_missing_recording(self) -> str | None:
+        window, is_recorded = self._capture.window, bool(self._outputs)
+        if window is None:
+            return None if is_recorded else "The capture ended before recording started."
+        if is_recorded and self._capture.problems:  # they contain the reason for an early end
+            return None
+        if self.position == 0:
             return (
                 "The window counts mini-batches, but the host reported none. Call profiler.step(i, 'mini_batch') after "
                 "each mini-batch i, counted from 0 in each global step."
             )
-        return f"The capture ended after mini-batch {count - 1}, before the window started to record."
+        if not is_recorded:
+            return f"The capture ended after mini-batch {self.position - 1}, before the window started to record."
+        recorded = window.count_recorded(self.position - self._capture.passed_over)
+        requested = window.repeat * window.active
+        if recorded < requested:
+            return (
+                f"The window recorded {recorded} of {requested} mini-batches, because the capture ended after "
+                f"mini-batch {self.position - 1}. Select fewer mini-batches, or set repeat: 0 to record until the end."
+            )
+        return None
 
     def phase(self, position: int) -> WindowPhase:
         """Return the phase of the recorder at a position."""
@@ -174,8 +185,9 @@ class CaptureCycles(Generic[C]):
             return
         cycle.stop()
         has_iterations = self._capture.unit is not Unit.GLOBAL_STEP
-        # Discard a cycle that only warmed up, or that started after the host's last mini-batch.
-        if cycle.first is None or (has_iterations and last < cycle.first and self._outputs):
+        # Discard a cycle that only warmed up, or that started after the host's last mini-batch. If the host reported no
+        # mini-batches, the cycle contains the complete step.
+        if cycle.first is None or (has_iterations and last < cycle.first and self.position > 0):
             cycle.abandon()
             return
         iterations = (cycle.first, max(last, cycle.first)) if has_iterations else None

@@ -404,6 +404,11 @@ class Window:
         """Number of iterations per cycle."""
         return self.wait + self.warmup + self.active
 
+    def count_recorded(self, iterations: int) -> int:
+        """Return the number of recorded iterations among the first ``iterations``."""
+        recorded = {WindowPhase.RECORD, WindowPhase.RECORD_LAST}
+        return sum(self.phase(iteration) in recorded for iteration in range(iterations))
+
     def phase(self, iteration: int) -> WindowPhase:
         """Return the phase of an iteration, counted from 0 at the start of the capture."""
         position = iteration - self.skip_first
