@@ -52,8 +52,9 @@ def outside_operators(view: RankView) -> Iterator[RankFinding]:
     yield draft(
         view,
         "outside-operators",
-        f"The process runs no operator {percent(outside / view.host_step_us)} of {unit} ({ms(outside)}){where}",
-        "look what it does there: waiting for another process, loading, logging; with_stack shows the Python",
+        f"The recorded threads run no operator {percent(outside / view.host_step_us)} of {unit} ({ms(outside)}){where}",
+        "find what they wait for: another process, loading, logging, a thread that is not recorded; with_stack shows "
+        "the Python",
         gain_us=outside,
         step_us=view.host_step_us,
         key=name or "",

@@ -140,6 +140,7 @@ def _mark(name: str, start: float, duration: float, category: str = "user_annota
 def test_idle_stage_is_reported_without_a_device(tmp_path: Path) -> None:
     first, *_ = read(_host_job(tmp_path / "rank0.json", {"rollout": 300_000, "update": 92_000})).findings
     assert first.rule == "outside-operators"
+    assert first.text.startswith("The recorded threads run no operator"), "other threads of the process may run some"
     assert "300 ms of it in rollout" in first.text
 
 
