@@ -45,18 +45,18 @@ class SkippedManifest:
 
 @attrs.frozen
 class RunManifests:
-    """Readable manifests below a path."""
+    """Manifests below a path."""
 
     own: Sequence[RunManifest]
     skipped: Sequence[SkippedManifest]
     other_runs: Sequence[Path]
     """Directories of runs inside another run. None of their files count."""
     unreadable: Sequence[tuple[Path, str]]
-    """Directories that cannot be read, and the reasons."""
+    """Directories, and manifests in runs, that cannot be read, and the reasons."""
 
 
 def find_manifests(path: Path) -> RunManifests:
-    """Return the manifests of a trace, or of all traces below a directory. Unreadable manifests are skipped.
+    """Return the manifests of a trace, or of all traces below a directory.
 
     Below a run directory, only the files of this run count. Other directories can contain several runs. In a directory
     outside of all runs, all manifests count.
@@ -68,6 +68,8 @@ def find_manifests(path: Path) -> RunManifests:
     run_above = next(filter(is_run, base.parents), None)
     own, skipped, other_runs = [], [], []
     errors: list[OSError] = []
+    unreadable: dict[Path, str] = {}
+    listed: set[Path] = set()
     for file in sorted(directory.glob("*.json") if is_trace else files_below(directory, on_error=errors.append)):
         relative = file.relative_to(directory)
         real_file = base / relative
@@ -75,12 +77,17 @@ def find_manifests(path: Path) -> RunManifests:
         run = runs[0] if runs else run_above
         if file.name == RUN_FILE and is_run(real_file.parent) and real_file.parent != run:
             other_runs.append(file.parent)
+        if real_file.parent == run and is_step_directory(file.name):
+            unreadable[file] = "cannot be read: it is not a directory"
         if not is_manifest(file):
             continue
         try:
             manifest = read_manifest(file)
-        except ProfdeckError:  # `profdeck ls` reports it; the trace can be read without it
+        except ProfdeckError:  # the trace can be read without it
+            if run is not None and not is_trace:
+                unreadable[file] = "is not a readable manifest"
             continue
+        listed.update(file.parent / record.name for record in manifest.artifacts)
         manifest_run = run_of(real_file, manifest.replica)
         if run is None or (run == manifest_run and is_in_place(real_file, manifest, run)):
             shown = _shown(manifest_run, directory, base)
@@ -91,8 +98,10 @@ def find_manifests(path: Path) -> RunManifests:
             skipped.append(SkippedManifest(file, manifest, _shown(manifest_run, directory, base), reason))
         else:
             skipped.append(SkippedManifest(file, manifest, file.parent, _COPIES))
-    unreadable = [(Path(error.filename), f"cannot be read: {error.strerror}") for error in errors]
-    return RunManifests(own, skipped, other_runs, unreadable)
+    unreadable |= {Path(error.filename): f"cannot be read: {error.strerror}" for error in errors}
+    # An artifact may have a name like a manifest, such as rank_0000.step1.memory.json.
+    reasons = [(file, reason) for file, reason in unreadable.items() if listed.isdisjoint((file, *file.parents))]
+    return RunManifests(own, skipped, other_runs, reasons)
 
 
 def is_run_directory(directory: Path) -> bool:

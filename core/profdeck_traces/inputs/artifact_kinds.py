@@ -178,16 +178,21 @@ def files_below(path: Path, on_error: Callable[[OSError], None] | None = None) -
 
     Args:
         path: The directory. Symbolic links to directories below it are not followed.
-        on_error: Called with an error for each directory that cannot be read or is a symbolic link.
+        on_error: Called with an error for each directory that cannot be read or is a symbolic link, and for each link
+            without a target.
     """
     suffixes = tuple(kind.suffix for kind in kinds() if kind.suffix)
     for name, directories, files in os.walk(path, onerror=on_error):
         directory = Path(name)
         artifacts = {child for child in directories if suffixes and child.endswith(suffixes)}
         yield from (directory / child for child in (*artifacts, *files))
-        for child in map(directory.joinpath, set(directories) - artifacts):
-            if on_error is not None and child.is_symlink():
-                on_error(OSError(errno.ELOOP, "it is a symbolic link", str(child)))
+        if on_error is not None:
+            for child in map(directory.joinpath, set(directories) - artifacts):
+                if child.is_symlink():
+                    on_error(OSError(errno.ELOOP, "it is a symbolic link", str(child)))
+            for child in map(directory.joinpath, files):
+                if child.is_symlink() and not child.exists():
+                    on_error(OSError(errno.ENOENT, "it is a symbolic link without a target", str(child)))
         directories[:] = [child for child in directories if child not in artifacts and not child.startswith(ASIDE)]
 
 

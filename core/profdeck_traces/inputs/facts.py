@@ -107,7 +107,7 @@ class RunState:
     silent_roles: tuple[str, ...] = ()
     """Configured roles without any capture."""
     unreadable: tuple[str, ...] = ()
-    """Directories and records of runs that cannot be read."""
+    """Directories, manifests and ``run.json`` files that cannot be read."""
 
 
 @attrs.frozen(kw_only=True)
@@ -121,7 +121,7 @@ class RecordedTraces:
     other_runs: tuple[Path, ...] = ()
     """Runs inside another run. None of their files count."""
     unreadable: tuple[tuple[Path, str], ...] = ()
-    """Directories that cannot be read, and the reasons."""
+    """Directories and manifests that cannot be read, and the reasons."""
 
 
 class RunRecords(Protocol):

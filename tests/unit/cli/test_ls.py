@@ -241,3 +241,21 @@ def test_linked_directory_counts_in_no_command(
     assert "all whole" not in results["summary"].stdout
     assert cli("baseline", "save", "main", run).exit_code == 4
     assert "is inconclusive" in cli("diff", run, run).stdout
+
+
+@pytest.mark.parametrize("fault", ["link without a target", "file", "corrupt manifest", "pipe"])
+def test_unread_part_of_a_run_is_not_called_whole(
+    cli: Cli, record: Callable[..., Path], tmp_path: Path, fault: str
+) -> None:
+    run = record(1, 3)
+    step, manifest_file = run / "step_000003", next(run.rglob("rank_0000.step3.json"))
+    if fault in {"corrupt manifest", "pipe"}:
+        manifest_file.unlink()
+        os.mkfifo(manifest_file) if fault == "pipe" else manifest_file.write_text("{")
+    else:
+        step.rename(tmp_path / "elsewhere")
+        step.write_text("") if fault == "file" else step.symlink_to(tmp_path / "missing")
+    assert cli("ls", run).exit_code == 1
+    assert "all whole" not in cli("summary", run).stdout
+    assert "1 path not readable" in " ".join(cli("summary", run).stdout.split())
+    assert cli("baseline", "save", "main", run, "--directory", tmp_path / "baselines").exit_code == 4

@@ -148,7 +148,7 @@ def test_directory_without_traces_is_reported(cli: Cli, tmp_path: Path) -> None:
     assert "No trace found in" in result.stderr
 
 
-def test_unreadable_manifest_is_ignored(cli: Cli, record: Record) -> None:
+def test_trace_with_an_unreadable_manifest_is_read(cli: Cli, record: Record) -> None:
     run = record(3)
     next(run.rglob("rank_0000.step3.json")).write_text("{", encoding="utf-8")
     (trace,) = json.loads(cli("summary", run, "--json").stdout)["ranks"]
