@@ -51,7 +51,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
     for source in sources:
         if is_merged(source.path):
             raise TraceError(
-                f"{source.path} was written by profdeck merge. Statistics need the traces before the merge. "
+                f"{source.path} was written by profdeck merge, but statistics need the original traces. "
                 "Pass the individual traces or their run instead."
             )
     run, errors = summarise_run(

@@ -67,7 +67,10 @@ def test_home_directory_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("path", "message"),
     [
         ("$HOME/profiles", r"output: '\$HOME/profiles' contains an environment variable"),
-        ("~nobody-here/profiles", "output: '~nobody-here/profiles' begins with an unknown home directory"),
+        (
+            "~nobody-here/profiles",
+            "output: '~nobody-here/profiles' starts with a home directory that cannot be resolved",
+        ),
     ],
 )
 def test_paths_that_only_a_shell_expands_are_rejected(path: str, message: str) -> None:

@@ -312,7 +312,7 @@ def test_option_no_cache_copies_all_files_again(scripted: ScriptedServer) -> Non
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("a.json", "the server sends more than 1,048,576 bytes"), ("index.html", "than 1,048,576 bytes|than 1 MiB")],
+    [("a.json", "the server sent more than 1,048,576 bytes"), ("index.html", "than 1,048,576 bytes|than 1 MiB")],
 )
 def test_endless_body_is_an_error(
     scripted: ScriptedServer, monkeypatch: pytest.MonkeyPatch, cache: Path, name: str, message: str

@@ -50,7 +50,7 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
 
 
 def can_name_straggler(group: GroupSkew) -> bool:
-    """Return whether a group has enough decisive collectives to distinguish a straggler from chance."""
+    """Return whether a group has enough clear-cut collectives to tell a straggler from chance."""
     return sum(rank.last for rank in group.ranks) >= _MIN_CONTESTS
 
 

@@ -27,7 +27,7 @@ from profdeck_traces.base.text import plural
 _OTHER_MIX = 0.1  # a stage's share of the iterations, or their batches, may differ by this without a note
 # The first member that is no scalar tells what a document is, without reading it: traces are large.
 SUMMARY = re.compile(rb'\s*\{(?:\s*"\w+"\s*:\s*(?:"[^"\\]*"|[-+.\w]+)\s*,)*\s*"ranks"\s*:\s*\[')
-"""Beginning of the JSON of a summary."""
+"""How the JSON output of `profdeck summary` starts."""
 _HEAD_BYTES = 4096
 _OF_HOST = ("operators", "idle")
 _SIDES = ("before", "after")
@@ -272,7 +272,7 @@ def _overall(rank: RankSummary) -> dict[_Key, _Time]:
 
 
 def _busy_per_step(rank: RankSummary) -> PerStep | None:
-    """Return the variation of the devices' busy time over the steps of the kind and stage with the longest total."""
+    """Return how much device busy time varies between steps of the kind and stage with the longest total time."""
     busy_us = {
         group: [sum(of.busy_us for of in step.devices) for step in steps]
         for group, steps in _groups(rank).items()
@@ -352,7 +352,7 @@ def _role(
 
 
 def _count(counts: Iterable[tuple[RankPair, int]]) -> int:
-    """Return the number of steps of a role from those of its ranks. The ranks of a replica run each step together."""
+    """Return how many steps a role ran. The ranks of a replica run each step together, so it counts once for them."""
     of_replica: dict[int | None, int] = {}
     for pair, count in counts:
         of_replica[pair.replica] = max(count, of_replica.get(pair.replica, 0))
@@ -360,7 +360,7 @@ def _count(counts: Iterable[tuple[RankPair, int]]) -> int:
 
 
 def _incomplete(kernels: Sequence[Change], iterations: Sequence[Change]) -> Iterator[str]:
-    """Yield a reason if kernels vanished without a replacement, unless the steps became faster."""
+    """Yield a reason if kernels disappeared without a replacement, unless the steps became faster."""
     before_us = sum(kernel.before_us for kernel in kernels)
     after_us = sum(kernel.after_us for kernel in kernels)
     if bool(before_us) != bool(after_us):

@@ -11,7 +11,7 @@ from profdeck_traces.analysis.rank_sum_test import LEVEL
 
 Verdict = Literal["slower", "faster", "same", "appeared", "vanished"]
 FEWEST_MEASUREMENTS = 3
-"""Number of measurements of a side from which their spread is an estimate of the noise."""
+"""Minimum number of measurements per side for their spread to be an estimate of the noise."""
 Basis = Literal["global_step", "iteration", "total"]
 
 
@@ -56,15 +56,15 @@ class Change:
 
     @property
     def is_significant(self) -> bool:
-        """True if the difference exceeds the known noise, or passes the test of the steps."""
+        """True if the difference exceeds the known noise, or if the test over the steps is significant."""
         return self.verdict in {"slower", "faster"} and (self.p_value is not None or self.noise_us is not None)
 
     def is_regression(self, fail_over: float) -> bool:
-        """Return True for a significant slowdown by more than a fraction of the time before."""
+        """Return True if the slowdown is significant and exceeds the given fraction of the earlier time."""
         return self.is_significant and self.delta_us > fail_over * self.before_us
 
     def undecided(self, fail_over: float) -> str | None:
-        """Return the reason why the change is neither over nor within a limit, or ``None``."""
+        """Return why the change is neither above nor within a limit, or ``None`` if it is one of the two."""
         if self.verdict in {"appeared", "vanished"}:
             return f"{self.name} {self.verdict}"
         if self.p_value is None and self.noise_us is None:
@@ -89,7 +89,7 @@ class RankDiff:
 
     @property
     def label(self) -> str:
-        """Display name in a role, such as ``replica 2 rank 0``."""
+        """Name to display for the rank within its role, such as ``replica 2 rank 0``."""
         numbers = {"replica": self.replica, "rank": self.rank}
         return " ".join(f"{name} {number}" for name, number in numbers.items() if number is not None) or self.after[0]
 
@@ -122,9 +122,9 @@ class RoleDiff:
     notes: tuple[str, ...]
     """What makes the comparison weaker than it looks."""
     corrupt: tuple[str, ...] = ()
-    """Paths of traces that were read only in part, so that there is no verdict."""
+    """Paths of traces that could be read only in part. They rule out a verdict."""
     incomplete: tuple[str, ...] = ()
-    """Reasons why a comparison without a regression is inconclusive, such as a rank that only one side has."""
+    """Reasons why the comparison is inconclusive if it finds no regression, such as a rank that only one side has."""
 
     @property
     def decisive(self) -> tuple[Change, ...]:
@@ -143,16 +143,16 @@ class RoleDiff:
         return self.decisive if by is Judge.STEPS else tuple(one for one in self.overall if one.name == "busy")
 
     def regressions(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[Change, ...]:
-        """Return the significant slowdowns of `judged` by more than a fraction of the time before.
+        """Return the significant slowdowns in `judged` that exceed the given fraction of the earlier time.
 
-        If the mean of the ranks has no such slowdown, return those of single ranks. Corrupt traces have no result.
+        If the mean over all ranks shows no such slowdown, single ranks are tested. Corrupt traces give no result.
         """
         if self.corrupt:
             return ()
         of_role = tuple(change for change in self.judged(by) if change.is_regression(fail_over))
         if of_role or by is not Judge.STEPS or len(self.ranks) == 1:
             return of_role
-        # The level is divided by the number of ranks, because each rank is another chance of a false alarm.
+        # Bonferroni correction: each tested rank is another chance of a false alarm.
         return tuple(
             attrs.evolve(change, name=f"{change.name} of {rank.label}")
             for rank in self.ranks
@@ -161,7 +161,7 @@ class RoleDiff:
         )
 
     def undecided(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[str, ...]:
-        """Return the reasons why `judged` is neither over nor within a limit; empty if there is a result."""
+        """Return why `judged` is neither above nor within a limit. The result is empty if it is one of the two."""
         if self.corrupt:
             more = f" and {len(self.corrupt) - 1} more" if len(self.corrupt) > 1 else ""
             return (f"{self.corrupt[0]}{more} is corrupt and was read only in part",)
@@ -181,7 +181,7 @@ class RunDiff:
     """The paths of traces that nothing was compared with."""
     only_after: tuple[str, ...]
     lost_roles: tuple[str, ...] = ()
-    """Roles, with their stages, that only the first run has."""
+    """Roles and their stages that are missing from the second run."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as dicts, tuples and scalars."""

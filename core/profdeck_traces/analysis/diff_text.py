@@ -11,7 +11,7 @@ MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
 _CALLED_SAME = 0.05
-"""A larger change that is not significant is inconclusive."""
+"""Insignificant changes up to this fraction count as "the same"; larger ones are inconclusive."""
 
 
 def counted(count: int, section: str) -> str:
@@ -24,7 +24,7 @@ def verdict_of(role: RoleDiff, limit: float = _CALLED_SAME) -> str:
 
     Args:
         role: The comparison of the role.
-        limit: Changes up to this fraction that are not significant are called the same.
+        limit: Insignificant changes up to this fraction are called "the same".
     """
     decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
     if not decisive:
@@ -48,7 +48,7 @@ def verdict_of(role: RoleDiff, limit: float = _CALLED_SAME) -> str:
 
 
 def is_inconclusive(role: RoleDiff, limit: float = _CALLED_SAME) -> bool:
-    """Return whether a role is neither slower nor within a limit."""
+    """Return whether it is undecided if a role became slower by more than a limit."""
     return bool(role.undecided(limit)) and not role.regressions(limit)
 
 

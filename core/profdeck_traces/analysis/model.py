@@ -338,7 +338,7 @@ class RunSummary:
     findings: tuple[Finding, ...] = ()
     """What stands out: what is missing first, then by what can be gained."""
     unread: tuple[str, ...] = ()
-    """Paths of traces, directories and records of runs that could not be read."""
+    """Paths that could not be read: traces, directories, and files such as ``run.json``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as dicts, tuples and scalars."""

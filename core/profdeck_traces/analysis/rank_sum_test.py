@@ -61,7 +61,7 @@ def rank_test(before: Sequence[float], after: Sequence[float]) -> RankTest | Non
     else:
         p_value = _two_sided((n * m / 2 - low - 0.5) / deviation) if deviation else 1.0
         aside = max(0, int(n * m / 2 - statistics.NormalDist().inv_cdf(1 - LEVEL / 2) * deviation))
-    # Samples without any overlap differ, however much consecutive steps depend on each other.
+    # If the samples do not overlap at all, they differ, even if consecutive steps are strongly correlated.
     related = inflation(before, after) if min(n, m) >= _ENOUGH and 0 < greater < n * m else 1.0
     if related > 1 and deviation:
         p_value = max(p_value, _two_sided((n * m / 2 - low - 0.5) / deviation / math.sqrt(related)))

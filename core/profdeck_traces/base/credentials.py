@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import unquote
 
 MASK = "***"
-"""Replacement of a credential."""
+"""Text that replaces a credential."""
 
 _SHORTEST = 4
-"""Minimum length of a part of a URL that is masked in other text. Shorter parts occur in ordinary words."""
+"""Minimum length for a part of a URL to be masked in other text. Shorter parts also occur in ordinary words."""
 _PORT = r"""(?!:|\d*(?:[/\s?\#'",;)\]}]|$))"""
 _USER = re.compile(
     rf"""
@@ -45,7 +45,7 @@ def redact(text: str, *secrets: str) -> str:
 
     Args:
         text: The text.
-        secrets: URLs whose parts are credentials, and other credentials. They are removed in any encoding.
+        secrets: Known credentials, or URLs that contain some. They are removed in any encoding.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         if secret in text and "://" in secret:
@@ -62,9 +62,9 @@ def redact(text: str, *secrets: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Replace the user and password of a URL by ``***``, and remove its query and fragment.
+    """Replace the user and password in a URL with ``***``, and remove its query and fragment.
 
-    Each URL of a chain, such as ``simplecache::ftp://host/file``, is processed.
+    In a chained URL, such as ``simplecache::ftp://host/file``, every URL is processed.
     """
     return re.sub(r"[?#].*$", "", _USER.sub(f"{MASK}@", url), flags=re.DOTALL)
 
@@ -74,7 +74,7 @@ def redact_values(data: Any, key: str = "") -> Any:
 
     Args:
         data: Mappings, lists and scalars.
-        key: Key of the data. The value of a key such as ``api_key`` is a credential.
+        key: Key under which the data is stored. If it is a key such as ``api_key``, the data is a credential.
     """
     match data:
         case str():
@@ -92,7 +92,7 @@ def contains_credentials(data: Any) -> bool:
 
 
 def _secret_parts(secret: str) -> Iterable[str]:
-    """Return the user, password and query values of a URL, or the credential itself."""
+    """Return the user, password and query values in a URL. Any other text is itself the credential."""
     if "://" not in secret:
         return [secret]
     found = [match[0] for match in _USER.finditer(secret)]
@@ -101,7 +101,7 @@ def _secret_parts(secret: str) -> Iterable[str]:
 
 
 def _values(part: str) -> Iterable[str]:
-    """Return the credentials in ``user:password@`` or ``key=value``, complete and split at separators."""
+    """Return the credentials in ``user:password@`` or ``key=value``: the text, and its parts between separators."""
     text = part.removesuffix("@")
     complete = text.partition("=" if "=" in text else ":")[2]
     return [complete, *re.split(r"[@:=]", text)]

@@ -15,7 +15,7 @@ from profdeck_traces.base.credentials import redact
 class ProfdeckError(Exception):
     """Base class for profdeck's exceptions. The command line prints only the message, without a traceback.
 
-    The arguments are messages. Usually, there is one.
+    Each argument is a message; usually, there is only one.
     """
 
     exit_code: ClassVar[int] = 4
@@ -86,11 +86,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def to_text(value: object) -> str:
-    """Convert an object to text that can be written in UTF-8. Classes of plugins can have a ``__str__`` that fails."""
+    """Convert an object to text that can be encoded as UTF-8, even if its ``__str__`` raises."""
     try:
         text = str(value)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # noqa: BLE001  # a plugin's class can raise any exception
+    except BaseException:  # noqa: BLE001  # the class may come from a plugin
         text = "(no message, because __str__ failed)"
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Creates and replaces files atomically, measures file sizes, locks directories and parses paths of users."""
+"""Creates and replaces files atomically, measures file sizes, locks directories and parses paths entered by users."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def replace_file(path: Path, content: bytes | memoryview, *, durable: bool, priv
 def replace_or_overwrite(path: Path, content: bytes) -> None:
     """Replace a JSON file durably, like `replace_file`. If the disk is full, overwrite the existing file in place.
 
-    The existing file must have enough blocks. It is padded with spaces until its new size is set, so that readers
-    never see invalid JSON.
+    This requires that the existing file has enough blocks. Until its new size is set, it is padded with spaces, so that
+    readers never see invalid JSON.
 
     Raises:
         OSError: The file cannot be written.
@@ -144,7 +144,7 @@ def replace_or_overwrite(path: Path, content: bytes) -> None:
 
 
 def _overwrite(path: Path, content: bytes) -> bool:
-    """Overwrite a file without allocating blocks. Return False if this is not possible."""
+    """Overwrite a file without allocating disk blocks. Return False if that is impossible."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -249,21 +249,19 @@ def user_path(path: str | os.PathLike[str], source: str | None = None) -> Path:
 
     Args:
         path: The path.
-        source: Source of the path for error messages, such as the name of an environment variable.
+        source: Where the path was entered, for error messages, such as the name of an environment variable.
 
     Raises:
-        ConfigError: the home directory is unknown, or the path contains ``$`` in a name that does not exist.
+        ConfigError: the home directory is unknown, or the path contains ``$`` and does not exist.
     """
     text = os.fspath(path)
     subject = f"{source}: {text!r}" if source else repr(text)
     expanded = os.path.expanduser(text)  # noqa: PTH111 - pathlib would also expand ./~
     if text.startswith("~") and expanded == text:
-        raise ConfigError(f"{subject} begins with an unknown home directory. Write the complete path.")
+        raise ConfigError(f"{subject} starts with a home directory that cannot be resolved. Use the full path.")
     result = Path(expanded)
     if str(result).startswith("~"):
-        result = Path.cwd() / result  # a directory named ~, which a second call must not expand
+        result = Path.cwd() / result  # in a directory named ~, so that a second call does not expand it
     if any("$" in level.name and not os.path.lexists(level) for level in (result, *result.parents)):
-        raise ConfigError(
-            f"{subject} contains an environment variable, which is not expanded. Write the complete path."
-        )
+        raise ConfigError(f"{subject} contains an environment variable, which is not expanded. Use the full path.")
     return result

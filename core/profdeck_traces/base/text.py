@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _UNSAFE = re.compile("[\0-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-# In the log of a CI job, `::error::text` at the start of a line and `##[error]text` anywhere are commands. See
+# CI systems interpret `::error::text` at the start of a line and `##[error]text` anywhere in a log as commands. See
 # https://github.com/actions/runner/blob/main/src/Runner.Common/ActionCommand.cs
 _COMMAND = re.compile(r"^(\s*):(?=:[a-z-]+(?:\s.*)?::)|#(?=#(?:vso)?\[)", re.IGNORECASE)
 
@@ -38,7 +38,7 @@ def short_path(path: Path) -> str:
 
 def shell_word(text: str) -> str:
     """Quote a path or URL for a command that the user pastes into bash or zsh."""
-    if text.startswith(("~", "-")):  # profdeck expands the first, even if it is quoted, and the second is an option
+    if text.startswith(("~", "-")):  # profdeck expands ~ even if it is quoted; a leading - would be an option
         text = f"./{text}"
     if printable(text) == text:
         return shlex.quote(text)
@@ -51,6 +51,6 @@ def shell_path(path: Path) -> str:
 
 
 def _ansi_c(byte: int) -> str:
-    """Return a byte in bash's ANSI-C quoting."""
+    """Escape a byte in bash's ANSI-C quoting."""
     character = chr(byte)
     return character if character.isascii() and character.isprintable() and character not in "\\'" else f"\\x{byte:02x}"

@@ -27,7 +27,7 @@ _SPEEDSCOPE = re.compile(rb'{"\$schema":"https://www\.speedscope\.app/')
 
 
 _ORIGIN = b"profdeck"
-"""Key in the metadata of exported Parquet files."""
+"""Metadata key that marks Parquet files as written by `profdeck export`."""
 
 
 def command(  # noqa: PLR0913 - the options of a command line
@@ -107,7 +107,7 @@ def _check_own_parquet(file: Path) -> None:
     """Check that a file can be replaced: it does not exist, or an earlier export wrote it.
 
     Raises:
-        ConfigError: The file is another file, or a symbolic link.
+        ConfigError: The file was not written by an export, or it is a symbolic link.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

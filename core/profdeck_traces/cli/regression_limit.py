@@ -65,13 +65,13 @@ class Judgement:
     regressions: list[tuple[RoleDiff, Change]]
     """Changes that exceed the limit."""
     undecided_roles: list[tuple[RoleDiff, str]]
-    """Reasons why the limit could not be applied to a role."""
+    """Why the limit could not be applied to a role, for each such role."""
     lost_roles: list[str]
-    """Reasons for the roles that have no comparison."""
+    """Why a role was not compared at all, for each such role."""
 
     @property
     def undecided(self) -> list[str]:
-        """All reasons why the limit could not be applied."""
+        """Why the limit could not be applied, for all roles."""
         return [*(reason for _, reason in self.undecided_roles), *self.lost_roles]
 
     def is_undecided(self, role: RoleDiff) -> bool:

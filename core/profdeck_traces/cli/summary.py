@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913  # the options of a command line
 def show(
     run: RunSummary, paths: Sequence[Path], *, top: int | None, full: bool = False, full_names: bool = False
 ) -> None:
-    """Print a summary in text form, unless no trace could be read.
+    """Print a summary as text, unless no trace could be read.
 
     Args:
         run: The summary.

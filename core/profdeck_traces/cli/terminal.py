@@ -37,7 +37,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 def stdout_console() -> Console:
     """Return a console for stdout that does not interpret markup.
 
-    Each string is escaped and printed as one line. For several lines, use `rich.text.Text`, which is not escaped.
+    Each string is escaped and printed as one line. To print several lines, pass a `rich.text.Text`, which is
+    not escaped.
 
     If stdout is a pipe or a file, lines are not wrapped, so that tools such as grep see complete lines, and trailing
     spaces are removed.
@@ -72,7 +73,7 @@ class _Trimmed:
 def print_json(document: Any) -> None:
     """Print data as JSON."""
     try:
-        # `##[` begins a command in the log of a CI job, see `printable`. It can only occur in strings.
+        # CI systems interpret `##[` as a command (see `printable`). In JSON, it can only occur inside strings.
         sys.stdout.write(json.dumps(document, indent=2).replace("##", "#\\u0023") + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
@@ -90,7 +91,7 @@ def print_stderr(text: str) -> None:
 
 
 def error_lines(error: ProfdeckError) -> list[str]:
-    """Return the messages of an error, each escaped as one line."""
+    """Return the messages of an error, each of them escaped to fit on one line."""
     return [printable(str(message)) for message in error.args]
 
 
@@ -187,7 +188,7 @@ _copies_cached = ContextVar("copies_cached", default=True)
 
 
 def set_copies_cached(context: typer.Context, value: bool) -> bool:  # noqa: FBT001  # typer's signature
-    """Handle ``--no-cache``: `source_path` then fetches all files again."""
+    """Handle ``--no-cache``, which makes `source_path` fetch all files again."""
     token = _copies_cached.set(value)
     context.call_on_close(lambda: _copies_cached.reset(token))
     return value
@@ -255,9 +256,9 @@ EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Exit on SIGTERM and SIGHUP inside the block as on an error, so that temporary files are deleted.
+    """Convert SIGTERM and SIGHUP inside the block to `SystemExit`, so that temporary files are deleted.
 
-    Signals that are ignored, such as SIGHUP under nohup, are still ignored.
+    A signal that is already ignored, such as SIGHUP under nohup, stays ignored.
     """
 
     def leave(number: int, _: object) -> None:
@@ -289,7 +290,7 @@ class ExitCode(IntEnum):
     REGRESSION = 5
     """`profdeck diff --fail-over` or `profdeck baseline check` found a regression."""
     INCONCLUSIVE = 6
-    """`profdeck diff --fail-over` or `profdeck baseline check` has no result: there are too few steps, for example."""
+    """`profdeck diff --fail-over` or `profdeck baseline check` is inconclusive, for example with too few steps."""
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
     BROKEN_PIPE = 141

@@ -173,7 +173,7 @@ def check_new_file(destination: Path) -> None:
 
 @contextmanager
 def write_errors(destination: Path) -> Iterator[None]:
-    """Convert ``OSError`` inside the block to a `ConfigError` about the new trace `destination`.
+    """Convert an ``OSError`` raised inside the block to a `ConfigError` that names the new trace, `destination`.
 
     SIGTERM and SIGHUP delete the temporary files.
     """

@@ -41,7 +41,7 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
     if run.unread and not statuses:
         yield _notice(
             f"{plural(len(run.unread), 'path')} could not be read, such as {run.unread[0]}",
-            "see the errors and warnings; what is said here is of the others",
+            "see the errors and warnings; this summary covers only the other paths",
         )
     broken = [rank for rank in run.ranks if rank.problem]
     if broken and not statuses:
@@ -133,7 +133,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 
 def _last_arrivals(group: GroupSkew) -> str:
-    """Describe the last arrivals of a group without a straggler."""
+    """Describe which ranks arrive last in a group that has no straggler."""
     if can_name_straggler(group):
         return "no rank more than the others"
     collectives = max(rank.collectives for rank in group.ranks)

@@ -1,4 +1,4 @@
-"""Protects files from being overwritten by the output of a command."""
+"""Prevents commands from overwriting other files with their output."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _TRACES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 
 
 def check_output(path: Path, replaced: re.Pattern[bytes] | None = None) -> None:
-    """Check that a command can write its output to `path` without harming another file.
+    """Check that a command can write its output to `path` without overwriting another kind of file.
 
     Only files with the format of the output are replaced. Links and other spellings of a path need no special case:
     inputs, manifests, ``run.json`` and traces have other formats.
 
     Args:
         path: Path of the output.
-        replaced: Matches the beginning of files that the output replaces. Default: it replaces no file.
+        replaced: Pattern for the start of files that the output may replace. By default, it replaces no file.
 
     Raises:
-        ConfigError: `path` is another file, or it is in a run, whose commands would read the output as a trace.
+        ConfigError: `path` is another kind of file, or it is inside a run and would be read as one of its traces.
     """
     run = next((parent for parent in Path(os.path.realpath(path)).parents if run_records().is_run(parent)), None)
     if run is not None and (replaced is None or path.name.lower().endswith(_TRACES)):

@@ -1,4 +1,4 @@
-"""Limits in bytes and time for reads of remote files, because servers are not trusted."""
+"""Limits on the size and duration of downloads, because servers are not trusted."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from fsspec.callbacks import Callback
 
 MAX_RESPONSE_BYTES = 64 << 20
-"""Maximum size of a response that is read into memory: a directory listing or ``run.json``."""
+"""Maximum size of a response that is held in memory, such as a directory listing or ``run.json``."""
 MAX_UNKNOWN_BYTES = 2 << 30
-"""Maximum size of a file whose size the server does not report."""
+"""Maximum size of a file if the server does not report its size."""
 RESPONSE_S = 30.0
-"""Maximum time for the headers of a response, for a response that is read into memory, and between two chunks."""
+"""Maximum time to receive headers, to receive a response that is held in memory, and between two chunks of a file."""
 _MIN_BYTES_PER_S = 10_000
-"""Minimum transfer rate of a file, after `RESPONSE_S`."""
+"""Minimum transfer rate of a file once `RESPONSE_S` has passed."""
 _CONNECT_S = 10.0
 _HTTP = re.compile(r"(?:^|::)(https?)://")
 
 
 def http_options(url: str) -> dict[str, Any]:
-    """Return the options of `fsspec.core.url_to_fs` that limit the responses of an HTTP server, by protocol.
+    """Return options for `fsspec.core.url_to_fs` that limit HTTP responses, by protocol.
 
     Raises:
         ImportError: aiohttp is not installed.
@@ -56,17 +56,17 @@ def http_options(url: str) -> dict[str, Any]:
 
 
 class LimitedCallback(Callback):  # type: ignore[misc]  # fsspec has no type annotations
-    """Callback of a transfer of several files, which ends the transfer of a file that is too large or too slow."""
+    """fsspec callback that aborts the transfer of a file that is too large or too slow."""
 
     def __init__(self, sizes: dict[str, int | None]) -> None:
         """Args:
-        sizes: Expected sizes by remote path; None if the size is unknown.
+        sizes: Expected size of each remote path, or None if it is unknown.
         """
         super().__init__()
         self._sizes = sizes
 
     def branched(self, path_1: Any, path_2: Any, **_: Any) -> Callback:
-        """Return the callback of one file."""
+        """Return the callback for one file."""
         size = self._sizes.get(path_1, self._sizes.get(path_2))
         return _LimitedFile(MAX_UNKNOWN_BYTES if size is None else size)
 
@@ -77,13 +77,13 @@ class _LimitedFile(Callback):  # type: ignore[misc]  # as above
         self._limit, self._started_s = limit, time.monotonic()
 
     def call(self, *_: Any, **__: Any) -> None:
-        """Check the number of received bytes.
+        """Check how many bytes were received.
 
         Raises:
-            OSError: there are too many, or they arrive too slowly.
+            OSError: The file is too large, or it arrives too slowly.
         """
         if self.value > self._limit:
-            raise OSError(f"the server sends more than {self._limit:,} bytes")
+            raise OSError(f"the server sent more than {self._limit:,} bytes")
         elapsed_s = time.monotonic() - self._started_s
         if elapsed_s > RESPONSE_S and self.value < (elapsed_s - RESPONSE_S) * _MIN_BYTES_PER_S:
             raise OSError(f"the server sent only {self.value:,} bytes in {elapsed_s:.0f} seconds")

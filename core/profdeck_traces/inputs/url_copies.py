@@ -35,7 +35,7 @@ _VERSION_KEYS = (
     *("ETag", "etag", "Content-MD5", "Digest", "md5Hash", "sha", "generation", "version_id", "versionId"),
     *("mtime", "modify", "modified", "LastModified", "last_modified", "updated", "created"),
 )
-"""Keys of fsspec's information about a file that change with its contents: digests, versions and times."""
+"""Keys in fsspec's file information whose values change with the contents: digests, versions and times."""
 _decode_versions = msgspec.json.Decoder(dict[str, str]).decode
 _RETRY = "Files copied so far are kept. Repeat the command to continue."
 
@@ -43,7 +43,7 @@ _RETRY = "Files copied so far are kept. Repeat the command to continue."
 def fetch(url: str, *, cache: bool = True, on_progress: Progress | None = None) -> Path:
     """Copy a run, capture or trace from a URL and return its local path.
 
-    Unchanged files are not copied again if the store reports their versions. HTTP directories do not.
+    If the store reports versions, unchanged files are not copied again. HTTP directories report none.
 
     Args:
         url: URL of a file or directory. The last component ``latest`` selects the newest run.
@@ -125,7 +125,7 @@ def _list_files(remote: RemotePath) -> dict[str, Mapping[str, Any]]:
 def _copy_directory(url: str, *, cache: bool) -> Path:
     """Return the cache directory for the copy of `url`, creating it if necessary.
 
-    Without a cache, or if the directory cannot be created, use a temporary directory that is deleted when this process
+    Without a cache, or if its directory cannot be created, use a temporary directory that is deleted when this process
     exits.
     """
     results = ResultCache.of_user() if cache else None
@@ -196,9 +196,9 @@ def _update(
 
 
 def _version(info: Mapping[str, Any]) -> str | None:
-    """Return a value that changes whenever the remote file changes, or None if the store reports none.
+    """Return a value that changes whenever the remote file changes, or None if the store reports no such value.
 
-    ``Last-Modified`` and weak ETags are ignored, because their resolution can be one second.
+    ``Last-Modified`` and weak ETags are ignored because their resolution can be as coarse as one second.
     """
     from fsspec.utils import tokenize
 
