@@ -274,7 +274,7 @@ def signature(function: Callable[..., Any], *, called: bool) -> str:
     if node.args.args and node.args.args[0].arg in {"self", "cls"}:
         node.args.args = node.args.args[1:]
     if (extra := node.args.vararg) and extra.annotation and ast.unparse(extra.annotation) == "Never":
-        node.args.vararg = node.args.kwarg = None  # arguments that are reported as errors
+        node.args.vararg = node.args.kwarg = None  # exist only to report unexpected arguments
     arguments = re.sub(r"=(?=\S)", " = ", ast.unparse(node.args)).replace("'", '"')
     arguments = re.sub(r"= _\w+", "= ...", arguments)
     start = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"

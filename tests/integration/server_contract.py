@@ -166,7 +166,7 @@ class ServerContract:
             stopped["answer"],
             stopped["server"] | {"writable": True},
         )
-        # A stop with the ID of an earlier capture returns its result and does not stop the current capture.
+        # Stopping an earlier capture by ID returns the result of that capture and leaves the current capture running.
         call(server, "POST", "start", {"id": "third", "run": "curl"})
         assert stop(server, "step0")["captures"] == [capture]
         assert call(server, "GET", "status").json()["answer"]["ranks"][0]["state"] == "armed"

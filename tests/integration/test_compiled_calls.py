@@ -1,4 +1,4 @@
-"""Calls of a profiler in functions that ``torch.compile`` traces."""
+"""Tests for profiler calls in functions that ``torch.compile`` traces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def profiler(tmp_path: Path) -> Iterator[Profiler]:
 
 
 def train(profiler: Profiler, function: Callable[[object], object], *, fullgraph: bool = True) -> tuple[int, int]:
-    """Call the compiled function in captured and other steps. Return the numbers of graphs and of graph breaks."""
+    """Call the compiled function in captured and uncaptured steps. Return the number of graphs and of graph breaks."""
     compiled = torch.compile(function, backend="eager", fullgraph=fullgraph)
     for step in range(6):
         with profiler.capture(step) as capture, profiler.stage("eager"):

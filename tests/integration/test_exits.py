@@ -82,7 +82,7 @@ def wait_in_native_code():
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     print('recording', flush=True)
-    libc.pthread_mutex_lock(mutex)  # a deadlock without the GIL, which signals do not interrupt
+    libc.pthread_mutex_lock(mutex)  # deadlocks with the GIL released; signals do not interrupt it
 """
 
 
@@ -99,7 +99,7 @@ def test_sigterm_ends_a_process_that_waits_in_native_code(start, tmp_path: Path,
     process = start(CAPTURE + NATIVE_WAIT + "wait_in_native_code()", settings)
     await_native_wait(process)
     process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)  # launchers and process groups send the signal repeatedly
+    process.send_signal(signal.SIGTERM)  # launchers may send the signal more than once
     process.communicate(timeout=20)
     assert process.returncode == -signal.SIGTERM
     report = rank(tmp_path)
@@ -109,10 +109,10 @@ def test_sigterm_ends_a_process_that_waits_in_native_code(start, tmp_path: Path,
 def test_second_sigterm_ends_a_stop_that_waits_in_native_code(start, tmp_path: Path) -> None:
     hang = NATIVE_WAIT + SLOW.replace("sys.stdin.readline()", "wait_in_native_code()")
     process = start(BEGIN + hang, "{}", "stop")
-    await_recording(process)  # the hook has started
+    await_recording(process)  # wait until the hook has started
     await_recording(process)
     process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):  # the stop of a recording may take longer
+    with pytest.raises(subprocess.TimeoutExpired):  # stopping a recording may take longer
         process.wait(6)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=10)
@@ -144,7 +144,7 @@ libc.pthread_mutex_lock(mutex)
 
 
 def test_forked_child_has_the_default_signal_handler(start, tmp_path: Path) -> None:
-    """SIGTERM ends a child that waits in native code at once, and does not affect its parent."""
+    """SIGTERM immediately ends a child that waits in native code, without affecting its parent."""
     code = """
 child = os.fork()
 if not child:
@@ -209,7 +209,7 @@ perform = tally_backend.TallyBackend.perform
 def slow_perform(self, name, call):
     perform(self, name, call)
     if name == sys.argv[2]:
-        print("recording", flush=True)  # the hook has started
+        print("recording", flush=True)  # wait until the hook has started
         sys.stdin.readline()
 tally_backend.TallyBackend.perform = slow_perform
 profiler.start(1)

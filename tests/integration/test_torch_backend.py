@@ -395,7 +395,7 @@ with contextlib.suppress(OSError), open(sys.argv[1] + '/full', 'wb', buffering=0
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
 @pytest.mark.parametrize("filled", [False, True])
 def test_failed_trace_releases_the_disk(tmp_path: Path, filled: bool) -> None:
-    """The manifest states the reason, and later captures are complete, even if Python collects no garbage."""
+    """The manifest states the reason, and later captures are complete, even with garbage collection disabled."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(tmp_path)], check=False, capture_output=True, text=True
     )

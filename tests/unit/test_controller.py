@@ -835,7 +835,7 @@ def test_time_limit_ends_a_capture_inside_a_step(build: Build, tmp_path: Path) -
 
 
 def test_memory_limit_ends_a_capture_and_skips_the_adjacent_steps(build: Build, tmp_path: Path) -> None:
-    """The job does not begin other captures in the same range. It captures the next range."""
+    """After a limit, the remaining steps of a range are skipped. The next range is captured."""
     profiler = build(steps=["1..6", "9..10"], max_memory_share=1e-6)
     held = []
     for step in range(12):

@@ -1,4 +1,4 @@
-"""Tests of removing credentials from messages, records and terminal output."""
+"""Tests for the redaction of credentials in messages, records and terminal output."""
 
 from __future__ import annotations
 

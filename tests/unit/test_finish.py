@@ -248,7 +248,7 @@ def test_rank_is_recording_until_its_time_limit_or_process_exit(build: Build, ru
     assert missing_participants(run) == {name: None}
     update_json(manifest_path(run), process_started="0")
     assert missing_participants(run) == {name: False}
-    update_json(manifest_path(run), pid_namespace="pid:[1]")  # a container with this host's name
+    update_json(manifest_path(run), pid_namespace="pid:[1]")  # as in a container that shares the host name
     assert missing_participants(run) == {name: None}
     update_json(manifest_path(run), host="elsewhere")
     assert missing_participants(run) == {f"trainer rank 0 (process {os.getpid()} on elsewhere)": None}

@@ -1,4 +1,4 @@
-"""Processes that have the same role and rank at the same time."""
+"""Tests for two processes that have the same role and rank at the same time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ for line in sys.stdin:
 
 
 class Rank:
-    """A process that captures the steps that it is told to."""
+    """A process that captures steps on command."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
@@ -55,7 +55,7 @@ class Rank:
 
 @pytest.fixture
 def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
-    """Function that starts a process of the run tmp_path/run."""
+    """Return a function that starts a process in the run tmp_path/run."""
     with ending() as processes:
 
         def start_rank(rank: int = 0, command: tuple[str, ...] = (), **settings: Any) -> Rank:

@@ -1,4 +1,4 @@
-"""Tests of the free memory of hosts, containers and processes."""
+"""Tests for the measurement of free memory on hosts, in containers and in processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MB = 1 << 20
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Directory with the files of a host that has 1000 MB of free memory."""
+    """A root directory with the files in which a host reports 1000 MB of free memory."""
     write(
         tmp_path, "proc/meminfo", f"MemTotal: 4096000 kB\nMemAvailable:   {1000 << 10} kB\nHugePages_Total:       0\n"
     )
@@ -48,7 +48,7 @@ def test_limits_of_cgroups_v2_and_of_their_parents(root: Path, limit: str) -> No
 
 
 def test_limits_of_cgroups_v1_in_a_container(root: Path) -> None:
-    """The container mounts its own cgroup, although its path is that on the host."""
+    """A container mounts its own cgroup as the root, but /proc/self/cgroup shows the path on the host."""
     write(root, "proc/self/cgroup", "9:name=systemd:/\n4:cpuset,memory:/docker/0123\n0::/\n")
     write(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", 400 * MB)
     write(root, "sys/fs/cgroup/memory/memory.usage_in_bytes", 150 * MB)

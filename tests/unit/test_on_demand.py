@@ -388,7 +388,7 @@ class Simulation:
             if not process.done:  # a rank that has passed the capture must have completed the request
                 assert self.last_steps[rank] <= plan.last_step
             elif process.problem is None and process.incomplete is None:
-                # All steps are recorded, or a manifest contains the problem.
+                # Either all steps are recorded, or a manifest states why not.
                 own_manifests = list(self.job.read_manifests(rank=rank).values())
                 for step in steps & self.completed_steps[rank]:
                     assert any(

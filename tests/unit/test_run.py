@@ -117,7 +117,10 @@ def test_capture_of_an_exited_process_is_missing(capture_rank, tmp_path: Path) -
         ({"process_started": "1"}, Status.MISSING),  # another process uses this process ID
         ({"pid": 2**22 - 1}, Status.MISSING),
         ({"host": "elsewhere"}, Status.RECORDING),  # unknown
-        ({"pid": 2**22 - 1, "pid_namespace": "pid:[1]"}, Status.RECORDING),  # a container with this host's name
+        (
+            {"pid": 2**22 - 1, "pid_namespace": "pid:[1]"},
+            Status.RECORDING,
+        ),  # as in a container that shares the host name
         ({"pid": 2**22 - 1, "pid_namespace": None}, Status.MISSING),  # written by an earlier version
     ):
         manifest.write_text(json.dumps(content | changes))

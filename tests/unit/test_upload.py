@@ -85,7 +85,7 @@ def test_failing_store_has_no_manifest_without_artifacts(run: Path, sent_count: 
 def test_changed_file_is_sent_again(run: Path) -> None:
     upload(run, URL)
     (manifest,) = (run / "step_000050").rglob("rank_0001.step50.json")
-    manifest.write_text(manifest.read_text().replace("17000000", "17000001"))  # the same size
+    manifest.write_text(manifest.read_text().replace("17000000", "17000001"))  # other contents of the same size
     (trace,) = (run / "step_000000").rglob("rank_0000*.gz")
     trace.write_bytes(trace.read_bytes() + b"\0")
     assert upload_and_count(run) == (2, 11)
@@ -195,7 +195,7 @@ def test_listener_requires_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_prune_keeps_files_that_are_newer_than_the_upload(run: Path) -> None:
     upload(run, URL)
     (trace,) = (run / "step_000000").rglob("rank_0000*.gz")
-    trace.write_bytes(bytes(trace.stat().st_size))  # the same size
+    trace.write_bytes(bytes(trace.stat().st_size))  # other contents of the same size
     check = upload_check(run, URL)
     for dry_run in (True, False):
         steps = prune(run, steps=1, dry_run=dry_run, reason_to_keep=check)

@@ -238,7 +238,7 @@ def test_file_url_is_copied_only_after_a_change(tmp_path: Path) -> None:
 
 
 class ScriptedServer:
-    """An HTTP server on loopback with one file, whose response headers and body are set by the test."""
+    """A loopback HTTP server with one file. Tests set the headers and the body of its response."""
 
     def __init__(self) -> None:
         self.body: Callable[[], Iterator[bytes]] = lambda: iter([b"[1]"])

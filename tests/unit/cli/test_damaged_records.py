@@ -1,4 +1,4 @@
-"""Tests that no value in a manifest, ``run.json`` or another record of a run ends a command with a traceback."""
+"""Tests that commands print no traceback, whatever a manifest, ``run.json`` or other record of a run contains."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ CHANGES: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
         (("timeout_s",), 1e308),
     ],
 }
-"""Changed values by record, each with the keys that lead to it."""
+"""Values to change in each record, with the keys that lead to them."""
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Run with two ranks, the record of a finish task and the record of a deleted step."""
+    """A run with two ranks, a record of a finish task and a record of a pruned step."""
     run = write_run(tmp_path / "run", 2, lambda _: GpuJob(ranks=2, steps=3, products=2))
     shutil.copytree(run, tmp_path / "other")
     (tmp_path / "out").mkdir()
@@ -114,7 +114,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def with_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
-    """Return a copy of a JSON document with another value at a path."""
+    """Return a copy of a JSON document in which the value at a path is replaced."""
     if not path:
         return value
     changed = document.copy()

@@ -1,4 +1,4 @@
-"""Tests for `profdeck view` as a process: file names that are not UTF-8, and signals."""
+"""Tests that run `profdeck view` in a process, with file names that are not UTF-8 and with signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_job import GpuJob
 
 @pytest.fixture
 def default_signals() -> Iterator[None]:
-    """Restore the default actions of signals that nohup or a shell ignores in this process and in its children."""
+    """Undo that nohup or a shell made this process ignore signals, because its children inherit that."""
     ignored = [number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
         signal.signal(number, signal.SIG_DFL)

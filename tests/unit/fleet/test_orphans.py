@@ -108,7 +108,7 @@ def test_two_drivers_each_read_the_result_of_their_own_capture(
             assert await first.await_window(10)
             while engine.ranks[0].reply().state is not RequestState.ENDED:  # noqa: ASYNC110  # a thread writes the files
                 await asyncio.sleep(0.01)
-            await second.astart(1)  # before the first driver has read its result
+            await second.astart(1)  # starts before the first driver reads its result
             assert await first.await_window(10)
             await first.astop()
             engine.iterate(2)

@@ -322,7 +322,7 @@ def test_fewer_than_three_steps_never_decide(before: list[float], after: list[fl
 
 
 def test_samples_without_overlap_are_not_chance() -> None:
-    """Consecutive steps depend on each other, which must not hide a difference of all steps."""
+    """Consecutive steps are correlated, but that must not hide a difference that all steps show."""
     before = [509, 520, 535, 540, 552, 560, 570, 588, 600, 610, 622, 635, 640, 655, 660]
     after = [771, 780, 800, 820, 850, 870, 900, 930, 960, 1000, 1020, 1050, 1070, 1090, 1109]
     role = role_diff(trace(steps=before), trace(steps=after))
@@ -343,7 +343,7 @@ def test_large_change_that_may_be_chance_is_inconclusive() -> None:
 
 
 def test_one_slow_rank_is_a_regression() -> None:
-    """The other ranks vary so much that the mean of the ranks does not change significantly."""
+    """The other ranks vary so much that the mean over all ranks does not change significantly."""
     noisy = [[100 + 60 * ((7 * step + 3 * rank) % 12) for step in range(12)] for rank in range(3)]
     calm = [200 + step for step in range(12)]
     before = run(*(trace(steps=times, rank=rank) for rank, times in enumerate([*noisy, calm])))

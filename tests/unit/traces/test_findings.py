@@ -180,7 +180,7 @@ def test_findings_are_independent_of_the_order_of_ranks(tmp_path: Path) -> None:
 
 
 def write_late_ranks(directory: Path, last_ranks: Sequence[int]) -> None:
-    """Write traces of two ranks without devices. At each collective, one rank arrives 5 of 10 ms late."""
+    """Write traces of two ranks without devices. At each collective, which takes 10 ms, one rank arrives 5 ms late."""
     for rank in range(2):
         events: list[dict[str, Any]] = []
         for call, last in enumerate(last_ranks):
@@ -202,7 +202,7 @@ def test_alternately_late_ranks_have_no_straggler(tmp_path: Path) -> None:
 
 
 def test_few_collectives_do_not_name_a_rank(tmp_path: Path) -> None:
-    """Rank 1 is last at each of three collectives, which does not prove that no rank is slower."""
+    """Rank 1 arrives last at all three collectives, so "no rank is slower than the others" would be false."""
     write_late_ranks(tmp_path, [1] * 3)
     (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
     assert imbalance.text.endswith(", with too few collectives (3) to name a rank.")
