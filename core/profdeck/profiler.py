@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # Environment variables that can configure a profiler without arguments. `profdeck.config.sources` reads them.
 _VARIABLES = ("PROFDECK_CONFIG", "PROFDECK__")
 
+_CHECKS = 2
+"""Number of global steps in which the arguments of `Profiler.step` are checked even without a capture."""
+
 
 class Profiler:
     """Captures the global steps that the config selects, in this process and in the engines that it controls.
@@ -59,7 +62,7 @@ class Profiler:
         # Idle steps read only these attributes.
         self._roles, self._busy = group.roles, group.busy
         self._is_compiling = compiling_check()
-        self._checks_left = 2 if group.roles else 0
+        self._checks_left = _CHECKS if group.roles else 0
         """Number of global steps until the arguments of `step` are checked only during captures."""
 
     @classmethod
@@ -429,6 +432,8 @@ class Profiler:
         self, index: SupportsIndex | None, unit: Unit | str, unexpected: tuple[object, ...]
     ) -> list[Operation[None]]:
         step = self._group.to_step(index, unit, unexpected)
+        if step is not None and step.unit is Unit.GLOBAL_STEP and self._checks_left == _CHECKS and self._shared is None:
+            self._group.report_missing_start()
         if (
             step is None
             or not self._busy

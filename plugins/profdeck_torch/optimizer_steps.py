@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class StepSource:
     """Drives a profiler with the steps of the first optimizer that steps.
 
+    An optimizer of the same parameters replaces it, such as the actual optimizer after a learning rate test.
+
     The profiler is created with the first optimizer, so processes without an optimizer, such as job drivers, record
     nothing. A step inside a backward pass or a compiled function ends the global step after the pass or function.
     """
@@ -120,7 +122,7 @@ class StepSource:
             return
         for optimizer in stepped:
             clock = self._clock and self._clock()
-            if clock is None:
+            if clock is None or (optimizer is not clock and _shares_parameters(optimizer, clock)):
                 self._clock = weakref.ref(optimizer)
                 self.clock_name = type(optimizer).__name__
             elif optimizer is not clock:
@@ -134,3 +136,10 @@ class StepSource:
         self.profiler.start(self.step)
         if capture := self.profiler.active:
             self._captures[capture.id] = capture
+
+
+def _shares_parameters(optimizer: Optimizer, other: Optimizer) -> bool:
+    parameters, others = (
+        {id(parameter) for group in one.param_groups for parameter in group["params"]} for one in (optimizer, other)
+    )
+    return not parameters.isdisjoint(others)

@@ -106,7 +106,7 @@ def test_reports_of_steps_and_stops_in_compiled_code_cause_no_graph_break(profil
         profiler.stop()
         return y
 
-    # The flags that idle steps read change after the first step and when a capture starts, so torch compiles three times.
+    # The flags that idle steps read change after the first step and when a capture starts: three compilations.
     assert train(profiler, double) == (3, 0)
 
 

@@ -152,6 +152,16 @@ for count, kind in ((2, torch.optim.SGD), (3, torch.optim.AdamW)):
         optimizer.step()
 """
 )
+REPLACED_FIRST = (
+    ONE_LAYER
+    + """
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())]
+for count, optimizer in zip((2, 3), optimizers):
+    for _ in range(count):
+        model(batch).sum().backward()
+        optimizer.step()
+"""
+)
 COMPILED = (
     ONE_LAYER
     + """
@@ -169,7 +179,7 @@ print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 )
 
 
-@pytest.mark.parametrize("script", [IN_BACKWARD, UNUSED_FIRST, DELETED_FIRST, COMPILED])
+@pytest.mark.parametrize("script", [IN_BACKWARD, UNUSED_FIRST, DELETED_FIRST, REPLACED_FIRST, COMPILED])
 def test_steps_are_those_of_the_optimizer_that_trains(tmp_path: Path, script: str) -> None:
     (tmp_path / "train.py").write_text(script)
     unprofiled = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True)

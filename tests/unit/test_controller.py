@@ -211,6 +211,14 @@ def test_stages_are_captures_in_discrete_mode(build: Build, tmp_path: Path) -> N
     assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
+def test_steps_that_never_start_are_reported_once(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    profiler = build(steps=[1])
+    for step in range(5):
+        profiler.step(step)
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "the host has called neither start(n) nor capture(n)" in message
+
+
 class BrokenIndex:
     def __index__(self) -> int:
         raise RuntimeError("broken")

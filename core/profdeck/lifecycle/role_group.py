@@ -74,6 +74,14 @@ class RoleGroup:
         number = self.to_index("index", index, unexpected)
         return None if number is None else Step(checked_unit, number)
 
+    def report_missing_start(self) -> None:
+        """Report that the host ends global steps but starts none.
+
+        Raises:
+            ConfigError: the config sets ``on_error: raise``.
+        """
+        self._reject("step", "no step can be captured, because the host has called neither start(n) nor capture(n)")
+
     def to_stage_name(self, name: object, unexpected: tuple[object, ...] = ()) -> str | None:
         """Convert the name of a stage from the host. Return None if no stage can be recorded under the name."""
         if not self._check_unexpected("stage", unexpected):
