@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,16 @@ def test_finish_record_with_a_credential_is_private_and_not_uploaded(tmp_path: P
     assert read_record(path).command == command
     upload(run, "recording://profiles")
     assert not [name for name, file in RecordingStore.store.items() if SECRET.encode() in file.getvalue()]
+
+
+def test_credentials_in_json_are_masked() -> None:
+    assert redact('status 403: {"client_secret": "hunter22", "max_tokens": 512}') == (
+        'status 403: {"client_secret": "***", "max_tokens": 512}'
+    )
+
+
+@pytest.mark.parametrize("unit", ["a", "token", "x-a-", "http://", ":a", "a:b@ ", '"'])
+def test_time_is_linear_in_the_length_of_a_message(unit: str) -> None:
+    began = time.process_time()
+    redact(f"https://host/{unit * (200_000 // len(unit))}")
+    assert time.process_time() - began < 5.0

@@ -27,13 +27,16 @@ _USER = re.compile(
 _ENCODED_USER = re.compile(r"(?<=:)%2F%2F[^\s/]*%40|(?<=%3A)%2F%2F[^\s/]*%40", re.IGNORECASE)
 """User and password of a URL that is percent-encoded inside another URL."""
 _QUERY = re.compile(
-    r"""([a-z][a-z0-9+.-]*://[^\s?#"'<>]*)(?:\?[^\s"'<>]*?|\#[^\s"'<>]*=[^\s"'<>]*?)(?=[.,:;)\]}]*(?:[\s"'<>]|$))""",
+    r"""((?<=[a-z0-9+.-])://(?:(?!://)[^\s?#"'<>])*)(?:\?[^\s"'<>]*?|\#[^\s"'<>]*=[^\s"'<>]*?)(?=[.,:;)\]}]*(?:[\s"'<>]|$))""",
     re.IGNORECASE,
 )
-_KEYS = r"pass(?:word|wd)|secret|token|signature|credential|(?:api|access|account|private)[_-]?key"
-_ASSIGNMENT = re.compile(rf"""((?:\w|-)*(?:{_KEYS})["']?\s?=\s?["']?)(?!\d+\b|\$)[^\s"'&,;)]+""", re.IGNORECASE)
+_KEYS = r"pass(?:word|wd|phrase)|secret|token|signature|credential|(?:api|access|account|private|storage)[_-]?key|_pwd"
+# The lookbehinds keep the time linear in the length of a word. Error messages can contain words of many kilobytes.
+_ASSIGNMENT = re.compile(
+    rf"""((?<![\w-])[\w-]*(?:{_KEYS})(?:["']?\s?=|["']\s?:)\s?["']?)(?!\d+\b|\$)[^\s"'&,;)]+""", re.IGNORECASE
+)
 _HEADER = re.compile(
-    r"""((?:authorization|cookie|x-[a-z-]*(?:key|token))["']?\s*[:=]\s*(?:b(?=["']))?["']?(?:(?:bearer|basic|digest|token)\s+)?)"""
+    r"""((?:authorization|cookie|(?<![a-z-])x-[a-z-]*(?:key|token))["']?\s*[:=]\s*(?:b(?=["']))?["']?(?:(?:bearer|basic|digest|token)\s+)?)"""
     r"""[^\s"',;]+|(bearer\s+)[^\s"',;]{8,}""",
     re.IGNORECASE,
 )
