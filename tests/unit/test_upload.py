@@ -10,11 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from captured_runs import write_run
 from gpu_job import GpuJob
 from profdeck.after_capture.prune import prune
 from profdeck.base.identity import Identity
+from profdeck.cli import app
 from profdeck.records.capture import CaptureRecord, CaptureState
 from profdeck.records.manifest import ManifestWriter, is_manifest, write_manifest
 from profdeck.records.status import Status
@@ -233,3 +235,13 @@ def test_symbolic_links_are_not_uploaded(run: Path, tmp_path: Path) -> None:
     (run / "page.html").symlink_to(private)
     (run / "step_000000" / "page.html").symlink_to(private)
     assert upload_and_count(run) == (13, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"), [("profiles", "is not a URL"), ("file://$HOME/profiles", "environment variable")]
+)
+def test_only_complete_urls_are_targets_of_the_command(run: Path, target: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["upload", str(run), target])
+    assert (result.exit_code, message in result.stderr) == (2, True)
+    assert not Path(target).exists()
+    assert not Path("$HOME").exists()

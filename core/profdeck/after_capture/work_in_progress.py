@@ -86,13 +86,14 @@ def read_finishes(report: RunReport) -> Iterator[FinishReport]:
         ProfdeckError: the report's path is no longer a run directory.
     """
     recording = recording_steps(report)
-    config = recorded_config(read_about(report.path)).get("finish") or {}
+    config = recorded_config(read_about(report.path)).get("finish")
     for first_step, name in finish_ids(report):
         path = record_path(report.path, first_step, name)
         try:
             yield finish_report(path, read_record(path))
         except FileNotFoundError:
-            if config.get("command") and first_step not in recording:
+            has_command = isinstance(config, dict) and bool(config.get("command"))  # run.json may be damaged
+            if has_command and first_step not in recording:
                 yield FinishReport(capture=name, state=FinishState.NOT_RUN)
         except ProfdeckError as error:
             yield FinishReport(capture=name, state=FinishState.FAILED, problem=str(error), record=path)

@@ -42,11 +42,12 @@ class Table:
             ColumnType.NUMBER: pa.float64(),
             ColumnType.TRUTH: pa.bool_(),
         }
+        clean = {ColumnType.TEXT: _clean, ColumnType.INTEGER: _in_64_bits}
         rows = list(self.rows())
         values = zip(*rows, strict=True) if rows else itertools.repeat((), len(self.columns))
         return pa.table(
             {
-                name: pa.array(map(_clean, column) if kind is ColumnType.TEXT else column, types[kind])
+                name: pa.array(map(clean[kind], column) if kind in clean else column, types[kind])
                 for (name, kind), column in zip(self.columns.items(), values, strict=True)
             }
         )
@@ -95,6 +96,11 @@ def arrow() -> Any:
 def _clean(value: str | None) -> str | None:
     """Replace unpaired surrogates: a corrupt trace can contain them, but UTF-8 cannot encode them."""
     return None if value is None else value.encode("utf-8", "replace").decode()
+
+
+def _in_64_bits(value: int | None) -> int | None:
+    """Return an integer that Arrow can store. A damaged manifest can contain larger ones."""
+    return value if value is not None and -(2**63) <= value < 2**63 else None
 
 
 def _format(value: object) -> str:

@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import Result
 
@@ -62,6 +60,7 @@ def test_export_replaces_only_its_own_tables(cli: Cli, job: Path, tmp_path: Path
         assert cli("export", job, "--parquet", tables).exit_code == 0
     written = {file.name: file.read_bytes() for file in tables.iterdir()}
     assert written
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     foreign = io.BytesIO()
     pq.write_table(pa.table({"x": [1]}), foreign)
     (target := tmp_path / "target").write_bytes(next(iter(written.values())))
