@@ -40,10 +40,10 @@ class Profiler:
     ``with profiler.capture(n)``. In between, ``step(n)`` marks the end of a global step inside a longer capture,
     and ``step(i, "mini_batch")`` marks the end of a mini-batch. If profiling fails or an argument is invalid, none of
     these calls raises an error unless the config sets ``on_error: raise``. An invalid argument is logged once.
-    In code that ``torch.compile`` traces, the calls do nothing, and a warning is logged once.
+    In code that ``torch.compile`` traces, these calls do nothing, and a warning is logged once.
 
-    Steps and indexes can be NumPy integers or integer tensors with one element. Steps that begin again, for example in
-    each epoch, are captured once.
+    Steps and indexes can be NumPy integers or integer tensors with one element. If step numbers repeat, for example in
+    each epoch, each step is captured only once.
 
     A profiler has one or more roles. The captures of all engines start and stop together, and this process starts
     recording after the engines. Capture IDs are derived from global steps, so the captures of all roles and processes
@@ -63,7 +63,7 @@ class Profiler:
         self._roles, self._busy = group.roles, group.busy
         self._is_compiling = compiling_check()
         self._checks_left = _CHECKS if group.roles else 0
-        """Number of global steps until the arguments of `step` are checked only during captures."""
+        """Number of global steps in which the arguments of `step` are still checked even if no capture is running."""
 
     @classmethod
     def from_config(  # noqa: PLR0913 - all but the first are keywords
@@ -229,7 +229,7 @@ class Profiler:
 
     # The sync façade.
 
-    # Never: other arguments are an error for type checkers, but must not end the host's job.
+    # With `Never`, type checkers reject extra arguments. At run time, they are logged, so that the job continues.
 
     def start(self, global_step: SupportsIndex | None = None, *extra: Never, **unknown: Never) -> Capture | None:
         """Begin a global step. Depending on the config, start captures, continue them or do nothing.
@@ -389,7 +389,8 @@ class Profiler:
         """
         if self._is_compiling():
             report_compiled_call("profiler.capture")
-            return cast("Scope[Capture | None]", nullcontext())  # torch.compile supports it around graph breaks
+            # torch.compile supports nullcontext around graph breaks.
+            return cast("Scope[Capture | None]", nullcontext())
         index = self._group.to_index("global_step", global_step, (*extra, *unknown))
         if index is None:
             return Profiler().capture(0)  # does nothing
@@ -401,7 +402,7 @@ class Profiler:
         In continuous mode, the stage is annotated in the trace. In discrete mode, it is a separate capture of all
         roles. Stages are not annotated in the traces of engines.
 
-        A stage is not recorded if its name has other characters than letters, digits, ``_`` and ``-``.
+        A stage is not recorded if its name contains characters other than letters, digits, ``_`` and ``-``.
         """
         if self._is_compiling():
             report_compiled_call("profiler.stage")

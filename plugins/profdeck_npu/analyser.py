@@ -38,7 +38,7 @@ def main() -> None:
 
     for pattern in (OUTPUT, *_INTERMEDIATE):
         for path in Path(directory).glob(pattern):
-            if path.resolve().is_relative_to(Path(directory).resolve()):  # a link can point to files of others
+            if path.resolve().is_relative_to(Path(directory).resolve()):  # a symbolic link can point to other files
                 shutil.rmtree(path)
     # On a single core, torch_npu's default is 0 processes, which fails. One process is enough for one directory.
     analyse(directory, max_process_number=1, export_type=exports.split(",") if exports else None)

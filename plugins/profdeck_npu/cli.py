@@ -151,7 +151,7 @@ def _skipped_result(directory: Path, export: Sequence[Export], *, force: bool) -
 
 
 def _recording_problem(directory: Path, *, force: bool) -> str | None:
-    """Return a message if a process is, or may be, still recording into the directory."""
+    """Return a message if a process is recording, or might still be recording, into the directory."""
     for file in directory.absolute().parent.glob("*.json"):
         if is_manifest(file) and directory.name.startswith((f"{file.stem}_", f"{file.stem}.")):
             with suppress(ProfdeckError):

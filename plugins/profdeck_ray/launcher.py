@@ -1,4 +1,4 @@
-"""Launcher plugin that names runs after the Ray job ID, and processes after their actor."""
+"""Launcher plugin that names runs after the Ray job ID and processes after their actors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from profdeck.plugin import Launcher
 
 
 class _RayLauncher(Launcher):
-    """Ray. It provides no ranks."""
+    """The Ray launcher, which does not assign ranks."""
 
     def process_name(self) -> str | None:
-        """Return the name and ID of the actor that runs in this process, or ``None``."""
+        """Return the name and ID of the actor that runs in this process, or ``None`` if there is no actor."""
         ray = sys.modules.get("ray")
-        with contextlib.suppress(Exception):  # Ray may be partially imported, or a client without a runtime context
+        with contextlib.suppress(Exception):  # Ray may be partially imported, or have no runtime context
             if ray is not None and ray.is_initialized():
                 context = ray.get_runtime_context()
                 if actor := context.get_actor_id():

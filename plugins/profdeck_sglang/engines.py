@@ -103,7 +103,7 @@ class SglangObject(SglangEngine):
         self._active_request: CaptureRequest | None = None
         """The last request that all processes accepted."""
         self._requests: deque[CaptureRequest] = deque(maxlen=_MAX_REQUESTS)
-        """The last start requests. If a process rejected one, other processes may have accepted it."""
+        """The most recent start requests. If one process rejected a request, others may have accepted it."""
         self._is_finished = True
         """True if the captures of the active request are complete."""
         self._final_answer: Answer | None = None
@@ -145,7 +145,7 @@ class SglangObject(SglangEngine):
                 content["engine"] = {**content.get("engine", {}), protocol.DETOKENIZER: False}
             request = structure(content, CaptureRequest, where="")
             self._requests.append(request)
-        elif "token" in content:  # of an earlier capture, or of a rejected start that is rolled back
+        elif "token" in content:  # the token of an earlier capture, or of a rejected start to roll back
             request = next((sent for sent in self._requests if sent.token == content["token"]), request)
         replies = None if request is None else self._create_reply_directory(request)
         try:

@@ -1,4 +1,4 @@
-"""Optimizer steps in child processes, which ``profdeck run`` does not record but reports."""
+"""Detection of optimizer steps in child processes, which ``profdeck run`` reports but does not record."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from profdeck.plugin import after_import
 
 
 class ChildSteps:
-    """Counts the child processes that have stepped an optimizer, including their descendants.
+    """Counts the child processes and their descendants that have run an optimizer step.
 
-    Detects processes of `multiprocessing` with any start method, and forked processes.
+    Detects processes started with `multiprocessing`, using any start method, and forked processes.
     """
 
     def __init__(self) -> None:
         self.processes = 0
-        """Number of processes that have stepped an optimizer. Set at the end of `attached`."""
+        """Number of processes that have run an optimizer step. Set when the context manager `attached` exits."""
         self._directory: Path | None = None
-        """Contains a file for each process that has stepped an optimizer."""
+        """Directory with one file for each process that has run an optimizer step."""
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Detect the optimizer steps of the processes that start during this context."""
+        """Detect optimizer steps in processes that start while this context manager is active."""
         owner = os.getpid()
         self._directory = Path(tempfile.mkdtemp(prefix="profdeck-"))
         try:
@@ -43,19 +43,19 @@ class ChildSteps:
                 shutil.rmtree(self._directory, ignore_errors=True)
 
     def report(self) -> None:
-        """Report that this process has stepped an optimizer."""
+        """Report that this process has run an optimizer step."""
         if self._directory is not None:
             _report(self._directory)
 
 
 @contextmanager
 def _reporting_children(directory: Path) -> Iterator[None]:
-    """Pass the directory to the processes that this process starts."""
+    """Make the processes that this process starts report their optimizer steps in the directory."""
     original_start = BaseProcess.start
 
     @functools.wraps(original_start)
     def start(process: BaseProcess) -> None:
-        # An attribute of the instance, because the start method `spawn` sends the instance to the new process.
+        # Stored on the instance because the `spawn` start method pickles the instance for the new process.
         process.run = _Run(process, directory)  # type: ignore[method-assign]
         try:
             original_start(process)
@@ -70,7 +70,7 @@ def _reporting_children(directory: Path) -> Iterator[None]:
 
 
 class _Run:
-    """Replaces ``run`` of a process to report its optimizer steps."""
+    """Replacement for a process's ``run`` method that also reports optimizer steps."""
 
     def __init__(self, process: BaseProcess, directory: Path) -> None:
         self._process = process
@@ -91,7 +91,7 @@ class _Run:
         module.register_optimizer_step_post_hook(self._on_optimizer_step)
 
     def _on_optimizer_step(self, *_: Any) -> None:
-        # The compiler traces this function in a compiled optimizer. Such steps are reported at the end of the process.
+        # When the optimizer is compiled, the compiler traces this function, and the step is reported when `run` ends.
         if sys.modules["torch.compiler"].is_dynamo_compiling():
             self._stepped = True
         elif not self._stepped:
@@ -100,5 +100,5 @@ class _Run:
 
 
 def _report(directory: Path) -> None:
-    with suppress(OSError):  # the parent has ended
+    with suppress(OSError):  # the parent may have deleted the directory
         (directory / str(os.getpid())).touch()

@@ -1,4 +1,4 @@
-"""Global steps of an unmodified script: the steps of an optimizer."""
+"""Global steps for an unmodified script, derived from the steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 
 class StepSource:
-    """Drives a profiler with the steps of the first optimizer that steps.
+    """Drives a profiler with the steps of the optimizer that steps first.
 
-    An optimizer of the same parameters replaces it, such as the actual optimizer after a learning rate test.
-
-    The profiler is created with the first optimizer, so processes without an optimizer, such as job drivers, record
-    nothing. A step inside a backward pass or a compiled function ends the global step after the pass or function.
+    The profiler is created when the first optimizer is created, so processes without an optimizer, such as job drivers,
+    record nothing. If the optimizer steps inside a backward pass or a compiled function, the global step ends when that
+    pass or function returns.
     """
 
     def __init__(self, create_profiler: Callable[[], Profiler]) -> None:
@@ -36,7 +35,7 @@ class StepSource:
         self.other_steps = Counter[str]()
         """Number of steps of other optimizers, by class name."""
         self.clock_name = ""
-        """Class name of the optimizer that ends the global steps."""
+        """Class name of the optimizer whose steps end the global steps."""
         self._create_profiler = create_profiler
         self._process: int | None = None
         """ID of the process that created the profiler."""
@@ -85,7 +84,7 @@ class StepSource:
                 compiled = original_compile(*arguments, **keywords)
                 return compiled if isinstance(compiled, torch.nn.Module) else self._end_steps_after(compiled)
 
-            # torch has hooks only for steps
+            # These functions are patched because torch provides hooks only for optimizer steps.
             for owner, name, patched in (
                 (Optimizer, "__init__", init),
                 (torch.autograd, "backward", backward),
@@ -96,7 +95,7 @@ class StepSource:
             yield
 
     def _on_optimizer_step(self, optimizer: Optimizer, *_: Any) -> None:
-        # In a compiled optimizer, the compiler traces this function. It supports appending to a list.
+        # When the optimizer is compiled, the compiler traces this function. The compiler supports appending to a list.
         self._stepped.append(optimizer)
         if not torch.compiler.is_dynamo_compiling():
             self._end_steps()
@@ -112,7 +111,10 @@ class StepSource:
         return run
 
     def _end_steps(self) -> None:
-        """End the global step if the clock has stepped. During a backward pass, the profiler cannot stop."""
+        """End the global step if the clock (the optimizer that ends global steps) has stepped.
+
+        During a backward pass, do nothing, because the profiler cannot be stopped.
+        """
         if self._backward_passes or not self._stepped:
             return
         stepped = self._stepped.copy()
@@ -122,7 +124,7 @@ class StepSource:
             return
         for optimizer in stepped:
             clock = self._clock and self._clock()
-            if clock is None or (optimizer is not clock and _shares_parameters(optimizer, clock)):
+            if clock is None:
                 self._clock = weakref.ref(optimizer)
                 self.clock_name = type(optimizer).__name__
             elif optimizer is not clock:
@@ -136,10 +138,3 @@ class StepSource:
         self.profiler.start(self.step)
         if capture := self.profiler.active:
             self._captures[capture.id] = capture
-
-
-def _shares_parameters(optimizer: Optimizer, other: Optimizer) -> bool:
-    parameters, others = (
-        {id(parameter) for group in one.param_groups for parameter in group["params"]} for one in (optimizer, other)
-    )
-    return not parameters.isdisjoint(others)

@@ -148,7 +148,7 @@ class TorchRecorder:
             problem = "another torch profiler stopped this recording, and its events were lost"
             return Artifact(path=path, whole=False, problem=problem, iterations=iterations)
         try:
-            # A new directory with a random name cannot contain files or links of other programs.
+            # Use a new directory with a random name, so that it cannot contain other programs' files or links.
             with TemporaryDirectory(
                 prefix=f".{path.name[:128]}.", suffix=".tmp", dir=path.parent, ignore_cleanup_errors=True
             ) as directory:
@@ -215,7 +215,7 @@ class _Cycle:
         try:
             self._profile.export_chrome_trace(str(path))
         finally:
-            # The profile is part of a reference cycle. Release its events now, and the file of a failed export.
+            # The profile is part of a reference cycle. Release its events and the file of a failed export immediately.
             self._profile.profiler = None
 
     def _on_position_changed(self) -> None:

@@ -36,7 +36,7 @@ class OmniObject(VllmObject):
         self._stages: Sequence[int] = self._all_stages
         self._recording_ranks: tuple[int, ...] | None = None
         self._selections: deque[tuple[str, Sequence[int], tuple[int, ...]]] = deque(maxlen=_MAX_REQUESTS)
-        """Token, recording stages and recording ranks of the last requests."""
+        """Token, recording stages and recording ranks of the most recent requests."""
 
     async def is_pipeline(self) -> bool:
         """Return whether there are several stages. With one stage, captures do not need to select a stage."""
@@ -56,7 +56,7 @@ class OmniObject(VllmObject):
         return self._recording_ranks
 
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
-        """Send a command to the recording stages of its request, by default of the last request."""
+        """Send a command to the stages that are recording the given request (by default, the most recent one)."""
         for token, stages, ranks in self._selections:
             if token == payload.get("token"):
                 self._stages, self._recording_ranks = stages, ranks

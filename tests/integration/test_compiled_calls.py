@@ -139,5 +139,5 @@ double(torch.ones(5))
 def test_call_is_reported_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT]
     result = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=240)
-    message = "profiler.start in code compiled by torch.compile does nothing. Call it outside the compiled function."
+    message = "profiler.start has no effect in code compiled by torch.compile. Call it outside the compiled function."
     assert result.stderr.count(message) == 1

@@ -344,8 +344,8 @@ def test_steps_that_begin_again_are_captured_once(
     assert sorted(read_manifests(tmp_path)) == [f"step{step}{suffix}" for step in steps]
     (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert message == (
-        "Global step 2 began again and is not captured a second time. If the host's step numbers begin again in each "
-        "epoch, count the steps over all epochs."
+        "Global step 2 was started again and will not be captured twice. If the host's step numbers restart each "
+        "epoch, use a step count that continues across epochs."
     )
 
 

@@ -107,7 +107,7 @@ def test_rank_of_two_live_processes_is_not_complete(
         "step5-take2": partial,
     }
     for error in errors:
-        assert "is trainer rank 0, too. Give each process its own Identity" in error
+        assert "is also trainer rank 0. Give each process its own Identity" in error
     report = read_run(tmp_path / "run")
     assert [len(rank.problems) for capture in report.captures for rank in capture.ranks] == [1, 1, 1, 1]
 
@@ -115,7 +115,7 @@ def test_rank_of_two_live_processes_is_not_complete(
 def test_second_process_of_a_rank_is_named_before_a_capture(start: Start) -> None:
     first, second = start(), start()
     assert f"Process {first.process.pid} on" in (error := second.end())
-    assert "is trainer rank 0, too" in error
+    assert "is also trainer rank 0" in error
     assert first.end() == ""
 
 
@@ -148,5 +148,5 @@ def test_conflict_with_an_exited_process_of_another_host_is_found(start: Start, 
     report = read_run(tmp_path / "run")
 
     first_problems, second_problems = (rank.problems for capture in report.captures for rank in capture.ranks)
-    assert "on second-host is trainer rank 0, too" in first_problems[0]
-    assert "on first-host is trainer rank 0, too" in second_problems[0]
+    assert "on second-host is also trainer rank 0" in first_problems[0]
+    assert "on first-host is also trainer rank 0" in second_problems[0]

@@ -787,7 +787,7 @@ def test_failed_annotation_does_not_end_the_job(build_profiler: BuildProfiler, t
 
     with build_profiler(listeners=[Annotator()]) as profiler, profiler.capture(1), profiler.stage("update"):
         pass
-    assert read_manifest(tmp_path)["notes"] == ["Stage update is not annotated: SystemExit: 1"]
+    assert read_manifest(tmp_path)["notes"] == ["Stage update could not be annotated: SystemExit: 1"]
 
 
 def test_error_of_profiler_opened_does_not_end_the_job(build_profiler: BuildProfiler, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_prune_keeps_files_that_are_newer_than_the_upload(run: Path) -> None:
         steps = prune(run, steps=1, dry_run=dry_run, reason_to_keep=check)
         assert [step.is_deleted for step in steps] == [False, True, False]
         assert steps[0].stays_because is not None
-        assert f"{trace.name} is not in recording://profiles/job with the same" in steps[0].stays_because
+        assert steps[0].stays_because == f"recording://profiles/job has no identical copy of {trace.relative_to(run)}"
     assert trace.exists()
     assert not (run / "step_000050").exists()
 

@@ -54,8 +54,8 @@ from profdeck_traces.base.files import lock_directory, replace_file
 OUTPUT_BYTES = 16 << 10
 """Maximum size of a stored output. If the output of a command is longer, only its end is stored."""
 _NO_CREDENTIALS = (
-    f"run.json does not contain the credentials of the finish command and listeners, only {MASK}. Pass credentials in "
-    "environment variables."
+    f"run.json contains only {MASK} in place of the credentials for the finish command and listeners. Pass credentials "
+    "in environment variables."
 )
 _NICENESS = 10
 _TERM_GRACE_S = 5.0

@@ -92,7 +92,10 @@ class FinishRecord:
 
     @property
     def has_credentials(self) -> bool:
-        """True if the command or a listener option has a credential. Only this user can then read the file."""
+        """True if the command or a listener option contains a credential.
+
+        The record is then readable only by its owner.
+        """
         return contains_credentials({"command": self.command, "options": self.listener_options})
 
     @property
@@ -209,10 +212,10 @@ def write_record(path: Path, record: FinishRecord) -> None:
 
 
 def create_record(path: Path, record: FinishRecord) -> None:
-    """Write a finish task's first record.
+    """Create the record of a finish task.
 
     Raises:
-        FileExistsError: the record exists.
+        FileExistsError: the record already exists.
         OSError: the record cannot be written.
     """
     write_new(path, encode(record), private=record.has_credentials)

@@ -71,7 +71,8 @@ def prune(  # noqa: PLR0913  # keyword-only limits
         age_days: maximum age in days, counted from the end of a step's last capture. If a capture has no recorded end,
             its start counts.
         dry_run: whether to return the steps without deleting any.
-        reason_to_keep: returns a reason to keep a step with this directory, or None. Called before each deletion.
+        reason_to_keep: function that takes a step's directory and returns a reason to keep the step, or None. It is
+            called before each deletion.
 
     Returns:
         All steps, sorted from oldest to newest.
@@ -106,7 +107,7 @@ def prune(  # noqa: PLR0913  # keyword-only limits
 
 
 def _file_versions(directory: Path) -> dict[Path, tuple[int, int, int]]:
-    """Return the inodes, sizes and modification times of all files below a directory, by relative path."""
+    """Return the inode, size and modification time of each file below a directory, by relative path."""
     versions = {}
     for path in directory.rglob("*"):
         status = path.lstat()

@@ -88,8 +88,8 @@ class Backend(Generic[OptionsT_co]):
     manifests of captures without warm-up contain ``cold_first_step: true``."""
 
     common_options: ClassVar[Collection[str]] = ()
-    """Names of the `CommonOptions` that the backend supports, in addition to the three limits. Setting another common
-    option is an error."""
+    """Names of the `CommonOptions` that the backend supports, in addition to ``max_capture_s``, ``max_capture_steps``
+    and ``max_memory_share``. Setting another common option is an error."""
 
     options: OptionsT_co
 

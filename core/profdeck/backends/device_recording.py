@@ -63,7 +63,7 @@ class OneAtATime:
         """
         self._library = library
         self._active: dict[int, Capture] = {}
-        """The capture that holds the lock, by process ID. A forked child ignores the parent's entry."""
+        """The capture that holds the lock, by process ID, so that a forked child ignores its parent's entry."""
 
     def acquire(self, capture: Capture) -> None:
         """Acquire the lock for a capture.
@@ -71,7 +71,7 @@ class OneAtATime:
         Raises:
             LeaseError: another capture holds the lock.
         """
-        active = self._active.setdefault(os.getpid(), capture)  # atomic
+        active = self._active.setdefault(os.getpid(), capture)  # atomic, so no mutex is needed
         if active is not capture:
             role = active.identity.role
             raise LeaseError(

@@ -67,7 +67,7 @@ class HookCall:
         arguments = {"capture": capture, "step": step, "plugin_name": self.plugin.name}
         try:
             results = self.manager.execute(self.hook, self.select(), arguments, False)  # noqa: FBT003  # pluggy signature
-        except GeneratorExit as error:  # would be handled as the end of this operation
+        except GeneratorExit as error:  # would otherwise close this operation's generator
             raise PluginError(f"{self}: {describe_error(error)}") from error
         finally:
             failed = self.manager.progress_by_capture.pop(capture, None)
@@ -133,7 +133,7 @@ class Invocation:
         try:
             # The call is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
             results = manager.execute(call.hook, implementations, arguments, False)  # noqa: FBT003  # pluggy signature
-        except GeneratorExit as error:  # as above
+        except GeneratorExit as error:  # as in `report_step`
             raise PluginError(f"{call}: {describe_error(error)}") from error
         finally:
             self.progress = manager.progress_by_capture.pop(capture, None)

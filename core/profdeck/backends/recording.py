@@ -27,7 +27,7 @@ from profdeck_traces.base.errors import describe_error
 logger = logging.getLogger("profdeck")
 
 _CHECK_S = 0.25
-"""Interval between two checks of the memory. A recording with stacks can grow by 100 MB in this time."""
+"""Interval between memory checks. A recording with Python stacks can grow by 100 MB in this time."""
 
 
 def reserve(capture: CaptureRecord, directory: run_directory.RunDirectory, recorder: manifest.ManifestWriter) -> None:
@@ -136,7 +136,7 @@ class Recording:
         return is_ready
 
     def watch_limits(self, expire: Callable[[Recording, str], None]) -> None:
-        """Start a thread that calls ``expire`` with the reason if the running capture exceeds a limit."""
+        """Start a thread that calls ``expire`` with a reason when the running capture exceeds a limit."""
 
         def check() -> None:
             while not self._ended.wait(self._limits.interval_s):
@@ -147,7 +147,7 @@ class Recording:
         threading.Thread(target=check, name="profdeck limits", daemon=True).start()
 
     def end_watch(self) -> None:
-        """End the thread of `watch_limits`."""
+        """Stop the thread started by `watch_limits`."""
         self._ended.set()
 
     def update_waits_for(self) -> None:
@@ -304,9 +304,9 @@ class Recording:
         abandon(capture, self._recorder, *reasons)
 
     def fail(self, reason: str) -> None:
-        """Write the manifest of a capture whose thread does not respond. The process must be terminated afterwards.
+        """Write the manifest of a capture whose thread does not respond. The caller must then terminate the process.
 
-        Any thread may call this. The plugins are not stopped, so the trace is lost.
+        Any thread may call this method. It does not stop the plugins, so the trace is lost.
         """
         if self.capture.state is CaptureState.RECORDING:
             self.capture.move_to(CaptureState.STOPPING)
@@ -422,7 +422,7 @@ class Recording:
                 continue
             try:
                 manifest.check_artifact(artifact, self.capture.directory)
-            except Exception as error:  # noqa: BLE001  # the plugin can set any value
+            except Exception as error:  # noqa: BLE001  # plugins can set an attribute to any value
                 self._add_problem(f"profile_stop returned an invalid artifact: {describe_error(error)}", error)
                 continue
             if all(artifact.path != other.path for other in artifacts):
@@ -487,7 +487,7 @@ def adopt(capture: CaptureRecord, recorder: manifest.ManifestWriter, artifacts: 
 
 
 class CaptureLimits:
-    """Limits of the time and memory of one capture. The time begins when this object is created."""
+    """Time and memory limits of one capture. The time limit starts when this object is created."""
 
     def __init__(self, options: CommonOptions) -> None:
         """Args:
@@ -501,20 +501,23 @@ class CaptureLimits:
 
     @property
     def interval_s(self) -> float:
-        """Time until `describe_excess` must be called again."""
+        """Time until `describe_excess` should be called again."""
         return max(0.0, min(_CHECK_S, self._deadline_s - time.monotonic()))
 
     def start_recording(self) -> None:
-        """Measure the growth from now on."""
+        """Measure the memory growth from the start of the recording."""
         self._is_first_unit, self._growth = True, MemoryGrowth()
 
     def end_first_unit(self) -> None:
-        """Measure the growth from the end of the first unit, in which hosts allocate buffers and optimizer states."""
+        """Measure the memory growth from the end of the first unit.
+
+        During the first unit, hosts allocate buffers and optimizer states.
+        """
         if self._is_first_unit:
             self._is_first_unit, self._growth = False, MemoryGrowth()
 
     def describe_excess(self) -> str | None:
-        """Return the reason to end the capture, or None. Repeated calls read the memory every quarter of a second."""
+        """Return the reason to stop the capture, or None. Memory usage is read at most four times per second."""
         now_s = time.monotonic()
         if now_s >= self._deadline_s:
             return f"it was not stopped within max_capture_s={self._options.max_capture_s:g} seconds"

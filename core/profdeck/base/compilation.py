@@ -1,6 +1,6 @@
-"""Calls from code that ``torch.compile`` traces.
+"""Detection of profdeck calls in code that ``torch.compile`` traces.
 
-Such calls must do nothing: a graph break slows down the host, and with ``fullgraph=True`` it raises an error.
+These calls must do nothing, because a graph break slows down the host and, with ``fullgraph=True``, raises an error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _reported_calls: set[str] = set()
 
 
 def compiling_check() -> Callable[[], bool]:
-    """Return a function that returns True while ``torch.compile`` traces its caller. Requires that torch is imported.
+    """Return a function that returns True while ``torch.compile`` traces its caller. Torch must already be imported.
 
-    The compiler evaluates torch's own function during tracing, so its result does not depend on the global state.
+    The compiler evaluates torch's own function while tracing, so the result does not depend on global state.
     """
     return getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", _is_not_compiling)
 
@@ -27,13 +27,14 @@ def _is_not_compiling() -> bool:
 
 
 def report_compiled_call(call: str) -> None:
-    """Log once that a call in compiled code does nothing."""
+    """Log a warning, once per kind of call, that the call has no effect in compiled code."""
     if call not in _reported_calls:
         _reported_calls.add(call)
         logger.warning(
-            "%s in code compiled by torch.compile does nothing. Call it outside the compiled function.", call
+            "%s has no effect in code compiled by torch.compile. Call it outside the compiled function.", call
         )
 
 
-# Like torch.compiler.assume_constant_result: the compiler calls this function while tracing, without a graph break.
-setattr(report_compiled_call, "_dynamo_marked_constant", True)  # noqa: B010  # functions declare no such attribute
+# Has the effect of torch.compiler.assume_constant_result: the compiler calls the function while tracing, which avoids a
+# graph break.
+setattr(report_compiled_call, "_dynamo_marked_constant", True)  # noqa: B010  # type checkers reject the assignment

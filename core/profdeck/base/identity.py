@@ -27,7 +27,7 @@ class Identity:
     """Identity of one process in the job. Ranks start at 0 and number all processes of the role."""
 
     role: str = attrs.field(default="trainer", validator=validators.matches_re(NAME))
-    # The converters accept NumPy integers, which cannot be written to a manifest.
+    # The converters accept NumPy integers and convert them to int, because manifests cannot contain NumPy integers.
     rank: int = attrs.field(default=0, converter=operator.index, validator=validators.ge(0))
     world_size: int = attrs.field(default=1, converter=operator.index, validator=validators.ge(1))
     local_rank: int = attrs.field(default=0, converter=operator.index, validator=validators.ge(0))

@@ -82,10 +82,11 @@ def run(runner: asyncio.Runner, work: Coroutine[Any, Any, T], stop: StopSignal |
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Return whether an exception interrupts the host, and is not an error of the code that raised it.
+    """Return whether an exception is meant to interrupt the host rather than being a bug in the code that raised it.
 
-    An interruption is Ctrl-C, an exception of a signal handler, or the cancellation of the current task. Plugins can
-    raise the same types, such as ``SystemExit``. ``GeneratorExit`` is an interruption unless a task awaits the plugin.
+    Interruptions are Ctrl-C, exceptions raised by signal handlers, and the cancellation of the current task. The type
+    alone is not sufficient, because plugins can raise the same types, such as ``SystemExit``. ``GeneratorExit`` is an
+    interruption only outside of asyncio tasks.
     """
     import asyncio
 
@@ -101,7 +102,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def _is_raised_by_signal_handler(error: BaseException) -> bool:
-    """Return whether the traceback contains a signal handler. Only handlers receive the interrupted frame."""
+    """Return whether the traceback contains a signal handler. Only signal handlers receive the interrupted frame."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for value in frame.f_locals.values():
             if any(item is frame.f_back for item in (value if type(value) is tuple else (value,)) if item is not None):

@@ -63,7 +63,7 @@ class Launcher:
         return None if job == _NO_ID else f"{self.name}-{job}"
 
     def process_name(self) -> str | None:
-        """Return the name of this process in the launcher, such as an actor, or ``None`` if it has none."""
+        """Return the launcher's name for this process, such as an actor name, or ``None`` if it has no name."""
         return None
 
     def library_identity(self, role: str, *, mesh: Any = None, replica: int | None = None) -> Identity | None:  # noqa: ARG002  # for subclasses
@@ -89,7 +89,7 @@ def launcher_identity(role: str, environ: Mapping[str, str] = os.environ) -> Ide
 
 
 def process_name() -> str | None:
-    """Return the name of this process in its launcher, such as an actor, or ``None`` if it has none."""
+    """Return the name that a launcher gave to this process, such as an actor name, or ``None`` if it has no name."""
     return next(filter(None, (launcher.process_name() for launcher in installed_launchers())), None)
 
 

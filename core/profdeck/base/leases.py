@@ -34,8 +34,8 @@ _mutex = threading.RLock()  # re-entrant for signal handlers
 
 
 def _reset_mutex() -> None:
-    """Replace the mutex in a forked child. Another thread of the parent may hold the inherited mutex."""
-    global _mutex  # noqa: PLW0603  # one table per process
+    """Replace the mutex in a forked child, because another thread of the parent may have held it during the fork."""
+    global _mutex  # noqa: PLW0603  # one mutex per process
     _mutex = threading.RLock()
 
 

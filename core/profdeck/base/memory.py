@@ -1,4 +1,4 @@
-"""Free memory of this process, and the memory by which it has grown."""
+"""The memory available to this process, and how much its memory usage has grown."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _V2_FILES = ("memory.max", "memory.high"), "memory.current", ("inactive_file", "
 
 
 def free_bytes(root: Path = _ROOT) -> float:
-    """Return the memory that this process can still allocate: the minimum of the host, its cgroups and RLIMIT_AS.
+    """Return how much memory this process can still allocate, in bytes.
 
-    Unknown values are ignored. The result is infinite if all values are unknown.
+    This is the smallest amount that is free on the host, in the process's cgroups and under RLIMIT_AS. Values that
+    cannot be read are ignored. If none can be read, the result is infinite.
 
     Args:
         root: directory that contains ``proc`` and ``sys``.
@@ -34,7 +35,7 @@ def free_bytes(root: Path = _ROOT) -> float:
 
 
 class MemoryGrowth:
-    """Growth of this process's resident memory since the creation of this object."""
+    """Growth of this process's resident memory since this object was created."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         """Args:
@@ -44,7 +45,7 @@ class MemoryGrowth:
         self._initial_bytes = self._resident_bytes()
 
     def describe_excess(self, max_share: float) -> str | None:
-        """Return a message if the growth exceeds a share of the free memory, else None."""
+        """Return a message if the growth exceeds the given share of the free memory, otherwise None."""
         growth, free = self._resident_bytes() - self._initial_bytes, free_bytes(self._root)
         if growth <= max_share * free:
             return None
@@ -60,14 +61,15 @@ class MemoryGrowth:
 
 
 def _own_bytes(root: Path, field: int) -> int:
-    """Return a field of ``/proc/self/statm``: 0 is the size of the address space, and 1 the resident memory."""
+    """Return a field of ``/proc/self/statm`` in bytes. Field 0 is the address space; field 1 is the resident memory."""
     return int((root / "proc/self/statm").read_text(encoding="ascii").split()[field]) * _PAGE_BYTES
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit and the usage of each memory cgroup of this process and of its parents, in bytes.
+    """Yield the limit and usage, in bytes, of each memory cgroup that contains this process.
 
-    In a container, the path of the cgroup may be that on the host. The container's own limit is then at the mount.
+    In a container, ``/proc/self/cgroup`` may contain the cgroup's path on the host. The container's own limit is then
+    at the root of the cgroup mount.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -86,14 +88,15 @@ def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
             if limits and usage is not None:
                 with contextlib.suppress(OSError, ValueError):
                     statistics = _fields(directory / "memory.stat")
-                    usage -= sum(statistics.get(name, 0) for name in cache_names)  # the kernel can reclaim the cache
+                    # The kernel can reclaim the page cache.
+                    usage -= sum(statistics.get(name, 0) for name in cache_names)
                 yield min(limits), usage
             if directory == mount:
                 break
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the number in a file. None if the file is missing or contains ``max``."""
+    """Return the number in a file, or None if the file is missing or contains ``max``."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -101,6 +104,6 @@ def _read_number(path: Path) -> int | None:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Return the first number of each line, by the line's first word."""
+    """Map the first word of each line to the number that follows it."""
     rows = (line.split() for line in path.read_text(encoding="ascii").splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

@@ -41,7 +41,7 @@ class RunningOperation:
                 value = await self.awaitable
             except BaseException as error:  # noqa: BLE001  # raised inside the operation
                 if isinstance(error, GeneratorExit) and not interrupts.is_interruption(error):
-                    error = RuntimeError("GeneratorExit")  # GeneratorExit would close the operation
+                    error = RuntimeError("GeneratorExit")  # throwing GeneratorExit would close the operation
                 self._resume(functools.partial(self.operation.throw, error))
             else:
                 self._resume(functools.partial(self.operation.send, value))

@@ -20,10 +20,10 @@ _START_S = 10.0
 
 
 def pid_namespace() -> str | None:
-    """Return this process's PID namespace, or None if unknown.
+    """Return this process's PID namespace, or None if it is unknown.
 
-    Process IDs are only comparable within one namespace. Containers on one host can share its name, but each has its
-    own namespace.
+    Process IDs can only be compared within one namespace. Containers on the same host can have the same host name, but
+    each container has its own namespace.
     """
     try:
         return str(Path("/proc/self/ns/pid").readlink())
@@ -68,12 +68,11 @@ def is_running(host: str, pid: int, started: str | None, namespace: str | None =
         pid: the process ID.
         started: the process's start time, as returned by `process_started`. It distinguishes the process from a later
             process with the same ID.
-        namespace: the process's PID namespace, as returned by `pid_namespace`. If it is None, the current namespace is
-            assumed.
+        namespace: the process's PID namespace, as returned by `pid_namespace`. Default: the namespace of this process.
     """
     if host != socket.gethostname() or namespace not in {None, pid_namespace()}:
         return None
-    if pid <= 0:  # for kill, 0 and negative numbers are process groups
+    if pid <= 0:  # kill interprets 0 and negative numbers as process groups
         return False
     try:
         os.kill(pid, 0)
@@ -96,7 +95,7 @@ def has_ended(stat: list[str]) -> bool:
 def process_stat(pid: int) -> list[str]:
     """Return the fields of ``/proc/<pid>/stat`` from the third field (state) on, or [] if the file is unreadable."""
     try:
-        # A process in a new PID namespace can still have the old namespace's /proc, which has other process IDs.
+        # A process in a new PID namespace may still see the old namespace's /proc, where process IDs are different.
         if str(Path("/proc/self").readlink()) != str(os.getpid()):
             return []
         # The second field is the name in parentheses, which can contain spaces and parentheses.

@@ -29,7 +29,7 @@ EndCapture = Callable[[str], bool]
 """Function that ends a capture for a reason. It returns False if the capture is busy and will end later."""
 
 _GRACE_S = 5.0
-"""Time for the main thread to start the signal handler. It cannot while it waits in native code."""
+"""Time limit for the main thread to run the signal handler, which cannot run while the thread waits in native code."""
 _POLL_S = 0.1
 
 
@@ -37,8 +37,8 @@ _POLL_S = 0.1
 class _OpenCapture:
     end: EndCapture
     fail: EndCapture
-    """Writes the manifest of a capture whose thread does not respond. Called in another thread. It returns False if the
-    capture is busy."""
+    """Function that writes the manifest of a capture whose thread does not respond. It is called in another thread, and
+    returns False if the capture is busy."""
 
 
 _open: dict[object, _OpenCapture] = {}
@@ -52,9 +52,9 @@ def watch(token: object, end_capture: EndCapture, fail_capture: EndCapture) -> N
     """Call ``end_capture`` if the process exits before `unwatch` is called with the same token.
 
     Args:
-        token: the capture.
-        end_capture: ends the capture.
-        fail_capture: writes the capture's manifest if SIGTERM arrives and the main thread does not respond.
+        token: identifies the capture.
+        end_capture: function that ends the capture.
+        fail_capture: function that writes the capture's manifest if the main thread does not respond to SIGTERM.
     """
     if not _open:
         atexit.unregister(_at_exit)
@@ -74,7 +74,8 @@ def unwatch(token: object) -> None:
 def start_signal_thread() -> None:
     """Start the thread that handles SIGTERM while the main thread waits in native code.
 
-    Call this after the recorder has started, because recorders of Python stacks include all threads that exist then.
+    Call this after the recorder has started, because recorders of Python stacks include all threads that exist when
+    they start.
     """
     if _signal_watch is not None:
         _signal_watch.start()
@@ -106,7 +107,7 @@ def _install() -> None:
     _previous = handler
     signal.signal(signal.SIGTERM, _on_signal)
     _installed = True
-    if handler is signal.SIG_DFL:  # a Python handler of the host does not run either while native code blocks
+    if handler is signal.SIG_DFL:  # a host's own handler could not run during native code, either
         _signal_watch = _SignalWatch.install()
 
 
@@ -139,7 +140,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def _deliver(number: int, handler: Any, frame: FrameType | None) -> None:
     if callable(handler):
-        # `interrupts.is_interruption` recognizes a handler by its frame argument, also if the signal was deferred.
+        # A deferred signal has no frame, but `interrupts.is_interruption` recognizes handlers by their frame argument.
         handler(number, frame or sys._getframe())  # noqa: SLF001  # documented in the Python library
         return
     signal.signal(number, signal.SIG_DFL)
@@ -149,8 +150,8 @@ def _deliver(number: int, handler: Any, frame: FrameType | None) -> None:
 class _SignalWatch:
     """Thread that terminates the process after SIGTERM if the main thread does not respond.
 
-    A Python signal handler runs in the main thread, between two bytecodes. If the main thread waits in native code,
-    such as a collective, only the signal's wake-up descriptor reports the signal.
+    Python signal handlers run in the main thread, between two bytecode instructions. While the main thread waits in
+    native code, for example in a collective, only the wakeup file descriptor reports the signal.
     """
 
     def __init__(self, reader: socket.socket, writer: socket.socket) -> None:
@@ -161,7 +162,7 @@ class _SignalWatch:
 
     @classmethod
     def install(cls) -> _SignalWatch | None:
-        """Set the wake-up descriptor. Return None if the host has set it, as an event loop does."""
+        """Set the wakeup file descriptor. Return None if the host (for example, its event loop) has already set one."""
         reader, writer = socket.socketpair()
         writer.settimeout(0)
         previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
@@ -173,27 +174,27 @@ class _SignalWatch:
         return None
 
     def start(self) -> None:
-        """Start the thread, unless it runs."""
+        """Start the thread if it has not been started."""
         if not self._has_thread:
             self._has_thread = True
-            with contextlib.suppress(RuntimeError):  # no thread can be started, for example at interpreter exit
+            with contextlib.suppress(RuntimeError):  # for example, no thread can be started at interpreter exit
                 threading.Thread(target=self._run, name="profdeck signals", daemon=True).start()
 
     def close(self) -> None:
-        """Restore the wake-up descriptor and end the thread."""
+        """Reset the wakeup file descriptor and stop the thread."""
         descriptor = signal.set_wakeup_fd(-1)
-        if descriptor not in {-1, self._writer.fileno()}:  # set by the host in the meantime
+        if descriptor not in {-1, self._writer.fileno()}:  # the host has set its own descriptor
             signal.set_wakeup_fd(descriptor)
         self._writer.close()
         if not self._has_thread:
             self.close_reader()
 
     def close_reader(self) -> None:
-        """Close the descriptor that the thread reads. A forked child has no such thread."""
+        """Close the socket that the thread reads. Required if the thread is not running, as in a forked child."""
         self._reader.close()
 
     def begin_handling(self) -> bool:
-        """Report that the signal handler runs. Return False if the process is being terminated."""
+        """Record that the signal handler is running. Return False if the process is already being terminated."""
         with self._mutex:
             self._is_handled = True
             return not self._terminates
@@ -207,7 +208,7 @@ class _SignalWatch:
                 except TimeoutError:
                     numbers = None
                 if numbers == b"":
-                    return  # `close`
+                    return  # `close` has closed the other socket
                 is_received = signal.SIGTERM in (numbers or b"")
                 waited_s = time.monotonic() - received_s
                 if waited_s >= _GRACE_S and self._must_terminate(is_repeated=is_received):
@@ -218,9 +219,10 @@ class _SignalWatch:
                     reader.settimeout(_POLL_S)
 
     def _must_terminate(self, *, is_repeated: bool) -> bool:
-        """Write the manifests of the open captures. Return True to terminate the process.
+        """Write the manifests of the open captures, and return whether to terminate the process.
 
-        If the handler runs, or a capture is being started or stopped, only a repeated signal terminates the process.
+        While the handler is running, or a capture is starting or stopping, only a repeated signal terminates the
+        process.
         """
         with self._mutex:
             if self._is_handled and not is_repeated:
@@ -237,7 +239,10 @@ class _SignalWatch:
 
 
 def _terminate() -> None:
-    """Restore the default action of SIGTERM and send the signal again. `signal.signal` requires the main thread."""
+    """Restore the default action of SIGTERM and send the signal again.
+
+    This uses the C API, because `signal.signal` can only be called in the main thread.
+    """
     set_action = ctypes.pythonapi.PyOS_setsig
     set_action.argtypes, set_action.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     set_action(signal.SIGTERM, None)  # SIG_DFL
@@ -245,7 +250,7 @@ def _terminate() -> None:
 
 
 def _reset_in_child() -> None:
-    """Restore the host's signal handler in a forked child. The open captures belong to the parent."""
+    """In a forked child, restore the host's signal handler and discard the open captures, which the parent owns."""
     global _pending_signal  # noqa: PLW0603  # as above
     _open.clear()
     _pending_signal = None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 
 def describe_value(value: object) -> str:
-    """Describe an invalid value of the host or a plugin. The `repr` of other objects can fail or be long."""
+    """Describe an invalid value from the host or a plugin.
+
+    Objects other than strings and floats are described by their type, because their `repr` can fail or be long.
+    """
     return repr(value)[:100] if isinstance(value, str | float) else f"an object of type {type(value).__qualname__}"
 
 

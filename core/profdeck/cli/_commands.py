@@ -29,12 +29,12 @@ from profdeck_traces.cli.terminal import ExitCode
 
 COMMANDS = "profdeck.commands"
 
-"""Base class of click's errors about the command line. typer contains a copy of click and does not export the class."""
 
 _SECTIONS = {"profdeck": "Capture", "profdeck_traces": "Read traces"}
 """Section headings in the list of commands, by package. Commands of other packages are listed last."""
 _UNTIL_STOPPED = "Use 'profdeck capture servers' without --iterations: it records until Ctrl-C, SIGTERM or --timeout."
-_UsageError: Any = typer.BadParameter.__base__  # typer does not export it
+_UsageError: Any = typer.BadParameter.__base__
+"""Base class of click's command-line errors. typer bundles a copy of click, but does not export this class."""
 _REPLACED = {
     "backends": "Use 'profdeck plugins'.",
     "capture start": _UNTIL_STOPPED,
@@ -85,7 +85,7 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the options before the command."""
+        """Parse the options that precede the command."""
         with _escaped_usage_errors():
             return super().make_context(*args, **kwargs)
 
@@ -104,7 +104,7 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _escaped_usage_errors() -> Iterator[None]:
-    """Escape control characters and remove credentials in click's errors, which contain command-line arguments."""
+    """Escape control characters and redact credentials in click's errors, because they quote command-line arguments."""
     try:
         yield
     except _UsageError as error:

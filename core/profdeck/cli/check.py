@@ -45,9 +45,9 @@ class Check:
     code: ExitCode = ExitCode.OK
     """Exit code of the error; `ExitCode.OK` if the check passed."""
     lines: tuple[str, ...] = ()
-    """Escaped lines of an error message to display instead of `detail`."""
+    """Lines of the error message, with control characters escaped. Printed instead of `detail`."""
     is_warning: bool = False
-    """True if the value is valid, but probably not intended."""
+    """True if the value is valid but probably unintended."""
 
     @classmethod
     def failed(cls, what: str, error: ProfdeckError) -> Check:
@@ -241,8 +241,8 @@ def _step_limit(config: Config, name: str) -> Iterator[Check]:
     for steps in long_captures:
         yield Check(
             f"roles.{name}.options.max_capture_steps",
-            f"The capture of {steps} ends as partial after {limit} steps. Such a trace is hardly readable. Select "
-            "fewer steps, such as 'every 1000', or increase the limit.",
+            f"The capture of {steps} will be stopped after {limit} steps and marked partial, because a longer trace is "
+            "hard to read. Select fewer steps, such as 'every 1000', or increase the limit.",
             is_warning=True,
         )
 

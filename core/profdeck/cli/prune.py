@@ -29,7 +29,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     ] = None,
     uploaded: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Delete only steps whose files are all below this URL of 'profdeck upload'."),
+        typer.Option(metavar="URL", help="Delete only steps that 'profdeck upload' has completely copied to this URL."),
     ] = None,
     role: Annotated[str | None, typer.Option("--role", hidden=True)] = None,
     dry_run: Annotated[

@@ -66,15 +66,15 @@ class CommonOptions:
     marked partial, and the job continues. In engines, the capture ends at the next iteration or command."""
 
     max_capture_steps: int = attrs.field(default=1000, validator=validators.ge(1))
-    """Maximum number of global steps in one capture. Default: 1000. At the limit, the capture ends as with
+    """Maximum number of global steps in one capture. Default: 1000. At the limit, the capture is stopped as for
     `max_capture_s`, and the remaining adjacent steps are skipped."""
 
     max_memory_share: float = attrs.field(
         default=0.05, validator=validators.and_(validators.gt(0.0), validators.le(1.0))
     )
-    """Maximum growth of a recording process during a capture, as a share of the free memory of the host, the cgroup
-    or RLIMIT_AS. Default: 0.05, because torch needs about nine times as much to write the trace. At the limit, the
-    capture ends in the same way."""
+    """Maximum growth of a process's memory usage during a capture, as a share of the memory that is still free on the
+    host, in the cgroup and under RLIMIT_AS. Default: 0.05, because torch needs about nine times the memory of the
+    recording to write the trace. At the limit, the capture is stopped as for `max_capture_s`."""
 
 
 COMMON_OPTIONS = frozenset(field.name for field in attrs.fields(CommonOptions))

@@ -212,9 +212,9 @@ class Schedule:
             yield start, previous
 
     def adjacent(self) -> Iterator[tuple[int, int | None]]:
-        """Yield the first and last step of each union of adjacent steps. The last step of an endless union is None.
+        """Yield the first and last step of each range of adjacent steps. If a range has no end, its last step is None.
 
-        Only the first interval of an entry with several intervals is considered.
+        If an entry selects repeated intervals, only the first interval is considered.
         """
         first, last = 0, -2.0
         for span in sorted(self.spans, key=lambda span: span.first):
@@ -271,16 +271,16 @@ class PlannedSteps:
     idle_range: tuple[float, float] = attrs.field(default=(0, 0), init=False)
     """Half-open range of steps at which no capture begins. Cached, so that idle steps do not call `begins`."""
     _skipped: tuple[int, int] | None = attrs.field(default=None, init=False)
-    """First and last step of a capture's remaining steps, which are skipped after the capture exceeded a limit."""
+    """First and last step of the range that is skipped because its capture exceeded a limit."""
     _skips_adjacent: bool = attrs.field(default=False, init=False)
-    """True if the skipped steps include all adjacent scheduled steps."""
+    """True if the skipped range also includes all scheduled steps that are adjacent to it."""
 
     def skip_after(self, step: int, demand: OnDemandSteps | None) -> None:
         """Skip the remaining steps of a capture that exceeded a limit, so that all processes record the same captures.
 
         Args:
-            step: the last step of the capture.
-            demand: the capture's request; None for a scheduled capture.
+            step: the last captured step.
+            demand: the request for the capture; None for a scheduled capture.
         """
         self._skipped = (step, max(step, demand.last) if demand else step)
         self._skips_adjacent = self.joined and demand is None
@@ -293,7 +293,7 @@ class PlannedSteps:
         if self._skips_adjacent and step == last + 1 and self.configures(step):
             self._skipped = first, step
         elif not first <= step <= last:
-            self._skipped = None  # the following steps are not adjacent, or the host has begun again
+            self._skipped = None  # the step is not adjacent, or the host's step numbers restarted
         return self._skipped is not None
 
     def add(self, demand: OnDemandSteps) -> None:
@@ -333,7 +333,7 @@ class PlannedSteps:
         if self._is_skipped(step):
             selected = None
             if not candidates:
-                return None  # without a cached range, so that every step is compared
+                return None  # no idle range is cached, because `_is_skipped` must check every step
         if selected is not None and self.configures(selected):
             candidates.append((selected, None))
         # min() returns the first minimum, so a request takes precedence over a scheduled step.

@@ -91,7 +91,7 @@ def duration_validator(minimum: Any) -> Any:
 
 
 def expand_path(path: Path | None) -> Path | None:
-    """Convert a path of the config with `profdeck_traces.base.files.user_path`.
+    """Expand a path from the config with `profdeck_traces.base.files.user_path`.
 
     Raises:
         ConfigError: the home directory is unknown, or the path contains an environment variable.

@@ -48,7 +48,7 @@ class Engine(ABC):
         """Send ``start``, ``stop`` or ``status`` to all processes of the engine.
 
         Each process executes the command with `profdeck.engines.handle_command`. If the payload of ``stop`` or
-        ``status`` contains the key of a request, the replies are about this request, even if it is not the last one.
+        ``status`` contains the key of a request, the replies describe that request, even if a later request exists.
 
         Raises:
             CaptureError: the engine does not reply.

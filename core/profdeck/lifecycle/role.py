@@ -83,7 +83,7 @@ class Role:
     """Runs the ``finish`` commands."""
     recording: Recording | None = attrs.field(default=None, init=False)
     has_repeated_steps: bool = attrs.field(default=False, init=False)
-    """True after the warning that the host's step numbers began again."""
+    """True if the warning about repeated step numbers has been logged."""
     watch: RequestWatch | None = attrs.field(default=None, init=False)
     """Checks for capture requests before each global step; None if the job accepts no requests."""
 
@@ -206,9 +206,8 @@ class Role:
                     continue
                 # The code is inlined to keep tracebacks short (see test_start_adds_few_stack_frames).
                 self.busy_roles.add(self)
-                shutdown.watch(
-                    self, self._end_at_exit, self._fail_at_exit
-                )  # before the start, because the process may exit during it
+                # Before the start, because the process may exit while the capture starts.
+                shutdown.watch(self, self._end_at_exit, self._fail_at_exit)
                 capture = self._capture_to_begin(action)
                 try:
                     recording = self._reserve_files(capture, action)
@@ -401,7 +400,7 @@ class Role:
         demand.captures.append(capture.id)
 
     def _find_captures(self, demand: OnDemandSteps) -> list[str]:
-        """Return the IDs of the captures that an earlier process of this rank made for a request."""
+        """Return the IDs of the captures that an earlier process with this rank recorded for a request."""
         captures = []
         prefix = self.identity.stem if self.target is None else "target"
         for step_directory in run_directory.step_directories(self.run.path):
@@ -427,8 +426,8 @@ class Role:
         if not self.has_repeated_steps:
             self.has_repeated_steps = True
             logger.warning(
-                "Global step %d began again and is not captured a second time. If the host's step numbers begin again "
-                "in each epoch, count the steps over all epochs.",
+                "Global step %d was started again and will not be captured twice. If the host's step numbers restart "
+                "each epoch, use a step count that continues across epochs.",
                 step,
             )
 
@@ -440,7 +439,7 @@ class Role:
                 self.recording.publish()
 
     def _continues_after(self, error: BaseException) -> bool:
-        """Return whether the job continues despite an error of a capture."""
+        """Log the error and return True if the job continues without the capture; otherwise, return False."""
         if is_interruption(error) or self.config.on_error is OnError.RAISE:
             return False
         logger.warning("%s The job continues without this capture.", sentence(describe_error(error)))
@@ -456,7 +455,7 @@ class Role:
         self.machine.limited = recording.capture
         self.machine.pending = PendingEnd(reason)  # the capture ends at the next boundary at the latest
         if isinstance(self.backend, EngineBackend):
-            return  # engine processes have their own limits, and calls to a busy engine must not be interrupted
+            return  # engine processes check the limits themselves, and calls to a busy engine must not be interrupted
         if recording.capture.owner.thread == threading.main_thread().ident:
             shutdown.call_in_main_thread(lambda: self._end_expired(recording, reason))
 
@@ -478,7 +477,10 @@ class Role:
         return True
 
     def _fail_at_exit(self, reason: str) -> bool:
-        """Fail the capture if its thread does not respond. Return False if an operation is in progress."""
+        """Write the manifest of a capture whose thread does not respond.
+
+        Return False if an operation is in progress.
+        """
         if self.machine.busy:
             return False
         if self.recording is not None:
@@ -494,7 +496,7 @@ class Role:
 
 @attrs.define(eq=False)
 class _Annotation(AbstractContextManager[object]):
-    """A stage annotation of a backend. An error of the backend becomes a note."""
+    """A backend's annotation of a stage. If the backend raises an error, the error is added to the capture's notes."""
 
     role: Role
     capture: CaptureRecord
@@ -505,7 +507,7 @@ class _Annotation(AbstractContextManager[object]):
         try:
             context = self.capture.annotate(self.name)
             context.__enter__()
-        except BaseException as error:  # noqa: BLE001  # `_add_note` raises interruptions
+        except BaseException as error:  # noqa: BLE001  # `_add_note` re-raises interruptions
             self._add_note(error)
         else:
             self.context = context
@@ -522,6 +524,6 @@ class _Annotation(AbstractContextManager[object]):
     def _add_note(self, error: BaseException) -> None:
         if is_interruption(error):
             raise error
-        note = f"Stage {self.name} is not annotated: {describe_error(error)}"
+        note = f"Stage {self.name} could not be annotated: {describe_error(error)}"
         self.capture.notes.append(note)
         logger.debug(note)

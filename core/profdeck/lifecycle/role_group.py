@@ -40,8 +40,8 @@ class RoleGroup:
 
         Args:
             argument: the name of the argument.
-            value: the host's value.
-            unexpected: further values and names of keyword arguments in the same call.
+            value: the argument's value.
+            unexpected: extra positional arguments and names of unknown keyword arguments in the same call.
         """
         if not self.roles:
             return 0
@@ -68,7 +68,7 @@ class RoleGroup:
         """Convert the arguments of `profdeck.Profiler.step`. Return None if they are invalid."""
         try:
             checked_unit = Unit(unit)
-        except Exception:  # noqa: BLE001  # the comparison with a foreign object can raise any exception
+        except Exception:  # noqa: BLE001  # comparing a host's object can raise any exception
             self._reject("unit", f"expected {_UNITS}, got {describe_value(unit)}")
             return None
         number = self.to_index("index", index, unexpected)
@@ -83,11 +83,11 @@ class RoleGroup:
         self._reject("step", "no step can be captured, because the host has called neither start(n) nor capture(n)")
 
     def to_stage_name(self, name: object, unexpected: tuple[object, ...] = ()) -> str | None:
-        """Convert the name of a stage from the host. Return None if no stage can be recorded under the name."""
+        """Convert a stage name from the host to a plain string. Return None if the name is invalid."""
         if not self._check_unexpected("stage", unexpected):
             return None
         if isinstance(name, str) and NAME.fullmatch(name):
-            return str.__str__(name)  # formatting a member of an enum can return a name that contains the class
+            return str.__str__(name)  # the formatted text of an enum member can contain the class name
         self._reject(
             "stage",
             "expected a letter, then up to 63 letters, digits, '_' or '-', because file names contain the stage, "
@@ -96,13 +96,13 @@ class RoleGroup:
         return None
 
     def _check_unexpected(self, argument: str, unexpected: tuple[object, ...]) -> bool:
-        """Report unexpected arguments of a host's call. Return True if there are none."""
+        """Report unexpected arguments in a call from the host. Return True if there are none."""
         if unexpected:
             self._reject(argument, f"unexpected argument {', '.join(map(describe_value, unexpected))}")
         return not unexpected
 
     def _reject(self, argument: str, problem: str) -> None:
-        """Report an invalid argument of a host's call.
+        """Report an invalid argument in a call from the host.
 
         Raises:
             ConfigError: the config sets ``on_error: raise``.

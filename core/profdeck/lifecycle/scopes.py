@@ -153,7 +153,7 @@ def _decorate(
         function: the function.
         name: the name of the stage.
         create_scope: function that creates the scope for one call; None if the profiler is disabled.
-        is_compiling: returns True if ``torch.compile`` traces the call.
+        is_compiling: function that returns True while ``torch.compile`` traces the call.
 
     Raises:
         ConfigError: the function is a generator.

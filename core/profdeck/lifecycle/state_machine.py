@@ -74,12 +74,12 @@ class EndStep:
     """Complete a global step: answer capture requests and start the ``finish`` commands."""
 
     problem: str | None = None
-    """In discrete mode, the reason if the host did not complete the step."""
+    """In discrete mode, the reason why the host did not complete the step; None if the step was completed."""
 
 
 @attrs.frozen
 class Repeat:
-    """Report that the host's step numbers began again at a step that was captured before."""
+    """Report that the host repeats a global step that has already been captured."""
 
     step: int
 
@@ -133,9 +133,9 @@ class CaptureMachine:
     pending: PendingEnd | None = attrs.field(default=None, init=False)
     """The deferred request to end the capture."""
     limited: CaptureRecord | None = attrs.field(default=None, init=False)
-    """The last capture that exceeded a limit. The remaining adjacent steps are not captured."""
+    """The last capture that exceeded a limit. The adjacent steps after it are not captured."""
     _captured: set[int | None] = attrs.field(factory=set, init=False)
-    """Scheduled global steps that were captured. If the host's step numbers begin again, they are not repeated."""
+    """Scheduled global steps that were captured. If the host's step numbers restart, they are not captured again."""
     _counts: Counter[tuple[int, str]] = attrs.field(factory=Counter, init=False)
     # Re-entrant: a signal handler can end the capture while this thread holds the lock.
     mutex: threading.RLock = attrs.field(factory=threading.RLock, init=False)
@@ -224,7 +224,7 @@ class CaptureMachine:
         return continues and not self._is_at_limit(capture)
 
     def _is_at_limit(self, capture: CaptureRecord) -> bool:
-        """Return whether the capture contains `max_steps` global steps, although the next step belongs to it."""
+        """Return whether the capture has `max_steps` global steps, but would otherwise include the next step."""
         if self.max_steps is None or self.discrete or capture.current_step - capture.first_step + 1 < self.max_steps:
             return False
         return self.steps.continues(capture.first_step, capture.current_step, capture.demand)
@@ -285,7 +285,7 @@ class CaptureMachine:
         if capture.stage is None:  # a stage can continue after its global step
             yield CheckRequests(step.index + 1)
         if not self._continues(capture):  # `stop` ends the capture after its last step
-            if self._is_at_limit(capture):  # the host may not call `stop` before the end of its loop
+            if self._is_at_limit(capture):  # the host might not call `stop` until its loop ends
                 yield from self._stop(PendingEnd(None))
             return
         if self._starts_cold(capture):

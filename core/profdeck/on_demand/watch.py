@@ -82,7 +82,7 @@ class _OwnStatus:
         """
         previous = self._read()
         if previous is not None and previous.at != self.process.at and not previous.ended and previous.at.alive:
-            text = "Process %d on %s is %s, too. Give each process its own Identity."
+            text = "Process %d on %s is also %s. Give each process its own Identity."
             logger.warning(text, previous.at.pid, previous.at.host, previous.name)
         if previous is not None and previous.done and self.process.token is None:
             fields = ("token", "step", "done", "captures", "problem", "incomplete")
@@ -236,7 +236,7 @@ class RequestWatch:
 
         Args:
             last_step: the last global step that has ended. Default: the current step.
-            problem: the reason if the host did not complete this step.
+            problem: the reason why the host did not complete this step; None if the step was completed.
         """
         ended = self._step if last_step is None else last_step
         for demand in self._steps.demands:

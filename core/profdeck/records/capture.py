@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 MAX_INDEX = 10**15 - 1
-"""Largest step number. Readers of manifests reject integers above 2**53."""
+"""Largest step number. Manifests that contain integers above 2**53 are rejected."""
 
 
 class Unit(StrEnum):
@@ -192,20 +192,20 @@ class CaptureRecord(EngineCapture):
     nothing has been recorded yet, or if the backend's first step is never slower."""
 
     real_directory: Path | None = None
-    """`directory` without symbolic links, at the time at which it was created."""
+    """The path of `directory`, with symbolic links resolved when the directory was created."""
 
     def check_directory(self) -> None:
-        """Check that no symbolic link has replaced the directory or one of its parents since it was created.
+        """Check that the directory and its parents have not been replaced by symbolic links since it was created.
 
         Raises:
-            OSError: the directory now leads elsewhere.
+            OSError: the path now leads to a different directory.
         """
         if self.real_directory is not None and self.directory.resolve() != self.real_directory:
             text = "replaced by a symbolic link during the capture"
             raise OSError(errno.ELOOP, text, str(self.directory))
 
     def artifact_path(self, suffix: str, part: str | None = None) -> Path:
-        """Return the path of an artifact, as `Capture.artifact_path`.
+        """Return the path of an artifact after checking the directory; see `Capture.artifact_path`.
 
         Raises:
             CaptureError: as in `Capture.artifact_path`.

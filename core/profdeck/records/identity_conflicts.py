@@ -1,7 +1,7 @@
-"""Finds processes that have the same role and rank at the same time.
+"""Detection of processes that have the same role and rank at the same time.
 
-A restarted process also has the role and rank of an earlier process, but the times of the two do not overlap. The times
-are read from manifests, because a process on another host cannot be checked.
+A restarted process also has the role and rank of its predecessor, but the two never run at the same time. The times are
+read from manifests, because a process on another host cannot be checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from profdeck.records.manifest import Manifest
 
 @attrs.frozen
 class _Claim:
-    """The time in which a process is known to have had its role and rank, in Unix nanoseconds."""
+    """Period in which a process is known to have had its role and rank, in Unix nanoseconds."""
 
     process: ProcessId
     start_ns: int
@@ -31,18 +31,18 @@ class _Claim:
         return cls(manifest.process, manifest.joined_ns or manifest.started_ns, end_ns)
 
     def extended(self, other: _Claim | None) -> _Claim:
-        """Return a claim that also includes another claim of the same process."""
+        """Return a claim that combines this claim with another one made by the same process."""
         if other is None:
             return self
         return _Claim(self.process, min(self.start_ns, other.start_ns), max(self.end_ns, other.end_ns))
 
     def conflicts_with(self, other: _Claim) -> bool:
-        """Return whether two processes have the role and rank at the same time."""
+        """Return whether the claims are from different processes and overlap in time."""
         return self.process != other.process and self.start_ns < other.end_ns and other.start_ns < self.end_ns
 
 
 def find_conflicts(manifests: Iterable[tuple[Path, Manifest]]) -> dict[Path, str]:
-    """Return a problem for each manifest whose capture another process recorded as the same rank.
+    """Return a problem for each manifest whose capture was also recorded by another process under the same rank.
 
     Args:
         manifests: the manifests of a run and their paths.
@@ -66,7 +66,12 @@ def find_conflicts(manifests: Iterable[tuple[Path, Manifest]]) -> dict[Path, str
 
 
 def is_conflict(manifest: Manifest, earlier: Manifest) -> bool:
-    """Return whether a manifest that is being created belongs to another live process with the same role and rank."""
+    """Return whether a new manifest has the same role and rank as another process that is still active.
+
+    Args:
+        manifest: the new manifest.
+        earlier: the existing manifest, which the other process wrote.
+    """
     if manifest.target is not None or _identity(manifest) != _identity(earlier):
         return False
     claim = attrs.evolve(_Claim.from_manifest(manifest), end_ns=time.time_ns())
@@ -74,14 +79,14 @@ def is_conflict(manifest: Manifest, earlier: Manifest) -> bool:
 
 
 def describe_conflict(other: Manifest) -> str:
-    """Return the problem of a capture that another process recorded as the same rank."""
+    """Return the problem caused by another process having recorded a capture under the same rank."""
     return (
-        f"Process {other.pid} on {other.host}{f' ({other.process_name})' if other.process_name else ''} is "
-        f"{other.role_and_replica} rank {other.rank}, too. Give each process its own Identity, and each engine its own "
-        "role or replica."
+        f"Process {other.pid} on {other.host}{f' ({other.process_name})' if other.process_name else ''} is also "
+        f"{other.role_and_replica} rank {other.rank}. Give each process its own Identity, and each engine its own role "
+        "or replica."
     )
 
 
 def _identity(manifest: Manifest) -> tuple[object, ...]:
-    """Return the role, replica and rank, and the request to an engine, because requests are separate captures."""
+    """Return the role, replica, rank and engine request. Each request to an engine is a separate capture."""
     return manifest.role, manifest.replica, manifest.rank, manifest.request

@@ -73,11 +73,12 @@ class Manifest:
     process_started: str | None
     """Start time of the process in clock ticks since boot. It distinguishes processes that have the same pid."""
     pid_namespace: str | None = None
-    """PID namespace of the process, such as ``pid:[4026531836]``. None in manifests of earlier versions."""
+    """PID namespace of the process, such as ``pid:[4026531836]``. None in manifests written by earlier versions."""
     process_name: str | None = None
-    """Name of the process in its launcher, such as an actor. None if the launcher has no names."""
+    """The launcher's name for the process, such as an actor name. None if the launcher does not name processes."""
     joined_ns: int | None = None
-    """Time at which the process created its profiler or received the request. None in manifests of earlier versions."""
+    """Unix time at which the process created its profiler or received the request, in nanoseconds. None in manifests
+    written by earlier versions."""
     first_step: int
     last_step: int
     """The last global step that had started. It is less than ``first_step`` if the capture ended during its warm-up."""
@@ -152,7 +153,7 @@ class Manifest:
 
     @property
     def under_way(self) -> bool | None:
-        """True if the process is still running and recording; ``None`` if this cannot be checked from this process."""
+        """True if the process is still running and recording; ``None`` if the process cannot be checked from here."""
         return self.status is Status.RECORDING and self.process.alive
 
 
@@ -179,7 +180,7 @@ def write_manifest(capture: CaptureRecord, recorder: ManifestWriter) -> None:
         CaptureError: a plugin has set a field of the capture to an invalid value.
     """
     capture.check_directory()
-    for texts in (capture.problems, capture.notes):  # plugins may append errors
+    for texts in (capture.problems, capture.notes):  # plugins may append exceptions
         texts[:] = map(to_text, texts)
     try:
         content = encode(manifest_of(capture, recorder))
@@ -193,7 +194,7 @@ def check_artifact(artifact: Artifact, directory: Path) -> None:
     """Check an artifact that a plugin returned.
 
     Raises:
-        Exception: the manifest cannot contain the artifact.
+        Exception: the artifact cannot be recorded in the manifest.
     """
     if not artifact.path.is_relative_to(directory):
         raise CaptureError(f"{artifact.path} is outside of {directory}")
@@ -251,7 +252,7 @@ def _check_bounds(manifest: Manifest) -> None:
 
 
 def check_artifact_name(name: str) -> None:
-    """Check the path of an artifact, relative to the directory of its manifest.
+    """Check an artifact's path, which is relative to the directory of its manifest.
 
     Raises:
         ValueError: the path leads out of the directory, or is not a valid file name.

@@ -55,7 +55,7 @@ class CaptureRequest:
 
     @property
     def key(self) -> dict[str, str]:
-        """ID and token, as the ``stop`` and ``status`` commands contain them."""
+        """The request's ID and token, for the payload of ``stop`` and ``status`` commands."""
         return {"request": self.id, "token": self.token}
 
     @ranks.validator

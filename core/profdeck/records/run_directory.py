@@ -201,8 +201,8 @@ class RunDirectory:
 
 
 def _report_conflict(capture: CaptureRecord, manifest: Manifest) -> None:
-    """Add a problem to a capture if its manifest's path is that of another live process."""
-    with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports it
+    """Report a problem if the existing manifest is from another active process with the same role and rank."""
+    with contextlib.suppress(ProfdeckError):  # `profdeck ls` reports manifests that cannot be read
         earlier = read_manifest(capture.manifest_path)
         if is_conflict(manifest, earlier) and (problem := describe_conflict(earlier)) not in capture.problems:
             logger.warning("Capture %s: %s", capture.id, problem)

@@ -147,13 +147,13 @@ def upload(run: Path, url: str, *, compare_artifacts: bool = True, on_progress: 
 
 
 def upload_check(run: Path, url: str) -> Callable[[Path], str | None]:
-    """Return a function that checks whether all files of a step are in the store, with the same contents.
+    """Return a function that checks whether the store has identical copies of all files in a step's directory.
 
-    It returns the reason if a file is not, otherwise None.
+    The function returns None if all copies exist, otherwise a reason to keep the step.
 
     Args:
         run: the run directory.
-        url: the URL to which the run was uploaded, as for `upload`.
+        url: the URL that was passed to `upload`.
 
     Raises:
         ProfdeckError: the directory is not a run, or the URL cannot be used.
@@ -171,7 +171,7 @@ def upload_check(run: Path, url: str) -> Callable[[Path], str | None]:
             name = file.relative_to(run).as_posix()
             try:
                 if file.is_symlink() or not _is_stored(file, remote / name, stored):
-                    return f"{name} is not in {remote} with the same contents"
+                    return f"{remote} has no identical copy of {name}"
             except OSError as error:
                 return f"{name} cannot be read: {describe_error(error)}"
         return None
@@ -182,13 +182,13 @@ def upload_check(run: Path, url: str) -> Callable[[Path], str | None]:
 def _is_stored(
     file: Path, remote: RemotePath, stored: Mapping[str, Mapping[str, Any]], *, trusts_size: bool = False
 ) -> bool:
-    """Return whether the store has a file with the same contents.
+    """Return whether the store has an identical copy of a file.
 
     Args:
         file: the local file.
-        remote: its path in the store.
-        stored: the information of the store about its files, by path.
-        trusts_size: whether to compare only the sizes, as for artifacts, whose names are never used again.
+        remote: the path of its copy in the store.
+        stored: the store's information about its files, by path.
+        trusts_size: whether to compare only the sizes. This is sufficient for artifacts, whose names are never reused.
     """
     info = stored.get(remote.path, {})
     if info.get("size") != file.stat().st_size:
@@ -197,7 +197,7 @@ def _is_stored(
 
 
 def _digest(info: Mapping[str, Any]) -> str:
-    """Return the digest that a store reports for a file, or an empty string."""
+    """Return the digest that a store reports for a file, or an empty string if it reports none."""
     return str(info.get("ETag") or info.get("md5Hash") or "").strip('"')
 
 

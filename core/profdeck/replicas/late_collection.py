@@ -197,7 +197,7 @@ async def _collect(
     if files.complete and complete_ranks.issuperset(manifest.expected_ranks):
         remaining = [problem for problem in remaining if not is_settled_by_files(problem)]
     if manifest.status is Status.RECORDING:
-        remaining.append(f"Process {manifest.pid} on {manifest.host} requested this capture and has not ended it.")
+        remaining.append(f"Process {manifest.pid} on {manifest.host} requested this capture but has not ended it.")
     problems, notes = (*remaining, *capture.problems), (*manifest.notes, *capture.notes)
     status = Status.COMPLETE if files.complete and not problems else Status.PARTIAL
     _update_manifest(file, status=status, problems=problems, notes=notes)

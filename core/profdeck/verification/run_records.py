@@ -23,7 +23,7 @@ from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
 from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
 
 _MAX_TIME_NS = 1 << 62
-"""The year 2116. Sums of two times fit into 64 bits."""
+"""Largest valid time, in the year 2116. The sum of two such times fits into 64 bits."""
 
 
 class Records:
@@ -152,7 +152,7 @@ def _nanoseconds(trace_us: str) -> int | None:
         number = Decimal(trace_us)
     except InvalidOperation:
         return None
-    # Compare before any other operation, because operations raise for numbers with large exponents.
+    # Check the range first, because arithmetic operations raise an error for decimals with large exponents.
     return round(number * 1000) if number.is_finite() and -_MAX_TIME_NS <= number <= _MAX_TIME_NS else None
 
 

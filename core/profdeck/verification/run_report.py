@@ -60,7 +60,9 @@ def read_run(  # noqa: PLR0913 - all but the path have defaults
     about = read_about(path)
     roles = recorded_roles(about)
     manifests: list[tuple[Path, Manifest]] = []
-    problems = [] if has_valid_roles(about) else [f"{RUN_FILE}: `roles` is not a list of names, so it was ignored."]
+    problems = (
+        [] if has_valid_roles(about) else [f"{RUN_FILE}: `roles` is not a list of names; invalid values are ignored."]
+    )
     errors: dict[Path, str] = {}
     listed: set[Path] = set()
     pruned = read_pruned(path)
@@ -214,13 +216,13 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def has_valid_roles(about: Mapping[str, Any]) -> bool:
-    """Return whether the roles in the contents of a ``run.json``, if any, are a list of names."""
+    """Return True if ``roles`` in the contents of a ``run.json`` is missing or a list of names."""
     roles = about.get("roles", [])
     return isinstance(roles, list) and all(isinstance(role, str) for role in roles)
 
 
 def recorded_roles(about: Mapping[str, Any]) -> list[str]:
-    """Return the roles in the contents of a ``run.json``, without invalid values."""
+    """Return the valid role names in the contents of a ``run.json``."""
     return [role for role in _list(about.get("roles")) if isinstance(role, str)]
 
 
@@ -337,7 +339,7 @@ def _judge(manifest: Manifest, artifacts: tuple[ArtifactReport, ...]) -> tuple[S
             return Status.RECORDING, (f"Process {manifest.pid} {state}.",)
         process = f"Process {manifest.pid} on {manifest.host}"
         if manifest.under_way is None:
-            unknown = "Its state cannot be checked here: it is on another host or in another PID namespace."
+            unknown = "Its state is unknown, because it is on another host or in another PID namespace."
             return Status.RECORDING, (f"{process} has not ended the capture. {unknown}",)
         return Status.MISSING, (f"{process} exited without ending the capture.",)
     file_problems = [f"{artifact.path.name}: {artifact.problem}" for artifact in artifacts if artifact.problem]

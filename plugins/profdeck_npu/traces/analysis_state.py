@@ -31,7 +31,7 @@ class AnalysisState:
     process_started: str | None
     """Start time of that process, as returned by `profdeck.base.processes.process_started`."""
     pid_namespace: str | None = None
-    """PID namespace of that process. ``None`` in files of earlier versions."""
+    """PID namespace of that process. ``None`` in files written by earlier versions."""
     started_ns: int
     """Time of the request in the state ``pending``, else the start time of the analysis."""
     ended_ns: int | None = None

@@ -166,7 +166,7 @@ def failure_message(state: AnalysisState) -> str:
         problems = "; ".join(problem.rstrip(".") for problem in state.problems)
         message = f"its analysis failed: {problems}" if problems else "its analysis failed"
     elif state.is_active is None:
-        message = f"its analysis by process {state.pid} on {state.host} has not ended, which cannot be checked here"
+        message = f"process {state.pid} on {state.host} has not finished its analysis, and its state is unknown"
     else:
         message = "its analysis ended without a result"
     return f"{message}; run: {state.remedy}" if state.remedy else f"{message}."

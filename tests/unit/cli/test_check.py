@@ -194,7 +194,7 @@ def test_check_warns_of_captures_longer_than_the_limit(cli: Cli, config: Path, s
     result = cli("check", config, "--role", "trainer", "--json")
     assert result.exit_code == 0
     listed = [check for check in json.loads(result.stdout)["checks"] if check["warning"]]
-    assert [check["detail"].partition(" ends as")[0] for check in listed] == [
+    assert [check["detail"].partition(" will be stopped")[0] for check in listed] == [
         f"The capture of {text}" for text in warnings
     ]
     assert all(check["ok"] for check in listed)

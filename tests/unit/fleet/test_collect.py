@@ -1009,7 +1009,7 @@ def test_capture_of_a_killed_driver_is_collected_as_partial(run_uncollected: Cal
         first, second = await run.collect()
         assert (run.names(0), second.problems) == (ALL_NAMES, ())
         assert first.problems == (
-            f"Process {2**22 + 1} on {socket.gethostname()} requested this capture and has not ended it.",
+            f"Process {2**22 + 1} on {socket.gethostname()} requested this capture but has not ended it.",
         )
         assert read_manifest(file).status is Status.PARTIAL
         assert await run.collect() == []

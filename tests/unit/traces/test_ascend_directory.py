@@ -373,8 +373,8 @@ def test_analysis_that_cannot_be_checked_is_not_called_ended(tmp_path: Path, cha
     directory = raw(tmp_path)
     write_state(directory, state("running", **changes))
 
-    assert "has not ended, which cannot be checked here" in (check_directory(directory).problem or "")
-    with pytest.raises(TraceError, match="has no timeline: its analysis by process .* has not ended"):
+    assert "has not finished its analysis, and its state is unknown" in (check_directory(directory).problem or "")
+    with pytest.raises(TraceError, match="has no timeline: process .* has not finished its analysis"):
         read_trace(directory)
 
 

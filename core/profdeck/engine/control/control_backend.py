@@ -199,7 +199,7 @@ class ControlBackend(EngineBackend[EngineOptionsT_co]):
 
     def _update_state(self, answer: Answer, request: CaptureRequest | None) -> TargetState:
         """Combine the replies of the selected ranks, and store the result."""
-        # A rank that replies about another request has no record of this one. `evaluate_stop` reports it.
+        # A rank that answers a different request has no record of this request; `evaluate_stop` reports such ranks.
         replies = [reply for reply in answer.all if request and reply.token == request.token]
         ranks = [reply for reply in answer.ranks if reply in replies and request and request.selects(reply.rank)]
         self._last_state = TargetState(

@@ -38,7 +38,7 @@ def evaluate_stop(capture: EngineCapture, request: CaptureRequest, answer: Answe
         if reply is None:  # this rank's replies do not reach this process; its manifest has the result
             continue
         if reply.token != request.token:
-            cause = "may have been restarted" if reply.token is None else "has recorded too many captures since"
+            cause = "may have been restarted" if reply.token is None else "has since recorded too many other captures"
             capture.problems.append(f"Rank {rank} has no record of the capture. Its process {cause}.")
             missing = True
             continue

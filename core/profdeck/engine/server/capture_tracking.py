@@ -91,7 +91,7 @@ class CaptureTracker:
         Raises:
             CaptureError: the engine does not reply.
         """
-        if self._request is not None:  # the metrics count one request at a time
+        if self._request is not None:  # the metrics can follow only one request at a time
             await self._query(engine, self._request)
         sent_ns = time.time_ns()
         try:
@@ -123,7 +123,7 @@ class CaptureTracker:
         replies = _replies_to(answer, request.request.token)
         if any(reply.state not in INACTIVE for reply in replies):
             return
-        if not replies and any(reply.token for reply in answer.all):  # the answer is about another request
+        if not replies and any(reply.token for reply in answer.all):  # the replies describe another request
             return
         ranks: dict[str, list[Recorded]] = {}
         for recorded in (recorded for reply in replies for recorded in reply.captures):

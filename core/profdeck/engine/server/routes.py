@@ -1,7 +1,7 @@
 """HTTP routes that profdeck adds to an engine's FastAPI server.
 
 ==============================  ===============================================================================
-``GET /profdeck/status``        the state of every process; with ``?request=ID``, for an earlier capture
+``GET /profdeck/status``        the state of every process; ``?request=ID`` selects an earlier capture
 ``POST /profdeck/start``        body: a `profdeck.records.request.CaptureRequest`; all fields are optional
 ``POST /profdeck/stop``         body: ``{"request": ID}``; answers when the files are complete, or after ``wait_s``
                                 seconds

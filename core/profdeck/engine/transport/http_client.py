@@ -39,7 +39,7 @@ _CLOSE_ITERATIONS = 3
 """Number of event loop iterations that remove a connection from the pool after the server has closed it."""
 _MAX_BODY_BYTES = 8 << 20
 _SHORTEST_SECRET = 8
-"""Minimum length of a credential that is masked in responses. Shorter texts can be keys or values of the response."""
+"""Minimum length of a credential to mask in responses. A shorter credential could match an ordinary key or value."""
 _UNIX = SOCKET.rstrip(":")
 _SOCKET_BASE_URL = yarl.URL("http://localhost")
 """Base URL of requests over a Unix socket; determines the ``Host`` header."""
@@ -137,7 +137,7 @@ class HttpClient:
 
         Args:
             method: HTTP method, such as ``GET``.
-            path: path relative to the server's URL, with a query if there is one.
+            path: path relative to the server's URL, including any query string.
             body: data to send as JSON.
             token: bearer token. Ignored if the URL contains a user and password.
             gate: awaited immediately before the request is sent.
@@ -255,11 +255,14 @@ class HttpClient:
         return headers
 
     def redact(self, text: str) -> str:
-        """Remove the credentials that were sent to this server from a message."""
+        """Redact from a message any credentials that were sent to this server."""
         return redact(text, *self._secrets)
 
     def _mask_secrets(self, content: bytes) -> bytes:
-        """Mask credentials in a response, except in longer words and paths, which may contain a short credential."""
+        """Mask credentials in a response.
+
+        A match within a longer word or path is kept, because a short credential can occur there by chance.
+        """
         for secret in self._secrets:
             if len(secret) < _SHORTEST_SECRET:
                 continue

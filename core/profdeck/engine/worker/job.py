@@ -415,7 +415,7 @@ class CaptureJob:
         return True
 
     def _fail_at_exit(self, reason: str) -> bool:
-        """Fail the capture if its thread does not respond. Return False if it is busy, or files are being written."""
+        """Write the manifest of a capture whose thread does not respond. Return False if the job is busy."""
         if self._busy or not self._writer.idle:
             return False
         for recording in filter(None, (self._recording, self._unstarted)):

@@ -24,7 +24,8 @@ from profdeck.records.request import BatchKind, CaptureRequest, Recorded, Reply,
 from profdeck_traces.base.errors import describe_error
 
 _MAX_RESULTS = 64
-"""Number of earlier requests whose results are kept, so that clients can read them after another client's start."""
+"""Number of earlier requests whose results are kept, so that a client can read its result even after another client has
+started a capture."""
 
 
 class EngineRecorder:
@@ -42,7 +43,7 @@ class EngineRecorder:
         self._job: CaptureJob | None = None
         self._last_request: CaptureRequest | None = None
         self._results: dict[str, Reply] = {}
-        """Final replies of earlier requests by token, sorted from oldest to newest."""
+        """Final replies for earlier requests, by token, sorted from oldest to newest."""
 
     @property
     def active(self) -> bool:
@@ -123,9 +124,9 @@ class EngineRecorder:
             self._job.stop_or_defer(reason)
 
     def result(self, request: str, token: str | None) -> Reply | None:
-        """Return the final reply of an earlier request, or None if it is the last request or unknown.
+        """Return the final reply for an earlier request, or None if the request is unknown or the most recent one.
 
-        The arguments are the same as for `matches`.
+        The arguments are the same as those of `matches`.
         """
         if self.matches(request, token):
             return None
@@ -133,7 +134,7 @@ class EngineRecorder:
         return next((reply for key, reply in results if reply.request == request and token in {None, key}), None)
 
     def reply(self, error: str | None = None, refusal: Outcome | None = None) -> Reply:
-        """Return the state of the last request and, if a command was rejected, the message and the reason code.
+        """Return the state of the most recent request and, if a command was rejected, the message and the reason code.
 
         This method also stops a capture that has exceeded ``max_capture_s``, if the calling thread may stop it. An idle
         engine runs no iteration that would stop the capture.
@@ -207,7 +208,7 @@ def handle_command(
     except Exception as problem:  # noqa: BLE001  # errors must not stop the engine
         error, refusal = describe_error(problem), target_error(problem).outcome
     reply = recorder.reply(error, refusal)
-    # After another client's start, the first client still reads the result of its own request.
+    # If another client has started a capture since, the command may refer to an earlier request.
     result = recorder.result(payload["request"], payload.get("token")) if "request" in payload else None
     return reply if result is None or error is not None else result
 
