@@ -65,6 +65,28 @@ def test_signal_to_a_waiting_process_keeps_a_partial_trace(start, tmp_path: Path
     assert rank(tmp_path).status is Status.PARTIAL
 
 
+def test_signal_to_a_process_group_keeps_a_partial_trace(start, tmp_path: Path) -> None:
+    code = """
+import subprocess
+def on_child_exit(*_):
+    raise RuntimeError('worker is killed')  # like torch's data loader
+signal.signal(signal.SIGCHLD, on_child_exit)
+child = subprocess.Popen(['sleep', '60'])
+numbers = {signal.SIGTERM, signal.SIGCHLD}
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # both handlers become ready at the same time
+child.terminate()
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+os.kill(os.getpid(), signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+"""
+    process = start(CAPTURE + code, "{}")
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    report = rank(tmp_path)
+    assert (report.status, report.problems) == (Status.PARTIAL, ("SIGTERM in mid-capture.",))
+    assert report.artifacts[0].whole
+
+
 def test_signal_handler_of_the_host_runs(start, tmp_path: Path) -> None:
     # os.write, because the signal can interrupt a print.
     handler = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'checkpoint\\n'), os._exit(5)))\n"

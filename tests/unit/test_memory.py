@@ -63,6 +63,13 @@ def test_unlimited_cgroup_v1(root: Path) -> None:
     assert free_bytes(root) == 1000 * MB
 
 
+def test_growth_of_mapped_files_is_ignored(root: Path) -> None:
+    growth = MemoryGrowth(root)
+    pages = 500 * MB >> 12
+    write(root, "proc/self/statm", f"100000 {100 + pages} {50 + pages} 1 0 500 0\n")
+    assert growth.describe_excess(0.1) is None
+
+
 def test_growth_is_compared_with_the_free_memory(root: Path) -> None:
     growth = MemoryGrowth(root)
     assert growth.describe_excess(0.1) is None

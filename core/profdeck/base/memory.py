@@ -35,7 +35,11 @@ def free_bytes(root: Path = _ROOT) -> float:
 
 
 class MemoryGrowth:
-    """Growth of this process's resident memory since this object was created."""
+    """Growth of this process's private resident memory since the creation of this object.
+
+    Mapped files and shared memory are excluded: the kernel can reclaim the pages of a mapped dataset or checkpoint, and
+    recorders do not use shared memory.
+    """
 
     def __init__(self, root: Path = _ROOT) -> None:
         """Args:
@@ -56,12 +60,12 @@ class MemoryGrowth:
 
     def _resident_bytes(self) -> int:
         with contextlib.suppress(OSError, ValueError):
-            return _own_bytes(self._root, 1)
+            return _own_bytes(self._root, 1) - _own_bytes(self._root, 2)
         return 0
 
 
 def _own_bytes(root: Path, field: int) -> int:
-    """Return a field of ``/proc/self/statm`` in bytes. Field 0 is the address space; field 1 is the resident memory."""
+    """Return a field of ``/proc/self/statm``: 0 is the address space, 1 the resident memory, 2 its shared part."""
     return int((root / "proc/self/statm").read_text(encoding="ascii").split()[field]) * _PAGE_BYTES
 
 

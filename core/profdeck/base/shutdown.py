@@ -45,6 +45,8 @@ _open: dict[object, _OpenCapture] = {}
 _previous: Any = None
 _installed = False
 _pending_signal: int | None = None
+_child_handler: Any = None
+"""The host's handler of SIGCHLD while SIGTERM ends the captures."""
 _signal_watch: _SignalWatch | None = None
 
 
@@ -121,6 +123,7 @@ def _restore() -> None:
     if signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.signal(signal.SIGTERM, _previous)
     previous, _previous, _installed = _previous, None, False
+    _restore_child_handler()
     if _pending_signal is not None:
         number, _pending_signal = _pending_signal, None
         _deliver(number, previous, None)
@@ -132,10 +135,34 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         return  # the process is about to be terminated
     previous = _previous
     _pending_signal = number
+    _suspend_child_handler()
     if _end_all(f"{signal.Signals(number).name} in mid-capture") and _pending_signal is not None:
         # `unwatch` has not delivered the signal: no capture was open, or only another thread can end the capture.
         _pending_signal = None
+        _restore_child_handler()
         _deliver(number, previous, frame)
+
+
+def _suspend_child_handler() -> None:
+    """Ignore SIGCHLD in Python while captures end.
+
+    If SIGTERM is sent to the process group, it also ends child processes. The handler of torch's data loader then
+    raises an exception, which would interrupt the end of the captures.
+    """
+    global _child_handler  # noqa: PLW0603  # as above
+    handler = signal.getsignal(signal.SIGCHLD)
+    if callable(handler) and handler is not _ignore_child:
+        _child_handler = handler
+        signal.signal(signal.SIGCHLD, _ignore_child)
+
+
+def _restore_child_handler() -> None:
+    if signal.getsignal(signal.SIGCHLD) is _ignore_child:
+        signal.signal(signal.SIGCHLD, _child_handler)
+
+
+def _ignore_child(_number: int, _frame: FrameType | None) -> None:
+    pass
 
 
 def _deliver(number: int, handler: Any, frame: FrameType | None) -> None:

@@ -42,7 +42,7 @@ class Table:
             ColumnType.NUMBER: pa.float64(),
             ColumnType.TRUTH: pa.bool_(),
         }
-        clean = {ColumnType.TEXT: _clean, ColumnType.INTEGER: _in_64_bits}
+        clean: dict[ColumnType, Callable[[Any], Any]] = {ColumnType.TEXT: _clean, ColumnType.INTEGER: _in_64_bits}
         rows = list(self.rows())
         values = zip(*rows, strict=True) if rows else itertools.repeat((), len(self.columns))
         return pa.table(
