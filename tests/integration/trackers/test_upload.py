@@ -242,7 +242,7 @@ def test_names_outside_the_copy_are_rejected(profdeck: Profdeck, bucket: Any, tm
         (["ls", "s3://BUCKET/latest"], "There is no run in s3://BUCKET, so 'latest' cannot be resolved"),
         (["ls", "wrong://place"], "wrong://place is not a URL that fsspec supports"),
         (["upload", "profiles/job", "s3://no-such-bucket"], "cannot be written: FileNotFoundError"),
-        (["upload", "profiles/job", f"ftp://me:{SECRET}@127.0.0.1:1/x"], "ftp://127.0.0.1:1/x cannot be opened"),
+        (["upload", "profiles/job", f"ftp://me:{SECRET}@127.0.0.1:1/x"], "ftp://***@127.0.0.1:1/x cannot be opened"),
         (["upload", "profiles/job"], "PROFDECK_UPLOAD is not set. Set it to the URL of a directory"),
         (["prune", "s3://BUCKET/job", "--steps", "1"], "requires a local path, not a URL"),
         (["summary", f"https://127.0.0.1:1/a.json?signature={SECRET}"], "https://127.0.0.1:1/a.json cannot be read"),
