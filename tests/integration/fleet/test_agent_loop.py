@@ -128,7 +128,7 @@ EVERYTHING = dict.fromkeys(
 
 
 def test_run_of_trainer_and_rollouts_is_complete(tmp_path) -> None:
-    with started(tmp_path, "--steps", "80") as job:
+    with started(tmp_path, "--steps", "160") as job:
         job.read_until("rollout 1: process")
         asked = profdeck("capture", "job", job.run, "--in", "3", "--steps", "2", "--json")
         log = job.finish()
