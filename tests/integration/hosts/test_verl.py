@@ -218,6 +218,7 @@ def test_check_reports_whether_verl_loads_profdeck(tmp_path: Path, monkeypatch: 
     assert host_check() == {
         "what": "host verl",
         "ok": True,
+        "warning": False,
         "detail": "verl 0.9.1 loads profdeck; select it with global_profiler.tool=profdeck",
     }
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "cpu")
