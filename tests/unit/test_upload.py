@@ -240,8 +240,11 @@ def test_symbolic_links_are_not_uploaded(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "message"), [("profiles", "is not a URL"), ("file://$HOME/profiles", "environment variable")]
 )
-def test_only_complete_urls_are_targets_of_the_command(run: Path, target: str, message: str) -> None:
+def test_only_complete_urls_are_targets_of_the_command(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = set(tmp_path.iterdir())
     result = CliRunner().invoke(app, ["upload", str(run), target])
     assert (result.exit_code, message in result.stderr) == (2, True)
-    assert not Path(target).exists()
-    assert not Path("$HOME").exists()
+    assert set(tmp_path.iterdir()) == before
