@@ -272,16 +272,18 @@ def _run(
 ) -> tuple[int, bool]:
     """Run a command. Return its exit code and whether it exceeded the time limit."""
     received = list[int]()
-    # Defer SIGTERM until Popen returns, because an exception inside Popen would leave the new process running.
-    handler = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    # Defer signals until Popen returns, because an exception inside Popen would leave the new process running.
+    deferred = [number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in deferred}
     try:
         process = subprocess.Popen(
             arguments, stdin=stdin, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
         try:
-            signal.signal(signal.SIGTERM, handler)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             if received:
-                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(received[0])
             return process.wait(timeout_s), False
         except subprocess.TimeoutExpired:
             return _end_group(process), True
@@ -289,7 +291,8 @@ def _run(
             _end_group(process)
             raise
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> int:
