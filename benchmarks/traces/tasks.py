@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -28,53 +27,12 @@ PROCESSES = 2
 SAMPLE_S = 0.001
 
 
-def device_lanes(path: str) -> dict[str, Any]:
-    """Summarise the device events of a trace."""
-    from profdeck_traces.analysis.summary import summarise_trace
-
-    return _figures(summarise_trace(Path(path), devices_only=True))
-
-
 def all_events(path: str) -> dict[str, Any]:
     """Summarise all events of a trace."""
     from profdeck_traces.analysis.summary import summarise_trace
 
     summary = summarise_trace(Path(path))
     return {"events": summary.events, "whole": summary.whole, **_figures(summary)}
-
-
-def all_events_together(path: str) -> dict[str, Any]:
-    """Summarise all events of a trace with two processes."""
-    from profdeck_traces.analysis.run_summary import summarise_run
-    from profdeck_traces.inputs.sources import TraceSource
-
-    run, errors = summarise_run([TraceSource(Path(path))], processes=PROCESSES)
-    assert not errors, errors
-    (rank,) = run.ranks
-    return {"events": rank.events, "whole": rank.whole, **_figures(rank)}
-
-
-def part(path: str, parts: str) -> dict[str, Any]:
-    """Read the first of several parts of a trace. All parts take about the same time."""
-    from profdeck_traces.reading.all_events import AllEvents
-    from profdeck_traces.reading.integrity import MAX_JSON_BYTES
-    from profdeck_traces.reading.parallel_read import HowToRead, read_part
-    from profdeck_traces.reading.time_slices import SLICE_EVENTS
-
-    with tempfile.TemporaryDirectory() as directory:
-        how = HowToRead(
-            path=Path(path),
-            kind=AllEvents,
-            categories=None,
-            is_step=lambda _name: False,
-            max_json_bytes=MAX_JSON_BYTES,
-            slice_events=SLICE_EVENTS,
-            parts=int(parts),
-            directory=Path(directory),
-        )
-        began_s = time.process_time()
-        assert read_part(0, None, how=how) is not None
-        return {"part_s": time.process_time() - began_s}
 
 
 def again(*paths: str) -> dict[str, Any]:
@@ -85,12 +43,12 @@ def again(*paths: str) -> dict[str, Any]:
 
 
 def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
-    """Summarise the device events of all ranks of a job, and the skew between the ranks."""
+    """Summarise all ranks of a job, and the skew between the ranks."""
     from profdeck_traces.analysis.run_summary import summarise_run
     from profdeck_traces.inputs.sources import TraceSource
 
     sources = [TraceSource(Path(path)) for path in paths]
-    run, errors = summarise_run(sources, processes=PROCESSES, devices_only=True, cache=cache)
+    run, errors = summarise_run(sources, processes=PROCESSES, cache=cache)
     assert not errors, errors
     (group,) = run.skew
     figures = Counter[str]()
@@ -170,12 +128,9 @@ class Shares:
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
-    "device_lanes": device_lanes,
     "all_events": all_events,
     "job": job,
     "again": again,
-    "all_events_together": all_events_together,
-    "part": part,
     "merge": merge,
     "merge_slim": merge_slim,
 }

@@ -25,7 +25,6 @@ from profdeck_traces.inputs.sources import TraceSource, find_sources
 def summarise(  # noqa: PLR0913 - what to read, and where
     paths: Sequence[Path],
     *,
-    devices_only: bool = False,
     classifier: Classifier | None = None,
     buckets: int = 0,
     processes: int = 1,
@@ -56,7 +55,6 @@ def summarise(  # noqa: PLR0913 - what to read, and where
             )
     run, errors = summarise_run(
         sources,
-        devices_only=devices_only,
         classifier=classifier,
         buckets=buckets,
         kept_buckets=buckets_of(len(sources)),
@@ -81,8 +79,6 @@ def _checks(
 ) -> dict[str, FileCheck]:
     """Return the check results for traces that belong to a run, keyed by path.
 
-    An intact trace has no result if only its devices were read, because the remaining events were not checked.
-
     Args:
         run: Summary of the readable traces.
         sources: All traces.
@@ -98,7 +94,7 @@ def _checks(
         for path, error in zip(unreadable, errors, strict=True)
     }
     for rank in run.ranks:
-        if rank.path not in facts or (rank.events is None and rank.problem is None):
+        if rank.path not in facts:
             continue
         path, sha256 = Path(rank.path), None
         if rank.problem is None and facts[rank.path].has_digest:

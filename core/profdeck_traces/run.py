@@ -20,6 +20,7 @@ from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.outputs import HTML, check_output
 from profdeck_traces.inputs.sources import find_sources
 from profdeck_traces.loading import summarise
+from profdeck_traces.reading.arrow import record_batches
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.report.page import write_page
 from profdeck_traces.tables.of_run import NAMES, table_of
@@ -148,7 +149,7 @@ class Run:
                 f"{selection or 'No argument'} matches {len(matches)} traces. Select one by rank, role, replica, "
                 f"capture and run: {'; '.join(self._labels())}."
             )
-        return read_trace(Path(matches[0].path), devices_only=self._arguments["devices_only"]).to_batches()
+        return record_batches(read_trace(Path(matches[0].path)).events)
 
     def _labels(self) -> list[str]:
         labels = labels_of(self.summary.ranks)
@@ -190,7 +191,6 @@ class Run:
 
 def load(
     *paths: str | os.PathLike[str],
-    devices_only: bool = False,
     rules: str | os.PathLike[str] | None = None,
     processes: int = 1,
     cache: bool = True,
@@ -199,7 +199,6 @@ def load(
 
     Args:
         paths: Runs, captures, directories of traces, or traces.
-        devices_only: Read only devices and annotations, not operators. This is about three times as fast.
         rules: File with additional rules for kernel classes.
         processes: Number of traces to read in parallel.
         cache: Cache the results, so that later calls read only files that have changed.
@@ -209,7 +208,6 @@ def load(
         ConfigError: The rules are invalid.
     """
     arguments: dict[str, Any] = {
-        "devices_only": devices_only,
         "classifier": Classifier(load_rules(user_path(rules))) if rules else None,
         "processes": processes,
         "cache": ResultCache.of_user() if cache else None,

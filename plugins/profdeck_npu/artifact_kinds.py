@@ -40,11 +40,11 @@ class AscendDirectoryKind(ArtifactKind):
 
         return size_to_read(path)
 
-    def read(self, path: Path, *, devices_only: bool, **how: Any) -> Trace:
+    def read(self, path: Path, **how: Any) -> Trace:
         """Read kernels from ``kernel_details.csv`` and all other events from ``trace_view.json``."""
         from profdeck_npu.traces.reading import read_directory
 
-        return read_directory(path, devices_only=devices_only, **how)
+        return read_directory(path, **how)
 
     def chrome_trace(self, path: Path) -> Path:
         """Return the path of ``trace_view.json``."""
@@ -104,16 +104,15 @@ class KernelTableKind(ArtifactKind):
         """Read all rows."""
         from profdeck_traces.reading.reader import read_trace
 
-        check = read_trace(path, devices_only=True, on_progress=on_progress).check
+        check = read_trace(path, on_progress=on_progress).check
         return FileCheck(whole=check.whole, problem=check.problem, events=check.events)
 
     def size_to_read(self, path: Path) -> int:
         """Return the file size in bytes."""
         return file_size(path)
 
-    def read(self, path: Path, *, devices_only: bool, **how: Any) -> Trace:
+    def read(self, path: Path, **how: Any) -> Trace:
         """Read the kernels."""
-        from profdeck_npu.traces.reading import Kernels
+        from profdeck_npu.traces.reading import read_kernels
 
-        del devices_only  # the table only has device events
-        return Kernels(path, how["is_step"], how["on_progress"], how["slice_events"]).without_host()
+        return read_kernels(path, how["on_progress"])

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -238,8 +239,8 @@ def _create_artifact(
 ) -> Artifact:
     check = compressed.check
     anchors = tuple(
-        attrs.evolve(reading, trace_us=str(event.ts_us))
-        for reading, event in zip(clock_readings, compressed.anchors, strict=False)
+        attrs.evolve(reading, trace_us=str(Decimal(anchor_ns) / 1000))
+        for reading, anchor_ns in zip(clock_readings, compressed.anchors_ns, strict=False)
     )
     return Artifact(
         path=path,
@@ -250,7 +251,7 @@ def _create_artifact(
         iterations=iterations,
         sha256=compressed.sha256,
         base_time_ns=compressed.base_time_ns,
-        anchors=anchors if len(compressed.anchors) == len(clock_readings) else (),
+        anchors=anchors if len(compressed.anchors_ns) == len(clock_readings) else (),
     )
 
 

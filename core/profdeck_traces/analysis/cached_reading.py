@@ -43,10 +43,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Kept).decode
 
 
-def question(classifier: Classifier, step_names: StepNames, *, devices_only: bool) -> list[Any]:
+def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
     """Return what a reading depends on besides its trace, as plain data."""
     rules = [(rule.category, rule.pattern.pattern, rule.pattern.flags) for rule in classifier.extra]
-    return ["summary", devices_only, rules, step_names.patterns]
+    return ["summary", rules, step_names.patterns]
 
 
 def about(source: TraceSource) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 import attrs
@@ -9,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.analysis.detail_model import FunctionTime, StackFrame
-from profdeck_traces.reading.columns import Tables
+from profdeck_traces.reading.columns import Columns
 from profdeck_traces.reading.identifiers import Id
-from profdeck_traces.reading.intervals import Int, groups, nesting, nesting_order
-from profdeck_traces.reading.time_slices import Slice
+from profdeck_traces.reading.intervals import groups, nesting, nesting_order
 
 PYTHON = "python_function"
 _OTHERS = "(other calls)"
@@ -35,66 +35,55 @@ class _Node:
 
 
 class CallTree:
-    """Adds up calls by the place that they were called from, slice by slice. Empty where no stacks were recorded."""
+    """Sums of calls by call path. Empty if no stacks were recorded."""
 
     def __init__(
-        self, tables: Tables, is_other_call: NDArray[np.bool_], thread_names: Mapping[tuple[Id, Id], str]
+        self, events: Columns, is_other_call: NDArray[np.bool_], thread_names: Mapping[tuple[Id, Id], str]
     ) -> None:
-        """Take where they are.
+        """Build the tree.
 
         Args:
-            tables: Those of the trace.
-            is_other_call: Of each name, whether it is an operator or an annotation; marks of steps would give each step
-                a tree of its own.
+            events: All events of the trace.
+            is_other_call: Whether each name is an operator or an annotation, except step annotations: these would give
+                each step a tree of its own.
             thread_names: By process and thread.
         """
-        self._tables = tables
+        self._tables = events.tables
         self._thread_names = thread_names
-        self._is_python = tables.names_of_categories(frozenset({PYTHON}))
-        self._is_call = self._is_python | is_other_call
-        self._has_stacks = bool(self._is_python.any())
+        self._is_python = self._tables.names_of_categories(frozenset({PYTHON}))
         self._nodes: list[_Node] = []
         self._ids: dict[tuple[int, int], int] = {}
         self._threads: dict[int, int] = {}
         """The node of each track."""
+        if self._is_python.any():
+            is_call = (self._is_python | is_other_call)[events.name]
+            # Empty events would make the nesting ambiguous.
+            calls = events[np.flatnonzero(is_call & (events.end_ns > events.start_ns))]
+            for of_track in groups(calls.track):
+                self._add_track(calls[of_track])
 
-    def add(self, part: Slice) -> None:
-        """Take a slice."""
-        if not self._has_stacks:
-            return
-        calls = np.flatnonzero(self._is_call[part.columns.name])
-        tracks = part.columns.track[calls]
-        for of_track in groups(tracks):
-            self._add_track(part, calls[of_track])
-
-    def _add_track(self, part: Slice, calls: Int) -> None:
-        columns = part.columns
-        calls = calls[part.whole_end_ns[calls] > part.order_ns[calls]]  # empty ones would blur what is inside of what
-        if not len(calls):
-            return
-        track = columns.track[calls]
-        calls = calls[nesting_order(track, part.order_ns[calls], part.whole_end_ns[calls])]
-        whole = part.order_ns[calls], part.whole_end_ns[calls]
-        thread = self._thread(int(track[0]))
-        nested = nesting(*whole)
+    def _add_track(self, calls: Columns) -> None:
+        calls = calls[nesting_order(calls.track, calls.start_ns, calls.end_ns)]
+        thread = self._thread(int(calls.track[0]))
+        nested = nesting(calls.start_ns, calls.end_ns)
         if nested is None:
-            self._add_overlapping(part, calls, thread)
+            self._add_overlapping(calls, thread)
             return
-        duration = columns.end_ns[calls] - columns.start_ns[calls]
+        duration = calls.duration_ns
         own = duration.copy()
         inner = np.flatnonzero(nested.parent >= 0)
         np.subtract.at(own, nested.parent[inner], duration[inner])
         node, above = np.empty((2, len(calls)), dtype=np.int64)
         for level in nested.levels:
             above[level] = np.where(nested.parent[level] >= 0, node[nested.parent[level]], thread)
-            keys = np.stack([above[level], columns.name[calls[level]]])
-            places, which = np.unique(keys, axis=1, return_inverse=True)
-            ids = [self._node(int(parent), int(name)) for parent, name in places.T]
-            node[level] = np.array(ids)[which.ravel()]
+            keys = above[level] * len(self._tables.names) + calls.name[level]
+            places, which = np.unique(keys, return_inverse=True)
+            ids = [self._node(*divmod(key, len(self._tables.names))) for key in places.tolist()]
+            node[level] = np.array(ids)[which]
         found, which = np.unique(node, return_inverse=True)
         sums = np.zeros((3, len(found)), dtype=np.int64)
-        # Other calls inside of each other are one.
-        for row, values in enumerate((part.first[calls], np.where(node == above, 0, duration), own)):
+        # "(other calls)" inside "(other calls)" are one node.
+        for row, values in enumerate((np.ones_like(own), np.where(node == above, 0, duration), own)):
             np.add.at(sums[row], which, values)
         for number, (count, total_ns, self_ns) in zip(found.tolist(), sums.T.tolist(), strict=True):
             one = self._nodes[number]
@@ -103,32 +92,49 @@ class CallTree:
             one.self_ns += self_ns
         self._nodes[thread].total_ns += int(duration[nested.parent < 0].sum())
 
-    def _add_overlapping(self, part: Slice, calls: Int, thread: int) -> None:
-        """Take calls that do not nest: at each instant, each is inside of those that are open and started before."""
-        columns = part.columns
-        starts, ends = columns.start_ns[calls].tolist(), columns.end_ns[calls].tolist()
-        names, first = columns.name[calls].tolist(), part.first[calls].tolist()
+    def _add_overlapping(self, calls: Columns, thread: int) -> None:  # noqa: C901 - one sweep over time
+        """Add calls that overlap without nesting: each is inside the open calls that started before."""
+        starts, ends, names = calls.start_ns.tolist(), calls.end_ns.tolist(), calls.name.tolist()
         changes = sorted(
             [*((end, 0, at) for at, end in enumerate(ends)), *((begin, 1, at) for at, begin in enumerate(starts))]
         )
         open_calls: list[int] = []
         path: list[int] = [thread]
+        depth: Counter[int] = Counter()  # how often each node is in the path
+        entered: dict[int, int] = {}
+
+        def push(node: int, time_ns: int) -> None:
+            path.append(node)
+            depth[node] += 1
+            if depth[node] == 1:
+                entered[node] = time_ns
+
+        def pop(time_ns: int) -> None:
+            node = path.pop()
+            depth[node] -= 1
+            if not depth[node]:
+                self._nodes[node].total_ns += time_ns - entered[node]
+
         since = 0
         for time_ns, begins, at in changes:
-            if len(path) > 1 and time_ns > since:
+            if open_calls:
                 self._nodes[path[-1]].self_ns += time_ns - since
-                for node in dict.fromkeys(path):
-                    self._nodes[node].total_ns += time_ns - since
             since = time_ns
             if begins:
+                if not open_calls:
+                    entered[thread] = time_ns
                 open_calls.append(at)
-                path.append(self._node(path[-1], names[at]))
-                self._nodes[path[-1]].count += first[at]
+                push(self._node(path[-1], names[at]), time_ns)
+                self._nodes[path[-1]].count += 1
                 continue
             place = open_calls.index(at)
-            del open_calls[place], path[place + 1 :]
+            del open_calls[place]
+            while len(path) > place + 1:
+                pop(time_ns)
             for other in open_calls[place:]:
-                path.append(self._node(path[-1], names[other]))
+                push(self._node(path[-1], names[other]), time_ns)
+            if not open_calls:
+                self._nodes[thread].total_ns += time_ns - entered[thread]
 
     def _thread(self, track: int) -> int:
         if track not in self._threads:

@@ -106,6 +106,4 @@ def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress:
 
 
 def _collectives(source: TraceSource, on_progress: Progress | None, *, classifier: Classifier) -> Collectives:
-    return read_summary(
-        source, devices_only=True, classifier=classifier, step_names=StepNames(()), on_progress=on_progress
-    ).collectives
+    return read_summary(source, classifier=classifier, step_names=StepNames(()), on_progress=on_progress).collectives

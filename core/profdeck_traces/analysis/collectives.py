@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from profdeck_traces.analysis.clock_shift import RankCalls, match_calls
 from profdeck_traces.analysis.detail_model import CollectiveCalls
-from profdeck_traces.reading.collective_fields import StatedCollectives
 from profdeck_traces.reading.columns import Columns
 from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
 
@@ -182,17 +182,79 @@ def bus_bytes_per_s(collective: str, size_bytes: int, ranks: int, time_ns: int) 
     return size_bytes / time_ns * 1e9 * times * (ranks - less) / ranks
 
 
-def collective_calls(stated: StatedCollectives, calls: Columns) -> tuple[CollectiveCalls, ...]:
+# The types of elements as torch writes them (c10/core/ScalarType.h), by size in bytes. A complex number has two parts.
+_BYTES_OF_TYPE = {
+    name: size
+    for size, names in {
+        1: "Byte Char Bool Float8_e4m3fn Float8_e5m2 Float8_e4m3fnuz Float8_e5m2fnuz Float8_e8m0fnu",
+        2: "Short UInt16 Half BFloat16",
+        4: "Int UInt32 Float ComplexHalf",
+        8: "Long UInt64 Double ComplexFloat",
+        16: "ComplexDouble",
+    }.items()
+    for name in names.split()
+}
+_COLLECTIVE_ARGS = ("Collective name", "Process Group Name", "Process Group Ranks", "dtype")
+_SIZE_ARGS = ("Group size", "In msg nelems", "Out msg nelems")
+_MAX_TEXT_LENGTH = 4096
+
+
+@attrs.frozen
+class StatedCollective:
+    """Args that all calls of one collective with one size in one process group share."""
+
+    name: str
+    group: str
+    """Name and ranks of the process group."""
+    group_size: int | None = None
+    size_bytes: int | None = None
+    """The larger of input and output on this rank, as in nccl-tests."""
+
+
+def stated_collectives(trace: Trace, kernels: Columns) -> tuple[list[StatedCollective], Int]:
+    """Return the distinct collectives in the args of kernels, and the index of each kernel's collective.
+
+    Kernels whose args name no collective or no process group get the index after the last collective. Torch writes
+    these args since 2.3, but not for kernels of captured graphs (``CollectiveMetadataFields`` in pytorch/kineto).
+    """
+    args = np.stack([trace.arg(key, kernels.row) for key in (*_COLLECTIVE_ARGS, *_SIZE_ARGS)], axis=1)
+    rows, which = np.unique(args, axis=0, return_inverse=True)
+    numbers: dict[StatedCollective, int] = {}
+    codes = [
+        -1 if (stated := _stated_collective(trace, row)) is None else numbers.setdefault(stated, len(numbers))
+        for row in rows.tolist()
+    ]
+    code = np.array(codes, dtype=np.int64)[which.ravel()]
+    return list(numbers), np.where(code < 0, len(numbers), code)
+
+
+def _stated_collective(trace: Trace, row: Sequence[int]) -> StatedCollective | None:
+    name, group, ranks, dtype = (trace.text(key, code) for key, code in zip(_COLLECTIVE_ARGS, row, strict=False))
+    group_size, *elements = row[len(_COLLECTIVE_ARGS) :]
+    process_group = " ".join(filter(None, (group, ranks)))
+    if not isinstance(name, str) or not process_group:
+        return None
+    bytes_of_type = _BYTES_OF_TYPE.get(dtype or "")
+    stated_elements = [count for count in elements if count >= 0]
+    return StatedCollective(
+        name[:_MAX_TEXT_LENGTH],
+        process_group[:_MAX_TEXT_LENGTH],
+        group_size if group_size > 0 else None,
+        max(stated_elements) * bytes_of_type if stated_elements and bytes_of_type else None,
+    )
+
+
+def collective_calls(stated: Sequence[StatedCollective], which: Int, calls: Columns) -> tuple[CollectiveCalls, ...]:
     """Return the collectives that a trace states, by total time, longest first.
 
     Args:
-        stated: What the kernels say.
-        calls: All kernels of communication.
+        stated: Distinct collectives, as from `stated_collectives`.
+        which: Index of each call's collective.
+        calls: All communication kernels.
     """
     found = []
-    which = stated.of(calls)
-    duration_ns = calls.end_ns - calls.start_ns
-    for code, one in enumerate(stated.stated):
+    duration_ns = calls.duration_ns
+    for code, one in enumerate(stated):
         times_ns = duration_ns[which == code]
         if not len(times_ns):
             continue

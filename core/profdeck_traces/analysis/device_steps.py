@@ -8,12 +8,11 @@ import attrs
 import numpy as np
 
 from profdeck_traces.analysis.detail_model import IdleCause, StepOfDevice
-from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, HostSlice, by_time
+from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, Host, by_time
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, Spans, complement, intersection, time_before
-from profdeck_traces.reading.time_slices import Slice
 
 _NS_PER_US = 1000
 # A step follows at once if the host pauses no longer than this, or than this share of the step.
@@ -46,7 +45,7 @@ def windows_on_device(steps: TraceSteps) -> StepWindows:
 
 @attrs.frozen
 class DeviceWork:
-    """What ran on a device in a slice of time."""
+    """Time in which a device is busy, by kind of work."""
 
     compute: Spans
     communication: Spans
@@ -56,76 +55,67 @@ class DeviceWork:
     busy: Spans
 
 
-_NEVER = (np.empty(0, dtype=np.int64),) * 2
-NO_WORK = DeviceWork(_NEVER, _NEVER, _NEVER, _NEVER, _NEVER)
+def steps_of_device(  # noqa: PLR0913, PLR0917 - what is known of a device
+    device: Id, work: DeviceWork, windows: StepWindows, host: Host | None, begin_ns: int, origin_ns: int
+) -> list[tuple[int, StepOfDevice]]:
+    """Return the work of one device in each step, with the index of the step.
 
-
-class DeviceStepTimes:
-    """Adds up the work of one device by step, slice by slice."""
-
-    def __init__(self, windows: StepWindows, begin_ns: int) -> None:
-        """Take where the steps are, and when the device did its first work."""
-        assert windows.end_ns is not None  # noqa: S101 - for the type checker: `windows_on_device` gives them
-        used = windows.end_ns > begin_ns
-        self._step = windows.step[used]
-        self._start, self._end = np.maximum(windows.start_ns[used], begin_ns), windows.end_ns[used]
-        self._times = np.zeros((5, len(self._step)), dtype=np.int64)
-        self._idle = np.zeros((len(CAUSES), len(self._step)), dtype=np.int64)
-        self._host_was_read = False
-
-    def add(self, work: DeviceWork, part: Slice, host: HostSlice | None) -> None:
-        """Take a slice."""
-        first = int(np.searchsorted(self._end, part.begin_ns, side="right"))
-        last = int(np.searchsorted(self._start, part.end_ns, side="left"))
-        if first >= last:
-            return
-        window = slice(first, last)
-        start = np.clip(self._start[window], part.begin_ns, part.end_ns)
-        end = np.clip(self._end[window], part.begin_ns, part.end_ns)
-        for row, spans in enumerate((work.busy, work.compute, work.communication, work.others, work.memory)):
-            self._times[row, window] += time_before(spans, end) - time_before(spans, start)
-        if host is None:
-            return
-        self._host_was_read = True
-        filled = start < end
-        idle = intersection(
-            complement(work.busy, part.begin_ns, part.end_ns), _touching_joined(start[filled], end[filled])
-        )
-        # Where two steps touch, one span of idle time may lie in both.
-        idle = _cut(idle, start[filled])
-        of_step = np.searchsorted(start, idle[0], side="right") - 1 + first
-        times = host.times(idle)
-        for row in range(len(CAUSES)):
-            np.add.at(self._idle[row], of_step, times[row])
-
-    def summaries(self, device: Id, origin_ns: int) -> list[tuple[int, StepOfDevice]]:
-        """Return the rows of the steps, each with what the device did in it."""
-        found = []
-        busy, compute, communication, others, memory = self._times.tolist()
-        for row, step in enumerate(self._step.tolist()):
-            duration_ns = int(self._end[row] - self._start[row])
-            found.append(
-                (
-                    step,
-                    StepOfDevice(
-                        device=device,
-                        start_us=(int(self._start[row]) - origin_ns) / _NS_PER_US,
-                        duration_us=duration_ns / _NS_PER_US,
-                        busy_us=busy[row] / _NS_PER_US,
-                        compute_us=compute[row] / _NS_PER_US,
-                        communication_us=communication[row] / _NS_PER_US,
-                        exposed_communication_us=(busy[row] - others[row]) / _NS_PER_US,
-                        memory_us=memory[row] / _NS_PER_US,
-                        idle=self._causes(row, duration_ns - busy[row]),
-                    ),
-                )
+    Args:
+        device: Its id.
+        work: Time in which it is busy.
+        windows: Windows of the steps on the device; see `windows_on_device`.
+        host: Activity of the host; ``None`` if the trace has no events of the host.
+        begin_ns: Start of the device's first event. Earlier steps are skipped.
+        origin_ns: Origin of ``start_us``.
+    """
+    assert windows.end_ns is not None  # noqa: S101 - for the type checker: `windows_on_device` sets it
+    used = windows.end_ns > begin_ns
+    step, start, end = windows.step[used], np.maximum(windows.start_ns[used], begin_ns), windows.end_ns[used]
+    spans = (work.busy, work.compute, work.communication, work.others, work.memory)
+    times = [time_before(of_kind, end) - time_before(of_kind, start) for of_kind in spans]
+    idle = None if host is None else _idle_of_steps(work.busy, start, end, host)
+    steps = []
+    for row, busy, compute, communication, others, memory in zip(
+        range(len(step)), *(of_kind.tolist() for of_kind in times), strict=True
+    ):
+        duration_ns = int(end[row] - start[row])
+        idle_ns = duration_ns - busy
+        not_read = (IdleCause(cause=NOT_READ, idle_us=idle_ns / _NS_PER_US, share=1.0),) if idle_ns else ()
+        steps.append(
+            (
+                int(step[row]),
+                StepOfDevice(
+                    device=device,
+                    start_us=(int(start[row]) - origin_ns) / _NS_PER_US,
+                    duration_us=duration_ns / _NS_PER_US,
+                    busy_us=busy / _NS_PER_US,
+                    compute_us=compute / _NS_PER_US,
+                    communication_us=communication / _NS_PER_US,
+                    exposed_communication_us=(busy - others) / _NS_PER_US,
+                    memory_us=memory / _NS_PER_US,
+                    idle=not_read if idle is None else idle_causes(idle[:, row]),
+                ),
             )
-        return found
+        )
+    return steps
 
-    def _causes(self, row: int, idle_ns: int) -> tuple[IdleCause, ...]:
-        if not self._host_was_read:
-            return (IdleCause(cause=NOT_READ, idle_us=idle_ns / _NS_PER_US, share=1.0),) if idle_ns else ()
-        return idle_causes(self._idle[:, row])
+
+def _idle_of_steps(busy: Spans, start: Int, end: Int, host: Host) -> Int:
+    """Return the idle time of each step by state of the host: an array of shape (states, steps)."""
+    times = np.zeros((len(CAUSES), len(start)), dtype=np.int64)
+    filled = start < end
+    if not filled.any():
+        return times
+    first_ns, last_ns = int(start[filled][0]), int(end[filled].max())
+    before = (busy[1] > first_ns) & (busy[0] < last_ns)
+    inside = np.maximum(busy[0][before], first_ns), np.minimum(busy[1][before], last_ns)
+    idle = intersection(complement(inside, first_ns, last_ns), _touching_joined(start[filled], end[filled]))
+    # Two adjacent steps may share an idle span.
+    idle = _cut(idle, start[filled])
+    of_step = np.searchsorted(start, idle[0], side="right") - 1
+    for row, of_state in enumerate(host.times(idle)):
+        np.add.at(times[row], of_step, of_state)
+    return times
 
 
 def idle_causes(times_ns: Int) -> tuple[IdleCause, ...]:

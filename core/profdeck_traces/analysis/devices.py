@@ -1,6 +1,6 @@
-"""How busy devices were, what they did at the same time, and what the host did while they did nothing.
+"""Busy and idle time of devices, overlap of their work, and the activity of the host while they are idle.
 
-All is summed over slices of time in integers, so that it does not depend on where a trace is cut into slices.
+All sums are integers, so that they are exact.
 """
 
 from __future__ import annotations
@@ -13,132 +13,110 @@ from numpy.typing import NDArray
 
 from profdeck_traces.analysis.detail_model import StepOfDevice
 from profdeck_traces.analysis.device_steps import (
-    NO_WORK,
-    DeviceStepTimes,
     DeviceWork,
     idle_causes,
     of_all_devices,
     step_kind,
+    steps_of_device,
     windows_on_device,
 )
-from profdeck_traces.analysis.gaps import UNKNOWN, IdleTimes, OpenGap
-from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, HostSlice, innermost
+from profdeck_traces.analysis.gaps import IdleGap, IdleTimes
+from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, Host
 from profdeck_traces.analysis.model import DeviceSummary, Gap, StreamSummary
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
-from profdeck_traces.analysis.steps import TraceSteps
-from profdeck_traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns, Tables
+from profdeck_traces.analysis.steps import StepWindows, TraceSteps
+from profdeck_traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, groups, joined, total, union
-from profdeck_traces.reading.time_slices import Slice
 
 _NS_PER_US = 1000
 COMPUTES, COMMUNICATES, MOVES = range(3)
-"""What work on a device is: copies and fills move data; what is neither that nor communication computes."""
+"""Kinds of work on a device. Copies and fills move data; other work that is not communication computes."""
 
 
 class DeviceTimes:
-    """Sums up what the devices of a trace did, slice by slice."""
+    """Times of the devices of a trace."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what is known of a trace
         self,
-        tables: Tables,
+        events: Columns,
         work: NDArray[np.integer],
         device_names: Mapping[Id, str],
         steps: TraceSteps,
-        *,
-        with_host: bool,
+        host: Host | None,
+        unrecorded: NDArray[np.bool_],
     ) -> None:
-        """Take what the codes of the trace mean.
+        """Compute the times.
 
         Args:
-            tables: Those of all slices.
-            work: Of each name, what it is if it runs on a device: `COMPUTES`, `COMMUNICATES` or `MOVES`.
+            events: All events of the trace, sorted by start.
+            work: Kind of work of each name on a device: `COMPUTES`, `COMMUNICATES` or `MOVES`.
             device_names: By process.
-            steps: Those of the trace.
-            with_host: Whether the slices have events of the host; if not, nobody knows the causes of idle time.
+            steps: Steps of the trace.
+            host: Activity of the host; ``None`` if the trace has no events of the host, so that the causes of idle time
+                are unknown.
+            unrecorded: Steps whose device work was not recorded.
         """
-        self._tables = tables
-        self._is_device = tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES)
-        self._kind = work
+        self._tables = events.tables
         self._device_names = device_names
-        self._with_host = with_host
-        self._windows = windows_on_device(steps)
+        self._has_host = host is not None
         self._on_host = steps.host[step_kind(steps) or GLOBAL_STEP]
         self._numbers = [steps.marks[name].step for name in steps.name.tolist()]
+        self._origin_ns = int(events.start_ns[0]) if len(events) else 0
+        windows = windows_on_device(steps)
+        recorded = ~unrecorded[windows.step]
+        windows = StepWindows(windows.step[recorded], windows.start_ns[recorded], _of(windows.end_ns, recorded))
+        is_device = self._tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES)
+        on_devices = events[np.flatnonzero(is_device[events.name])]
+        devices = list(dict.fromkeys(self._tables.tracks[track][0] for track in np.unique(on_devices.track).tolist()))
+        number = {device: code for code, device in enumerate(devices)}
+        of_track = np.array([number.get(device, -1) for device, _ in self._tables.tracks], dtype=np.int64)
         self._devices: dict[Id, _Device] = {}
-        self._origin_ns: int | None = None
-
-    def add(self, part: Slice, host: HostSlice | None) -> None:
-        """Take the next slice, with the host's side of it if that was read."""
-        if self._origin_ns is None:
-            self._origin_ns = part.begin_ns
-        events = np.flatnonzero(self._is_device[part.columns.name])
-        columns, first = part.columns[events], part.first[events]
-        streams: dict[Id, list[Int]] = {}
-        for stream in groups(columns.track):
-            streams.setdefault(self._tables.tracks[columns.track[stream[0]]][0], []).append(stream)
-        for device in self._devices.keys() - streams.keys():
-            self._devices[device].idle.wait(part, host)
-            self._devices[device].steps.add(NO_WORK, part, host)
-        for device, of_device in streams.items():
-            work = columns[np.concatenate(of_device)]
-            if device not in self._devices:
-                self._devices[device] = _Device(DeviceStepTimes(self._windows, int(work.start_ns.min())))
-            found = self._devices[device]
-            for stream in of_device:
-                found.add_stream(columns[stream], first[stream])
-            done = found.add_work(work, self._kind[work.name])
-            found.idle.add(done.busy, work, part, host)
-            found.steps.add(done, part, host)
+        for code in groups(of_track[on_devices.track]):
+            of_device = on_devices[code]
+            device = self._tables.tracks[of_device.track[0]][0]
+            self._devices[device] = _Device.of(device, of_device, work[of_device.name], windows, host, self._origin_ns)
 
     def spans(self) -> dict[Id, tuple[int, int]]:
-        """Return the times of the first and the last work of each device."""
-        return {device: (found.idle.begin_ns, found.idle.end_ns) for device, found in self._devices.items()}
+        """Return the start of the first and the end of the last event of each device."""
+        return {device: (of_device.idle.begin_ns, of_device.idle.end_ns) for device, of_device in self._devices.items()}
 
     def summaries(self) -> tuple[DeviceSummary, ...]:
-        """Return the devices in the order of their ids."""
+        """Return the devices, sorted by id."""
         devices = sorted(self._devices.items(), key=lambda item: _order(item[0]))
-        return tuple(self._summary(device, found) for device, found in devices)
+        return tuple(self._summary(device, of_device) for device, of_device in devices)
 
     def by_step(self) -> dict[int, tuple[StepOfDevice, ...]]:
-        """Return what each device did in each step, by the row of the step."""
+        """Return the work of each device in each step, by index of the step."""
         devices = sorted(self._devices.items(), key=lambda item: _order(item[0]))
-        return of_all_devices([found.steps.summaries(device, self._origin_ns or 0) for device, found in devices])
+        return of_all_devices([of_device.steps for _, of_device in devices])
 
-    def _summary(self, device: Id, found: _Device) -> DeviceSummary:
-        span_ns, overlap_ns = found.idle.end_ns - found.idle.begin_ns, found.overlap_ns
+    def _summary(self, device: Id, of_device: _Device) -> DeviceSummary:
+        compute, communication, memory, others, busy = map(total, attrs.astuple(of_device.work, recurse=False))
+        span_ns, overlap_ns = of_device.idle.end_ns - of_device.idle.begin_ns, communication + others - busy
         return DeviceSummary(
             device=device,
             name=self._device_names.get(device),
-            events=sum(stream.events for stream in found.streams.values()),
+            events=sum(stream.events for _, stream in of_device.streams),
             span_us=span_ns / _NS_PER_US,
-            busy_us=found.busy_ns / _NS_PER_US,
-            idle_us=(span_ns - found.busy_ns) / _NS_PER_US,
-            compute_us=found.kind_ns[COMPUTES] / _NS_PER_US,
-            communication_us=found.kind_ns[COMMUNICATES] / _NS_PER_US,
-            memory_us=found.kind_ns[MOVES] / _NS_PER_US,
+            busy_us=busy / _NS_PER_US,
+            idle_us=(span_ns - busy) / _NS_PER_US,
+            compute_us=compute / _NS_PER_US,
+            communication_us=communication / _NS_PER_US,
+            memory_us=memory / _NS_PER_US,
             overlap_us=overlap_ns / _NS_PER_US,
-            exposed_communication_us=(found.kind_ns[COMMUNICATES] - overlap_ns) / _NS_PER_US,
-            streams=tuple(
-                StreamSummary(
-                    stream=self._tables.tracks[track][1], events=stream.events, busy_us=stream.busy_ns / _NS_PER_US
-                )
-                for track, stream in sorted(found.streams.items(), key=self._stream)
-            ),
-            idle=idle_causes(found.idle.times) if self._with_host else (),
-            gaps=tuple(map(self._gap, found.idle.longest())),
+            exposed_communication_us=(communication - overlap_ns) / _NS_PER_US,
+            streams=tuple(stream for _, stream in sorted(of_device.streams, key=lambda item: _order(item[1].stream))),
+            idle=idle_causes(of_device.idle.times) if self._has_host else (),
+            gaps=tuple(map(self._gap, of_device.idle.longest)),
         )
 
-    def _stream(self, item: tuple[int, _Stream]) -> tuple[bool, int, str]:
-        return _order(self._tables.tracks[item[0]][1])
-
-    def _gap(self, gap: OpenGap) -> Gap:
-        host = innermost(gap.open_events, gap.begin_ns, gap.end_ns)
+    def _gap(self, gap: IdleGap) -> Gap:
         return Gap(
-            start_us=(gap.begin_ns - (self._origin_ns or 0)) / _NS_PER_US,
-            duration_us=gap.duration_ns / _NS_PER_US,
-            cause=tuple(CAUSES)[int(gap.times.argmax())] if self._with_host else NOT_READ,
-            host=None if host is None else self._tables.names[host.name],
+            start_us=(gap.begin_ns - self._origin_ns) / _NS_PER_US,
+            duration_us=(gap.end_ns - gap.begin_ns) / _NS_PER_US,
+            cause=tuple(CAUSES)[int(gap.times.argmax())] if self._has_host else NOT_READ,
+            host=None if gap.host is None else self._tables.names[gap.host.name],
             step=self._step_at((gap.begin_ns + gap.end_ns) // 2),
             before=self._name(gap.before),
             after=self._name(gap.after),
@@ -148,47 +126,52 @@ class DeviceTimes:
         (step,) = self._on_host.of(np.array([time_ns]))
         return None if step < 0 else self._numbers[step]
 
-    def _name(self, code: int) -> str | None:
-        return None if code == UNKNOWN else self._tables.names[code]
+    def _name(self, code: int | None) -> str | None:
+        return None if code is None else self._tables.names[code]
 
 
 def _order(one: Id) -> tuple[bool, int, str]:
-    """Put numbers before names."""
+    """Sort key that puts numbers before names."""
     is_number = isinstance(one, int)
     return not is_number, int(one) if isinstance(one, int) else 0, str(one)
 
 
-@attrs.define
-class _Stream:
-    events: int = 0
-    busy_ns: int = 0
+def _of(values: Int | None, selected: NDArray[np.bool_]) -> Int | None:
+    return None if values is None else values[selected]
 
 
+@attrs.frozen
 class _Device:
-    """The sums of one device."""
+    """Times of one device."""
 
-    def __init__(self, steps: DeviceStepTimes) -> None:
-        self.streams: dict[int, _Stream] = {}
-        """By the code of the track."""
-        self.kind_ns = [0, 0, 0]
-        self.overlap_ns = 0
-        self.busy_ns = 0
-        self.idle = IdleTimes()
-        self.steps = steps
+    streams: list[tuple[int, StreamSummary]]
+    """With the code of the track."""
+    work: DeviceWork
+    idle: IdleTimes
+    steps: list[tuple[int, StepOfDevice]]
 
-    def add_stream(self, work: Columns, first: NDArray[np.bool_]) -> None:
-        stream = self.streams.setdefault(int(work.track[0]), _Stream())
-        stream.events += int(first.sum())
-        stream.busy_ns += total(union(work.start_ns, work.end_ns))
-
-    def add_work(self, work: Columns, kind: NDArray[np.integer]) -> DeviceWork:
-        """Take all events of the device in a slice; return when something ran."""
-        spans = [union(work.start_ns[kind == code], work.end_ns[kind == code]) for code in range(len(self.kind_ns))]
-        for code, of_kind in enumerate(spans):
-            self.kind_ns[code] += total(of_kind)
-        others = union(*joined((spans[COMPUTES], spans[MOVES])))
-        busy = union(*joined((spans[COMMUNICATES], others)))
-        self.busy_ns += total(busy)
-        self.overlap_ns += total(spans[COMMUNICATES]) + total(others) - total(busy)
-        compute, communication, memory = spans
-        return DeviceWork(compute, communication, memory, others, busy)
+    @classmethod
+    def of(  # noqa: PLR0913, PLR0917 - as `steps_of_device`
+        cls,
+        device: Id,
+        events: Columns,
+        kind: NDArray[np.integer],
+        windows: StepWindows,
+        host: Host | None,
+        origin_ns: int,
+    ) -> _Device:
+        """Compute the times of a device from its events, sorted by start, and the kind of each event."""
+        streams = []
+        for stream in groups(events.track):
+            track, of_stream = int(events.track[stream[0]]), events[stream]
+            busy_ns = total(union(of_stream.start_ns, of_stream.end_ns))
+            name = events.tables.tracks[track][1]
+            streams.append((track, StreamSummary(stream=name, events=len(stream), busy_us=busy_ns / _NS_PER_US)))
+        compute, communication, memory = (
+            union(events.start_ns[kind == code], events.end_ns[kind == code])
+            for code in (COMPUTES, COMMUNICATES, MOVES)
+        )
+        others = union(*joined((compute, memory)))
+        work = DeviceWork(compute, communication, memory, others, union(*joined((communication, others))))
+        idle = IdleTimes.of(work.busy, events, host)
+        return cls(streams, work, idle, steps_of_device(device, work, windows, host, idle.begin_ns, origin_ns))

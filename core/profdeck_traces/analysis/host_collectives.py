@@ -21,9 +21,9 @@ _MEETS_ALL = re.compile(r"gloo:(?:(?:sparse_)?all_?(?:reduce|gather|to_all)\w*|_
 
 def host_collectives(trace: Trace) -> Columns:
     """Return the collectives of hosts in a trace; none where they may be of several process groups."""
-    marks = trace.marks
+    annotations = trace.annotations
     if trace.process_groups != 1:
-        return marks[:0]
+        return annotations[:0]
     meets = trace.tables.names_of_categories(frozenset({ANNOTATION}))
     meets[meets] = [_MEETS_ALL.fullmatch(trace.tables.names[code]) is not None for code in np.flatnonzero(meets)]
-    return marks[meets[marks.name]]
+    return annotations[meets[annotations.name]]

@@ -1,4 +1,4 @@
-"""What the host did while a device waited: the state of all threads together, at any time of a slice."""
+"""State of the host while a device waits: the state of all threads together, at any time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.reading.columns import ANNOTATION, OPERATOR, Tables
+from profdeck_traces.reading.columns import ANNOTATION, OPERATOR, Columns
 from profdeck_traces.reading.intervals import Int, Spans, complement, groups, intersection, joined, time_before, union
-from profdeck_traces.reading.time_slices import Slice
 
 CAUSES = {
     "profiler overhead": "the profiler itself worked: buffers, instrumentation",
@@ -43,10 +42,13 @@ _STATES = tuple(CAUSES)
 _OPERATORS, _SYNCHRONISING = _STATES.index("operators"), _STATES.index("synchronising")
 _NOTHING = len(_STATES) - 1
 # Kineto's, but for the last: Ascend's runtime, whose events have no category, by the name of its process.
-_RUNTIMES = (
-    *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime"),
-    *("privateuse1_runtime", "privateuse1_driver", "CANN"),
+RUNTIMES = frozenset(
+    {
+        *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime"),
+        *("privateuse1_runtime", "privateuse1_driver", "CANN"),
+    }
 )
+"""Categories of calls into the runtime or driver of a device."""
 _STATE_OF_CATEGORY = {
     "overhead": "profiler overhead",
     OPERATOR: "operators",
@@ -54,7 +56,9 @@ _STATE_OF_CATEGORY = {
     "python_function": "Python and other host code",
     "enqueue": "Python and other host code",
     "dequeue": "Python and other host code",
-} | dict.fromkeys(_RUNTIMES, "other runtime calls")
+} | dict.fromkeys(RUNTIMES, "other runtime calls")
+KNOWN_CATEGORIES = frozenset(_STATE_OF_CATEGORY)
+"""Categories of events on the host."""
 # The first that is found in the name. CUDA, HIP, Level Zero and AscendCL share these words.
 _STATE_OF_CALL = (
     ("synchronising", re.compile(r"[Ss]ynchronize|EventQuery|StreamQuery|QueryEventStatus")),
@@ -81,16 +85,41 @@ class HostEvent(NamedTuple):
 
 
 @attrs.frozen
-class HostSlice:
-    """The host's side of one slice."""
+class Host:
+    """Activity of the host over the recording."""
 
-    part: Slice
-    events: Int
-    """Which events of the slice are the host's."""
+    columns: Columns
+    """Events of the host, sorted by start."""
     state: NDArray[np.int8]
-    """Index into ``CAUSES`` of each of these."""
+    """State of each event: an index into ``CAUSES``."""
     busy: tuple[Spans, ...]
-    """The time in which some thread is in the first state, in one of the first two, and so on."""
+    """For each state, the time in which any thread is in this state or an earlier one."""
+
+    @classmethod
+    def of(cls, columns: Columns, annotations: NDArray[np.bool_] | None = None) -> Host:
+        """Compute the states of the host.
+
+        Args:
+            columns: All events of a trace, sorted by start.
+            annotations: Names that are annotations whatever their category is.
+        """
+        tables = columns.tables
+        names = zip(tables.names, tables.name_category, strict=True)
+        of_name = np.array([_state(name, tables.categories[category]) for name, category in names], dtype=np.int8)
+        if annotations is not None:
+            of_name[annotations] = _STATES.index(_STATE_OF_CATEGORY[ANNOTATION])
+        state = of_name[columns.name]
+        events = np.flatnonzero(state != _NOTHING)
+        columns, state = columns[events], state[events]
+        busy = [(np.empty(0, dtype=np.int64),) * 2]
+        for code in range(_NOTHING):
+            of_state = np.flatnonzero(state == code)
+            if code == _OPERATORS:
+                spans = _working(columns, of_state, np.flatnonzero(state == _SYNCHRONISING))
+            else:
+                spans = columns.start_ns[of_state], columns.end_ns[of_state]
+            busy.append(union(*joined((busy[-1], spans))) if len(spans[0]) else busy[-1])
+        return cls(columns, state, tuple(busy[1:]))
 
     def times(self, spans: Spans) -> Int:
         """Return the time that each state takes of each span: a matrix of (states, spans)."""
@@ -104,82 +133,29 @@ class HostSlice:
             up_to.append(before[1::2] - before[::2])
         return np.diff(np.stack([*up_to, spans[1] - spans[0]]), axis=0)
 
-    def longer_than(self, least_ns: int) -> HostSlice:
-        """Return the same with these events only."""
-        columns = self.part.columns
-        kept = np.flatnonzero((columns.end_ns - columns.start_ns)[self.events] > least_ns)
-        return attrs.evolve(self, events=self.events[kept], state=self.state[kept])
-
-    def open_in(self, begin_ns: int, end_ns: int) -> frozenset[HostEvent]:
-        """Return what may have been open for most of a gap that has this part.
-
-        These are the events that are open for more than half of the part, or at its end. Each of the others is in no
-        later part, and either in no earlier one, or open at the end of that.
-        """
-        part, events = self.part, self.events
-        starts, ends = part.columns.start_ns[events], part.columns.end_ns[events]
+    def open_in(self, begin_ns: int, end_ns: int) -> list[HostEvent]:
+        """Return the events that are open for more than half of an interval."""
+        last = int(np.searchsorted(self.columns.start_ns, end_ns))
+        starts, ends = self.columns.start_ns[:last], self.columns.end_ns[:last]
         inside_ns = np.minimum(ends, end_ns) - np.maximum(starts, begin_ns)
-        matters = (inside_ns > (end_ns - begin_ns) // 2) | (ends >= end_ns)
-        found = np.flatnonzero((inside_ns > 0) & matters)
-        events = events[found]
-        columns = (
-            part.order_ns[events],
-            part.whole_end_ns[events],
-            part.columns.track[events],
-            part.columns.name[events],
-        )
-        return frozenset(map(HostEvent, self.state[found].tolist(), *(column.tolist() for column in columns)))
+        events = np.flatnonzero(2 * inside_ns > end_ns - begin_ns)
+        columns = (self.state, self.columns.start_ns, self.columns.end_ns, self.columns.track, self.columns.name)
+        return list(map(HostEvent, *(column[events].tolist() for column in columns)))
 
 
-class HostStates:
-    """Tells what the host does in slices of one trace."""
+def innermost(events: Iterable[HostEvent]) -> HostEvent | None:
+    """Return the innermost event, in the thread whose state comes first in ``CAUSES``.
 
-    def __init__(self, tables: Tables, annotations: NDArray[np.bool_] | None = None) -> None:
-        """Take what the codes of the trace mean.
-
-        Args:
-            tables: Those of all slices.
-            annotations: Names that are annotations whatever their category is.
-        """
-        names = zip(tables.names, tables.name_category, strict=True)
-        states = np.array([_state(name, tables.categories[category]) for name, category in names], dtype=np.int8)
-        if annotations is not None:
-            states[annotations] = _STATES.index(_STATE_OF_CATEGORY[ANNOTATION])
-        self._state_of_name = states
-
-    def of(self, part: Slice) -> HostSlice:
-        """Return the host's side of a slice."""
-        state = self._state_of_name[part.columns.name]
-        events = np.flatnonzero(state != _NOTHING)
-        state = state[events]
-        starts, ends = part.columns.start_ns, part.columns.end_ns
-        busy = [(np.empty(0, dtype=np.int64),) * 2]
-        for code in range(_NOTHING):
-            of_state = events[np.flatnonzero(state == code)]
-            if code == _OPERATORS:
-                spans = _working(part, of_state, events[np.flatnonzero(state == _SYNCHRONISING)])
-            else:
-                spans = starts[of_state], ends[of_state]
-            busy.append(union(*joined((busy[-1], spans))) if len(spans[0]) else busy[-1])
-        return HostSlice(part, events, state, tuple(busy[1:]))
-
-
-def innermost(events: Iterable[HostEvent], begin_ns: int, end_ns: int) -> HostEvent | None:
-    """Return the event that was open for more than half of a time, the innermost one of its thread.
-
-    Of several threads, that of the state that comes first in ``CAUSES``, of these the one that started last.
+    Of several such threads, choose the thread with the event that started last.
     """
-    most = [
-        event for event in events if 2 * (min(event.end_ns, end_ns) - max(event.begin_ns, begin_ns)) > end_ns - begin_ns
-    ]
-    most.sort(key=lambda event: (event.begin_ns, -event.end_ns, -event.state, event.name))
-    of_thread = {event.track: event for event in most}  # the last one of a thread stays
+    in_order = sorted(events, key=lambda event: (event.begin_ns, -event.end_ns, -event.state, event.name))
+    of_thread = {event.track: event for event in in_order}  # keeps the last event of each thread
     return min(of_thread.values(), key=lambda event: (event.state, -event.begin_ns, event), default=None)
 
 
 def state_of_call(name: str, category: str) -> str | None:
     """Return what a call into a device's runtime or driver does; None for every other event."""
-    return _STATES[_state(name, category)] if category in _RUNTIMES else None
+    return _STATES[_state(name, category)] if category in RUNTIMES else None
 
 
 def by_time(times_ns: Int) -> list[tuple[str, int, float]]:
@@ -194,23 +170,26 @@ def by_time(times_ns: Int) -> list[tuple[str, int, float]]:
     return [(state, time_ns, time_ns / total_ns) for state, time_ns in found]
 
 
-def _working(part: Slice, operators: Int, waits: Int) -> Spans:
-    """Return intervals in which one of the operators is open on a thread that does not wait."""
-    track, start, end = part.columns.track, part.columns.start_ns, part.columns.end_ns
+def _working(columns: Columns, operators: Int, waits: Int) -> Spans:
+    """Return intervals in which an operator is open on a thread that does not wait."""
+    track, start, end = columns.track, columns.start_ns, columns.end_ns
     waiting = np.isin(track[operators], np.unique(track[waits]))
     free, bound = operators[~waiting], operators[waiting]
-    found = [(start[free], end[free])]
+    intervals = [(start[free], end[free])]
     waits_of = {int(track[waits[group[0]]]): waits[group] for group in groups(track[waits])}
     for group in groups(track[bound]):
         of_track = bound[group]
         waited = waits_of[int(track[of_track[0]])]
-        free_time = complement(union(start[waited], end[waited]), part.begin_ns, part.end_ns)
-        found.append(intersection(union(start[of_track], end[of_track]), free_time))
-    return joined(found)
+        open_spans, waits_spans = union(start[of_track], end[of_track]), union(start[waited], end[waited])
+        if len(open_spans[0]):
+            begin_ns = int(min(open_spans[0][0], waits_spans[0][0])) if len(waits_spans[0]) else int(open_spans[0][0])
+            end_ns = int(max(open_spans[1][-1], waits_spans[1][-1])) if len(waits_spans[0]) else int(open_spans[1][-1])
+            intervals.append(intersection(open_spans, complement(waits_spans, begin_ns, end_ns)))
+    return joined(intervals)
 
 
 def _state(name: str, category: str) -> int:
     state = _STATE_OF_CATEGORY.get(category, "nothing recorded")
-    if category in _RUNTIMES:
+    if category in RUNTIMES:
         state = next((found for found, pattern in _STATE_OF_CALL if pattern.search(name)), state)
     return _STATES.index(state)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from profdeck_traces.analysis.detail_model import MemoryPoint, MemorySummary
-from profdeck_traces.reading.memory_fields import StatedMemory
+from profdeck_traces.reading.events import NO_TIME
+from profdeck_traces.reading.trace import Trace
 
 # c10::DeviceType (torch/headeronly/core/DeviceType.h); 20 is PrivateUse1, which is an NPU with torch_npu.
 _TYPES = {0: "CPU", 1: "GPU", 6: "GPU", 12: "XPU", 13: "MPS", 20: "NPU"}
@@ -13,26 +14,42 @@ _POINTS = 200
 _NS_PER_US = 1000
 
 
-def memory_of(stated: StatedMemory, origin_ns: int) -> tuple[MemorySummary, ...]:
+def memory_of(trace: Trace, origin_ns: int) -> tuple[MemorySummary, ...]:
     """Return the peak and the course of each device's memory.
 
+    torch's ``profile_memory`` writes an instant event ``[memory]`` for each allocation, with the bytes allocated and
+    reserved on its device (``export_memory_events`` in torch/csrc/autograd/profiler_kineto.cpp).
+
     Args:
-        stated: The marks.
-        origin_ns: What ``start_us`` counts from.
+        trace: The trace.
+        origin_ns: Origin of ``start_us``.
     """
+    if trace.raw is None:
+        return ()
     found = []
-    for (kind, number), rows in stated.devices():
+    rows = trace.raw.args["Total Allocated"].row.astype(np.int64)
+    is_memory = np.array([name == "[memory]" for name in trace.raw.names], dtype=bool)
+    rows = rows[is_memory[trace.raw.all["name"][rows]]]
+    # The id of the CPU is -1.
+    kinds, numbers = (trace.raw.arg(key, rows, missing=NO_TIME) for key in ("Device Type", "Device Id"))
+    allocated, reserved = trace.arg("Total Allocated", rows), trace.raw.arg("Total Reserved", rows, missing=0)
+    time_ns = trace.raw.all["start_ns"][rows]
+    is_valid = (np.minimum(kinds, numbers) != NO_TIME) & (np.minimum(allocated, reserved) >= 0) & (time_ns != NO_TIME)
+    kinds, numbers = kinds[is_valid], numbers[is_valid]
+    table = np.stack([time_ns, allocated, reserved], axis=1)[is_valid]
+    for kind, number in np.unique(np.stack([kinds, numbers], axis=1), axis=0).tolist():
+        of_device = table[(kinds == kind) & (numbers == number)]
+        of_device = of_device[np.argsort(of_device[:, 0], kind="stable")]
         name = _TYPES.get(kind, f"device type {kind}")
-        time_ns, allocated, reserved = rows.T
-        peak = int(allocated.argmax())
+        peak = int(of_device[:, 1].argmax())
         found.append(
             MemorySummary(
                 device=name if number < 0 else f"{name} {number}",
-                events=len(rows),
-                peak_allocated_bytes=int(allocated[peak]),
-                peak_us=(int(time_ns[peak]) - origin_ns) / _NS_PER_US,
-                peak_reserved_bytes=int(reserved.max()),
-                points=_points(rows, origin_ns),
+                events=len(of_device),
+                peak_allocated_bytes=int(of_device[peak, 1]),
+                peak_us=(int(of_device[peak, 0]) - origin_ns) / _NS_PER_US,
+                peak_reserved_bytes=int(of_device[:, 2].max()),
+                points=_points(of_device, origin_ns),
             )
         )
     return tuple(found)

@@ -202,6 +202,14 @@ class IterationStatistics:
 
 
 @attrs.frozen(kw_only=True)
+class ImplausibleEvents:
+    """Device events of one name with implausible times."""
+
+    name: str
+    count: int
+
+
+@attrs.frozen(kw_only=True)
 class RankSummary:
     """One trace of one rank."""
 
@@ -273,6 +281,15 @@ class RankSummary:
     timelines: tuple[Timeline, ...] = ()
     """Pictures, where they were asked for: of all that was recorded, and of a typical step, of a trace by itself of
     each step that may be called so."""
+    implausible: tuple[ImplausibleEvents, ...] = ()
+    """Device events with times outside of the recording. They are in no other number."""
+    launches: int = 0
+    """Runtime calls that launch kernels, copies or graphs, with a ``correlation``."""
+    launches_without_work: int = 0
+    """Those without work on a device."""
+    unrecorded_steps: tuple[int, ...] = ()
+    """Numbers of steps with launches but without device work, although other steps have both. Their ``device_us`` is
+    ``None``."""
     unit: str | None = None
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""

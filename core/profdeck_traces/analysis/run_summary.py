@@ -27,7 +27,6 @@ from profdeck_traces.inputs.sources import TraceSource
 def summarise_run(  # noqa: PLR0913 - what to read, and where
     sources: Sequence[TraceSource],
     *,
-    devices_only: bool = False,
     classifier: Classifier | None = None,
     buckets: int = 0,
     kept_buckets: int = 0,
@@ -41,12 +40,10 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
 
     Args:
         sources: The traces; :func:`profdeck_traces.inputs.sources.find_sources` finds them.
-        devices_only: See :func:`profdeck_traces.analysis.summary.summarise_trace`.
         classifier: Assigns kernel classes. Default: the built-in table.
         buckets: Number of intervals in the pictures of each trace; 0 for no pictures.
         kept_buckets: Buckets of pictures to cache for later calls, if this call requests no pictures.
-        processes: Number of traces to read in parallel, each in its own process. A single trace is read by this number
-            of processes together.
+        processes: Number of traces to read in parallel, each in its own process.
         cache: Cache of results. Files that have not changed since they were read are not read again.
         on_progress: Called with the number of bytes read so far and the total.
 
@@ -56,7 +53,6 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     how = _How(
         classifier or Classifier(),
         StepNames.load(),
-        devices_only=devices_only,
         buckets=buckets or (kept_buckets if cache is not None else 0),
         with_pictures=bool(buckets),
         cache=cache,
@@ -68,8 +64,6 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     if left:
         to_read = [sources[index] for index in left]
         sizes = [source.size_bytes for source in to_read]
-        if len(left) == 1:
-            how = attrs.evolve(how, processes=processes)
         read = map_traces(how.read, to_read, sizes, processes=processes, on_progress=on_progress)
         how.results.evict()
         found |= dict(zip(left, read, strict=True))
@@ -90,21 +84,16 @@ class _How:
 
     classifier: Classifier
     step_names: StepNames
-    devices_only: bool = attrs.field(kw_only=True)
     buckets: int = attrs.field(kw_only=True)
     """How many parts the pictures have that are made."""
     with_pictures: bool = attrs.field(kw_only=True)
     """Whether they are wanted now."""
     cache: ResultCache | None = attrs.field(kw_only=True)
-    processes: int = attrs.field(default=1, kw_only=True)
-    """How many read a trace together."""
 
     @property
     def results(self) -> KeptResults:
         """What is kept of this question."""
-        return KeptResults(
-            self.cache, *cached_reading.question(self.classifier, self.step_names, devices_only=self.devices_only)
-        )
+        return KeptResults(self.cache, *cached_reading.question(self.classifier, self.step_names))
 
     def kept(self, source: TraceSource) -> RankReading | None:
         """Return what was read before, if nothing changed and it has the pictures that are wanted."""
@@ -123,11 +112,9 @@ class _How:
         before = self.results.before(source.path)
         reading = read_summary(
             source,
-            devices_only=self.devices_only,
             classifier=self.classifier,
             step_names=self.step_names,
             buckets=self.buckets,
-            processes=self.processes,
             on_progress=on_progress,
         )
         found = reading.summary

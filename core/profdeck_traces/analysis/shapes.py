@@ -6,11 +6,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+import numpy as np
+
 from profdeck_traces.analysis.detail_model import ShapeCalls
-from profdeck_traces.reading.shape_fields import StatedShapes
+from profdeck_traces.reading.columns import OPERATOR
+from profdeck_traces.reading.trace import Trace
 
 _MOST = 500
 _NS_PER_US = 1000
+_WITHOUT_SPACE = dict.fromkeys(map(ord, " \t\n\r"))
 # Which inputs are the matrices: torch.utils.flop_counter counts the same operators so.
 _PRODUCTS = {
     "aten::mm": (0, 1),
@@ -22,27 +27,64 @@ _PRODUCTS = {
 }
 
 
-def shape_calls(stated: StatedShapes) -> tuple[ShapeCalls, ...]:
-    """Return the operators by shape, longest first."""
-    found = sorted(stated.times.items(), key=lambda item: (-item[1][1], item[0]))
-    return tuple(
-        ShapeCalls(
-            name=name,
-            shapes=shapes,
-            count=count,
-            total_us=total_ns / _NS_PER_US,
-            max_us=max_ns / _NS_PER_US,
-            flops=None if (of_one := flops_of(name, shapes)) is None else of_one * count,
+@attrs.frozen
+class OperatorShapes:
+    """Calls and times of operators by name and shapes, where the recorder writes shapes: torch's ``record_shapes``.
+
+    The arg ``Input Dims`` of an operator (torch/csrc/profiler/collection.cpp) is a list with the sizes of each input:
+    ``[]`` for an input that is not a tensor, and a list of such lists for a list of tensors.
+    """
+
+    rows: list[tuple[str, str, int, int, int]]
+    """Name, shapes as JSON, calls, total and longest time in nanoseconds; the longest total first."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> OperatorShapes:
+        """Sum up the operators of a trace that state their shapes."""
+        is_operator = trace.tables.names_of_categories(frozenset({OPERATOR}))
+        operators = trace.events[np.flatnonzero(is_operator[trace.events.name])]
+        dims = trace.arg("Input Dims", operators.row)
+        operators, dims = operators[dims >= 0], dims[dims >= 0]
+        texts = trace.texts("Input Dims")
+        keys, which = np.unique(operators.name * np.int64(len(texts) + 1) + dims, return_inverse=True)
+        duration = operators.duration_ns
+        count = np.bincount(which, minlength=len(keys))
+        total = np.bincount(which, weights=duration, minlength=len(keys)).astype(np.int64)
+        longest = np.zeros(len(keys), dtype=np.int64)
+        np.maximum.at(longest, which, duration)
+        sums: dict[tuple[str, str], tuple[int, int, int]] = {}
+        for key, *values in zip(keys.tolist(), count.tolist(), total.tolist(), longest.tolist(), strict=True):
+            name, code = divmod(key, len(texts) + 1)
+            # Different layouts of the JSON state the same shapes.
+            shapes = texts[code].translate(_WITHOUT_SPACE).replace(",", ", ")
+            before = sums.get((trace.tables.names[name], shapes), (0, 0, 0))
+            sums[trace.tables.names[name], shapes] = (
+                before[0] + values[0],
+                before[1] + values[1],
+                max(before[2], values[2]),
+            )
+        rows = [(*key, *values) for key, values in sums.items()]
+        return cls(sorted(rows, key=lambda row: (-row[3], row[0], row[1])))
+
+    def calls(self) -> tuple[ShapeCalls, ...]:
+        """Return the operators with the longest total time."""
+        return tuple(
+            ShapeCalls(
+                name=name,
+                shapes=shapes,
+                count=count,
+                total_us=total_ns / _NS_PER_US,
+                max_us=max_ns / _NS_PER_US,
+                flops=None if (of_one := flops_of(name, shapes)) is None else of_one * count,
+            )
+            for name, shapes, count, total_ns, max_ns in self.rows[:_MOST]
         )
-        for (name, shapes), (count, total_ns, max_ns) in found[:_MOST]
-    )
 
-
-def product_flops(stated: StatedShapes) -> int | None:
-    """Return the floating-point operations of all matrix products; ``None`` where no shapes were recorded."""
-    if not stated.times or stated.left_out:
-        return None
-    return sum((flops_of(*key) or 0) * sums[0] for key, sums in stated.times.items())
+    def product_flops(self) -> int | None:
+        """Return the floating-point operations of all matrix products; ``None`` if no shapes were recorded."""
+        if not self.rows:
+            return None
+        return sum((flops_of(name, shapes) or 0) * count for name, shapes, count, *_ in self.rows)
 
 
 def flops_of(name: str, shapes: str) -> int | None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from profdeck_traces.base.errors import MissingLibraryError
+from profdeck_traces.reading import compiled
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|\b(?:at::native|at::detail|at::cuda|c10|cub::CUB_\w+|std)::")
 # What elementwise kernels of torch all have at their end.
@@ -20,19 +20,9 @@ _BEFORE = 4
 
 @functools.lru_cache(maxsize=10_000)
 def full_name(name: str) -> str:
-    """Return a name as C++ writes it, where it is mangled."""
-    if not name.startswith("_Z") or len(name) > _MOST_MANGLED:
-        return name
-    try:
-        from itanium_demangler import parse
-    except ImportError:
-        raise MissingLibraryError.for_library("Names of C++ kernels need", "itanium-demangler", "traces") from None
-
-    try:
-        found = parse(name)
-    except (NotImplementedError, ValueError, IndexError, RecursionError):
-        return name
-    return name if found is None else str(found)
+    """Return the readable form of a mangled C++ name. Without the compiled reader, names stay mangled."""
+    library = compiled.load_library() if name.startswith("_Z") and len(name) <= _MOST_MANGLED else None
+    return name if library is None else compiled.demangle(library, [name])[0]
 
 
 def short_kernel(name: str, width: int) -> str:

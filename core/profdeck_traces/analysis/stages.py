@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from profdeck_traces.analysis.detail_model import HostState, HostTimes, StageSummary, TimelineMark
 from profdeck_traces.analysis.device_steps import step_kind
-from profdeck_traces.analysis.host_states import CAUSES, HostSlice, by_time
+from profdeck_traces.analysis.host_states import CAUSES, Host, by_time
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, outermost
 from profdeck_traces.reading.columns import Columns
 from profdeck_traces.reading.intervals import Int, time_before, union
-from profdeck_traces.reading.time_slices import Slice
 
 # What torch calls collectives on the host: its dispatcher's operators, and the marks of their backends.
 _COLLECTIVE = re.compile(r"c10d::\w+_$|(?:gloo|nccl|hccl|ucc|mpi|xccl):\w+")
@@ -25,20 +24,24 @@ _NS_PER_US = 1000
 
 
 class StageTimes:
-    """Sums up host activity in a trace's steps and their stages, slice by slice.
+    """Host activity in a trace's steps and their stages.
 
     A stage is an annotation inside a step, on the thread that annotates the steps. Nested annotations belong to the
     outer stage. If several threads annotate steps, only the thread with the most time in steps counts. Excluded steps
     are skipped.
     """
 
-    def __init__(self, marks: Columns, is_stage: NDArray[np.bool_], steps: TraceSteps) -> None:
-        """Take where they are.
+    def __init__(
+        self, events: Columns, marks: Columns, is_stage: NDArray[np.bool_], steps: TraceSteps, host: Host | None
+    ) -> None:
+        """Find the stages, and compute the host activity in them.
 
         Args:
+            events: All events of the trace, sorted by start.
             marks: All annotations of the trace.
-            is_stage: Of each name, whether it may be one: an annotation of the host, and no mark of a step.
-            steps: Those of the trace.
+            is_stage: Whether each name can be a stage: an annotation of the host that is not a step.
+            steps: Steps of the trace.
+            host: Activity of the host; ``None`` if the trace has no events of the host.
         """
         kind = step_kind(steps)
         self._basis = kind or RECORDING
@@ -54,7 +57,7 @@ class StageTimes:
         if self._steps is not None and self._steps.end_ns is not None:
             # Clip annotations that end after their step.
             end = np.minimum(end, self._steps.end_ns[step])
-        self._pictured = [marks.names[code] for code in own.name.tolist()], start, end
+        self._pictured = [marks.tables.names[code] for code in own.name.tolist()], start, end
         if self._steps is not None and not (excluded := steps.excluded[self._steps.step]).all():
             counted = ~excluded[step]
             own, step, start, end = (
@@ -65,35 +68,26 @@ class StageTimes:
             )
             self._steps = _without(self._steps, excluded)
         codes, self._stage = np.unique(own.name, return_inverse=True)
-        self._names = [marks.names[code] for code in codes.tolist()]
+        self._names = [marks.tables.names[code] for code in codes.tolist()]
         self._step_of, self._start, self._end = step, start, end
-        self._communicates = np.array([_COLLECTIVE.match(name) is not None for name in marks.names], dtype=bool)
         self._communication = np.zeros(len(self._names), dtype=np.int64)
         self._of_stage = np.zeros((len(CAUSES), len(self._names)), dtype=np.int64)
         self._of_all = np.zeros(len(CAUSES), dtype=np.int64)
+        if host is not None:
+            self._add_activity(events, host)
 
-    def add(self, part: Slice, host: HostSlice) -> None:
-        """Take a slice."""
-        first = int(np.searchsorted(self._end, part.begin_ns, side="right"))
-        last = int(np.searchsorted(self._start, part.end_ns, side="left"))
-        if first < last:
-            spans = (
-                np.maximum(self._start[first:last], part.begin_ns),
-                np.minimum(self._end[first:last], part.end_ns),
-            )
-            times = host.times(spans)
-            for row in range(len(CAUSES)):
-                np.add.at(self._of_stage[row], self._stage[first:last], times[row])
-            own = part.columns[np.flatnonzero(self._communicates[part.columns.name])]
-            waits = union(own.start_ns, own.end_ns)
-            waited = time_before(waits, spans[1]) - time_before(waits, spans[0])
-            np.add.at(self._communication, self._stage[first:last], waited)
-        starts, ends = np.array([part.begin_ns]), np.array([part.end_ns])
+    def _add_activity(self, events: Columns, host: Host) -> None:
+        spans = self._start, self._end
+        for row, of_state in enumerate(host.times(spans)):
+            np.add.at(self._of_stage[row], self._stage, of_state)
+        is_collective = np.array([_COLLECTIVE.match(name) is not None for name in events.tables.names], dtype=bool)
+        collectives = events[np.flatnonzero(is_collective[events.name])]
+        waits = union(collectives.start_ns, collectives.end_ns)
+        np.add.at(self._communication, self._stage, time_before(waits, spans[1]) - time_before(waits, spans[0]))
+        recorded = events.start_ns[:1], np.array([events.end_ns.max()]) if len(events) else events.end_ns
         if self._steps is not None and self._steps.end_ns is not None:
-            inside = (self._steps.start_ns < part.end_ns) & (self._steps.end_ns > part.begin_ns)
-            starts = np.maximum(self._steps.start_ns[inside], part.begin_ns)
-            ends = np.minimum(self._steps.end_ns[inside], part.end_ns)
-        self._of_all += host.times((starts, ends)).sum(axis=1)
+            recorded = self._steps.start_ns, self._steps.end_ns
+        self._of_all = host.times(recorded).sum(axis=1)
 
     def summary(self, recorded_ns: int) -> HostTimes:
         """Return the sums; the time of the recording counts where there are no steps."""
@@ -144,10 +138,9 @@ class StageTimes:
 
 def _on_main_thread(steps: TraceSteps, windows: StepWindows) -> StepWindows:
     """Return the steps of the thread that has the most time in steps."""
-    track = steps.track[windows.step]
+    _, thread = np.unique(steps.track[windows.step], return_inverse=True)
     ends = windows.start_ns if windows.end_ns is None else windows.end_ns
-    time_ns = np.bincount(track, weights=ends - windows.start_ns)
-    mine = track == int(time_ns.argmax())
+    mine = thread == int(np.bincount(thread, weights=ends - windows.start_ns).argmax())
     return StepWindows(windows.step[mine], windows.start_ns[mine], ends[mine])
 
 

@@ -1,9 +1,8 @@
-"""What each step took of the devices and the host."""
+"""Times of each step on the devices and the host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,118 +11,128 @@ from profdeck_traces.analysis.detail_model import PerStep
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.model import IterationStatistics, StepSummary
 from profdeck_traces.analysis.step_names import ITERATION
-from profdeck_traces.analysis.steps import TraceSteps
+from profdeck_traces.analysis.steps import StepWindows, TraceSteps
+from profdeck_traces.reading.columns import Columns
 from profdeck_traces.reading.intervals import Int
 
-# So many steps of a kind and stage are looked at name by name: memory is bounded by this times the names in use, and
-# a median of 256 values is within a tenth of their spread of the true one.
-_SAMPLED_STEPS = 256
-_SEED = 0
-# Number of sums per step and name that are computed at once.
-_BLOCK_SUMS = 1 << 20
-_CODES = 1 << 32
 _NS_PER_US = 1000
 _NS_PER_S = 1_000_000_000
 
 
+class _Sums(NamedTuple):
+    """Time by step and name code: parallel arrays."""
+
+    step: Int
+    code: Int
+    time_ns: Int
+
+
 class StepTimes:
-    """Sums up times in the steps of a trace.
+    """Sums of times in the steps of a trace.
 
     An event belongs to the step of each kind in which it starts, on the host or on the device. The variation of a
     name's time is computed over comparable steps: those of the kind and stage in which the name took the most time.
     Global steps are used only if the name took no time in iterations. There must be at least two such steps, and the
-    name must take time in at least half of them. If there are more than 256, a random sample of 256 steps is used. Cold
-    steps are excluded if there are other steps of the same kind and stage.
+    name must take time in at least half of them. Cold steps are excluded if there are other steps of the same kind and
+    stage.
     """
 
-    def __init__(self, steps: TraceSteps) -> None:
+    def __init__(
+        self,
+        steps: TraceSteps,
+        device: Columns,
+        operators: tuple[Columns, Int],
+        annotations: Columns,
+        unrecorded: NDArray[np.bool_],
+    ) -> None:
+        """Assign the events to steps.
+
+        Args:
+            steps: Steps of the trace.
+            device: Kernels, copies and fills.
+            operators: Operators with their self time in nanoseconds.
+            annotations: Annotations of the host.
+            unrecorded: Steps whose device work was not recorded.
+        """
+        self._unrecorded = unrecorded
         self._steps = steps
         groups: dict[tuple[str, str | None], int] = {}
         of_mark = [groups.setdefault((mark.kind, mark.stage), len(groups)) for mark in steps.marks]
         self._groups = list(groups)
         self._group = _without_excluded(np.array(of_mark, dtype=np.int64)[steps.name], steps.excluded, len(groups))
-        self._device_ns = np.zeros(len(steps), dtype=np.int64)
-        self._has_device = False
-        sampled = _sampled(self._group, len(groups))
-        self._group_of_row = self._group[sampled]
-        row = np.full(len(steps) + 1, -1, dtype=np.int64)  # the last one is for step -1
-        row[sampled] = np.arange(len(sampled))
-        self._kernels = _Sums(row)
-        self._operators = _Sums(row)
-        self._annotations = _Sums(row)
-        kind = step_kind(steps)
-        self._cold_kernels = _ColdTimes(steps, kind)
-        self._cold_operators = _ColdTimes(steps, kind)
-        self._cold_annotations = _ColdTimes(steps, kind)
+        self._has_device = len(device) > 0
+        self._kernels = self._sums(steps.device, device, device.duration_ns)
+        self._operators = self._sums(steps.host, *operators)
+        self._annotations = self._sums(steps.host, annotations, annotations.duration_ns)
 
-    def add_device(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
-        """Add kernels, copies and fills, or the portions of them in a time slice.
-
-        Args:
-            start_ns: When each of them started, which for a part is before its slice.
-            name: A small number for each name, such as the codes of columns.
-            time_ns: How long it, or the part, ran.
-        """
-        self._has_device |= len(start_ns) > 0
-        for kind, windows in self._steps.device.items():
-            step = windows.of(start_ns)
-            self._cold_kernels.add(kind, step, name, time_ns)
-            # A float of 64 bits holds 104 days of nanoseconds.
-            sums = np.bincount(step + 1, weights=time_ns, minlength=len(self._steps) + 1)
-            self._device_ns += sums[1:].astype(np.int64)
-            self._kernels.add(step, name, time_ns)
-
-    def add_operators(self, start_ns: Int, name: NDArray[np.integer], self_ns: Int) -> None:
-        """Add operators, or portions of them, with their self time; arguments as in `add_device`."""
-        for kind, windows in self._steps.host.items():
-            step = windows.of(start_ns)
-            self._cold_operators.add(kind, step, name, self_ns)
-            self._operators.add(step, name, self_ns)
-
-    def add_annotations(self, start_ns: Int, name: NDArray[np.integer], time_ns: Int) -> None:
-        """Add annotations, or portions of them, with their total time; arguments as in `add_device`."""
-        for kind, windows in self._steps.host.items():
-            step = windows.of(start_ns)
-            self._cold_annotations.add(kind, step, name, time_ns)
-            self._annotations.add(step, name, time_ns)
+    def _sums(self, windows: dict[str, StepWindows], events: Columns, time_ns: Int) -> _Sums:
+        names = max(1, len(events.tables.names))
+        keys, times = [], []
+        for of_kind in windows.values():
+            step = of_kind.of(events.start_ns)
+            inside = step >= 0
+            keys.append(step[inside] * names + events.name[inside])
+            times.append(time_ns[inside])
+        key, which = np.unique(np.concatenate(keys), return_inverse=True)
+        # A float of 64 bits holds 104 days of nanoseconds exactly.
+        sums = np.bincount(which, weights=np.concatenate(times), minlength=len(key)).astype(np.int64)
+        return _Sums(*np.divmod(key, names), sums)
 
     def kernels(self) -> dict[int, PerStep]:
         """Return the variation in time of each kernel, copy and fill, by name code."""
-        return self._per_step(*self._kernels.totals())
+        return self._per_step(self._kernels)
 
     def classes(self, class_of_name: Int) -> dict[int, PerStep]:
-        """Return the same for classes of them.
+        """Return the variation in time of each class of kernels.
 
         Args:
-            class_of_name: A number for the class of each name.
+            class_of_name: The class of each name, as a number.
         """
-        row, name, time_ns = self._kernels.totals()
-        return self._per_step(row, class_of_name[name], time_ns)
+        step, code, time_ns = self._kernels
+        classes = int(class_of_name.max(initial=0)) + 1
+        key, which = np.unique(step * classes + class_of_name[code], return_inverse=True)
+        sums = np.bincount(which, weights=time_ns, minlength=len(key)).astype(np.int64)
+        return self._per_step(_Sums(*np.divmod(key, classes), sums))
 
     def operators(self) -> dict[int, PerStep]:
-        """Return how the self time of each operator varies."""
-        return self._per_step(*self._operators.totals())
+        """Return the variation in the self time of each operator, by name code."""
+        return self._per_step(self._operators)
 
     def annotations(self) -> dict[int, PerStep]:
         """Return the variation in time of each annotation, by name code."""
-        return self._per_step(*self._annotations.totals())
+        return self._per_step(self._annotations)
 
     def cold_kernels(self) -> dict[int, int]:
         """Return the time of each kernel, copy and fill in excluded steps, in nanoseconds, by name code."""
-        return self._cold_kernels.by_name
+        return self._cold(self._kernels)
 
     def cold_operators(self) -> dict[int, int]:
         """Return the self time of each operator in excluded steps, in nanoseconds, by name code."""
-        return self._cold_operators.by_name
+        return self._cold(self._operators)
 
     def cold_annotations(self) -> dict[int, int]:
         """Return the time of each annotation in excluded steps, in nanoseconds, by name code."""
-        return self._cold_annotations.by_name
+        return self._cold(self._annotations)
+
+    def _cold(self, sums: _Sums) -> dict[int, int]:
+        """Return times in excluded steps of the kind that divides the trace."""
+        steps = self._steps
+        if not steps.excluded.any():
+            return {}
+        kinds = np.array([mark.kind == step_kind(steps) for mark in steps.marks], dtype=bool)
+        used = (steps.excluded & kinds[steps.name])[sums.step]
+        times = np.bincount(sums.code[used], weights=sums.time_ns[used])
+        return {code: int(times[code]) for code in np.flatnonzero(times).tolist()}
 
     def summaries(self, origin_ns: int) -> tuple[StepSummary, ...]:
         """Return the steps, with times relative to an origin."""
         steps = self._steps
-        device_ns = self._device_ns.tolist() if self._has_device else [None] * len(steps)
+        device_ns: list[int | None] = [None] * len(steps)
+        if self._has_device:
+            step, _, time_ns = self._kernels
+            device_ns = np.bincount(step, weights=time_ns, minlength=len(steps)).astype(np.int64).tolist()
+            for row in np.flatnonzero(self._unrecorded).tolist():
+                device_ns[row] = None
         rows = zip(
             steps.name.tolist(),
             steps.pids,
@@ -209,119 +218,70 @@ class StepTimes:
         wall_ns = int((until - steps.start_ns)[of_group].sum())
         return sum(filter(None, tokens)) * _NS_PER_S / wall_ns if wall_ns else None
 
-    def _per_step(self, row: Int, code: Int, time_ns: Int) -> dict[int, PerStep]:
-        """Return how the time of each code varies over the steps of one group; one entry for a row and code or more."""
-        group_of_row = self._group_of_row
-        group_sizes = np.bincount(self._group[self._group >= 0], minlength=len(self._groups))
-        in_iterations = np.array([kind == ITERATION for kind, _ in self._groups], dtype=bool)
-        pairs, pair = np.unique(code * len(self._groups) + group_of_row[row], return_inverse=True)
-        pair_code, pair_group = np.divmod(pairs, max(1, len(self._groups)))
+    def _per_step(self, sums: _Sums) -> dict[int, PerStep]:
+        """Return the variation of each code's time over the steps of one group."""
+        count = len(self._groups)
+        group_sizes = np.bincount(self._group[self._group >= 0], minlength=count)
+        group = self._group[sums.step] if len(sums.step) else sums.step
+        used = (group >= 0) & (sums.time_ns > 0)
+        used[used] = group_sizes[group[used]] > 1
+        group, code, time_ns = group[used], sums.code[used], sums.time_ns[used]
+        if not len(code):
+            return {}
+        is_iteration = np.array([kind == ITERATION for kind, _ in self._groups], dtype=bool)
+        pairs, pair = np.unique(code * count + group, return_inverse=True)
+        pair_code, pair_group = np.divmod(pairs, count)
         total = np.bincount(pair, weights=time_ns, minlength=len(pairs))
-        order = np.lexsort((total, in_iterations[pair_group], pair_code))
+        order = np.lexsort((total, is_iteration[pair_group], pair_code))
         best = order[np.diff(pair_code[order], append=-1) != 0]
-        chosen = np.zeros(len(pairs), dtype=bool)
-        chosen[best] = True
-        results: dict[int, PerStep] = {}
-        for group in np.unique(pair_group[best]).tolist():
-            used = np.flatnonzero(chosen[pair] & (pair_group[pair] == group))
-            rows = np.flatnonzero(group_of_row == group)
-            kind, stage = self._groups[group]
-            column = np.searchsorted(rows, row[used])
-            for codes, sums in _matrices(code[used], column, time_ns[used], len(rows)):
-                median = np.median(sums, axis=1)
-                mad = np.median(np.abs(sums - median[:, np.newaxis]), axis=1)
-                for one in np.flatnonzero(median).tolist():
-                    results[int(codes[one])] = PerStep(
-                        kind=kind,
-                        stage=stage,
-                        steps=int(group_sizes[group]),
-                        measured=len(rows),
-                        median_us=float(median[one]) / _NS_PER_US,
-                        mad_us=float(mad[one]) / _NS_PER_US,
-                    )
-        return results
+        is_best = np.zeros(len(pairs), dtype=bool)
+        is_best[best] = True
+        used = is_best[pair]
+        steps = group_sizes[pair_group[best]]
+        _, row = np.unique(pair[used], return_inverse=True)
+        median, mad = median_and_deviation(row, time_ns[used], steps)
+        return {
+            int(pair_code[one]): PerStep(
+                kind=self._groups[pair_group[one]][0],
+                stage=self._groups[pair_group[one]][1],
+                steps=int(steps[place]),
+                measured=int(steps[place]),
+                median_us=float(median[place]) / _NS_PER_US,
+                mad_us=float(mad[place]) / _NS_PER_US,
+            )
+            for place, one in enumerate(best.tolist())
+            if median[place]
+        }
+
+
+def median_and_deviation(row: Int, value: Int, counts: Int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the median and the median absolute deviation of each row of a sparse matrix of non-negative values.
+
+    Args:
+        row: Row of each value; every row has a value.
+        value: The values.
+        counts: Number of columns of each row. Columns without a value are 0.
+    """
+    zeros = counts - np.bincount(row, minlength=len(counts))
+    rows = np.arange(len(counts))
+    row = np.append(row, rows)
+    values: NDArray[np.float64] = np.append(value.astype(np.float64), np.zeros(len(counts)))
+    weight = np.append(np.ones(len(row) - len(counts), dtype=np.int64), zeros)
+    median = _weighted_median(row, values, weight, counts)
+    return median, _weighted_median(row, np.abs(values - median[row]), weight, counts)
+
+
+def _weighted_median(row: Int, value: NDArray[np.float64], weight: Int, counts: Int) -> NDArray[np.float64]:
+    """Return the median of each row, in which a value counts as often as its weight says; `counts` are the sums."""
+    order = np.lexsort((value, row))
+    upto = np.cumsum(weight[order])
+    before = np.cumsum(counts) - counts
+    middles = (before + (counts - 1) // 2, before + counts // 2)
+    low, high = (value[order][np.searchsorted(upto, middle, side="right")] for middle in middles)
+    return (low + high) / 2
 
 
 def _without_excluded(group: Int, excluded: NDArray[np.bool_], groups: int) -> Int:
     """Return the group of each step, or -1 for an excluded step of a group that has other steps."""
     has_others = np.bincount(group[~excluded], minlength=groups) > 0
     return np.where(excluded & has_others[group], -1, group)
-
-
-class _ColdTimes:
-    """Sums times by name code in the excluded steps. Only the step kind that divides the trace counts."""
-
-    def __init__(self, steps: TraceSteps, kind: str | None) -> None:
-        self.by_name: dict[int, int] = {}
-        self._kind = kind
-        self._excluded = np.append(steps.excluded, False)  # the last element is for step -1
-        self._is_empty = not steps.excluded.any()
-
-    def add(self, kind: str, step: Int, name: NDArray[np.integer], time_ns: Int) -> None:
-        if self._is_empty or kind != self._kind:
-            return
-        used = self._excluded[step]
-        sums = np.bincount(name[used], weights=time_ns[used])
-        for code in np.flatnonzero(sums).tolist():
-            self.by_name[code] = self.by_name.get(code, 0) + int(sums[code])
-
-
-def _sampled(group: Int, groups: int) -> Int:
-    """Return, in the order of time, the steps of each group of two or more that are looked at name by name."""
-    random = np.random.default_rng(_SEED)
-    chosen = [np.empty(0, dtype=np.int64)]
-    for one in range(groups):
-        of_group = np.flatnonzero(group == one)
-        if len(of_group) > _SAMPLED_STEPS:
-            # At random: every so-manieth step may be the one that does more than the others.
-            of_group = random.choice(of_group, _SAMPLED_STEPS, replace=False)
-        if len(of_group) > 1:
-            chosen.append(of_group)
-    return np.sort(np.concatenate(chosen))
-
-
-class _Sums:
-    """Times by row and code, of which few come together, and those mostly in the same slice of a trace."""
-
-    def __init__(self, row: Int) -> None:
-        self._row = row  # of each step, -1 for those that are not looked at
-        self._parts: list[tuple[Int, Int]] = []
-
-    def add(self, step: Int, code: NDArray[np.integer], time_ns: Int) -> None:
-        """Add times; step -1 is none."""
-        row = self._row[step]
-        used = row >= 0
-        if not used.any():
-            return
-        row, code, time_ns = row[used], code[used], time_ns[used]
-        codes = np.flatnonzero(np.bincount(code))
-        local = np.zeros(int(codes[-1]) + 1, dtype=np.int64)
-        local[codes] = np.arange(len(codes))
-        rows = max(1, _BLOCK_SUMS // len(codes))
-        for first in range(int(row.min()), int(row.max()) + 1, rows):
-            block = (row >= first) & (row < first + rows)
-            cell = (row[block] - first) * len(codes) + local[code[block]]
-            sums = np.bincount(cell, weights=time_ns[block])
-            cells = np.flatnonzero(sums)
-            key = (cells // len(codes) + first) * _CODES + codes[cells % len(codes)]
-            self._parts.append((key, sums[cells].astype(np.int64)))
-
-    def totals(self) -> tuple[Int, Int, Int]:
-        """Return rows, codes and times; a row and code may come more than once."""
-        none = np.empty(0, dtype=np.int64)
-        keys = np.concatenate([none, *(key for key, _ in self._parts)])
-        times = np.concatenate([none, *(time_ns for _, time_ns in self._parts)])
-        row, code = np.divmod(keys, _CODES)
-        return row, code, times
-
-
-def _matrices(code: Int, column: Int, time_ns: Int, columns: int) -> Iterator[tuple[Int, NDArray[Any]]]:
-    """Yield codes and the sums of their times, a row for each code, so many codes at a time."""
-    codes, row = np.unique(code, return_inverse=True)
-    rows = max(1, _BLOCK_SUMS // columns)
-    for first in range(0, len(codes), rows):
-        some = codes[first : first + rows]
-        block = (row >= first) & (row < first + rows)
-        cell = (row[block] - first) * columns + column[block]
-        sums = np.bincount(cell, weights=time_ns[block], minlength=len(some) * columns)
-        yield some, sums.reshape(len(some), columns)

@@ -79,37 +79,54 @@ class TraceSteps:
         return int(windows.start_ns[~excluded].min()) if excluded.any() and not excluded.all() else None
 
 
+@attrs.frozen(eq=False)
+class LaunchedWork:
+    """Work on devices whose launch is known: parallel arrays."""
+
+    launch_ns: Int
+    """When it was launched on the host."""
+    start_ns: Int
+    end_ns: Int
+
+
 def find_steps(
-    columns: Columns, names: StepNames, external_ids: Int | None = None, *, cold_first_step: bool = False
+    columns: Columns,
+    names: StepNames,
+    external_ids: Int | None = None,
+    work: LaunchedWork | None = None,
+    *,
+    cold_first_step: bool = False,
 ) -> TraceSteps:
     """Find the steps of a trace.
 
     An annotation nested in another one of the same kind, on the same thread, is the same step: the caller of an engine
     may annotate the iterations that the engine annotates itself.
 
-    For each annotation, Kineto writes the span of its kernels on each stream. It assigns a kernel only to the innermost
-    annotation of the launching thread (``GenericTraceActivity`` and ``GpuUserEventMap`` in pytorch/kineto). On the
-    device, a step therefore extends from the first to the last kernel of all annotations that start in it, including
-    its own. The ``External id`` connects an annotation with its device spans. Without it, spans are matched by their
-    order among annotations of the same name, if their number on a stream equals the number on the host. If a step of a
-    kind still has no device span, the steps of that kind start on the device when they start on the host. Kernels that
-    are still queued at that time then count towards the next step. For Ascend, a table contains the step of each
-    kernel, so that the spans are known, too.
+    On the device, a step extends from the first to the last kernel that was launched in it. If the launches are not
+    known, the annotations on the device decide. For each annotation, Kineto writes the span of its kernels on each
+    stream. It assigns a kernel only to the innermost annotation of the launching thread (``GenericTraceActivity`` and
+    ``GpuUserEventMap`` in pytorch/kineto). A step therefore has the kernels of all annotations that start in it,
+    including its own. The ``External id`` connects an annotation with its device spans. Without it, spans are matched
+    by their order among annotations of the same name, if their number on a stream equals the number on the host. If a
+    step of a kind still has no device span, the steps of that kind start on the device when they start on the host.
+    Kernels that are still queued at that time then count towards the next step. For Ascend, a table contains the step
+    of each kernel, so that the spans are known, too.
 
     Args:
         columns: All annotations of the trace, on host and devices, and the operators with step names, which Ascend uses
             as step annotations. Other events are ignored.
         names: The names to search for.
         external_ids: The ``External id`` of each annotation, -1 if it has none. By default, no annotation has one.
+        work: Work on devices with its launches, if they are known.
         cold_first_step: Whether the first step and the iterations that start in it are cold.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
         code: mark
         for code in np.flatnonzero(columns.tables.names_of_categories(frozenset({ANNOTATION, OPERATOR}))).tolist()
-        if (mark := names.parse(columns.names[code]))
+        if (mark := names.parse(columns.tables.names[code]))
     }
-    is_global = np.full(len(columns.names), -1, dtype=np.int8)
+    is_global = np.full(len(columns.tables.names), -1, dtype=np.int8)
     is_global[list(marks)] = [mark.kind == GLOBAL_STEP for mark in marks.values()]
     found = columns[np.flatnonzero(is_global[columns.name] >= 0)]
     found = found[np.lexsort((-found.end_ns, found.start_ns))]
@@ -123,23 +140,26 @@ def find_steps(
     on_host = columns.tables.names_of_categories(frozenset({ANNOTATION}))
     twins = {ITERATION: _Twins.of(columns, on_host, ids)}
     # Those of marks that are operators are around all kernels of a global step, and say nothing of iterations.
-    named = {columns.names[code] for code in np.flatnonzero(on_host).tolist()}
+    named = {columns.tables.names[code] for code in np.flatnonzero(on_host).tolist()}
     for code, mark in marks.items():
-        on_host[code] |= mark.kind == GLOBAL_STEP and columns.names[code] not in named
+        on_host[code] |= mark.kind == GLOBAL_STEP and columns.tables.names[code] not in named
     twins[GLOBAL_STEP] = _Twins.of(columns, on_host, ids)
-    work = {kind: _work(windows, twins[kind]) for kind, windows in host.items()}
+    launched = twins if work is None else dict.fromkeys(host, work)
+    windows_of_work = {kind: _work(windows, launched[kind]) for kind, windows in host.items()}
     cold = _cold(found, of_kind) if cold_first_step else np.zeros(len(found), dtype=bool)
     return TraceSteps(
-        names=tuple(columns.names[code] for code in used.tolist()),
+        names=tuple(columns.tables.names[code] for code in used.tolist()),
         marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist())),
         name=name,
-        pids=tuple(columns.tracks[track][0] for track in found.track.tolist()),
+        pids=tuple(columns.tables.tracks[track][0] for track in found.track.tolist()),
         track=found.track.astype(np.int64),
         start_ns=found.start_ns,
         end_ns=found.end_ns,
         host=host,
-        device={kind: _on_device(kind, windows, work[kind], twins[kind]) for kind, windows in host.items()},
-        work=work,
+        device={
+            kind: _on_device(kind, windows, windows_of_work[kind], launched[kind]) for kind, windows in host.items()
+        },
+        work=windows_of_work,
         cold=cold,
         excluded=cold & np.any([mask & (mask & ~cold).any() for mask in of_kind.values()], axis=0),
     )
@@ -185,29 +205,23 @@ def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
     )
 
 
-@attrs.frozen(eq=False)
 class _Twins:
-    """The marks of the host whose name is on a device too, and where their kernels are."""
+    """Host annotations that are also on a device, with the spans of their kernels."""
 
-    host_ns: Int
-    """When they begin on the host."""
-    start_ns: Int
-    end_ns: Int
-    """Of their kernels; before the start for those whose kernels could not be told from others."""
-
-    @classmethod
-    def of(cls, columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> _Twins:
-        """Find them.
+    @staticmethod
+    def of(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWork:
+        """Find the annotations. If the kernels of an annotation are unknown, its end is before its start.
 
         Args:
             columns: Those of host and devices.
             on_host: Which names are marks of the host.
             ids: The ``External id`` of each, -1 where it has none.
         """
-        is_device, is_host = columns.of_categories(frozenset({DEVICE_ANNOTATION})), on_host[columns.name]
+        of_device = columns.tables.names_of_categories(frozenset({DEVICE_ANNOTATION}))
+        is_device, is_host = np.flatnonzero(of_device[columns.name]), on_host[columns.name]
         on_device, device_ids = columns[is_device], ids[is_device]
-        numbers = {columns.names[code]: number for number, code in enumerate(np.unique(on_device.name).tolist())}
-        of_code = np.array([numbers.get(name, -1) for name in columns.names], dtype=np.int64)
+        numbers = {columns.tables.names[code]: number for number, code in enumerate(np.unique(on_device.name).tolist())}
+        of_code = np.array([numbers.get(name, -1) for name in columns.tables.names], dtype=np.int64)
         is_host &= of_code[columns.name] >= 0
         host, host_ids = columns[is_host], ids[is_host]
         start = np.full(len(host), np.iinfo(np.int64).max)
@@ -244,7 +258,7 @@ class _Twins:
             extend(rows, stream[order])
         # One with an id that no device shows launched nothing.
         kept = connected | (host_ids < 0) | np.isin(of_code[host.name], of_code[rest.name])
-        return cls(host.start_ns[kept], start[kept], end[kept])
+        return LaunchedWork(host.start_ns[kept], start[kept], end[kept])
 
 
 def _by_name_and_time(name: Int, start_ns: Int, names: int) -> tuple[Int, Int]:
@@ -252,10 +266,10 @@ def _by_name_and_time(name: Int, start_ns: Int, names: int) -> tuple[Int, Int]:
     return np.lexsort((start_ns, name)), np.bincount(name, minlength=names)
 
 
-def _work(host: StepWindows, twins: _Twins) -> StepWindows:
+def _work(host: StepWindows, twins: LaunchedWork) -> StepWindows:
     """Return where the work is of all annotations that began in a step, by its start on the device."""
     local = attrs.evolve(host, step=np.arange(len(host.step)))
-    step = local.of(twins.host_ns)
+    step = local.of(twins.launch_ns)
     known = (step >= 0) & (twins.end_ns >= twins.start_ns)
     start = np.full(len(host.step), np.iinfo(np.int64).max)
     end = np.full(len(host.step), np.iinfo(np.int64).min)
@@ -266,9 +280,9 @@ def _work(host: StepWindows, twins: _Twins) -> StepWindows:
     return StepWindows(host.step[order], start[order], end[order])
 
 
-def _on_device(kind: str, host: StepWindows, work: StepWindows, twins: _Twins) -> StepWindows:
+def _on_device(kind: str, host: StepWindows, work: StepWindows, twins: LaunchedWork) -> StepWindows:
     """Return where steps are on the device: where their work is, if that is known of every step that launched some."""
-    launched = np.unique(host.of(twins.host_ns))
+    launched = np.unique(host.of(twins.launch_ns))
     if not len(work.step) or not np.isin(launched[launched >= 0], work.step).all():
         return attrs.evolve(host, end_ns=None)
     # Global steps leave nothing between them, but kernels that were launched outside of all annotations.

@@ -11,43 +11,48 @@ from numpy.typing import NDArray
 
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
-from profdeck_traces.analysis.collectives import Collectives, collective_calls, is_message
+from profdeck_traces.analysis.collectives import (
+    Collectives,
+    StatedCollective,
+    collective_calls,
+    is_message,
+    stated_collectives,
+)
 from profdeck_traces.analysis.detail_model import Timeline
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
 from profdeck_traces.analysis.host_collectives import ONLY_GROUP, host_collectives
-from profdeck_traces.analysis.host_states import HostStates
+from profdeck_traces.analysis.host_states import KNOWN_CATEGORIES, Host
+from profdeck_traces.analysis.launches import Launches, launched_work
 from profdeck_traces.analysis.memory import memory_of
-from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, RankSummary
+from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, ImplausibleEvents, RankSummary
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.recorder_model import CoreSummary, RecorderTables
-from profdeck_traces.analysis.shapes import product_flops, shape_calls
+from profdeck_traces.analysis.shapes import OperatorShapes
 from profdeck_traces.analysis.stages import StageTimes
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, StepNames
 from profdeck_traces.analysis.step_times import StepTimes
 from profdeck_traces.analysis.steps import find_steps
-from profdeck_traces.analysis.timeline import Kinds, TimelineParts
+from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
+from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.inputs.artifact_kinds import kind_of
 from profdeck_traces.inputs.facts import CLOCK_ANCHOR
 from profdeck_traces.inputs.sources import TraceSource
-from profdeck_traces.reading.collective_fields import StatedCollective
 from profdeck_traces.reading.columns import (
     ANNOTATION,
     DEVICE_CATEGORIES,
     DEVICE_PROCESSES,
     OPERATOR,
-    Columns,
-    concatenated,
 )
 from profdeck_traces.reading.intervals import Int, self_times
 from profdeck_traces.reading.reader import read_trace
-from profdeck_traces.reading.time_slices import Slice
 from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
+_LEAST_KNOWN, _SHOWN_CATEGORIES = 0.01, 5
 # Kernels of more names than any program has: to classify a long one takes a millisecond.
 _MAX_CLASSIFIED = 5000
 _DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
@@ -55,25 +60,22 @@ _DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
 _EARLIEST_UNIX_NS, _LATEST_UNIX_NS = 1_262_304_000 * 10**9, 4_102_444_800 * 10**9
 
 
-def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
+def summarise_trace(
     source: TraceSource | Path,
     *,
-    devices_only: bool = False,
     classifier: Classifier | None = None,
     step_names: StepNames | None = None,
     buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankSummary:
-    """Summarise a trace in one pass and bounded memory. For a damaged trace, summarise only the readable part.
+    """Summarise a trace. For a corrupt trace, summarise only the readable part.
 
     Only complete events (``ph`` "X") count. Self times are computed per thread, with operators and
     annotations in one hierarchy. Runtime calls and Python frames inside an operator count as self time of the operator.
 
     Args:
-        source: A Chrome trace, plain or gzip, or an artifact that a plugin reads; see
+        source: A Chrome trace, plain or compressed, or an artifact that a plugin reads; see
             `profdeck_traces.inputs.artifact_kinds`.
-        devices_only: Read only the lanes of devices and annotations, which is three times as fast; see
-            :func:`profdeck_traces.reading.reader.read_trace`.
         classifier: Assigns kernel classes. Default: the built-in table.
         step_names: Patterns that identify steps. Default: the patterns of the installed plugins.
         buckets: Number of intervals in the pictures of the trace; 0 for no pictures. Pictures take a fifth of the time.
@@ -84,7 +86,6 @@ def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
     """
     return read_summary(
         source if isinstance(source, TraceSource) else TraceSource(source),
-        devices_only=devices_only,
         classifier=classifier or Classifier(),
         step_names=step_names or StepNames.load(),
         buckets=buckets,
@@ -92,32 +93,44 @@ def summarise_trace(  # noqa: PLR0913 - all but the source have defaults
     ).summary
 
 
-def read_summary(  # noqa: PLR0913 - as above
+def read_summary(
     source: TraceSource,
     *,
-    devices_only: bool,
     classifier: Classifier,
     step_names: StepNames,
     buckets: int = 0,
-    processes: int = 1,
     on_progress: Progress | None = None,
 ) -> RankReading:
-    """Do the same, with the calls of collectives; several processes may read a large trace together."""
-    trace = read_trace(
-        source.path,
-        devices_only=devices_only,
-        is_step=lambda name: step_names.parse(name) is not None,
-        processes=processes,
-        on_progress=on_progress,
-    )
+    """Summarise a trace as `summarise_trace`, and return the calls of its collectives as well."""
+    trace = read_trace(source.path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
+    _check_categories(trace)
     return summary_of(trace, source, classifier=classifier, step_names=step_names, buckets=buckets)
 
 
 def summary_of(
     trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames, buckets: int = 0
 ) -> RankReading:
-    """Do the same for a trace that was read; the answer does not depend on how large its slices are."""
+    """Summarise a trace that was read."""
     return _Summary(source, trace, _tables(source.path), classifier, step_names).finish(buckets)
+
+
+def _check_categories(trace: Trace) -> None:
+    """Check that the trace has events of known categories.
+
+    Raises:
+        TraceError: Almost no event has a known category.
+    """
+    events, tables = trace.events, trace.tables
+    known = tables.names_of_categories(KNOWN_CATEGORIES | _DEVICE)
+    if len(events) and known[events.name].mean() < _LEAST_KNOWN:
+        codes = tables.category_of_names()[events.name]
+        counts = np.bincount(codes, minlength=len(tables.categories))
+        largest = np.argsort(-counts, kind="stable")[:_SHOWN_CATEGORIES].tolist()
+        shown = ", ".join(f"{tables.categories[code] or 'none'} ({counts[code]:,})" for code in largest if counts[code])
+        raise TraceError(
+            f"{trace.path}: almost no event has a category that profdeck knows, so there is nothing to summarise. "
+            f"Categories: {shown}. `profdeck view` shows the events."
+        )
 
 
 def _tables(path: Path) -> RecorderTables:
@@ -127,7 +140,7 @@ def _tables(path: Path) -> RecorderTables:
 
 
 class _Summary:
-    """Adds up the slices of one trace."""
+    """Summary of one trace."""
 
     def __init__(
         self, source: TraceSource, trace: Trace, analysed: RecorderTables, classifier: Classifier, step_names: StepNames
@@ -154,87 +167,67 @@ class _Summary:
             )
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
-        self._sums = NameSums(tables)
-        steps = find_steps(
-            trace.marks,
+        events, annotated = trace.events, trace.annotations
+        self._origin_ns = int(events.start_ns[0]) if len(events) else 0
+        self._end_ns = int(events.end_ns.max()) if len(events) else 0
+        self._trace_steps = steps = find_steps(
+            annotated,
             step_names,
-            trace.annotations.of(trace.marks),
+            trace.arg("External id", annotated.row),
+            launched_work(trace),
             cold_first_step=source.facts is not None and source.facts.cold_first_step,
         )
-        self._trace_steps = steps
-        self._steps = StepTimes(steps)
-        self._host = None if trace.devices_only else HostStates(tables, of_steps)
+        self_ns = np.zeros(len(events), dtype=np.int64)
+        on_host = np.flatnonzero(self._on_host[events.name])
+        of_host = events[on_host]
+        self_ns[on_host] = self_times(of_host.track, of_host.start_ns, of_host.end_ns)
+        self._host = Host.of(events, of_steps) if trace.has_host else None
+        self._launches = Launches.of(trace, self._host, steps)
+        of_operators = np.flatnonzero(self._is_operator[events.name])
+        self._sums = NameSums(events, self_ns)
+        self._steps = StepTimes(
+            steps,
+            events[np.flatnonzero(self._on_device[events.name])],
+            (events[of_operators], self_ns[of_operators]),
+            events[np.flatnonzero(self._is_annotation[events.name])],
+            self._launches.unrecorded_steps,
+        )
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
-        self._stages = StageTimes(trace.marks, is_stage, steps)
-        self._calls = CallTree(tables, self._is_operator | is_stage, trace.thread_names)
+        self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
+        self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
-        self._devices = DeviceTimes(tables, self._work, trace.device_names, steps, with_host=self._host is not None)
-        self._collectives: list[Columns] = []
-        self._origin_ns: int | None = None
-        self._end_ns = 0
+        unrecorded = self._launches.unrecorded_steps
+        self._devices = DeviceTimes(events, self._work, trace.device_names, steps, self._host, unrecorded)
+        self._collectives = events[np.flatnonzero(self._communicates[events.name])]
 
     def finish(self, buckets: int) -> RankReading:
-        for piece in self._trace.slices():
-            self._add(piece)
         summary = self._summary()
         if buckets and summary.span_us:
             summary = attrs.evolve(summary, timelines=self._timelines(summary, buckets))
         return RankReading(summary, self._collected(summary))
 
     def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
-        """Return pictures of the recording and of the steps that may be typical, in a second pass over the slices."""
-        origin_ns, trace = self._origin_ns or 0, self._trace
+        """Return pictures of the recording and of the steps that may be typical."""
+        origin_ns, trace = self._origin_ns, self._trace
         work = np.where(self._on_device, self._work, -1)
-        track_ns = self._times_of_tracks() if Kinds.needs_times(trace.tables) else None
+        track_ns = np.bincount(
+            trace.events.track, weights=trace.events.duration_ns, minlength=len(trace.tables.tracks)
+        ).astype(np.int64)
         kinds = Kinds(trace.tables, work, self._classes, trace.thread_names, self._devices.spans(), track_ns)
-        parts = [TimelineParts("recording", origin_ns, self._end_ns, buckets, kinds)]
-        for step in candidates(summary):
-            begin_us, end_us = span_of(step)
-            begin_ns, end_ns = (origin_ns + round(time_us * _NS_PER_US) for time_us in (begin_us, end_us))
-            parts.append(TimelineParts(step.name, begin_ns, end_ns, buckets, kinds))
-        for piece in trace.slices():
-            host = self._host.of(piece) if self._host else None
-            for part in parts:
-                part.add(piece, host)
         marks = [*marks_of(summary), *self._stages.marks(origin_ns)]
-        return tuple(part.finish(marks, origin_ns) for part in parts)
-
-    def _times_of_tracks(self) -> NDArray[np.int64]:
-        time_ns = np.zeros(len(self._trace.tables.tracks), dtype=np.int64)
-        for piece in self._trace.slices():
-            np.add.at(time_ns, piece.columns.track, piece.columns.end_ns - piece.columns.start_ns)
-        return time_ns
-
-    def _add(self, piece: Slice) -> None:
-        if self._origin_ns is None:
-            self._origin_ns = piece.begin_ns
-        columns = piece.columns
-        self._end_ns = max(self._end_ns, int(columns.end_ns.max()))
-        self._sums.add(columns.name[piece.first], (piece.whole_end_ns - piece.order_ns)[piece.first])
-        on_device = np.flatnonzero(self._on_device[columns.name])
-        duration = columns.end_ns - columns.start_ns
-        self._steps.add_device(piece.order_ns[on_device], columns.name[on_device], duration[on_device])
-        on_host = np.flatnonzero(self._on_host[columns.name])
-        whole = piece.order_ns[on_host], piece.whole_end_ns[on_host]
-        own = self_times(columns.track[on_host], columns.start_ns[on_host], columns.end_ns[on_host], whole)
-        self._sums.add_self(columns.name[on_host], own)
-        operators = np.flatnonzero(self._is_operator[columns.name[on_host]])
-        used = on_host[operators]
-        self._steps.add_operators(piece.order_ns[used], columns.name[used], own[operators])
-        used = np.flatnonzero(self._is_annotation[columns.name])
-        self._steps.add_annotations(piece.order_ns[used], columns.name[used], duration[used])
-        self._calls.add(piece)
-        host = self._host.of(piece) if self._host else None
-        if host is not None:
-            self._stages.add(piece, host)
-        self._devices.add(piece, host)
-        self._collectives.append(piece.whole(self._communicates[columns.name] & piece.first))
+        pictures = [Picture("recording", origin_ns, self._end_ns, buckets, kinds)]
+        for step in candidates(summary):
+            begin_ns, end_ns = (origin_ns + round(time_us * _NS_PER_US) for time_us in span_of(step))
+            pictures.append(Picture(step.name, begin_ns, end_ns, buckets, kinds))
+        return tuple(picture.of(trace.events, self._host, marks, origin_ns) for picture in pictures)
 
     def _summary(self) -> RankSummary:
         trace, analysed, facts = self._trace, self._analysed, self._source.facts
-        origin_ns = self._origin_ns or 0
-        sums, on_host = self._sums, not trace.devices_only
+        origin_ns = self._origin_ns
+        sums, on_host = self._sums, trace.has_host
+        shapes = OperatorShapes.of(trace)
+        collectives = stated_collectives(trace, self._collectives)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
         steps = enumerate(self._steps.summaries(origin_ns))
         return RankSummary(
@@ -246,9 +239,9 @@ class _Summary:
             host=facts.host if facts else None,
             capture=facts.capture if facts else None,
             run=facts.run if facts else None,
-            whole=trace.check.whole and not trace.searched and not analysed.problems,
+            whole=trace.check.whole and not analysed.problems,
             problem=" ".join(filter(None, [trace.check.problem, *analysed.problems])) or None,
-            events=None if trace.searched else trace.check.events,
+            events=trace.check.events,
             span_us=_us(self._end_ns - origin_ns),
             busy_us=_sum_of(devices, lambda device: device.busy_us),
             idle_us=_sum_of(devices, lambda device: device.idle_us),
@@ -257,7 +250,7 @@ class _Summary:
             graph_launches=sums.graph_launches() if on_host else None,
             kernels=sums.kernels(self._classes, trace.kernel_types, self._steps.kernels(), self._steps.cold_kernels()),
             categories=self._categories(),
-            copies=sums.copies(trace.copied),
+            copies=sums.copies(trace),
             operators=sums.operators(
                 self._is_operator, self._steps.operators(), self._steps.cold_operators(), on_host=on_host
             ),
@@ -274,14 +267,24 @@ class _Summary:
             host_times=self._stages.summary(self._end_ns - origin_ns),
             runtime=sums.runtime_calls(),
             kernel_durations=sums.kernel_durations(),
-            collectives=collective_calls(trace.collectives, concatenated(trace.tables, self._collectives)),
-            shapes=shape_calls(trace.shapes),
-            product_flops=product_flops(trace.shapes),
-            memory=memory_of(trace.memory, origin_ns),
+            collectives=collective_calls(*collectives, self._collectives),
+            shapes=shapes.calls(),
+            product_flops=shapes.product_flops(),
+            memory=memory_of(trace, origin_ns),
             functions=self._calls.functions(),
             stacks=self._calls.frames(),
+            implausible=tuple(ImplausibleEvents(name=name, count=count) for name, count in trace.implausible),
+            launches=self._launches.count,
+            launches_without_work=self._launches.without_work,
+            unrecorded_steps=self._unrecorded_steps(),
             unit=facts.unit if facts else None,
         )
+
+    def _unrecorded_steps(self) -> tuple[int, ...]:
+        steps = self._trace_steps
+        names = steps.name[self._launches.unrecorded_steps].tolist()
+        numbers = (steps.marks[name].step for name in names)
+        return tuple(number for number in numbers if number is not None)
 
     def _categories(self) -> tuple[CategorySummary, ...]:
         found = sorted({self._classes[code] for code in self._sums.ran_on_device()})
@@ -318,12 +321,12 @@ class _Summary:
 
     def _collected(self, summary: RankSummary) -> Collectives:
         trace = self._trace
-        calls = concatenated(trace.tables, self._collectives)
+        calls = self._collectives
         on_hosts = not len(calls)
         if on_hosts:
             calls = host_collectives(trace)
-        stated = [*trace.collectives.stated, None]
-        of_args = trace.collectives.of(calls)
+        distinct, of_args = stated_collectives(trace, calls)
+        stated = [*distinct, None]
         kernels, name = _pairs(calls.name, of_args, len(stated))
         kind = step_kind(self._trace_steps) or GLOBAL_STEP
         windows = (self._trace_steps.host if on_hosts else self._trace_steps.device)[kind]

@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.analysis.detail_model import Timeline, TimelineEvent, TimelineLane, TimelineMark
-from profdeck_traces.analysis.host_states import CAUSES, HostSlice
+from profdeck_traces.analysis.host_states import CAUSES, Host
 from profdeck_traces.reading.columns import Columns, Tables
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, Spans, complement, groups, intersection, joined, time_before, union
-from profdeck_traces.reading.time_slices import Slice
 
 OVERLAPPED = "compute and communication"
 """The states of a device, before the causes of its idle time."""
@@ -47,30 +46,23 @@ class Kinds:
     thread_names: Mapping[tuple[Id, Id], str]
     device_spans: Mapping[Id, tuple[int, int]]
     """From the first to the last work of each device: before and after that it is not idle but perhaps not recorded."""
-    track_ns: NDArray[np.integer] | None = None
-    """Of each track: the time of its events; None if there are so few tracks that each may be shown."""
-
-    @classmethod
-    def needs_times(cls, tables: Tables) -> bool:
-        """Tell whether the times of tracks must be known."""
-        return len(tables.tracks) > _MOST_TRACKS
+    track_ns: NDArray[np.integer]
+    """Of each track: the time of its events."""
 
     @functools.cached_property
     def may_show(self) -> NDArray[np.bool_]:
         """Of each track: whether it may be among those that are shown."""
         shown = np.ones(len(self.tables.tracks), dtype=np.bool_)
-        if self.track_ns is not None:
-            shown[np.argsort(self.track_ns, kind="stable")[:-_MOST_TRACKS]] = False
+        shown[np.argsort(self.track_ns, kind="stable")[:-_MOST_TRACKS]] = False
         return shown
 
     @functools.cached_property
     def devices(self) -> list[Id]:
         """The devices that are shown, in the order of their codes."""
         times_ns: dict[Id, int] = dict.fromkeys(self.device_spans, 0)
-        if self.track_ns is not None:
-            for (device, _), time_ns in zip(self.tables.tracks, self.track_ns.tolist(), strict=True):
-                if device in times_ns:
-                    times_ns[device] += time_ns
+        for (device, _), time_ns in zip(self.tables.tracks, self.track_ns.tolist(), strict=True):
+            if device in times_ns:
+                times_ns[device] += time_ns
         return sorted(times_ns, key=lambda device: -times_ns[device])[:_MOST_DEVICES]
 
     @functools.cached_property
@@ -91,8 +83,8 @@ class Kinds:
         return np.array([codes[name] for name in self.classes], dtype=np.int64)
 
 
-class TimelineParts:
-    """Adds up one part of the time of a trace, slice by slice."""
+class Picture:
+    """Picture of one interval of a trace."""
 
     def __init__(self, title: str, begin_ns: int, end_ns: int, buckets: int, kinds: Kinds) -> None:
         self.title = title
@@ -102,33 +94,35 @@ class TimelineParts:
         self._lanes: dict[_Key, dict[str, Int]] = {}
         self._events: dict[_Key, list[tuple[int, int, int]]] = {}
 
-    def add(self, part: Slice, host: HostSlice | None) -> None:
-        """Take a slice, and the host's side of it."""
-        if part.end_ns <= self._begin_ns or part.begin_ns >= self._end_ns:
-            return
-        columns = part.columns
-        on_device = np.flatnonzero(self._kinds.work[columns.name] >= 0)
-        self._add_devices(columns[on_device], part, host)
-        if host is not None:
-            self._add_threads(part, host)
-        long_ns = _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
-        shown = part.first & self._kinds.may_show[columns.track] & (part.whole_end_ns - part.order_ns >= long_ns)
-        shown &= (part.order_ns < self._end_ns) & (part.whole_end_ns > self._begin_ns)
-        self._add_events(part.whole(np.flatnonzero(shown)))
-
-    def finish(self, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
+    def of(self, events: Columns, host: Host | None, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
         """Return the picture.
 
         Args:
-            marks: Steps and stages of the whole trace, of which those are kept that are in it.
-            origin_ns: What its times count from.
+            events: All events of the trace, sorted by start.
+            host: Activity of the host; ``None`` if the trace has no events of the host.
+            marks: Steps and stages of the trace. The picture has the marks in its interval.
+            origin_ns: Origin of its times.
         """
+        self._add(events, host)
+        return self._finish(marks, origin_ns)
+
+    def _add(self, events: Columns, host: Host | None) -> None:
+        inside = (events.end_ns > self._begin_ns) & (events.start_ns < self._end_ns)
+        events = events[np.flatnonzero(inside)]
+        self._add_devices(events[np.flatnonzero(self._kinds.work[events.name] >= 0)], host)
+        if host is not None:
+            self._add_threads(host)
+        long_ns = _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
+        shown = self._kinds.may_show[events.track] & (events.duration_ns >= long_ns)
+        self._add_events(events[np.flatnonzero(shown)])
+
+    def _finish(self, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
         lanes: list[TimelineLane] = []
         events: list[TimelineEvent] = []
         for key in self._chosen():
             kind, group, track = key
             shares = self._lanes[key]
-            classes = [name for name, time_ns in shares.items() if time_ns.any()]
+            classes = list(shares)
             width = np.diff(self._edges)
             matrix = [np.minimum(255, np.round(shares[name] / width * 255)).astype(np.uint8) for name in classes]
             lane = len(lanes)
@@ -182,7 +176,7 @@ class TimelineParts:
             return f"stream {track}"
         return self._kinds.thread_names.get((group, track)) or f"thread {track}"
 
-    def _add_devices(self, work: Columns, part: Slice, host: HostSlice | None) -> None:
+    def _add_devices(self, work: Columns, host: Host | None) -> None:
         kinds, tables = self._kinds, self._kinds.tables
         shown = np.flatnonzero(kinds.may_show[work.track])
         for stream in groups(work.track[shown]):
@@ -193,7 +187,7 @@ class TimelineParts:
                 class_name = kinds.class_names[kinds.class_codes[used.name[0]]]
                 self._cover(("stream", *track), class_name, union(used.start_ns, used.end_ns))
         codes = kinds.device_codes[work.track]
-        of_devices: dict[Id, Int] = {key[1]: np.empty(0, dtype=np.int64) for key in self._lanes if key[0] == "device"}
+        of_devices: dict[Id, Int] = dict.fromkeys(kinds.devices, np.empty(0, dtype=np.int64))
         for events in groups(codes):
             if (code := int(codes[events[0]])) >= 0:
                 of_devices[kinds.devices[code]] = events
@@ -211,11 +205,14 @@ class TimelineParts:
             self._cover(key, "communication", communication, less=both)
             self._cover(key, "copies", copies, less=intersection(copies, busy))
             first_ns, last_ns = kinds.device_spans[device]
-            begin_ns, end_ns = max(part.begin_ns, first_ns), min(part.end_ns, last_ns)
+            begin_ns, end_ns = max(self._begin_ns, first_ns), min(self._end_ns, last_ns)
             if begin_ns < end_ns:
-                self._cover_idle(key, complement(union(*joined((busy, copies))), begin_ns, end_ns), host)
+                every = union(*joined((busy, copies)))
+                within = np.maximum(every[0], begin_ns), np.minimum(every[1], end_ns)
+                filled = within[0] < within[1]
+                self._cover_idle(key, complement((within[0][filled], within[1][filled]), begin_ns, end_ns), host)
 
-    def _cover_idle(self, key: _Key, idle: Spans, host: HostSlice | None) -> None:
+    def _cover_idle(self, key: _Key, idle: Spans, host: Host | None) -> None:
         if host is None:
             self._cover(key, "idle", idle)
             return
@@ -225,20 +222,19 @@ class TimelineParts:
             self._cover(key, f"idle: {state}", inside, less=before)
             before = inside
 
-    def _add_threads(self, part: Slice, host: HostSlice) -> None:
-        columns = part.columns
-        track = columns.track[host.events]
-        shown = np.flatnonzero(self._kinds.may_show[track])
-        for group in groups(track[shown]):
-            events = shown[group]
-            own, states = host.events[events], host.state[events]
-            key = ("thread", *self._kinds.tables.tracks[int(track[events[0]])])
+    def _add_threads(self, host: Host) -> None:
+        inside = (host.columns.end_ns > self._begin_ns) & (host.columns.start_ns < self._end_ns)
+        shown = np.flatnonzero(inside & self._kinds.may_show[host.columns.track])
+        columns, state = host.columns[shown], host.state[shown]
+        for events in groups(columns.track):
+            of_thread, states = columns[events], state[events]
+            key = ("thread", *self._kinds.tables.tracks[int(of_thread.track[0])])
             covered: Spans | None = None
             for code in range(len(_STATES) - 1):
-                used = own[states == code]
+                used = np.flatnonzero(states == code)
                 if not len(used):
                     continue
-                spans = union(columns.start_ns[used], columns.end_ns[used])
+                spans = union(of_thread.start_ns[used], of_thread.end_ns[used])
                 everything = spans if covered is None else union(*joined((covered, spans)))
                 self._cover(key, _STATES[code], everything, less=covered)
                 covered = everything
@@ -249,9 +245,7 @@ class TimelineParts:
         if less is not None:
             time_ns -= np.diff(time_before(less, self._edges))
         shares = self._lanes.setdefault(key, {})
-        if name in shares:
-            shares[name] += time_ns
-        elif time_ns.any():
+        if time_ns.any():
             shares[name] = time_ns
 
     def _add_events(self, events: Columns) -> None:
@@ -269,6 +263,3 @@ class TimelineParts:
             key = ("stream" if kind >= 0 else "thread", *tracks[track])
             found = self._events.setdefault(key, [])
             found.append((name, start, end))
-            if len(found) > 4 * _MOST_EVENTS:
-                found.sort(key=lambda event: event[1] - event[2])
-                del found[_MOST_EVENTS:]

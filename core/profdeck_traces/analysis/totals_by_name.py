@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from profdeck_traces.analysis.detail_model import DurationBin, PerStep, RuntimeCalls
 from profdeck_traces.analysis.host_states import state_of_call
 from profdeck_traces.analysis.model import CategorySummary, CopySummary, KernelSummary, OperatorSummary
-from profdeck_traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Tables
+from profdeck_traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns
 from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
 _DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
@@ -27,31 +28,27 @@ _BINS = 43
 class NameSums:
     """Counts and times by name, in nanoseconds."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-        names = len(tables.names)
-        self._counts = np.zeros(names, dtype=np.int64)
-        self._total_ns = np.zeros(names, dtype=np.int64)
+    def __init__(self, events: Columns, self_ns: Int) -> None:
+        """Sum up events.
+
+        Args:
+            events: All events of the trace.
+            self_ns: Self time of each event; 0 for events other than operators and annotations.
+        """
+        self._tables = events.tables
+        names = len(self._tables.names)
+        duration = events.duration_ns
+        self._counts = np.bincount(events.name, minlength=names)
+        self._total_ns = _summed(events.name, duration, names)
+        self._self_ns = _summed(events.name, self_ns, names)
         self._max_ns = np.zeros(names, dtype=np.int64)
-        self._self_ns = np.zeros(names, dtype=np.int64)
-        self._on_device = tables.names_of_categories(_DEVICE)
-        self._is_kernel = self._on_device & ~tables.names_of_categories(_COPIES)
-        self._durations = np.zeros((2, _BINS), dtype=np.int64)
-
-    def add(self, name: NDArray[np.int32], duration: Int) -> None:
-        """Take events, each once and whole."""
-        self._counts += np.bincount(name, minlength=len(self._counts))
-        self._total_ns += _summed(name, duration, len(self._counts))
-        np.maximum.at(self._max_ns, name, duration)
-        of_kernels = duration[self._is_kernel[name]]
-        # The exponent of a power of two is that of the float.
+        np.maximum.at(self._max_ns, events.name, duration)
+        self._on_device = self._tables.names_of_categories(_DEVICE)
+        is_kernel = self._on_device & ~self._tables.names_of_categories(_COPIES)
+        of_kernels = duration[is_kernel[events.name]]
+        # The exponent of a power of two is the exponent of the float.
         exponent = np.minimum(np.maximum(np.frexp(of_kernels)[1] - 1, 0), _BINS - 1)
-        self._durations[0] += np.bincount(exponent, minlength=_BINS)
-        self._durations[1] += _summed(exponent, of_kernels, _BINS)
-
-    def add_self(self, name: NDArray[np.int32], own: Int) -> None:
-        """Take self times, of events or of parts of them."""
-        self._self_ns += _summed(name, own, len(self._counts))
+        self._durations = np.stack([np.bincount(exponent, minlength=_BINS), _summed(exponent, of_kernels, _BINS)])
 
     def kernels(
         self,
@@ -150,21 +147,23 @@ class NameSums:
             for code in self._largest(self._self_ns if on_host else self._total_ns, of_kind & (self._counts > 0))
         )
 
-    def copies(self, told: Mapping[tuple[str, str], tuple[int, int]]) -> tuple[CopySummary, ...]:
-        """Return copies and fills.
-
-        Args:
-            told: By category and name: how many said what they moved, and how many bytes in all.
-        """
-        found = []
-        for code in self._largest(self._total_ns, self._tables.names_of_categories(_COPIES) & (self._counts > 0)):
-            name, count = self._tables.names[code], int(self._counts[code])
-            said, size_bytes = told.get((self._category(code), name), (0, 0))
-            total_us = _us(self._total_ns[code])
-            found.append(
-                CopySummary(name=name, count=count, total_us=total_us, size_bytes=size_bytes if said == count else None)
+    def copies(self, trace: Trace) -> tuple[CopySummary, ...]:
+        """Return copies and fills, with the sizes that their events state."""
+        is_copy = self._tables.names_of_categories(_COPIES)
+        events = trace.events[np.flatnonzero(is_copy[trace.events.name])]
+        size = trace.arg("bytes", events.row)
+        names = len(self._tables.names)
+        stated = np.bincount(events.name, weights=size >= 0, minlength=names)
+        size_bytes = _summed(events.name, np.maximum(size, 0), names)
+        return tuple(
+            CopySummary(
+                name=self._tables.names[code],
+                count=int(self._counts[code]),
+                total_us=_us(self._total_ns[code]),
+                size_bytes=int(size_bytes[code]) if stated[code] == self._counts[code] else None,
             )
-        return tuple(found)
+            for code in self._largest(self._total_ns, is_copy & (self._counts > 0))
+        )
 
     def runtime_calls(self) -> tuple[RuntimeCalls, ...]:
         """Return the calls into the devices' runtimes and drivers."""

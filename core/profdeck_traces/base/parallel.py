@@ -256,11 +256,6 @@ def _begin_next(worker: _Worker[T, R], job: TraceJob[T, R]) -> None:
     worker.begin(index, job.items[index])
 
 
-def forks() -> bool:
-    """Return True if worker processes started now are forked and inherit the memory of this process."""
-    return _start_method() == "fork"
-
-
 def _start_method() -> str:
     # A forked worker inherits the imported modules. A spawned worker imports them in 0.12 s, a fifth of the time for
     # reading a trace. However, a fork copies locks that other threads hold, and nothing releases them in the child.

@@ -29,3 +29,13 @@ class Meter:
         """
         self._before += size_bytes
         self.within(0, 0)
+
+
+def halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
+    """Return progress callbacks for the first and the second reading of the same files."""
+    if on_progress is None:
+        return None, None
+    return (
+        lambda read_bytes, total_bytes: on_progress(read_bytes // 2, total_bytes),
+        lambda read_bytes, total_bytes: on_progress((total_bytes + read_bytes) // 2, total_bytes),
+    )

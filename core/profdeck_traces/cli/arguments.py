@@ -28,12 +28,6 @@ Paths = Annotated[
 Processes = Annotated[
     int, typer.Option(min=0, metavar="N", help="Number of traces to read in parallel; 0: one per core.")
 ]
-DevicesOnly = Annotated[
-    bool,
-    typer.Option(
-        "--devices-only", help="Read only device activity and annotations, not operators. Three times as fast."
-    ),
-]
 Cache = Annotated[
     bool,
     typer.Option(
@@ -64,10 +58,9 @@ def warn_skipped(path: Path, reason: str) -> None:
     terminal.warn(f"{terminal.short_path(path)} {reason}.")
 
 
-def summarise_paths(  # noqa: PLR0913 - the options of commands
+def summarise_paths(
     paths: Sequence[Path],
     *,
-    devices_only: bool = False,
     rules: Path | None = None,
     traces: int = 0,
     processes: int = 0,
@@ -77,7 +70,6 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
 
     Args:
         paths: Runs, captures, directories or trace files.
-        devices_only: See `profdeck_traces.loading.summarise`.
         rules: File with custom kernel classes.
         traces: Number of traces on the report page, which sets the resolution of its timelines; 0 for no timelines.
         processes: Number of traces to read in parallel; 0: one per core.
@@ -99,7 +91,6 @@ def summarise_paths(  # noqa: PLR0913 - the options of commands
     with terminal.show_progress("Reading the traces") as on_progress:
         summary, errors = summarise(
             paths,
-            devices_only=devices_only,
             classifier=Classifier(load_rules(rules)) if rules else None,
             buckets=buckets_of(traces) if traces else 0,
             processes=process_count(processes),

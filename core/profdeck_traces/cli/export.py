@@ -48,7 +48,6 @@ def command(  # noqa: PLR0913 - the options of a command line
             "--speedscope", metavar="FILE", parser=user_path, help="Write recorded stacks for speedscope.app."
         ),
     ] = None,
-    devices_only: arguments.DevicesOnly = False,
     rules: arguments.Rules = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
@@ -68,9 +67,7 @@ def command(  # noqa: PLR0913 - the options of a command line
             _check_own_parquet(file)
     if speedscope is not None:
         check_output(speedscope, _SPEEDSCOPE)
-    summary, problems = arguments.summarise_paths(
-        [run], devices_only=devices_only, rules=rules, processes=processes, cache=cache
-    )
+    summary, problems = arguments.summarise_paths([run], rules=rules, processes=processes, cache=cache)
     try:
         if parquet is not None:
             _write_parquet(summary, parquet)

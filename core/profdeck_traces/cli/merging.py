@@ -225,7 +225,6 @@ def _write_chrome(
     aligned: Sequence[_AlignedSource], destination: Path, processes: int, on_progress: Progress
 ) -> _Written:
     from profdeck_traces.merge import MergeSource, merge_traces
-    from profdeck_traces.merge.origin import far_origin_ns
 
     sources = [
         MergeSource(item.source.path, item.source.label, number, item.shift_ns, item.selection)
@@ -235,7 +234,7 @@ def _write_chrome(
         sources,
         destination,
         gzip=destination.name.endswith(".gz"),
-        origin_ns=far_origin_ns(sources),
+        origin_ns=None,
         processes=processes,
         on_progress=on_progress,
     )

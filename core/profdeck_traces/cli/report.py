@@ -30,7 +30,6 @@ def command(  # noqa: PLR0913 - the options of a command line
             help="The new file. Default: RUN.html in the current directory.",
         ),
     ] = None,
-    devices_only: arguments.DevicesOnly = False,
     rules: arguments.Rules = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
@@ -51,7 +50,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     runs, problems = [], []
     for path in paths:
         summary, path_problems = arguments.summarise_paths(
-            [path], devices_only=devices_only, rules=rules, traces=len(sources), processes=processes, cache=cache
+            [path], rules=rules, traces=len(sources), processes=processes, cache=cache
         )
         if not summary.ranks:
             raise TraceError(" ".join(path_problems))

@@ -37,7 +37,6 @@ def command(  # noqa: PLR0913  # the options of a command line
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Also print all tables of each trace.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten names.")] = False,
-    devices_only: arguments.DevicesOnly = False,
     rules: arguments.Rules = None,
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
@@ -55,7 +54,6 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise typer.BadParameter("--rows requires --csv. Specify --csv as well.")
     run, problems = arguments.summarise_paths(
         paths,
-        devices_only=devices_only,
         rules=rules,
         processes=processes,
         cache=cache,

@@ -41,6 +41,7 @@ def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
     return (
         *run_rules.incomplete(run),
+        *run_rules.unrecorded_work(run),
         *_without_repeats(found),
         *run_rules.few_steps(views),
         *run_rules.cold_steps(everyone),

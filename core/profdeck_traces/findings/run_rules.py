@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.collective_skew import can_name_straggler
+from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import GroupSkew, RunSummary
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, strangers
 from profdeck_traces.analysis.run_model import Finding
@@ -48,6 +49,36 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
         yield _notice(
             f"{len(broken)} of {len(run.ranks)} traces are damaged, such as {labels_of(run.ranks)[broken[0].path]}",
             "record them again; what is said here is of what can be read",
+        )
+
+
+def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
+    """Launches without device work, and device events with times outside of the recording."""
+    labels = labels_of(run.ranks)
+    lost = [rank for rank in run.ranks if rank.launches and rank.launches_without_work == rank.launches]
+    if lost:
+        yield _notice(
+            f"The device was not recorded: {lost[0].launches:,} launches have no kernel ({labels[lost[0].path]})",
+            "check that the profiler may record the device, for example that no other profiler uses it",
+            rule="device-not-recorded",
+        )
+    parts = [rank for rank in run.ranks if rank.unrecorded_steps]
+    if parts:
+        steps = parts[0].unrecorded_steps
+        which = f"step {ranges([*steps])} has" if len(steps) == 1 else f"steps {ranges([*steps])} have"
+        yield _notice(
+            f"No kernels were recorded for some steps: {which} launches only ({labels[parts[0].path]})",
+            "add warm-up steps; device times of these steps are unknown",
+            rule="device-not-recorded",
+        )
+    odd = [rank for rank in run.ranks if rank.implausible]
+    if odd:
+        count = sum(events.count for rank in odd for events in rank.implausible)
+        yield _notice(
+            f"{plural(count, 'device event')} outside of the time of the recording, such as "
+            f"{odd[0].implausible[0].name} ({labels[odd[0].path]})",
+            "no other number contains these events",
+            rule="implausible-times",
         )
 
 

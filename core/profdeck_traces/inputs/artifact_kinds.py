@@ -99,12 +99,11 @@ class ArtifactKind(ABC):
         """Return the number of bytes that `read` reads, or 0 if there are none."""
 
     @abstractmethod
-    def read(self, path: Path, *, devices_only: bool, **how: Any) -> Any:
+    def read(self, path: Path, **how: Any) -> Any:
         """Read the artifact into columns.
 
         Args:
             path: The artifact.
-            devices_only: True if host events are not required.
             how: The other arguments of `profdeck_traces.reading.reader.read_trace`.
 
         Returns:

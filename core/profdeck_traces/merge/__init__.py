@@ -2,18 +2,18 @@
 
 Formats: events, phases, flows and metadata are those of "Trace Event Format",
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Top-level members are Kineto's
-(``libkineto/src/output_json.cpp`` in pytorch/kineto). What ids Perfetto takes is in its
-``src/trace_processor/importers/json``: the pid is a 32-bit number, the id of a flow a number or a hexadecimal string.
+(``libkineto/src/output_json.cpp`` in pytorch/kineto). Perfetto accepts these ids
+(``src/trace_processor/importers/json``): a pid of 32 bits, and a number or a hexadecimal string as the id of a flow.
 
-Each source becomes a segment, which knows of the others only its place and what :class:`~.rewriter.Place` says; so
-segments can be written in any order and by several processes, and the new file is the same. Deflate segments that
-end with a full flush can stand behind each other, as one gzip member (RFC 1951, RFC 1952).
+Each source is read twice, both times in parallel with other sources:
 
-Two ways through the events give the same answer, as in :mod:`profdeck_traces.reading.scanner`:
+1. The columns of a source become its plan (:mod:`.plan`): the events to keep, their processes, ids and lanes. Arrays
+   with one value for each event are files in the temporary directory of the merge.
+2. When all plans are known, pids and ids get numbers that no other source has, and the text of the events is copied
+   with these changes (:mod:`.segment`).
 
-- whole batches, in which the text of the values is substituted where a decoder and the number of times that their
-  keys occur prove each occurrence to be a member of an event (:mod:`.substitution`);
-- event by event, as members whose values stay text, for all that the first way cannot prove (:mod:`.texts`).
+Deflate segments that end with a full flush can be concatenated into one gzip member (RFC 1951, RFC 1952). Therefore
+segments are written in any order and by several processes, and the new file is the same.
 """
 
 from __future__ import annotations

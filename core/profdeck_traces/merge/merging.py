@@ -1,34 +1,36 @@
-"""Puts the segments of all sources together."""
+"""Plans the sources, and joins their segments."""
 
 from __future__ import annotations
 
-import re
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
-import attrs
 import msgspec
 from isal import isal_zlib
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import append_file, new_file, write_all
 from profdeck_traces.base.parallel import map_traces
-from profdeck_traces.base.progress import Progress
+from profdeck_traces.base.progress import Progress, halves
 from profdeck_traces.inputs.artifact_kinds import size_to_read
-from profdeck_traces.merge.event_texts import Event, encoded, encoded_all, labelled, metadata, text_of
-from profdeck_traces.merge.rewriter import BASE, COMMON_KEYS, FIRST_KEPT_PID, FIRST_NEW_PID, SOURCE_KEYS, SegmentPlace
-from profdeck_traces.merge.segment import Deflater, Segment, SegmentPiece, SegmentTask, write_segment
+from profdeck_traces.merge.metadata import encoded, metadata
+from profdeck_traces.merge.plan import BASE, COMMON_KEYS, SOURCE_KEYS, PlanTask, SourcePlan, plan_source
+from profdeck_traces.merge.segment import SEPARATOR, Deflater, Segment, SegmentPiece, SegmentTask, write_segment
 from profdeck_traces.merge.source import MergeSource
+from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck
 from profdeck_traces.writing.deflate import GZIP_HEADER, gzip_trailer
 
-_SEPARATOR = b",\n"
+# Pids of operating systems are kept if no earlier source has them. Smaller pids are devices. New pids are larger than
+# any thread id: Perfetto treats a thread with the id of its process as the main thread.
+_FIRST_KEPT_PID, _FIRST_NEW_PID, _LAST_PID = 1000, 1_000_000_000, 2**31 - 1
+_MAX_PIDS_EACH, _MAX_PROCESSES = 1_000_000, 50_000
+_ORIGIN_UNIT_NS = 10**12
 
-# Where a guess saves a second pass over a source.
-_PID = re.compile(rb'"pid"[ \t\n\r]*:[ \t\n\r]*([0-9]{4,9})[ \t\n\r,}]')
-_BASE = re.compile(rb'"%b"[ \t\n\r]*:[ \t\n\r]*([0-9]{1,20})[ \t\n\r,}]' % BASE.encode())
+R = TypeVar("R")
 
 
 def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
@@ -36,53 +38,51 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
     destination: Path,
     *,
     gzip: bool = True,
-    origin_ns: int = 0,
+    origin_ns: int | None = 0,
     processes: int = 1,
     on_progress: Progress | None = None,
 ) -> TraceCheck:
     """Merge Chrome traces into one file, in bounded memory.
 
-    Events keep their members, the text of their values and their order. Changed are:
+    Events keep their members, the text of their values and their order. The following values change:
 
-    - ``pid``: each process of each source gets its own, a number; those of host processes are kept where no source
-      in front has them. Events without one get one as well.
-    - ``id`` of flow and async events, ``bind_id`` and the global ``id2``: no two sources share one.
-    - ``ts``: all count from the smallest ``baseTimeNanoseconds``; the difference, and the ``shift_ns`` of the source,
-      are added exactly, to strings as well, and ``origin_ns`` is taken off. A trace without one counts from 0.
-    - ``tid`` of events on a lane of a device that overlap without one being inside the other: Perfetto would drop
-      the later one. It goes to another lane, which has the name of its own with " (overlapping)".
-    - the metadata: each process has a ``process_name`` that begins with the label of its source, and one
-      ``process_sort_index``, by the order of the sources and then by its own one, or 0.
+    - ``pid``: each process of each source has its own number. Pids of host processes are kept if no earlier source
+      has them. Events without a pid get one.
+    - ``id`` of flows and async events, ``bind_id`` and the global ``id2``: each becomes a number that no other source
+      has. A hexadecimal string equals its number.
+    - ``ts``: all times count from the smallest ``baseTimeNanoseconds``, plus `origin_ns`. The difference and the
+      ``shift_ns`` of the source are added exactly, in nanoseconds, to numbers and strings. A trace without a base
+      counts from 0.
+    - ``tid`` of events on a lane of a device that overlap without nesting: Perfetto would drop the later one. It moves
+      to another lane with the same name and " (overlapping)". Flows at its start move, too.
+    - Metadata: each process has one ``process_name`` that begins with the label of its source, and one
+      ``process_sort_index``, by the order of the sources and then by its own index, or 0.
 
-    Elements of ``traceEvents`` that are no objects are left out. The object ``profdeck`` of the new file says what
-    was merged: for each source its label, base, ``distributedInfo`` and ``deviceProperties``, and the pids that its
-    processes had.
+    Elements of ``traceEvents`` without a ``ph`` are omitted. The object ``profdeck`` of the new file describes each
+    source: its label, base, ``distributedInfo`` and ``deviceProperties``, and the original pids of its processes.
 
-    The file is the same whatever the number of processes. A source is read once, and again only if what was taken to
-    be known of it or of the others turns out to be wrong: where bases differ (Kineto's is the same for a quarter of a
-    year, and stands behind the events), where several sources have a process of the same pid that the beginning does
-    not show, and where events overlap.
+    The file does not depend on the number of processes. Each source is read twice.
 
     Args:
-        sources: The traces. Of a damaged one, what comes before the damage is merged; if it ends before its base,
-            the smallest that another trace states is assumed.
-        destination: The new file, in a directory that exists. It appears when it is complete and on disk (fsync),
-            or not at all. Until then a hidden directory beside it holds as much once more.
-        gzip: Write one gzip member rather than plain JSON.
-        origin_ns: What the times of the new file count from, beside the base of the sources; its base is that much
-            later. See `profdeck_traces.merge.origin`.
-        processes: How many sources are read at the same time.
-        on_progress: Called with the bytes of the sources (as on disk) read so far and in all.
+        sources: The traces. Of a damaged trace, the readable events are merged. If it ends before its base, the
+            smallest base of the other traces is assumed.
+        destination: The new file, in an existing directory. It appears only when it is complete and on disk (fsync).
+            Until then, a hidden directory next to it needs the same space again, and 13 bytes for each event.
+        gzip: Write one gzip member instead of plain JSON.
+        origin_ns: Origin of the new file's times, after the base of the sources. The base of the new file is later by
+            this value. ``None``: 0, or a multiple of 1,000 s before the first event if the times of all sources are
+            too large for doubles of microseconds, which Perfetto uses.
+        processes: Number of sources that are read at the same time.
+        on_progress: Called with the bytes of the sources (as on disk) read so far and in total. Each of the two
+            readings counts half.
 
     Returns:
-        What :func:`~profdeck_traces.reading.integrity.check_trace` returns for the new file, without reading it again:
-        all text of the sources was decoded when it was read, and each change puts JSON in the place of JSON. It is
-        ``whole`` only if all of the sources are; otherwise ``problem`` has a sentence for each one that is not, with
-        its label.
+        The check of the new file, made while it was written. ``whole`` is True only if all sources are intact.
+        Otherwise, ``problem`` has a sentence with the label of each damaged source.
 
     Raises:
-        FileExistsError: There is something at ``destination``; it was left as it is.
-        TraceError: No source has an event that could be read, or a process was killed.
+        FileExistsError: ``destination`` exists. It is not changed.
+        TraceError: No source has a readable event, or a process was killed.
         OSError: The new file cannot be written.
     """
     ordered = sorted(sources, key=lambda source: source.sort_index)
@@ -90,143 +90,124 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
         new_file(destination) as file,
         tempfile.TemporaryDirectory(prefix=".profdeck-", dir=destination.parent) as directory,
     ):
-        merge = _Merge(ordered, Path(directory), gzip=gzip, origin_ns=origin_ns)
-        merge.write_segments(processes, on_progress)
+        merge = _Merge(ordered, Path(directory), gzip=gzip, processes=processes)
+        on_plan, on_copying = halves(on_progress)
+        merge.read_plans(origin_ns, on_plan)
+        merge.write_segments(on_copying)
         return merge.join(file)
 
 
-@attrs.frozen
-class _Known:
-    """What is known of one source, or guessed from its beginning."""
-
-    base_ns: int | None
-    host_pids: frozenset[int]
-
-
-def _guess(source: MergeSource) -> _Known:
-    head = source.head()
-    base = _BASE.search(head)
-    pids = frozenset(pid for pid in map(int, set(_PID.findall(head))) if FIRST_KEPT_PID <= pid < FIRST_NEW_PID)
-    return _Known(int(base[1]) if base else None, pids)
-
-
-def _bases_ns(known: Sequence[_Known]) -> list[int]:
-    """Return what the times of each source count from."""
-    lost_ns = min((one.base_ns for one in known if one.base_ns), default=0)
-    return [lost_ns if one.base_ns is None else one.base_ns for one in known]
-
-
 class _Merge:
-    """All sources on the way to one file.
+    """The sources of one new file.
 
     Args:
         sources: In their order in the viewer.
-        directory: Where segments are written.
-        gzip: Whether to deflate.
-        origin_ns: What is taken off all times.
+        directory: Directory of arrays and segments.
+        gzip: Deflate the segments.
+        processes: Number of sources that are read at the same time.
     """
 
-    def __init__(self, sources: Sequence[MergeSource], directory: Path, *, gzip: bool, origin_ns: int) -> None:
+    def __init__(self, sources: Sequence[MergeSource], directory: Path, *, gzip: bool, processes: int) -> None:
         self._sources = sources
-        self._parts = [directory / str(rank) for rank in range(len(sources))]
+        self._directory = directory
         self._gzip = gzip
-        self._origin_ns = origin_ns
-        self._segments: list[Segment] = []
+        self._processes = processes
+        self._sizes = [size_to_read(source.path) for source in sources]
+        self._plans: list[SourcePlan] = []
+        self._pids: list[list[int]] = []
+        self._segments: dict[int, Segment] = {}
         self._base_ns: int | None = None
+        self._origin_ns = 0
 
-    def write_segments(self, processes: int, on_progress: Progress | None) -> None:
-        """Write a segment of each source, and write again what was written with wrong assumptions.
+    def read_plans(self, origin_ns: int | None, on_progress: Progress | None) -> None:
+        """Read the plans of all sources.
 
         Raises:
-            TraceError: A process was killed, or a source has too many processes.
+            TraceError: No source has an event, one has too many processes, or a process was killed.
         """
-        known = [_guess(source) for source in self._sources]
-        assumed: dict[int, SegmentPlace] = {}
-        written: dict[int, Segment] = {}
-        while True:
-            places = self._places(known)
-            wrong = [rank for rank, place in enumerate(places) if not _fits(assumed.get(rank), place, known[rank])]
-            if not wrong:
-                break
-            tasks = [SegmentTask(self._sources[rank], places[rank], self._parts[rank], self._gzip) for rank in wrong]
-            sizes = [size_to_read(task.source.path) for task in tasks]
-            found = map_traces(write_segment, tasks, sizes, processes=processes, on_progress=on_progress)
-            on_progress = None  # all sources have been read
-            for rank, segment in zip(wrong, found, strict=True):
-                if isinstance(segment, TraceError):
-                    raise segment
-                assumed[rank], written[rank] = places[rank], segment
-                known[rank] = _Known(segment.base_ns, segment.host_pids)
-        self._segments = [written[rank] for rank in range(len(self._sources))]
-        if any(one.base_ns is not None for one in known):  # otherwise no trace says, and 0 would say that it is known
-            self._base_ns = min(_bases_ns(known))
+        tasks = [PlanTask(source, self._directory / f"{rank}.rows") for rank, source in enumerate(self._sources)]
+        results = map_traces(plan_source, tasks, self._sizes, processes=self._processes, on_progress=on_progress)
+        plans = self._plans = _without_errors(results)
+        if not any(plan.processes for plan in plans):
+            problems = [plan.problem for plan in plans if plan.problem]
+            raise TraceError(" ".join(["There is no event to merge.", *problems]))
+        self._pids = _new_pids(plans)
+        self._base_ns = min(
+            (plan.base_ns for plan in plans if plan.processes and plan.base_ns is not None), default=None
+        )
+        self._origin_ns = _far_origin_ns(plans) if origin_ns is None else origin_ns
+
+    def write_segments(self, on_progress: Progress | None) -> None:
+        """Write the segments of all sources that have events.
+
+        Raises:
+            TraceError: A source cannot be read any more, or a process was killed.
+        """
+        tasks: dict[int, SegmentTask] = {}
+        assumed_ns = min((plan.base_ns for plan in self._plans if plan.processes and plan.base_ns), default=0)
+        first_id = 1
+        for rank, (source, plan, pids) in enumerate(zip(self._sources, self._plans, self._pids, strict=True)):
+            base_ns = assumed_ns if plan.base_ns is None else plan.base_ns
+            lanes = [(pid, b"") for pid in pids] + [(pids[lane.process], b"%d" % lane.tid) for lane in plan.new_lanes]
+            if plan.processes:
+                tasks[rank] = SegmentTask(
+                    source,
+                    self._directory / f"{rank}.rows",
+                    self._directory / f"{rank}.segment",
+                    self._gzip,
+                    tuple((b"%d" % pid, tid) for pid, tid in lanes),
+                    first_id,
+                    base_ns - (self._base_ns or 0) + source.shift_ns - self._origin_ns,
+                )
+            first_id += plan.id_count
+        sizes = [self._sizes[rank] for rank in tasks]
+        results = map_traces(
+            write_segment, list(tasks.values()), sizes, processes=self._processes, on_progress=on_progress
+        )
+        self._segments = dict(zip(tasks, _without_errors(results), strict=True))
 
     def join(self, file: BinaryIO) -> TraceCheck:
-        """Write the new file.
-
-        Raises:
-            TraceError: No source has an event that could be read.
-        """
-        problems = [problem for source, segment in self._pairs() for problem in _problems(source, segment)]
-        if not any(segment.processes for segment in self._segments):
-            raise TraceError(" ".join(["There is no event to merge.", *problems]))
+        """Write the new file."""
+        problems = [plan.problem for plan in self._plans if plan.problem]
         output = _Output(file, gzip=self._gzip)
         output.text(b"{\n")
-        for key, value in self._members().items():  # first, so that its beginning tells what the file is
-            output.text(encoded({key: value})[1:-1] + _SEPARATOR)
+        for key, value in self._members().items():  # first, so that the beginning of the file describes it
+            output.text(encoded({key: value})[1:-1] + SEPARATOR)
         output.text(b'"traceEvents": [\n')
         events = processes = 0
         between = b""
-        for (source, segment), part in zip(self._pairs(), self._parts, strict=True):
+        for rank, segment in self._segments.items():
             if segment.piece.json_bytes:
-                output.text(between and segment.between)
-                output.piece(segment.piece, part)
-                between = segment.between
-            if added := _process_metadata(source, segment, processes):
-                output.text(between and segment.between)
-                output.text(encoded_all(added, segment.between, segment.inside))
-                between = segment.between
-            processes += len(segment.processes)
-            events += segment.written + len(added)
+                output.text(between)
+                output.piece(segment.piece, self._directory / f"{rank}.segment")
+                between = SEPARATOR
+            added = self._metadata(rank, processes)
+            output.text(between + SEPARATOR.join(added))
+            between = SEPARATOR
+            processes += len(self._plans[rank].processes)
+            events += segment.events + len(added)
         output.text(b"\n]\n}\n")
         size_bytes, json_bytes = output.finish()
         return TraceCheck(size_bytes, json_bytes, events, whole=not problems, problem=" ".join(problems) or None)
 
-    def _pairs(self) -> list[tuple[MergeSource, Segment]]:
-        return list(zip(self._sources, self._segments, strict=True))
-
-    def _places(self, known: Sequence[_Known]) -> list[SegmentPlace]:
-        """Return what each source has to know of the others."""
-        bases_ns = _bases_ns(known)
-        base_ns = min(bases_ns, default=0)
-        taken: frozenset[int] = frozenset()
-        places = []
-        for rank, source in enumerate(self._sources):
-            places.append(
-                SegmentPlace(
-                    rank, len(self._sources), bases_ns[rank] - base_ns + source.shift_ns - self._origin_ns, taken
-                )
-            )
-            taken |= known[rank].host_pids
-        return places
-
     def _members(self) -> dict[str, Any]:
-        """Return the members of the top-level object beside the events; the first says that it is a merged one."""
+        """Return the other members of the top-level object. The first one identifies a merged file."""
         members: dict[str, Any] = {}
         described = []
-        for source, segment in self._pairs():
-            own = {key: msgspec.Raw(text) for key, text in segment.members.items()}
+        for source, plan, pids in zip(self._sources, self._plans, self._pids, strict=True):
+            own = {key: msgspec.Raw(text) for key, text in plan.members.items()}
             for key in COMMON_KEYS:
                 if key in own:
                     members.setdefault(key, own[key])
             described.append(
                 {
                     "label": msgspec.Raw(encoded(source.label)),
-                    BASE: segment.base_ns,
+                    BASE: plan.base_ns,
                     **({"shiftNanoseconds": source.shift_ns} if source.shift_ns else {}),
                     **{key: own[key] for key in SOURCE_KEYS if key in own},
                     "pids": {
-                        str(process.pid): msgspec.Raw(process.original or b"null") for process in segment.processes
+                        str(pid): msgspec.Raw(json.dumps(process.pid).encode())
+                        for pid, process in zip(pids, plan.processes, strict=True)
                     },
                 }
             )
@@ -234,36 +215,75 @@ class _Merge:
             members[BASE] = self._base_ns + self._origin_ns
         return {"profdeck": {"sources": described}, **members}
 
+    def _metadata(self, rank: int, first_sort_index: int) -> list[bytes]:
+        """Return metadata events of a source: names of new lanes, and names and order of processes.
 
-def _problems(source: MergeSource, segment: Segment) -> list[str]:
-    problems = []
-    if segment.problem is not None:
-        problems.append(segment.problem)
-        if segment.processes and segment.base_ns is None:
-            problems.append(f"Its {BASE} is lost: that of the other traces is assumed.")
-    if segment.lost:
-        problems.append(f"{source.label} ({source.path}): {segment.lost:,} events are too long or deep to be copied.")
-    return problems
+        Viewers store sort indices in 32 bits. Therefore the original ones cannot be kept with gaps between sources.
+        """
+        label, plan, pids = self._sources[rank].label, self._plans[rank], self._pids[rank]
+        events = [event for lane in plan.new_lanes for event in lane.metadata(pids[lane.process])]
+        for pid, process in zip(pids, plan.processes, strict=True):
+            name = process.name if process.name is not None else "" if process.pid is None else str(process.pid)
+            events.append(metadata("process_name", pid, 0, {"name": f"{label}: {name}" if name else label}))
+        by_index = sorted(zip(plan.processes, pids, strict=True), key=lambda pair: pair[0].sort_index)
+        for sort_index, (_, pid) in enumerate(by_index, first_sort_index):
+            events.append(metadata("process_sort_index", pid, 0, {"sort_index": sort_index}))
+        return events
 
 
-def _process_metadata(source: MergeSource, segment: Segment, first_sort_index: int) -> list[Event]:
-    """Return the names that are missing, and where each process stands.
+def _without_errors(results: Sequence[R | TraceError]) -> list[R]:
+    values: list[R] = []
+    for result in results:
+        if isinstance(result, TraceError):
+            raise result
+        values.append(result)
+    return values
 
-    Viewers hold sort indices in 32 bits, so that the original ones cannot be kept with room between the sources.
+
+def _new_pids(plans: Sequence[SourcePlan]) -> list[list[int]]:
+    """Return the new pids of the processes of each source.
+
+    Raises:
+        TraceError: A source has too many processes.
     """
-    events = []
-    for process in segment.processes:
-        if not process.named:
-            name = labelled(source.label, text_of(process.original))
-            events.append(metadata("process_name", process.pid, 0, {"name": name}))
-    ordered = sorted(segment.processes, key=lambda process: process.sort_index)
-    for sort_index, process in enumerate(ordered, first_sort_index):
-        events.append(metadata("process_sort_index", process.pid, 0, {"sort_index": sort_index}))
-    return events
+    pids_each = min(_MAX_PIDS_EACH, (_LAST_PID - _FIRST_NEW_PID) // max(1, len(plans)))
+    taken: set[Id] = set()
+    pids: list[list[int]] = []
+    for rank, plan in enumerate(plans):
+        if len(plan.processes) > min(_MAX_PROCESSES, pids_each):
+            raise TraceError(f"A trace has {len(plan.processes):,} processes: too many to merge.")
+        next_pid = _FIRST_NEW_PID + rank * pids_each
+        host_pids = {
+            process.pid
+            for process in plan.processes
+            if isinstance(process.pid, int) and _FIRST_KEPT_PID <= process.pid < _FIRST_NEW_PID
+        }
+        kept = host_pids - taken
+        own = []
+        for process in plan.processes:
+            if isinstance(process.pid, int) and process.pid in kept:
+                own.append(process.pid)
+            else:
+                own.append(next_pid)
+                next_pid += 1
+        pids.append(own)
+        taken |= host_pids
+    return pids
+
+
+def _far_origin_ns(plans: Sequence[SourcePlan]) -> int:
+    """Return the origin that makes times fit into doubles; 0 unless the times of all sources are too large.
+
+    Perfetto reads microseconds as doubles. Traces without ``baseTimeNanoseconds`` count from 1970, where doubles have
+    steps of 250 ns: nested events would overlap, and Perfetto drops these.
+    """
+    first_ns = [plan.first_large_ns for plan in plans if plan.processes]
+    large_ns = [time_ns for time_ns in first_ns if time_ns is not None]
+    return (min(large_ns) // _ORIGIN_UNIT_NS - 1) * _ORIGIN_UNIT_NS if len(large_ns) == len(first_ns) else 0
 
 
 class _Output:
-    """The new file: text, and what others have written of it."""
+    """The new file: text, and copied segments."""
 
     def __init__(self, file: BinaryIO, *, gzip: bool) -> None:
         self._file = file
@@ -280,14 +300,14 @@ class _Output:
             self._deflater = Deflater(self._file, gzip=self._gzip)
         self._deflater.write(text)
 
-    def piece(self, piece: SegmentPiece, part: Path) -> None:
-        """Append a piece that is a file of its own."""
+    def piece(self, piece: SegmentPiece, path: Path) -> None:
+        """Append the file of a segment."""
         self._end_text(last=False)
-        append_file(self._file, part)
+        append_file(self._file, path)
         self._add(piece)
 
     def finish(self) -> tuple[int, int]:
-        """End the file and return its size, and that of its text."""
+        """End the file and return its size, and the size of its text."""
         self._end_text(last=True)
         if self._gzip:
             write_all(self._file, gzip_trailer(self._crc, self._json_bytes))
@@ -301,12 +321,3 @@ class _Output:
     def _add(self, piece: SegmentPiece) -> None:
         self._crc = isal_zlib.crc32_combine(self._crc, piece.crc, piece.json_bytes)
         self._json_bytes += piece.json_bytes
-
-
-def _fits(assumed: SegmentPlace | None, place: SegmentPlace, known: _Known) -> bool:
-    """Return whether what was written for one place is what would be written for another."""
-    return (
-        assumed is not None
-        and assumed.shift_ns == place.shift_ns
-        and not (assumed.taken_pids ^ place.taken_pids) & known.host_pids
-    )

@@ -1,25 +1,23 @@
-"""What is merged."""
+"""The sources of a merge."""
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from profdeck_traces.base.errors import TraceError
 from profdeck_traces.inputs.artifact_kinds import chrome_trace
-from profdeck_traces.reading.stream import read_chunks
-
-_HEAD_BYTES = 1 << 18
+from profdeck_traces.reading.events import Events
 
 
 class EventFilter(Protocol):
-    """Chooses events; goes to other processes, so that it must be possible to pickle it."""
+    """Selects events. It is sent to other processes, so it must be picklable."""
 
-    def apply(self, array: bytes) -> bytes:
-        """Return a JSON array of those objects of ``array``, one as well, that are to be kept, in the same layout."""
+    def rows(self, events: Events) -> NDArray[np.bool_]:
+        """Return whether each event is kept, by its position in the file."""
 
 
 @attrs.frozen
@@ -27,31 +25,21 @@ class MergeSource:
     """One trace to merge."""
 
     path: Path
-    """A Chrome trace, plain or gzip, or an artifact that has one."""
+    """A Chrome trace, plain or compressed, or an artifact that contains one."""
     label: str
-    """Put in front of the names of its processes, such as ``"rollout/2 rank 1 (tp1)"``."""
+    """Prefix of the names of its processes, such as ``"rollout/2 rank 1 (tp1)"``."""
     sort_index: int
-    """The place of its processes in the viewer; sources with the same one stay in the order given."""
+    """Position of its processes in the viewer. Sources with equal values keep their order."""
     shift_ns: int = 0
-    """Added to all of its times, for clocks that are apart."""
+    """Added to all of its times, for clocks that differ."""
     select: EventFilter | None = None
-    """Which of its events are merged; all, if not given."""
+    """The events to merge; ``None``: all."""
 
     @property
     def file(self) -> Path:
         """The Chrome trace.
 
         Raises:
-            TraceError: There is none in the directory.
+            TraceError: The artifact contains none.
         """
         return chrome_trace(self.path)
-
-    def head(self) -> bytes:
-        """Return the first 256 KiB of its text; nothing where it cannot be read, which is said later."""
-        with suppress(TraceError):
-            chunks = read_chunks(self.file, _HEAD_BYTES)
-            try:
-                return bytes(next(chunks, b""))
-            finally:
-                chunks.close()
-        return b""

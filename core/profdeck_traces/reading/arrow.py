@@ -1,21 +1,22 @@
-"""The events of a trace as Arrow, in batches of bounded memory."""
+"""The events of a trace as Arrow batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profdeck_traces.reading.columns import Tables
-from profdeck_traces.reading.time_slices import Slice
+from profdeck_traces.reading.columns import Columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_BATCH_EVENTS = 1 << 16
 
-def batches_of(tables: Tables, slices: Callable[[], Iterator[Slice]]) -> pa.RecordBatchReader:
-    """Return the complete events of a trace in the order of time, a batch for each slice of time.
+
+def record_batches(events: Columns) -> pa.RecordBatchReader:
+    """Return events as batches of 65,536 rows.
 
     Columns: ``name``, ``category``, ``pid`` and ``tid``, as dictionaries of texts; ``start_ns`` and ``end_ns``.
 
@@ -24,26 +25,26 @@ def batches_of(tables: Tables, slices: Callable[[], Iterator[Slice]]) -> pa.Reco
     """
     import pyarrow as pa
 
+    tables = events.tables
     pids, tids = ([str(track[part]) for track in tables.tracks] for part in (0, 1))
     text = pa.dictionary(pa.int32(), pa.string())
     times = {"start_ns": pa.int64(), "end_ns": pa.int64()}
     schema = pa.schema([*((name, text) for name in ("name", "category", "pid", "tid")), *times.items()])
     texts = [_Texts(pa, values) for values in (tables.names, tables.categories, pids, tids)]
+    category = tables.category_of_names()
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for piece in slices():
-            columns = piece.whole(piece.first)
-            codes = (columns.name, columns.category, columns.track, columns.track)
+        for first in range(0, len(events), _BATCH_EVENTS):
+            batch = events[first : first + _BATCH_EVENTS]
+            codes = (batch.name, category[batch.name], batch.track, batch.track)
             arrays = [of_texts.array(of_events) for of_texts, of_events in zip(texts, codes, strict=True)]
-            yield pa.RecordBatch.from_arrays(
-                [*arrays, pa.array(columns.start_ns), pa.array(columns.end_ns)], schema=schema
-            )
+            yield pa.RecordBatch.from_arrays([*arrays, pa.array(batch.start_ns), pa.array(batch.end_ns)], schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 class _Texts:
-    """Texts by code, as a dictionary, which must have each once; two codes may have one, of names that were cut."""
+    """Texts by code, as a dictionary without duplicates. Names that were shortened can have the same text."""
 
     def __init__(self, pa: Any, values: list[str]) -> None:
         self._pa = pa

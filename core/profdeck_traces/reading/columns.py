@@ -1,13 +1,14 @@
-"""The complete events of a trace as columns of numbers: what a report needs of them, in a fortieth of their text.
+"""Complete events of a trace as columns of numbers.
 
 Categories are those of Kineto (``libkineto/src/ActivityType.cpp`` in pytorch/kineto). Ascend's ``trace_view.json``
-has events without one; there the name of the process tells what its events are.
+has events without a category. For these, the name of the process is the category.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
@@ -16,42 +17,44 @@ from numpy.typing import NDArray
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int
 
+MAX_NAME_LENGTH = 4096
+
 OPERATOR = "cpu_op"
 ANNOTATION = "user_annotation"
 DEVICE_ANNOTATION = "gpu_user_annotation"
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op"})
-"""Categories whose events are work on a device; the process of such an event is the device."""
+"""Categories of work on a device. The process of such an event is the device."""
 MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
-"""Categories that may mark steps."""
+"""Categories that may annotate steps."""
 DEVICE_PROCESSES = frozenset({"Ascend Hardware"})
-"""Processes whose events without a category are work on a device; the name then stands for the category."""
+"""Processes whose events without a category are work on a device."""
 
 
 @attrs.frozen
 class Tables:
-    """What the codes in columns stand for. The lists grow while a trace is read."""
+    """Meaning of the codes in columns."""
 
     names: list[str] = attrs.field(factory=list)
-    """The same name has one code for each category in which it occurs."""
+    """A name has one code for each category in which it occurs."""
     name_category: list[int] = attrs.field(factory=list)
-    """The category of each name: an index into ``categories``."""
+    """Category of each name: an index into ``categories``."""
     categories: list[str] = attrs.field(factory=list)
     tracks: list[tuple[Id, Id]] = attrs.field(factory=list)
-    """Process and thread; of a device, device and stream."""
+    """Process and thread; for work on devices, device and stream."""
 
     def category_of_names(self) -> NDArray[np.int16]:
         """Return ``name_category`` as an array."""
         return np.array(self.name_category, dtype=np.int16)
 
-    def names_of_categories(self, wanted: frozenset[str]) -> NDArray[np.bool_]:
-        """Return which names are of one of these categories."""
-        codes = [code for code, category in enumerate(self.categories) if category in wanted]
+    def names_of_categories(self, categories: frozenset[str]) -> NDArray[np.bool_]:
+        """Return whether each name is in one of these categories."""
+        codes = [code for code, category in enumerate(self.categories) if category in categories]
         return np.isin(self.category_of_names(), codes)
 
 
 @attrs.frozen
 class Columns:
-    """Complete events (``ph`` "X"): parallel arrays of one value each."""
+    """Complete events (``ph`` "X"): parallel arrays with one value per event."""
 
     tables: Tables
     name: NDArray[np.int32]
@@ -60,49 +63,101 @@ class Columns:
     """Index into ``tables.tracks``."""
     start_ns: Int
     end_ns: Int
+    row: Int
+    """Row in the trace's `profdeck_traces.reading.events.Events`; -1 for events of other files."""
 
     @property
-    def names(self) -> list[str]:
-        """What the codes in ``name`` stand for."""
-        return self.tables.names
-
-    @property
-    def categories(self) -> list[str]:
-        """What the codes in ``category`` stand for."""
-        return self.tables.categories
-
-    @property
-    def tracks(self) -> list[tuple[Id, Id]]:
-        """What the codes in ``track`` stand for."""
-        return self.tables.tracks
-
-    @property
-    def category(self) -> NDArray[np.int16]:
-        """Index into ``categories``."""
-        return self.tables.category_of_names()[self.name]
-
-    def of_categories(self, wanted: frozenset[str]) -> Int:
-        """Return the indices of the events in these categories."""
-        return np.flatnonzero(self.tables.names_of_categories(wanted)[self.name])
+    def duration_ns(self) -> Int:
+        """End minus start."""
+        return self.end_ns - self.start_ns
 
     def __len__(self) -> int:
         return len(self.name)
 
-    def __getitem__(self, which: Any) -> Columns:
-        """Return some of the events: a slice, indices or a mask."""
-        return Columns(self.tables, self.name[which], self.track[which], self.start_ns[which], self.end_ns[which])
+    def __getitem__(self, selected: Any) -> Columns:
+        """Select events by a slice, indices or a mask."""
+        arrays = (self.name, self.track, self.start_ns, self.end_ns, self.row)
+        return Columns(self.tables, *(array[selected] for array in arrays))
+
+
+class CompleteEvent(NamedTuple):
+    """A complete event of a file other than a Chrome trace."""
+
+    name: str
+    category: str
+    pid: Id
+    tid: Id
+    start_ns: int
+    duration_ns: int
+
+
+def columns_of(events: Iterable[CompleteEvent]) -> Columns:
+    """Return events as columns, in their order. Names are shortened to `MAX_NAME_LENGTH`."""
+    names: dict[tuple[str, str], int] = {}
+    categories: dict[str, int] = {}
+    tracks: dict[tuple[Id, Id], int] = {}
+    name, track, start, end = array("i"), array("i"), array("q"), array("q")
+    for event in events:
+        categories.setdefault(event.category, len(categories))
+        name.append(names.setdefault((shortened(event.name), event.category), len(names)))
+        track.append(tracks.setdefault((event.pid, event.tid), len(tracks)))
+        start.append(event.start_ns)
+        end.append(event.start_ns + event.duration_ns)
+    tables = Tables(
+        [text for text, _ in names], [categories[category] for _, category in names], list(categories), list(tracks)
+    )
+    return Columns(
+        tables,
+        np.array(name, dtype=np.int32),
+        np.array(track, dtype=np.int32),
+        np.array(start, dtype=np.int64),
+        np.array(end, dtype=np.int64),
+        np.full(len(name), -1, dtype=np.int64),
+    )
+
+
+def shortened(name: str) -> str:
+    """Return a name of at most `MAX_NAME_LENGTH` characters."""
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
+
+
+def combined(parts: Sequence[Columns]) -> list[Columns]:
+    """Return parts with different tables as parts that share one."""
+    names: dict[tuple[str, str], int] = {}
+    categories: dict[str, int] = {}
+    tracks: dict[tuple[Id, Id], int] = {}
+    codes = []
+    for part in parts:
+        of_part = part.tables
+        categories_of_names = (of_part.categories[code] for code in of_part.name_category)
+        keys = list(zip(of_part.names, categories_of_names, strict=True))
+        codes.append(
+            (
+                np.array([names.setdefault(key, len(names)) for key in keys], dtype=np.int32),
+                np.array([tracks.setdefault(track, len(tracks)) for track in of_part.tracks], dtype=np.int32),
+            )
+        )
+    name_category = [categories.setdefault(category, len(categories)) for _, category in names]
+    tables = Tables([name for name, _ in names], name_category, list(categories), list(tracks))
+    return [
+        Columns(tables, of_name[part.name], of_track[part.track], part.start_ns, part.end_ns, part.row)
+        for part, (of_name, of_track) in zip(parts, codes, strict=True)
+    ]
+
+
+def by_start(columns: Columns) -> Columns:
+    """Return events sorted by start."""
+    return columns[np.argsort(columns.start_ns, kind="stable")]
 
 
 def concatenated(tables: Tables, parts: Sequence[Columns]) -> Columns:
-    """Return the events of all parts, which have these tables."""
-    empty = np.empty(0, dtype=np.int32)
-    none = np.empty(0, dtype=np.int64)
-    if len(parts) == 1:
-        return parts[0]
+    """Concatenate the events of parts that share `tables`."""
+    none, codes = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
     return Columns(
         tables,
-        np.concatenate([empty, *(part.name for part in parts)]),
-        np.concatenate([empty, *(part.track for part in parts)]),
+        np.concatenate([codes, *(part.name for part in parts)]),
+        np.concatenate([codes, *(part.track for part in parts)]),
         np.concatenate([none, *(part.start_ns for part in parts)]),
         np.concatenate([none, *(part.end_ns for part in parts)]),
+        np.concatenate([none, *(part.row for part in parts)]),
     )

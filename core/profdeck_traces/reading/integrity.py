@@ -1,241 +1,127 @@
-"""Whether a trace file is whole, established by reading all of it.
+"""Checks whether a trace file is intact, by reading all of it.
 
-A profiler that dies, a full disk or two ranks that share a file name leave a file that looks like a trace;
-the absence of an exception says nothing. What is proved here is said at :class:`TraceCheck`.
+A profiler that dies, a full disk or two ranks with the same file name leave a file that looks like a trace. The
+absence of an exception does not prove that it is intact. `TraceCheck` defines what is proved.
 """
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any
 
 import attrs
-import msgspec
 
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.reading.handler import TraceHandler
-from profdeck_traces.reading.json_patterns import decode_leniently
-from profdeck_traces.reading.phases import PHASES, any_of, phase_type
-from profdeck_traces.reading.scanner import MalformedJsonError, TraceScanner
-from profdeck_traces.reading.stream import CHUNK_BYTES, Chunk, DamagedStreamError, read_ahead
+from profdeck_traces.reading import compiled
+from profdeck_traces.reading.content import read_content
+from profdeck_traces.reading.fallback import PythonParser
+from profdeck_traces.reading.stream import Chunk
+from profdeck_traces.reading.walking import Parser, Walker
 
 MAX_JSON_BYTES = 64 << 30
-# Traces of real jobs inflate to 8 to 30 times their size.
-_MOST_INFLATION, _SMALL_BYTES = 300, 128 << 20
 
 
 @attrs.frozen
 class TraceCheck:
-    """What reading a trace file to its end established.
+    """Result of reading a trace file to its end.
 
-    ``whole`` means all of the following, for plain and gzip files and in every layout of the JSON:
+    ``whole`` means all of the following, in every layout of the JSON. Files may be plain, gzip, bzip2, or a zip archive
+    of one file, in UTF-8, UTF-16 or UTF-32, with or without a byte-order mark.
 
-    - the gzip stream ended with its trailer, the CRC-32 and length of every member fit, and nothing follows;
-    - every byte of the document was parsed: it is UTF-8, it is JSON (RFC 8259; ``NaN`` and ``Infinity`` are let
-      through, as Python's ``json`` does), it is closed, and nothing but white space follows;
-    - it is a Chrome trace: an array of events or an object with exactly one ``traceEvents`` array;
-    - it has at least one event.
+    - The compressed stream is complete, its checksums and lengths match, and nothing follows it.
+    - Every byte of the document was parsed. It is valid text and JSON (RFC 8259, plus ``NaN`` and ``Infinity``, as in
+      Python's ``json``), and only white space follows.
+    - No event has values of more than 512 levels, and no event or other member is longer than 64 MiB.
+    - It is a Chrome trace: an array of events, or an object with exactly one ``traceEvents`` array.
+    - It has at least one event.
     """
 
     size_bytes: int
     """The file's size on disk."""
     json_bytes: int
-    """Bytes of uncompressed JSON that could be read."""
+    """Bytes of uncompressed JSON that could be read, in UTF-8."""
     events: int
-    """Trace events: objects in the events array that have a ``ph`` member. Up to the problem, if there is one."""
+    """Trace events: objects in the events array that have a ``ph`` member. Malformed events are skipped."""
     whole: bool
     problem: str | None
-    """One sentence that says what is wrong and where; ``None`` when the trace is whole."""
-
-
-# Other phases are counted, more slowly, by the lenient decoder.
-_EVENT: Any = any_of(map(phase_type, PHASES))
-_decode = msgspec.json.Decoder(list[_EVENT]).decode
-
-
-class CountingHandler:
-    """Validates batches of events and counts them; the base for handlers that also want something from them."""
-
-    wants_text = False
-    keys: frozenset[str] = frozenset()
-
-    def batch(self, text: memoryview) -> int | None:
-        """Count the events in a JSON array. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
-        try:
-            return len(_decode(text))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            events = decode_leniently(text)
-        return None if events is None else sum("ph" in event for event in events if isinstance(event, dict))
-
-    def event(self, text: bytes) -> None:
-        """Ignore it: the scanner counts."""
-
-    def member(self, key: str, text: bytes) -> None:
-        """Ignore it."""
+    """The first problem and its position, in one sentence; ``None`` if the trace is intact."""
 
 
 class TraceChecker:
-    """Checks a trace that arrives in pieces, so that a writer can check what it writes in the same pass.
+    """Checks the chunks of a trace in bounded memory, so that a writer can check what it writes.
 
     Args:
-        handler: Takes the events as well; counts only, if none is given.
+        name: Keep the columns of the events with this name, which JSON must not escape.
     """
 
-    def __init__(self, handler: TraceHandler | None = None) -> None:
-        self._scanner = TraceScanner(handler or CountingHandler())
-        # As in json.loads, lone surrogates pass.
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogatepass")
-        self._problem: str | None = None
-        self.json_bytes = 0
-        """Bytes fed so far."""
+    def __init__(self, name: str = "") -> None:
+        library = compiled.load_library()
+        parser = PythonParser({}) if library is None else compiled.CompiledParser(library, {})
+        parser.count_events(name.encode())
+        self.parser: Parser = parser
+        """Has the columns of the events with the name, and members of the top-level object."""
+        self._walker = Walker(parser)
 
-    def feed(self, chunk: Chunk) -> None:
-        """Check the next piece of uncompressed JSON, of any size. Never raises for what is in it."""
-        if len(chunk) <= CHUNK_BYTES:
-            self._feed(chunk)
-            return
-        for at in range(0, len(chunk), CHUNK_BYTES):
-            self._feed(chunk[at : at + CHUNK_BYTES])
+    def read(self, chunks: Generator[Chunk, None, None], max_json_bytes: int = MAX_JSON_BYTES) -> None:
+        """Check all chunks of a document in UTF-8, and damage of their stream.
 
-    def finish(self, size_bytes: int, *, damage: str | None = None) -> TraceCheck:
-        """Say what was found.
+        Args:
+            chunks: From `profdeck_traces.reading.content`.
+            max_json_bytes: Limit of the size of the document.
+
+        Raises:
+            TraceError: The file cannot be read.
+        """
+        self._walker.add_all(chunks, max_json_bytes)
+
+    def finish(self, size_bytes: int) -> TraceCheck:
+        """Return the result after the last chunk.
 
         Args:
             size_bytes: The file's size on disk.
-            damage: What was wrong with the stream that the pieces came from, in one sentence.
         """
-        if self._problem is None:
-            try:
-                self._scanner.finish()
-                self._utf8.decode(b"", final=True)
-            except MalformedJsonError as error:
-                self._problem = str(error)
-            except UnicodeDecodeError:
-                self._problem = "The JSON ends inside a UTF-8 character."
-        problem = damage or self._problem or self._shortfall()
+        result = self._walker.finish()
         return TraceCheck(
             size_bytes=size_bytes,
-            json_bytes=self.json_bytes,
-            events=self._scanner.events,
-            whole=problem is None,
-            problem=problem,
+            json_bytes=result.json_bytes,
+            events=self.parser.rows,
+            whole=result.problem is None,
+            problem=result.problem,
         )
-
-    def _feed(self, piece: Chunk) -> None:
-        if self._problem is None:
-            try:
-                sound = self._sound_bytes(piece)
-                self._scanner.feed(piece[:sound] if sound < len(piece) else piece)
-            except MalformedJsonError as error:
-                self._note(str(error))
-        self.json_bytes += len(piece)
-
-    def _note(self, problem: str) -> None:
-        """Keep what is found first."""
-        self._problem = self._problem or problem
-
-    def _sound_bytes(self, piece: Chunk) -> int:
-        """Return how many bytes of a piece are UTF-8 from its beginning on; what follows is noted as the problem."""
-        held = len(self._utf8.getstate()[0])
-        if piece.isascii() and not held:
-            return len(piece)
-        try:
-            self._utf8.decode(piece)
-        except UnicodeDecodeError as error:
-            self._note(f"The text is not UTF-8 at offset {self.json_bytes - held + error.start:,}.")
-            return max(0, error.start - held)
-        return len(piece)
-
-    def _shortfall(self) -> str | None:
-        scanner = self._scanner
-        if not self.json_bytes:
-            return "The file is empty."
-        if not scanner.done:
-            return (
-                f"The JSON is not closed: it ends after {self.json_bytes:,} bytes"
-                f" with {scanner.open_brackets} brackets open."
-            )
-        if scanner.events_arrays != 1:
-            return (
-                'It is not a Chrome trace: neither an array nor an object with "traceEvents".'
-                if not scanner.events_arrays
-                else f'"traceEvents" stands {scanner.events_arrays} times: readers disagree on which one counts.'
-            )
-        return None if scanner.events else "There are no events in the trace."
 
 
 def check_trace(
     path: Path,
-    handler: TraceHandler | None = None,
     *,
     on_progress: Callable[[int, int], None] | None = None,
     max_json_bytes: int = MAX_JSON_BYTES,
 ) -> TraceCheck:
-    """Read a trace file to its end and say whether it is whole.
+    """Read a trace file to its end, and return whether it is intact.
 
-    Inflating runs on a second thread. Memory does not depend on the size of the file.
+    Decompression runs on a second thread. Memory does not depend on the size of the file.
 
     Args:
-        path: A Chrome trace, plain or gzip.
-        handler: Takes the events as well, up to the problem if there is one.
+        path: A Chrome trace: plain, gzip, bzip2 or zip; UTF-8, UTF-16 or UTF-32.
         on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
-        max_json_bytes: Give up after so many uncompressed bytes, against files that inflate without end.
+        max_json_bytes: Limit of the uncompressed size, because a small file can inflate without end.
 
     Raises:
         TraceError: The file cannot be opened or read.
     """
     size_bytes = file_size(path)
     on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
-    checker = TraceChecker(handler)
-    damage = feed_chunks(checker.feed, read_ahead(path, on_read=on_read), size_bytes, max_json_bytes)
-    return checker.finish(size_bytes, damage=damage)
+    checker = TraceChecker()
+    checker.read(read_content(path, on_read=on_read), max_json_bytes)
+    return checker.finish(size_bytes)
 
 
 def file_size(path: Path) -> int:
     """Return the size in bytes.
 
     Raises:
-        TraceError: There is no such file.
+        TraceError: The file does not exist.
     """
     try:
         return path.stat().st_size
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def feed_chunks(
-    feed: Callable[[Chunk], None],
-    chunks: Generator[Chunk, None, None],
-    size_bytes: int,
-    max_json_bytes: int = MAX_JSON_BYTES,
-) -> str | None:
-    """Feed all chunks of a stream; return what is wrong with the stream.
-
-    Args:
-        feed: Takes them.
-        chunks: Those of the stream.
-        size_bytes: What the stream has on disk; of a trace that inflates to very much more nothing is true.
-        max_json_bytes: Give up after so many bytes.
-
-    Raises:
-        TraceError: The stream cannot be opened or read.
-    """
-    json_bytes, most_inflated = 0, max(_SMALL_BYTES, size_bytes * _MOST_INFLATION)
-    try:
-        for chunk in chunks:
-            json_bytes += len(chunk)
-            if json_bytes > max_json_bytes:
-                return f"There are more than {max_json_bytes:,} bytes of JSON (max_json_bytes): the rest was not read."
-            if json_bytes > most_inflated:
-                return (
-                    f"It inflates to more than {_MOST_INFLATION} times its size, as no trace does: what comes after "
-                    f"{most_inflated:,} bytes was not read."
-                )
-            feed(chunk)
-    except DamagedStreamError as error:
-        return str(error)
-    finally:
-        chunks.close()
-    return None

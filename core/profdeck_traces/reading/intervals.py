@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.reading import compiled
+
 Int = NDArray[np.int64]
 Spans = tuple[Int, Int]
 """Starts and ends of intervals in the order of time, none of them empty, with time between each and the next."""
@@ -18,36 +20,61 @@ _MAX_LEVELS = 2000
 _MAX_INT16 = 2**15 - 1
 
 
-def self_times(track: NDArray[np.integer], start: Int, end: Int, whole: tuple[Int, Int] | None = None) -> Int:
+def self_times(track: NDArray[np.integer], start: Int, end: Int) -> Int:
     """Return the time of each interval that no interval inside it takes.
 
-    Each instant of a track belongs to one of the intervals open then: the one that started last (of those that
-    start together the one that ends first, of equal ones the last). Where intervals nest, that is duration minus
-    the durations of the direct children; where they overlap without nesting it is still well defined, and the
-    sum over a track is the time in which anything was open.
-
-    Args:
-        track: What each interval lies on.
-        start: When it starts.
-        end: When it ends.
-        whole: Starts and ends before they were clipped to a part of time; nesting goes by these, so that it does not
-            depend on the parts.
+    Each instant of a track belongs to one of the open intervals: the interval that started last. Of intervals that
+    start together, it is the first to end, and of equal intervals the last. If intervals nest, the self time is the
+    duration minus the durations of the direct children. The sum over a track is the time in which any interval is open.
     """
     own = end - start
-    used = np.flatnonzero(own > 0)  # the empty ones own nothing and would blur the nesting
-    whole_start, whole_end = whole or (start, end)
-    in_order = used[nesting_order(track[used], whole_start[used], whole_end[used])]
-    limits = np.flatnonzero(np.diff(track[in_order])) + 1
-    for of_track in np.split(in_order, limits):
-        starts, ends = start[of_track], end[of_track]
-        nested = nesting(starts, ends)
-        if nested is None:
-            own[of_track] = _owned(starts, ends)
-        else:
-            parent = nested.parent
-            children = np.flatnonzero(parent >= 0)
-            np.subtract.at(own, of_track[parent[children]], (ends - starts)[children])
+    used = np.flatnonzero(own > 0)  # empty intervals own nothing, and would make the nesting ambiguous
+    used = used[nesting_order(track[used], start[used], end[used])]
+    tracks, starts, ends = track[used], start[used], end[used]
+    parent = parents(tracks, starts, ends)
+    above = _ending_later(parent, ends)
+    # Each interval takes its time from the intervals that are open when it starts, innermost first.
+    taker = np.flatnonzero(parent >= 0)
+    giver, since = parent[taker], starts[taker]
+    while len(taker):
+        until = np.minimum(ends[taker], ends[giver])
+        np.subtract.at(own, used[giver], until - since)
+        continues = (until < ends[taker]) & (above[giver] >= 0)
+        taker, giver, since = taker[continues], above[giver[continues]], until[continues]
     return own
+
+
+def _ending_later(parent: NDArray[np.int32], ends: Int) -> NDArray[np.int32]:
+    """Return the innermost ancestor that ends after each interval, or -1."""
+    above = parent.copy()
+    rows = np.flatnonzero(above >= 0)
+    while len(rows := rows[ends[above[rows]] <= ends[rows]]):
+        above[rows] = above[above[rows]]
+        rows = rows[above[rows] >= 0]
+    return above
+
+
+def parents(track: NDArray[np.integer], start: Int, end: Int) -> NDArray[np.int32]:
+    """Return the innermost interval that is open on the same track when each interval starts, or -1.
+
+    Intervals are sorted by track, start, and longest first.
+    """
+    library = compiled.load_library()
+    if library is not None:
+        return compiled.nest(library, track, start, end)
+    parent = np.empty(len(track), np.int32)
+    ends: list[int] = end.tolist()
+    opened: list[int] = []
+    current = -1
+    for row, (of_track, begin) in enumerate(zip(track.tolist(), start.tolist(), strict=True)):
+        if of_track != current:
+            opened.clear()
+            current = of_track
+        while opened and ends[opened[-1]] <= begin:
+            opened.pop()
+        parent[row] = opened[-1] if opened else -1
+        opened.append(row)
+    return parent
 
 
 def nesting_order(track: NDArray[np.integer], start: Int, end: Int) -> Int:
@@ -90,33 +117,6 @@ def nesting(starts: Int, ends: Int) -> Nesting | None:
         if (ends[level] > ends[parent[level]]).any():
             return None
     return Nesting(parent, levels)
-
-
-def _owned(starts: Int, ends: Int) -> Int:
-    """Give each instant to the interval that started last, with a stack; the intervals are sorted as above."""
-    owned = [0] * len(starts)
-    ends_list = ends.tolist()
-    stack: list[int] = []
-    now = 0
-
-    def advance(until: int | None) -> None:
-        nonlocal now
-        while stack:
-            top = stack[-1]
-            stop = ends_list[top] if until is None else min(ends_list[top], until)
-            if stop > now:
-                owned[top] += stop - now
-                now = stop
-            if until is not None and ends_list[top] > until:
-                return
-            stack.pop()
-
-    for index, begin in enumerate(starts.tolist()):
-        advance(begin)
-        now = begin
-        stack.append(index)
-    advance(None)
-    return np.array(owned, dtype=np.int64)
 
 
 def groups(keys: NDArray[np.integer]) -> list[Int]:
@@ -168,13 +168,13 @@ def complement(spans: Spans, begin: int, end: int) -> Spans:
 def time_before(spans: Spans, instants: Int) -> Int:
     """Return for each instant how much of the spans lies before it."""
     starts, ends = spans
-    edges, time = np.zeros((2, 2 * len(starts) + 1), dtype=np.int64)
-    edges[1::2], edges[2::2] = starts, ends
-    time[2::2] = np.cumsum(ends - starts)
-    time[1::2] = time[:-1:2]
-    edge = np.searchsorted(edges[1:], instants, side="right")
-    is_inside = edge % 2
-    return time[edge] + is_inside * (instants - edges[edge])
+    if not len(starts):
+        return np.zeros(len(instants), dtype=np.int64)
+    begun = np.searchsorted(starts, instants, side="right")
+    last = np.maximum(begun - 1, 0)
+    time = np.cumsum(ends - starts)[last]
+    time -= np.maximum(ends[last] - instants, 0)
+    return np.where(begun > 0, time, 0)
 
 
 def total(spans: Spans) -> int:

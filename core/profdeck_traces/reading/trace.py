@@ -1,90 +1,91 @@
-"""Reads one trace, whichever kind it is, into a timeline of columns."""
+"""The complete events of one trace and the file's metadata."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from profdeck_traces.reading.arrow import batches_of
-from profdeck_traces.reading.collective_fields import StatedCollectives
 from profdeck_traces.reading.columns import (
+    DEVICE_ANNOTATION,
+    DEVICE_CATEGORIES,
+    DEVICE_PROCESSES,
+    MARKS,
+    OPERATOR,
     Columns,
     Tables,
-    concatenated,
 )
-from profdeck_traces.reading.event_args import AnnotationIds
+from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck
-from profdeck_traces.reading.memory_fields import StatedMemory
-from profdeck_traces.reading.shape_fields import StatedShapes
-from profdeck_traces.reading.time_slices import Slice, TimeSlices
+from profdeck_traces.reading.intervals import Int
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+# Written by Kineto at the head and the end of the file (libkineto/src/output_json.cpp).
+_MEMBERS = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
+# Device work may start before the first event of the host that is recorded, and end after the last one.
+_TOLERANCE_NS, _TOLERANCE_SPANS = 100_000_000, 10
 _MAX_BASE_NS = 2**62  # leaves as much for the times that count from it
 
 
 @attrs.frozen
 class Trace:
-    """The complete events of one trace, and what the file says of itself."""
+    """The complete events of one trace, and the file's metadata."""
 
     path: Path
     check: TraceCheck
-    """Of a trace of which only the lanes were searched, ``events`` counts nothing."""
-    devices_only: bool
-    """Whether the events are those of devices and annotations only."""
-    searched: bool
-    """Whether these were searched for: only what was found is proved to be JSON then."""
-    tables: Tables
-    timeline: TimeSlices
-    marks: Columns
-    """Annotations, of hosts and devices, and the operators that mark steps, in the order of the file."""
+    events: Columns
+    """All complete events, sorted by start."""
+    annotations: Columns
+    """Annotations of hosts and devices, and the operators that mark steps, in file order."""
+    raw: Events | None = None
+    """Events of any phase with their args; ``None`` for a table of kernels."""
     members: dict[str, Any] = attrs.field(factory=dict)
-    """``distributedInfo``, ``deviceProperties`` and ``baseTimeNanoseconds``, as far as they are there."""
+    """``distributedInfo``, ``deviceProperties`` and ``baseTimeNanoseconds``, if present."""
     process_names: dict[Id, str] = attrs.field(factory=dict)
     thread_names: dict[tuple[Id, Id], str] = attrs.field(factory=dict)
-    copied: dict[tuple[str, str], tuple[int, int]] = attrs.field(factory=dict)
-    """By category and name of copies and fills: how many said what they moved, and how many bytes in all."""
-    collectives: StatedCollectives = attrs.field(factory=StatedCollectives)
-    """What kernels of collectives say of themselves."""
-    shapes: StatedShapes = attrs.field(factory=StatedShapes)
-    """What operators say of the shapes of their inputs."""
-    memory: StatedMemory = attrs.field(factory=StatedMemory)
-    """What marks of allocations say."""
-    annotations: AnnotationIds = attrs.field(factory=AnnotationIds)
-    """What connects annotations of the host with those on devices."""
     kernel_types: dict[str, str] = attrs.field(factory=dict)
-    """The type of the operator that a kernel carries out, by the name of the kernel, as far as Ascend tells it."""
+    """Operator type of each kernel by kernel name, where Ascend states it."""
     cores: dict[str, tuple[int, int]] = attrs.field(factory=dict)
-    """By the kind of core, as far as Ascend tells it: how many kernels, and the sum of their times in nanoseconds."""
+    """Kernel count and total time in nanoseconds by kind of core, where Ascend states it."""
+    implausible: tuple[tuple[str, int], ...] = ()
+    """Names and counts of device events with times outside of the recording. ``events`` does not contain them."""
+    has_host: bool = True
+    """False for a table of kernels."""
+
+    @property
+    def tables(self) -> Tables:
+        """Meaning of the codes in ``events`` and ``annotations``."""
+        return self.events.tables
 
     @property
     def rank(self) -> int | None:
-        """The rank, by ``distributedInfo``."""
+        """The rank in ``distributedInfo``."""
         return _integer(self.members.get("distributedInfo"), "rank")
 
     @property
     def world_size(self) -> int | None:
-        """The number of ranks, by ``distributedInfo``."""
+        """The number of ranks in ``distributedInfo``."""
         return _integer(self.members.get("distributedInfo"), "world_size")
 
     @property
     def process_groups(self) -> int | None:
-        """How many process groups the program had, by ``distributedInfo``."""
+        """The number of process groups in ``distributedInfo``."""
         return _integer(self.members.get("distributedInfo"), "pg_count")
 
     @property
     def base_ns(self) -> int:
-        """What the times count from, in Unix nanoseconds: ``baseTimeNanoseconds``, or 0."""
+        """Origin of the times in Unix nanoseconds: ``baseTimeNanoseconds``, or 0."""
         base = self.members.get("baseTimeNanoseconds")
         return base if isinstance(base, int) and abs(base) < _MAX_BASE_NS else 0
 
     @property
     def device_names(self) -> dict[Id, str]:
-        """The names of the devices, by ``deviceProperties``."""
+        """Names of the devices in ``deviceProperties``."""
         properties = self.members.get("deviceProperties")
         return {
             device["id"]: str(device.get("name"))
@@ -92,29 +93,96 @@ class Trace:
             if isinstance(device, dict) and isinstance(device.get("id"), int)
         }
 
-    def slices(self) -> Iterator[Slice]:
-        """Yield the events in slices of time."""
-        return self.timeline.slices()
+    def arg(self, key: str, rows: Int) -> Int:
+        """Return an arg of events: an integer, or a code for `texts`; -1 for events without it.
 
-    def columns(self) -> Columns:
-        """Return all events in the order of time, in memory."""
-        return concatenated(self.tables, [piece.whole(piece.first) for piece in self.slices()])
-
-    def to_batches(self) -> pa.RecordBatchReader:
-        """Return the same as `to_arrow` in batches, in bounded memory.
-
-        Raises:
-            ImportError: pyarrow is not installed.
+        Args:
+            key: Name of the arg.
+            rows: Rows as in ``Columns.row``.
         """
-        return batches_of(self.tables, self.slices)
+        missing = np.full(len(rows), -1, dtype=np.int64)
+        if self.raw is None:
+            return missing
+        in_file = rows >= 0
+        missing[in_file] = self.raw.arg(key, rows[in_file])
+        return missing
 
-    def to_arrow(self) -> pa.Table:
-        """Return all events as a table: ``name``, ``category``, ``pid``, ``tid``, ``start_ns``, ``end_ns``.
+    def texts(self, key: str) -> list[str]:
+        """Return the JSON texts that the codes of an arg stand for."""
+        return [] if self.raw is None else self.raw.texts[key]
 
-        Raises:
-            ImportError: pyarrow is not installed.
-        """
-        return self.to_batches().read_all()
+    def text(self, key: str, code: int) -> str | None:
+        """Decode a code of `arg`: a string, or other values as JSON text; ``None`` for -1."""
+        if code < 0:
+            return None
+        value = json.loads(self.texts(key)[code])
+        return value if isinstance(value, str) else None if value is None else str(value)
+
+
+def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
+    """Convert the events of a Chrome trace.
+
+    Args:
+        raw: The events.
+        is_step: Whether a name is the name of a step; called once for each name of an operator.
+    """
+    row = raw.all["row"][: raw.complete]
+    tables, name = _name_codes(raw, row)
+    order = np.lexsort((row, raw.start_ns))
+    track = raw.track.astype(np.int32)
+    events = Columns(tables, name[order], track[order], raw.start_ns[order], raw.end_ns[order], order)
+    is_implausible = _outside_of_recording(events)
+    names, counts = np.unique(events.name[is_implausible], return_counts=True)
+    implausible = tuple(zip([tables.names[code] for code in names.tolist()], counts.tolist(), strict=True))
+    events = events[~is_implausible] if implausible else events
+    is_mark = tables.names_of_categories(MARKS)
+    for code in np.flatnonzero(tables.names_of_categories(frozenset({OPERATOR}))).tolist():
+        is_mark[code] = is_step(tables.names[code])
+    annotations = events[is_mark[events.name]]
+    annotations = annotations[np.argsort(row[annotations.row], kind="stable")]
+    members = {key: raw.members[key] for key in _MEMBERS if key in raw.members}
+    return Trace(
+        raw.path,
+        raw.check,
+        events,
+        annotations,
+        raw,
+        members,
+        raw.process_names,
+        raw.thread_names,
+        implausible=implausible,
+    )
+
+
+def _outside_of_recording(events: Columns) -> NDArray[np.bool_]:
+    """Return whether each event is device work that starts long before the host's events, or ends long after them.
+
+    Device timestamps can be missing (0), be from an earlier recording, or be late by seconds.
+    """
+    of_devices = events.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES | {DEVICE_ANNOTATION})
+    is_device = of_devices[events.name]
+    host = np.flatnonzero(~is_device)
+    if not len(host):
+        return np.zeros(len(events), dtype=np.bool_)
+    begin_ns, end_ns = int(events.start_ns[host[0]]), int(events.end_ns[host].max())
+    tolerance_ns = max(_TOLERANCE_NS, _TOLERANCE_SPANS * (end_ns - begin_ns))
+    outside: NDArray[np.bool_] = is_device & (
+        (events.start_ns < begin_ns - tolerance_ns) | (events.end_ns > end_ns + tolerance_ns)
+    )
+    return outside
+
+
+def _name_codes(raw: Events, row: NDArray[np.uint32]) -> tuple[Tables, NDArray[np.int32]]:
+    """Return tables with one name code per name and category, in order of their first event, and each event's code."""
+    keys, code = np.unique(raw.category * np.int64(len(raw.names)) + raw.name, return_inverse=True)
+    first = np.full(len(keys), np.iinfo(np.int64).max)
+    np.minimum.at(first, code, row.astype(np.int64))
+    order = np.argsort(first)
+    place = np.empty(len(keys), dtype=np.int32)
+    place[order] = np.arange(len(keys), dtype=np.int32)
+    of_category, name = np.divmod(keys[order], max(1, len(raw.names)))
+    names = [raw.names[one] for one in name.tolist()]
+    return Tables(names, of_category.tolist(), list(raw.categories), list(raw.tracks)), place[code]
 
 
 def _integer(members: Any, key: str) -> int | None:

@@ -129,6 +129,7 @@ _KINDS = {
     "kernels": _plain(model.KernelSummary, "kernels"),
     "classes": _plain(model.CategorySummary, "categories"),
     "copies": _plain(model.CopySummary, "copies"),
+    "implausible": _plain(model.ImplausibleEvents, "implausible"),
     "operators": _of_ranks(model.OperatorSummary, _operators, kind=_TEXT),
     "stages": _of_ranks(detail_model.StageSummary, _stages, basis=_TEXT),
     "states": _of_ranks(detail_model.HostState, _states, basis=_TEXT, stage=_TEXT),

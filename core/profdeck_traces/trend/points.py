@@ -62,7 +62,7 @@ def read_points(
         have no step, and the errors of the unreadable traces.
     """
     classifier, step_names = Classifier(), StepNames.load()
-    cached = KeptResults(cache, "trend", *cached_reading.question(classifier, step_names, devices_only=False))
+    cached = KeptResults(cache, "trend", *cached_reading.question(classifier, step_names))
     numbers: dict[int, RankNumbers | None] = {}
     for index, source in enumerate(sources):
         if (content := cached.get(source.path, *cached_reading.about(source))) is not None:

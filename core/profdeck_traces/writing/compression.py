@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
 
 import attrs
 import msgspec
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import new_file, write_all
-from profdeck_traces.reading.integrity import CountingHandler, TraceCheck, TraceChecker, feed_chunks, file_size
+from profdeck_traces.reading.content import to_utf8
+from profdeck_traces.reading.fallback import NO_TIME
+from profdeck_traces.reading.integrity import TraceCheck, TraceChecker, file_size
 from profdeck_traces.reading.stream import AHEAD, Chunk, read_chunks, run_ahead
+from profdeck_traces.reading.walking import Parser
 from profdeck_traces.writing.deflate import SmallGzip
 
 _ANCHOR_NAME = re.compile(r"[A-Za-z0-9_.:-]+")
-
-
-@attrs.frozen
-class AnchorEvent:
-    """A complete event that marks a moment which the process also read from another clock."""
-
-    ts_us: Decimal
-    """Start in microseconds, exactly as in the file."""
-    dur_us: Decimal
-    """Duration in microseconds, exactly as in the file; 0 if it is missing."""
 
 
 @attrs.frozen
@@ -41,58 +31,15 @@ class Compressed:
     """The result of `compress_trace`."""
 
     check: TraceCheck
-    anchors: tuple[AnchorEvent, ...]
-    """The clock anchors, in the order of the file."""
+    anchors_ns: tuple[int, ...]
+    """Start of each clock anchor, in the order of the file and on its clock."""
     base_time_ns: int | None
-    """``baseTimeNanoseconds`` of the file: what to add to a ``ts`` to get Unix time; ``None`` if it has none."""
+    """``baseTimeNanoseconds`` of the file, to add to times for Unix time; ``None`` if it is missing."""
     sha256: str
     """The SHA-256 of the new file, in hexadecimal digits."""
 
 
-class _AnchorHandler(CountingHandler):
-    wants_text = True
-    keys = frozenset({"baseTimeNanoseconds"})
-
-    def __init__(self, anchor_name: str) -> None:
-        self._name = anchor_name
-        self._needle = f'"{anchor_name}"'.encode()
-        self.anchors: list[AnchorEvent] = []
-        self.base_time_ns: int | None = None
-
-    def batch(self, text: memoryview) -> int | None:
-        count = super().batch(text)
-        # Search a copy with `in`, because stringzilla might not be installed in the recording process.
-        if count is not None and self._needle in (array := bytes(text)):
-            self._take(array)
-        return count
-
-    def event(self, text: bytes) -> None:
-        if self._needle in text:
-            self._take(b"[%b]" % text)
-
-    def member(self, key: str, text: bytes) -> None:
-        del key  # there is only one
-        with contextlib.suppress(ValueError):
-            self.base_time_ns = int(text)
-
-    def _take(self, array: bytes) -> None:
-        try:
-            events = json.loads(array, parse_float=Decimal, parse_int=Decimal)
-        except (ValueError, RecursionError):
-            return  # the checker says what is wrong with the text
-        for event in events:
-            if isinstance(event, dict) and event.get("ph") == "X" and event.get("name") == self._name:
-                ts_us, dur_us = _microseconds(event.get("ts")), _microseconds(event.get("dur", 0))
-                if ts_us is not None and dur_us is not None:
-                    self.anchors.append(AnchorEvent(ts_us, dur_us))
-
-
-def _microseconds(value: Any) -> Decimal | None:
-    try:
-        number = Decimal(str(value))
-    except InvalidOperation:
-        return None
-    return number if number.is_finite() else None
+_decode_result = msgspec.json.Decoder(Compressed).decode
 
 
 def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Compressed:
@@ -105,8 +52,8 @@ def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: 
         source: The trace as the profiler wrote it, plain or gzip.
         destination: The new file, in a directory that exists.
         gzip: Write one gzip member rather than plain JSON.
-        anchor_name: The name of the events to return as anchors: letters, digits and ``_.:-``, which JSON never
-            writes in another way.
+        anchor_name: The name of the events whose times are returned as anchors: letters, digits and ``_.:-``, which
+            JSON does not escape.
 
     Raises:
         FileExistsError: There is something at ``destination``; it was left as it is.
@@ -116,18 +63,32 @@ def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: 
     """
     if not _ANCHOR_NAME.fullmatch(anchor_name):
         raise ValueError(f"anchor_name is {anchor_name!r}; letters, digits and any of _.:- are allowed.")
-    handler = _AnchorHandler(anchor_name)
-    checker, digest = TraceChecker(handler), hashlib.sha256()
+    checker, digest = TraceChecker(anchor_name), hashlib.sha256()
     with new_file(destination) as out:
 
         def write(data: Chunk) -> None:
             write_all(out, data)
             digest.update(data)
 
-        damage = _copy(source, write, checker.feed, gzip=gzip)
+        _copy(source, write, checker, gzip=gzip)
         size_bytes = out.tell()
-    check = checker.finish(size_bytes, damage=damage)
-    return Compressed(check, tuple(handler.anchors), handler.base_time_ns, digest.hexdigest())
+    check = checker.finish(size_bytes)
+    return Compressed(check, _anchors_ns(checker.parser), _base_time_ns(checker.parser), digest.hexdigest())
+
+
+def _anchors_ns(parser: Parser) -> tuple[int, ...]:
+    start_ns = parser.column("start_ns")
+    is_anchor = (parser.column("phase") == ord("X")) & (start_ns != NO_TIME)
+    return tuple(start_ns[is_anchor].tolist())
+
+
+def _base_time_ns(parser: Parser) -> int | None:
+    base_time_ns = None
+    for key, text in parser.members():
+        if key == b'"baseTimeNanoseconds"':
+            with contextlib.suppress(ValueError):
+                base_time_ns = int(text)
+    return base_time_ns
 
 
 def compress_in_child(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Compressed:
@@ -157,23 +118,17 @@ def compress_in_child(source: Path, destination: Path, *, gzip: bool, anchor_nam
     if child.returncode:
         last = child.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise TraceError(f"{source} could not be packed: {last or f'exit code {child.returncode}'}")
-    return _packed_from(msgspec.json.decode(child.stdout))
-
-
-def _packed_from(plain: dict[str, Any]) -> Compressed:
-    anchors = tuple(AnchorEvent(*map(Decimal, anchor)) for anchor in plain["anchors"])
-    return Compressed(TraceCheck(**plain["check"]), anchors, plain["base_time_ns"], plain["sha256"])
+    return _decode_result(child.stdout)
 
 
 def _main(source: str, destination: str, gzip: str, anchor_name: str) -> None:
     os.nice(5)
-    packed = compress_trace(Path(source), Path(destination), gzip=bool(int(gzip)), anchor_name=anchor_name)
-    anchors = [[str(anchor.ts_us), str(anchor.dur_us)] for anchor in packed.anchors]
-    sys.stdout.buffer.write(msgspec.json.encode(attrs.asdict(packed) | {"anchors": anchors}))
+    compressed = compress_trace(Path(source), Path(destination), gzip=bool(int(gzip)), anchor_name=anchor_name)
+    sys.stdout.buffer.write(msgspec.json.encode(compressed))
 
 
-def _copy(source: Path, write: Callable[[Chunk], None], check: Callable[[Chunk], None], *, gzip: bool) -> str | None:
-    """Write ``source`` and pass it to ``check``, at the same time; return what is wrong with its stream."""
+def _copy(source: Path, write: Callable[[Chunk], None], checker: TraceChecker, *, gzip: bool) -> None:
+    """Write the content of ``source`` and check it at the same time."""
     with contextlib.closing(SmallGzip(write)) if gzip else contextlib.nullcontext() as packer:
 
         def written() -> Generator[Chunk, None, None]:
@@ -181,10 +136,9 @@ def _copy(source: Path, write: Callable[[Chunk], None], check: Callable[[Chunk],
                 packer.compress(chunk) if packer else write(chunk)
                 yield chunk
 
-        damage = feed_chunks(check, run_ahead(written()), file_size(source))
+        checker.read(to_utf8(run_ahead(written()), file_size(source)))
         if packer:
             packer.finish()
-    return damage
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ What the writer takes care of beyond them is how Perfetto's trace processor read
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns, Tables
 from profdeck_traces.reading.identifiers import Id
-from profdeck_traces.reading.intervals import Int
-from profdeck_traces.reading.time_slices import Slice
-from profdeck_traces.writing.nested_tracks import NestedTracks
+from profdeck_traces.reading.intervals import Int, groups
+from profdeck_traces.writing.nested_tracks import place_on_lanes
 
 Bytes = NDArray[np.uint8]
 
@@ -82,37 +81,29 @@ class PerfettoSource:
     """What the trace calls its threads, and the streams of its devices."""
 
 
-def encode_source(source: PerfettoSource, slices: Iterable[Slice]) -> Iterator[bytes]:
-    """Yield a Perfetto trace of events, each of them a slice; those of several sources can be concatenated.
+def encode_source(source: PerfettoSource, events: Columns) -> Iterator[bytes]:
+    """Yield a Perfetto trace of events, each of them a slice. The traces of several sources can be concatenated.
 
     Tracks are ``Ranks / label / device 0 / stream 7`` and ``Ranks / label / thread 1234``. Events that overlap
-    without nesting are spread over ``stream 7``, ``stream 7 (2)`` and so on. Memory is bounded by a slice of the
-    timeline and the events that are open at its end.
+    without nesting are spread over ``stream 7``, ``stream 7 (2)`` and so on.
 
     Args:
-        source: What the events are of.
-        slices: The events, with the same tables in all.
+        source: Metadata of the events.
+        events: The events.
 
     Raises:
-        TraceError: With the shift, an event is before 0, which the format cannot say, or beyond 2**63 ns.
+        TraceError: With the shift, an event is before 0, which the format cannot express, or beyond 2**63 ns.
+        ValueError: Too many events of a track overlap without nesting.
     """
-    tracks = _Tracks(source)
-    strings = _Strings()
     rows = _Rows(source)
     yield rows.packet(_field(_SEQUENCE_FLAGS, _STATE_CLEARED))
-    for piece in slices:
-        events = _begun(piece)
-        if len(events):
-            _check_times(events, source)
-            uuids = tracks.uuids(events)
-            yield b"".join(map(rows.packet, [*tracks.take_new(), strings.new(events)]))
-            yield from rows.blocks(events, uuids)
-
-
-def _begun(piece: Slice) -> Columns:
-    """Return the whole events that begin in a slice, by start; of those that start together, the last to end first."""
-    events = piece.whole(piece.first)
-    return events[np.lexsort((-events.end_ns, events.start_ns))]
+    if len(events):
+        # Of events that start together, the last to end comes first.
+        events = events[np.lexsort((-events.end_ns, events.start_ns))]
+        _check_times(events, source)
+        tracks = _Tracks(source, events)
+        yield b"".join(map(rows.packet, [*tracks.descriptors, _interned_strings(events)]))
+        yield from rows.blocks(events, tracks.uuids)
 
 
 def _check_times(events: Columns, source: PerfettoSource) -> None:
@@ -125,102 +116,61 @@ def _check_times(events: Columns, source: PerfettoSource) -> None:
         )
 
 
-class _Strings:
-    """What the sequence of a source has said so far of names and categories; ids are codes plus 1."""
-
-    def __init__(self) -> None:
-        self._names: set[int] = set()
-        self._categories: set[int] = set()
-
-    def new(self, events: Columns) -> bytes:
-        """Return the packet's field with the names and categories that are new in these events."""
-        names = set(np.unique(events.name).tolist()) - self._names
-        categories = {events.tables.name_category[name] for name in names} - self._categories
-        self._names |= names
-        self._categories |= categories
-        return _field(
-            _INTERNED_DATA,
-            b"".join(_interned(_EVENT_CATEGORIES, code, events.categories[code]) for code in sorted(categories))
-            + b"".join(_interned(_EVENT_NAMES, code, events.names[code]) for code in sorted(names)),
-        )
+def _interned_strings(events: Columns) -> bytes:
+    """Return the packet's field with all names and categories of events. Ids are codes plus 1."""
+    tables = events.tables
+    names = np.unique(events.name).tolist()
+    categories = sorted({tables.name_category[name] for name in names})
+    return _field(
+        _INTERNED_DATA,
+        b"".join(_interned(_EVENT_CATEGORIES, code, tables.categories[code]) for code in categories)
+        + b"".join(_interned(_EVENT_NAMES, code, tables.names[code]) for code in names),
+    )
 
 
 def _interned(kind: int, code: int, text: str) -> bytes:
     return _field(kind, _field(_IID, code + 1) + _field(_STRING, text))
 
 
-@attrs.define
-class _Place:
-    """Where the events of one track of the old trace are in the new one."""
-
-    parent: int
-    name: str
-    rank: int
-    lanes: NestedTracks = attrs.field(factory=lambda: NestedTracks(_MAX_DEPTH))
-    uuids: list[int] = attrs.field(factory=list)
-    """Of each lane."""
-
-
 class _Tracks:
-    """Makes the tracks of a source as they are needed."""
+    """Tracks of a source in the new trace."""
 
-    def __init__(self, source: PerfettoSource) -> None:
+    def __init__(self, source: PerfettoSource, events: Columns) -> None:
+        """Create the tracks of events, which are sorted by start, the longest first."""
         self._process_names = source.process_names
         self._thread_names = source.thread_names
         self._next_uuid = (source.index + 1) * _UUIDS_PER_SOURCE
-        self._new = [_track(_ROOT_UUID, 0, _ROOT_NAME, 0)]
-        self._source = self._make(_ROOT_UUID, source.label, source.sort_index)
-        self._devices: dict[Id, int] = {}
-        self._places: dict[int, _Place] = {}
-        self._order: list[int] = []
-        self._threads: Counter[Id] = Counter()
-
-    def uuids(self, events: Columns) -> Int:
-        """Return the track of each event, so that those of one track nest.
-
-        Args:
-            events: In the order of :func:`_begun`.
-        """
-        if not self._order:
-            self._order = _positions(events.tables)
-            self._threads = Counter(thread for _, thread in events.tracks)
-        self._find_devices(events)
-        found = np.empty(len(events), dtype=np.int64)
-        by_track = np.argsort(events.track, kind="stable")
-        limits = np.flatnonzero(np.diff(events.track[by_track])) + 1
-        for of_track in np.split(by_track, limits):
-            code = int(events.track[of_track[0]])
-            place = self._places.get(code) or self._place(code, events.tracks[code])
-            lanes = place.lanes.place(events.start_ns[of_track], events.end_ns[of_track])
-            for lane in range(len(place.uuids), int(lanes.max()) + 1):
-                name = f"{place.name} ({lane + 1})" if lane else place.name
-                place.uuids.append(self._make(place.parent, name, place.rank + min(lane, _LANE_RANKS - 1)))
-            found[of_track] = np.array(place.uuids)[lanes]
-        return found
-
-    def take_new(self) -> list[bytes]:
-        """Return the packets' fields that describe tracks which are new since the last call."""
-        new, self._new = self._new, []
-        return new
-
-    def _find_devices(self, events: Columns) -> None:
-        for code in np.unique(events.track[events.of_categories(_DEVICES)]).tolist():
-            process = events.tracks[code][0]
-            if process not in self._devices:
+        self.descriptors = [_track(_ROOT_UUID, 0, _ROOT_NAME, 0)]
+        """The packets' fields that describe the tracks."""
+        tables = events.tables
+        self._threads = Counter(thread for _, thread in tables.tracks)
+        root = self._make(_ROOT_UUID, source.label, source.sort_index)
+        order = _positions(tables)
+        devices: dict[Id, int] = {}
+        is_device = tables.names_of_categories(_DEVICES)[events.name]
+        for code in np.unique(events.track[is_device]).tolist():
+            process = tables.tracks[code][0]
+            if process not in devices:
                 name = self._process_names.get(process, "")
                 name = name if name in DEVICE_PROCESSES else _numbered("device", process)
-                self._devices[process] = self._make(self._source, name, self._order[code] * _LANE_RANKS)
-
-    def _place(self, code: int, track: tuple[Id, Id]) -> _Place:
-        process, thread = track
-        rank = self._order[code] * _LANE_RANKS
-        if process in self._devices:
-            name = self._thread_names.get(track) or _numbered("stream", thread)
-            place = _Place(self._devices[process], name.strip(), rank)
-        else:
-            place = _Place(self._source, self._host_name(process, thread), rank + _HOST_RANK)
-        self._places[code] = place
-        return place
+                devices[process] = self._make(root, name, order[code] * _LANE_RANKS)
+        self.uuids = np.empty(len(events), dtype=np.int64)
+        """The track of each event. Events of one track nest."""
+        for of_track in groups(events.track):
+            code = int(events.track[of_track[0]])
+            process, thread = tables.tracks[code]
+            rank = order[code] * _LANE_RANKS
+            if process in devices:
+                parent = devices[process]
+                name = (self._thread_names.get((process, thread)) or _numbered("stream", thread)).strip()
+            else:
+                parent, name, rank = root, self._host_name(process, thread), rank + _HOST_RANK
+            lanes = place_on_lanes(events.start_ns[of_track], events.end_ns[of_track], _MAX_DEPTH)
+            uuids = [
+                self._make(parent, f"{name} ({lane + 1})" if lane else name, rank + min(lane, _LANE_RANKS - 1))
+                for lane in range(int(lanes.max()) + 1)
+            ]
+            self.uuids[of_track] = np.array(uuids)[lanes]
 
     def _host_name(self, process: Id, thread: Id) -> str:
         process_name = self._process_names.get(process) or _numbered("process", process)
@@ -233,7 +183,7 @@ class _Tracks:
     def _make(self, parent: int, name: str, rank: int) -> int:
         uuid = self._next_uuid
         self._next_uuid += 1
-        self._new.append(_track(uuid, parent, name, rank))
+        self.descriptors.append(_track(uuid, parent, name, rank))
         return uuid
 
 
@@ -296,7 +246,7 @@ class _Rows:
         """Yield the packets of events.
 
         Args:
-            events: In the order of :func:`_begun`.
+            events: Sorted by start, the longest first.
             uuids: Their tracks, on which they nest.
         """
         event, is_end, time_ns = _edges(events)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import append_file, new_file
 from profdeck_traces.base.parallel import map_traces
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.inputs.artifact_kinds import size_to_read
-from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES
+from profdeck_traces.reading.columns import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    DEVICE_CATEGORIES,
+    DEVICE_PROCESSES,
+    Columns,
+)
 from profdeck_traces.reading.reader import read_trace
-from profdeck_traces.reading.time_slices import Slice
 from profdeck_traces.reading.trace import Trace
 from profdeck_traces.writing.deflate import gzip_deflater
 from profdeck_traces.writing.perfetto import PerfettoSource, encode_source
@@ -126,9 +130,8 @@ class _Part:
 
 
 def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
-    source, selection = task.source, task.source.selection
-    wanted = selection.categories
-    trace = read_trace(source.path, devices_only=wanted is not None and wanted <= LANES, on_progress=on_progress)
+    source = task.source
+    trace = read_trace(source.path, on_progress=on_progress)
     about = PerfettoSource(
         label=source.label,
         index=task.index,
@@ -137,53 +140,36 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
         process_names=trace.process_names,
         thread_names=trace.thread_names,
     )
-    count = _Count(trace.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES))
+    events = _selected(trace, source.selection)
+    is_device = trace.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES)
     deflater = gzip_deflater()
     with task.part.open("xb") as out:
         try:
-            for data in encode_source(about, count.of(_selected(trace, selection))):
+            for data in encode_source(about, events):
                 out.write(deflater.compress(data) if task.gzip else data)
         except ValueError as error:
             raise TraceError(f"{source.path}: {error}: no viewer can show that.") from error
         if task.gzip:
             out.write(deflater.flush())
-    return _Part(count.slices, count.device_slices, trace.check.problem)
+    return _Part(len(events), int(is_device[events.name].sum()), trace.check.problem)
 
 
-class _Count:
-    """Counts the events that pass."""
-
-    def __init__(self, is_device: NDArray[np.bool_]) -> None:
-        self.slices = self.device_slices = 0
-        self._is_device = is_device
-        """By name."""
-
-    def of(self, slices: Iterator[Slice]) -> Iterator[Slice]:
-        for piece in slices:
-            self.slices += int(piece.first.sum())
-            self.device_slices += int(self._is_device[piece.columns.name[piece.first]].sum())
-            yield piece
-
-
-def _selected(trace: Trace, selection: Selection) -> Iterator[Slice]:
-    """Yield the slices with those events only as ``first`` that are selected."""
-    categories, tables = selection.categories, trace.tables
-    of_categories = None if categories is None else tables.names_of_categories(categories)
+def _selected(trace: Trace, selection: Selection) -> Columns:
+    """Return the complete events that are selected."""
+    categories, tables, events = selection.categories, trace.tables, trace.events
+    selected = np.ones(len(events), dtype=np.bool_)
+    if categories is not None:
+        selected = tables.names_of_categories(categories)[events.name]
     all_else, host, work = selection.windows
-    is_work = tables.names_of_categories(WORK_CATEGORIES)
-    # Where events have no category the name of their process stands for it.
-    is_else = tables.names_of_categories(frozenset({"", *trace.process_names.values()}))
-    for piece in trace.slices():
-        chosen = piece.first
-        if of_categories is not None:
-            chosen = chosen & of_categories[piece.columns.name]
-        of_work, of_else = is_work[piece.columns.name], is_else[piece.columns.name]
-        stop_ns = np.where(of_work, piece.order_ns, piece.whole_end_ns) if selection.work else piece.whole_end_ns
-        for window, mine in ((all_else, of_else), (host, ~of_else & ~of_work), (work, of_work)):
-            inside = np.ones(len(mine), dtype=np.bool_)
-            if window.begin_ns is not None:
-                inside &= (stop_ns > window.begin_ns) | (piece.order_ns >= window.begin_ns)
-            if window.end_ns is not None:
-                inside &= piece.order_ns < window.end_ns
-            chosen = chosen & (inside | ~mine)
-        yield attrs.evolve(piece, first=chosen)
+    # For events without a category, the name of their process is the category.
+    is_work = tables.names_of_categories(WORK_CATEGORIES)[events.name]
+    is_else = tables.names_of_categories(frozenset({"", *trace.process_names.values()}))[events.name]
+    stop_ns = np.where(is_work, events.start_ns, events.end_ns) if selection.work else events.end_ns
+    for window, in_window in ((all_else, is_else), (host, ~is_else & ~is_work), (work, is_work)):
+        inside = np.ones(len(events), dtype=np.bool_)
+        if window.begin_ns is not None:
+            inside &= (stop_ns > window.begin_ns) | (events.start_ns >= window.begin_ns)
+        if window.end_ns is not None:
+            inside &= events.start_ns < window.end_ns
+        selected &= inside | ~in_window
+    return events[np.flatnonzero(selected)]

@@ -1,81 +1,72 @@
-"""Where in a trace a time, some steps or some iterations are."""
+"""Time windows of a trace: a time range, steps or iterations of an engine."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
-import sys
 from collections.abc import Iterable
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
 
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, find_steps
-from profdeck_traces.base.byte_search import stringzilla
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.inputs.artifact_kinds import chrome_trace, kind_of
-from profdeck_traces.reading.column_builder import ColumnBuilder, CompleteEvent
-from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, Columns, Tables, concatenated
-from profdeck_traces.reading.integrity import CountingHandler, TraceCheck, check_trace
-from profdeck_traces.writing.event_text import (
-    COMPLETE,
-    FLOAT_ERROR,
-    UNDECODABLE,
-    DurationPairs,
-    EventBatch,
-    decode_named,
-    members_of_event,
-    microseconds,
-    nanoseconds,
-    span_of,
-    spans_of,
-    split_events,
-    split_loosely,
+from profdeck_traces.reading.columns import (
+    DEVICE_ANNOTATION,
+    Columns,
+    CompleteEvent,
+    columns_of,
+    combined,
+    concatenated,
 )
+from profdeck_traces.reading.integrity import TraceCheck
+from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.reading.trace import Trace
 from profdeck_traces.writing.selection import Selection, TimeWindow
 
 _STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
-_MARK_NEEDLES = (b'user_annotation"', b'"ProfilerStep#')
+_NS_PER_S = 1e9
 
 
 @attrs.frozen
 class Extent:
-    """What there is to select from in a trace."""
+    """Time range and categories of a trace."""
 
     begin_ns: int | None
-    """The start of the earliest complete event, on the clock of the ``ts``, rounded down; ``None`` without any."""
+    """Start of the earliest complete event, on the clock of the ``ts``; ``None`` without any."""
     duration_s: float
-    """From there to the end of the latest one; approximate."""
+    """From there to the end of the latest complete event."""
     categories: tuple[str, ...]
     """Of all events, sorted."""
     check: TraceCheck
 
+    @classmethod
+    def of(cls, trace: Trace) -> Extent:
+        """Return the extent of a trace that was read."""
+        events = trace.events
+        begin_ns = int(events.start_ns[0]) if len(events) else None
+        duration_ns = 0 if begin_ns is None else int(events.end_ns.max()) - begin_ns
+        raw = trace.raw
+        codes = [] if raw is None else np.unique(raw.all["category"]).tolist()
+        categories = tuple(sorted(filter(None, (raw.categories[code] for code in codes)))) if raw else ()
+        return cls(begin_ns, duration_ns / _NS_PER_S, categories, trace.check)
+
 
 def read_extent(path: Path, *, on_progress: Progress | None = None) -> Extent:
-    """Read the steps, the iterations and the time range of a trace, for selecting a window.
+    """Read the time range and the categories of a trace.
 
     Args:
-        path: A Chrome trace, plain or gzip, or an artifact that contains one.
+        path: A Chrome trace, plain or compressed, or an artifact that contains one.
         on_progress: Called from the reading thread with the number of bytes read so far and the file size.
 
     Raises:
         TraceError: The file cannot be opened or read.
     """
-    handler = _ExtentHandler()
-    check = check_trace(chrome_trace(path), handler, on_progress=on_progress)
-    begin = handler.earliest
-    return Extent(
-        begin_ns=None if begin is None else nanoseconds(begin, ROUND_FLOOR),
-        duration_s=0.0 if begin is None else (handler.latest_us - float(begin)) / 1e6,
-        categories=tuple(sorted(handler.categories)),
-        check=check,
-    )
+    return Extent.of(_read(path, on_progress))
 
 
 def time_window(
@@ -106,10 +97,11 @@ def time_window(
 def step_window(path: Path, steps: range, *, on_progress: Progress | None = None) -> Selection:
     """Find the window of steps, by their ``ProfilerStep#N`` annotations.
 
-    It reaches from the start of the first to the end of the last, on the host and on the devices: what a step launched
-    is in it, though it runs later. Kineto shows on a device where the kernels lie that were launched in an annotation,
-    the innermost one; so a step's are those of all annotations that began in it, which the ``External id`` tells. In a
-    directory of torch_npu, ``kernel_details.csv`` tells the kernels of a step.
+    The window extends from the start of the first step to the end of the last, on the host and on the devices. Work
+    that a step launched is included, although it runs later. For each annotation, Kineto writes the span of the kernels
+    that were launched in it, if it is the innermost one. A step therefore includes the kernels of all annotations that
+    start in it, which the ``External id`` identifies. In a directory of torch_npu, ``kernel_details.csv`` contains the
+    kernels of a step.
 
     Args:
         path: As for `read_extent`.
@@ -119,63 +111,66 @@ def step_window(path: Path, steps: range, *, on_progress: Progress | None = None
     Raises:
         TraceError: The file cannot be read, or one of the steps is not in it.
     """
-    marks, check = _marks(path, on_progress)
-    found = _steps(marks, StepNames(()))
+    trace = _read(path, on_progress)
+    found = _steps(path, trace, StepNames(()))
     number_of = {row: found.marks[name].step for row, name in enumerate(found.name.tolist())}
-    there = {number for number in number_of.values() if number is not None}
-    if not there:  # a trace of devices alone
-        return _window_of_marks(path, steps, marks, check)
-    if sum(step in steps for step in there) < steps.stop - steps.start:
-        raise _not_there(path, "step", steps, there, check)
+    numbers = {number for number in number_of.values() if number is not None}
+    if not numbers:  # a trace of devices only
+        return _window_on_devices(path, steps, trace)
+    if sum(step in steps for step in numbers) < steps.stop - steps.start:
+        raise _not_there(path, "step", steps, numbers, trace.check)
     return _window(found, GLOBAL_STEP, [row for row, number in number_of.items() if number in steps])
 
 
 def iteration_window(
     path: Path, iterations: range, names: StepNames, *, on_progress: Progress | None = None
 ) -> Selection:
-    """Find the window of iterations of an engine; as in `step_window`.
+    """Find the window of iterations of an engine, as `step_window` does for steps.
 
-    They are the annotations of the host that are named as iterations, counted from 0 in the order of their starts; one
-    inside another on the same thread is the same iteration.
+    Iterations are the annotations of the host with names of iterations, counted from 0 in the order of their starts. An
+    annotation inside another one on the same thread is the same iteration.
 
     Args:
         path: As for `read_extent`.
         iterations: Not empty, and without gaps.
-        names: What iterations are called.
+        names: Names of iterations.
         on_progress: As for `read_extent`.
 
     Raises:
         TraceError: The file cannot be read, or one of the iterations is not in it.
     """
-    marks, check = _marks(path, on_progress)
-    found = _steps(marks, names)
+    trace = _read(path, on_progress)
+    found = _steps(path, trace, names)
     rows = [row for row, name in enumerate(found.name.tolist()) if found.marks[name].kind == ITERATION]
     if iterations.stop > len(rows):
-        raise _not_there(path, "iteration", iterations, range(len(rows)), check)
+        raise _not_there(path, "iteration", iterations, range(len(rows)), trace.check)
     return _window(found, ITERATION, rows[iterations.start : iterations.stop])
 
 
-def _marks(path: Path, on_progress: Progress | None) -> tuple[list[_Mark], TraceCheck]:
-    handler = _MarkHandler()
-    check = check_trace(chrome_trace(path), handler, on_progress=on_progress)
-    return handler.marks + _steps_on_devices(path), check
-
-
-def _steps(marks: list[_Mark], names: StepNames) -> TraceSteps:
-    """Find the steps among marks, as summaries do; times are rounded outwards to nanoseconds."""
-    tables, blocks = Tables(), list[Columns]()
-    builder = ColumnBuilder(tables, blocks.append)
-    starts = [nanoseconds(mark.start, ROUND_FLOOR) for mark in marks]
-    stops = [nanoseconds(mark.stop, ROUND_CEILING) for mark in marks]
-    builder.add_spans(
-        [
-            CompleteEvent(mark.name, mark.category, *mark.track, start, stop - start)
-            for mark, start, stop in zip(marks, starts, stops, strict=True)
-        ]
+def _read(path: Path, on_progress: Progress | None) -> Trace:
+    # Ascend annotates steps by operators.
+    return read_trace(
+        chrome_trace(path), is_step=lambda name: _STEP.fullmatch(name) is not None, on_progress=on_progress
     )
-    builder.finish({})
-    ids = [mark.external_id if isinstance(mark.external_id, int) else -1 for mark in marks]
-    return find_steps(concatenated(tables, blocks), names, np.array(ids, dtype=np.int64))
+
+
+def _steps(path: Path, trace: Trace, names: StepNames) -> TraceSteps:
+    """Find the steps as summaries do."""
+    annotations = _with_steps_on_devices(path, trace)
+    return find_steps(annotations, names, trace.arg("External id", annotations.row))
+
+
+def _with_steps_on_devices(path: Path, trace: Trace) -> Columns:
+    """Return the annotations, with the steps on devices from other files than the Chrome trace."""
+    kind = kind_of(path)
+    steps = [
+        CompleteEvent(
+            f"ProfilerStep#{step.step}", DEVICE_ANNOTATION, step.device, "", step.start_ns, step.end_ns - step.start_ns
+        )
+        for step in (kind.steps_on_devices(path) if kind else ())
+    ]
+    parts = combined([trace.annotations, columns_of(steps)])
+    return concatenated(parts[0].tables, parts)
 
 
 def _window(found: TraceSteps, kind: str, rows: list[int]) -> Selection:
@@ -209,98 +204,18 @@ def _at_least_1_ns(begin_ns: int, end_ns: int) -> TimeWindow:
     return TimeWindow(begin_ns, max(end_ns, begin_ns + 1))
 
 
-def _window_of_marks(path: Path, steps: range, marks: list[_Mark], check: TraceCheck) -> Selection:
-    """Do the same by the marks on devices, where the host has none."""
-    step_of = {mark: int(found[1]) for mark in marks if (found := _STEP.fullmatch(mark.name))}
-    if sum(step in steps for step in set(step_of.values())) < steps.stop - steps.start:
-        raise _not_there(path, "step", steps, set(step_of.values()), check)
-    chosen = [mark for mark, step in step_of.items() if step in steps]
-    begin_ns = nanoseconds(min(mark.start for mark in chosen), ROUND_FLOOR)
-    end_ns = nanoseconds(max(mark.stop for mark in chosen), ROUND_CEILING)
+def _window_on_devices(path: Path, steps: range, trace: Trace) -> Selection:
+    """Find the window by the annotations on devices, if the host has none."""
+    annotations = _with_steps_on_devices(path, trace)
+    matches = map(_STEP.fullmatch, annotations.tables.names)
+    number_of_name = np.array([int(match[1]) if match else -1 for match in matches], dtype=np.int64)
+    numbers = number_of_name[annotations.name]
+    recorded = {number for number in numbers.tolist() if number >= 0}
+    if sum(step in steps for step in recorded) < steps.stop - steps.start:
+        raise _not_there(path, "step", steps, recorded, trace.check)
+    selected = annotations[(numbers >= steps.start) & (numbers < steps.stop)]
+    begin_ns, end_ns = int(selected.start_ns.min()), int(selected.end_ns.max())
     return Selection(begin_ns=begin_ns, end_ns=max(end_ns, begin_ns + 1))
-
-
-@attrs.frozen(eq=False)
-class _Mark:
-    """A complete event that marks a part of the trace."""
-
-    name: str
-    category: str
-    track: tuple[str, str]
-    external_id: Any
-    """The same for an annotation and what shows it on devices."""
-    start: Decimal
-    stop: Decimal
-
-
-class _MarkHandler(CountingHandler):
-    """Collects annotations, of host and devices, and steps."""
-
-    wants_text = True
-
-    def __init__(self) -> None:
-        self.marks: list[_Mark] = []
-
-    def batch(self, text: memoryview) -> int | None:
-        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
-        if not any(stringzilla.find(text, needle) >= 0 for needle in _MARK_NEEDLES):
-            return super().batch(text)
-        try:
-            events = decode_named(text)
-        except UNDECODABLE:
-            count = super().batch(text)
-            for event in (split_loosely(bytes(text)) or ()) if count is not None else ():
-                self._take(event[1])
-            return count
-        marked = [index for index, event in enumerate(events) if _may_mark(event.name, event.cat)]
-        if marked:
-            texts = split_events(bytes(text))
-            for index in marked:
-                self._take(members_of_event(texts[index]))
-        return len(events)
-
-    def event(self, text: bytes) -> None:
-        """Take one event."""
-        if any(needle in text for needle in _MARK_NEEDLES):
-            for event in split_loosely(b"[%b]" % text) or ():
-                self._take(event[1])
-
-    def _take(self, members: dict[str, Any]) -> None:
-        name, category = str(members.get("name")), str(members.get("cat"))
-        span = span_of(members)
-        if span is None or members.get("ph") != COMPLETE or not _may_mark(name, category):
-            return
-        args = members.get("args")
-        mark = _Mark(
-            name=sys.intern(name),
-            category=sys.intern(category),
-            track=(sys.intern(str(members.get("pid"))), sys.intern(str(members.get("tid")))),
-            external_id=args.get("External id") if isinstance(args, dict) else None,
-            start=span[0],
-            stop=span[1],
-        )
-        self.marks.append(mark)
-
-
-def _steps_on_devices(path: Path) -> list[_Mark]:
-    """Return where the work of each step is, as far as something other than the Chrome trace tells it."""
-    kind = kind_of(path)
-    return [
-        _Mark(
-            name=f"ProfilerStep#{step.step}",
-            category=DEVICE_ANNOTATION,
-            track=(str(step.device), ""),
-            external_id=None,
-            start=microseconds(step.start_ns),
-            stop=microseconds(step.end_ns),
-        )
-        for step in (kind.steps_on_devices(path) if kind else ())
-    ]
-
-
-def _may_mark(name: str, category: str | None) -> bool:
-    # Ascend marks its steps as operators.
-    return category in {ANNOTATION, DEVICE_ANNOTATION} or name.startswith("ProfilerStep#")
 
 
 def _not_there(path: Path, what: str, wanted: range, there: Iterable[int], check: TraceCheck) -> TraceError:
@@ -318,43 +233,3 @@ def _not_there(path: Path, what: str, wanted: range, there: Iterable[int], check
 
 def _run(first: int, last: int) -> str:
     return str(first) if first == last else f"{first}..{last}"
-
-
-class _ExtentHandler(CountingHandler):
-    """Finds the first and last times, and the categories."""
-
-    wants_text = True
-
-    def __init__(self) -> None:
-        self.earliest: Decimal | None = None
-        self.latest_us = -math.inf
-        self.categories: set[str] = set()
-
-    def batch(self, text: memoryview) -> int | None:
-        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
-        batch = EventBatch.of(text)
-        if batch is None:
-            return None
-        self._take(batch)
-        return batch.with_phase
-
-    def event(self, text: bytes) -> None:
-        """Take one event."""
-        batch = EventBatch.of(b"[%b]" % text)
-        if batch is not None:
-            self._take(batch)
-
-    def _take(self, batch: EventBatch) -> None:
-        self.categories.update(event.cat for event in batch.events if event.cat)
-        complete = batch.of_phase(COMPLETE)
-        if not complete.any():
-            return
-        start, stop, size = spans_of(batch, DurationPairs())
-        self.latest_us = float(np.fmax.reduce(stop[complete], initial=self.latest_us))
-        error = size * FLOAT_ERROR
-        least = np.fmin.reduce((start + error)[complete], initial=math.inf)
-        bound = least if self.earliest is None else min(least, float(self.earliest))
-        for index in np.flatnonzero(complete & ~(start - error > bound)).tolist():
-            span = batch.span(index)
-            if span is not None and (self.earliest is None or span[0] < self.earliest):
-                self.earliest = span[0]

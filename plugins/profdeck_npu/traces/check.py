@@ -21,16 +21,12 @@ from profdeck_npu.traces.info import CPU, NPU, Info, read_info
 from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
 from profdeck_npu.traces.step_times import read_step_times
 from profdeck_traces import FileCheck, Meter, Progress
-from profdeck_traces.reading.column_builder import ColumnBuilder
-from profdeck_traces.reading.columns import Tables
-from profdeck_traces.reading.integrity import CountingHandler, check_trace
+from profdeck_traces.reading.reader import read_trace
 
 RAW_ONLY = "raw data only, not analysed"
 """Note for a directory without a finished or requested analysis."""
 
-_STEP_NEEDLE = b'"ProfilerStep#'
-_STEP = re.compile(rb'"ProfilerStep#([0-9]{1,18})"')
-_MAX_STEPS = 100_000
+_STEP = re.compile(r"ProfilerStep#([0-9]{1,18})")
 
 
 def check_directory(path: Path, on_progress: Progress | None = None) -> FileCheck:
@@ -180,13 +176,13 @@ class _DirectoryCheck:
             self.problems.append(f"No kernels in {step_range}: device data at the start of the window is lost.")
 
     def _read_trace(self, file: Path, on_progress: Progress) -> str | None:
-        handler = _StepHandler()
-        check = check_trace(file, handler, on_progress=on_progress)
-        self.events, self._host_steps = check.events, handler.steps
-        return check.problem and f"{file.name}: {check.problem}"
+        trace = read_trace(file, on_progress=on_progress)
+        steps = filter(None, map(_STEP.fullmatch, trace.tables.names))
+        self.events, self._host_steps = trace.check.events, {int(step[1]) for step in steps}
+        return trace.check.problem and f"{file.name}: {trace.check.problem}"
 
     def _read_kernels(self, file: Path, on_progress: Progress) -> str | None:
-        self._kernels = read_kernel_details(file, ColumnBuilder(Tables(), lambda _: None), on_progress)
+        self._kernels = read_kernel_details(file, on_progress)
         problem = self._kernels.check.problem
         return problem and f"{file.name}: {problem}"
 
@@ -216,28 +212,3 @@ def _read_database(file: Path, _: Progress) -> str | None:
     if results != ["ok"]:
         return f"{file.name} is not an intact SQLite database: {results[0]}."
     return None if table_count else f"{file.name}: The database has no tables."
-
-
-class _StepHandler(CountingHandler):
-    """Counts events, and collects the numbers of the steps that the host annotated."""
-
-    wants_text = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps: set[int] = set()
-
-    def batch(self, text: memoryview) -> int | None:
-        """Process a JSON array of events. See :meth:`profdeck_traces.reading.handler.TraceHandler.batch`."""
-        count = super().batch(text)
-        if count is not None:
-            self._collect_steps(text)
-        return count
-
-    def event(self, text: bytes) -> None:
-        """Handle an event parsed by the fallback scanner."""
-        self._collect_steps(text)
-
-    def _collect_steps(self, text: memoryview | bytes) -> None:
-        if len(self.steps) < _MAX_STEPS and _STEP_NEEDLE in bytes(text):
-            self.steps.update(int(match[1]) for match in _STEP.finditer(text))

@@ -33,7 +33,7 @@ import numpy as np
 
 from profdeck.plugin import TraceError
 from profdeck_traces import CommunicationSummary, LinkSummary, Progress
-from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH
+from profdeck_traces.reading.columns import MAX_NAME_LENGTH
 from profdeck_traces.reading.integrity import file_size
 
 OTHER_OPERATIONS = "(other operations)"

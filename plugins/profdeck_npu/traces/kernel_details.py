@@ -19,23 +19,29 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from profdeck.plugin import TraceError
 from profdeck_traces import Progress
-from profdeck_traces.reading.column_builder import MAX_NAME_LENGTH, ColumnBuilder, CompleteEvent
-from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION
+from profdeck_traces.reading.columns import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    MAX_NAME_LENGTH,
+    Columns,
+    CompleteEvent,
+    columns_of,
+)
+from profdeck_traces.reading.fallback import NO_TIME, read_time
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck, file_size
-from profdeck_traces.reading.times import exact_nanoseconds
 
 _NAME, _TYPE, _START, _DURATION = "Name", "Type", "Start Time(us)", "Duration(us)"
 _REQUIRED = (_NAME, _TYPE, _START, _DURATION)
 _STREAM, _STEP, _DEVICE, _CORE = "Stream ID", "Step Id", "Device_id", "Accelerator Core"
 _UNKNOWN = ("", "N/A")
 _HCCL = ("HCCL", "COMMUNICATION")  # values of Accelerator Core for HCCL, in older and newer CANN
-_BATCH_KERNELS = 4096
 # The field limit of the csv module is process-wide. Lines of real files are much shorter.
 _MAX_LINE = 1 << 20
 # These limits bound the memory. They exceed the numbers in real captures.
@@ -62,8 +68,10 @@ class StepKernels:
 
 @attrs.frozen(kw_only=True)
 class KernelDetails:
-    """Contents of a ``kernel_details.csv``, except for the kernels."""
+    """Contents of a ``kernel_details.csv``."""
 
+    kernels: Columns
+    """In file order."""
     check: TraceCheck
     """Its event count is the number of kernels."""
     steps: tuple[StepKernels, ...]
@@ -76,8 +84,8 @@ class KernelDetails:
     """Number of rows and their total duration in nanoseconds, keyed by ``Accelerator Core``."""
 
 
-def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progress | None = None) -> KernelDetails:
-    """Read the kernels, and add them to a column builder.
+def read_kernel_details(path: Path, on_progress: Progress | None = None) -> KernelDetails:
+    """Read the kernels.
 
     If a kernel's name consists of its type, or the start of its type, and a counter ("Cast66", "Cast67"), the type
     replaces the name. The process of a kernel is its device, and the thread is its stream. HCCL kernels have no stream.
@@ -85,7 +93,6 @@ def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progr
 
     Args:
         path: The file.
-        collector: Column builder for the kernels.
         on_progress: Called with the number of bytes read and the size of the file.
 
     Raises:
@@ -96,11 +103,15 @@ def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progr
     try:
         with path.open("r", encoding="utf-8", errors="replace", newline="") as file:
             lines = _Lines(file, on_read)
-            table, problem = _read_rows(lines, path, collector)
+            rows = csv.reader(lines)
+            table = _Table.from_header(next(rows, []), path)
+            reader = _RowReader(rows, table)
+            kernels = columns_of(reader)
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror or error}.") from error
     except csv.Error as error:
         raise TraceError(f"Cannot read {path}: {error}.") from error
+    problem = reader.problem
     if problem is None and not table.kernel_count:
         problem = "The file has no rows."
     if problem is None and not lines.is_complete:
@@ -109,6 +120,7 @@ def read_kernel_details(path: Path, collector: ColumnBuilder, on_progress: Progr
         size_bytes=size_bytes, json_bytes=0, events=table.kernel_count, whole=problem is None, problem=problem
     )
     return KernelDetails(
+        kernels=kernels,
         check=check,
         steps=tuple(StepKernels(step, device, start, end) for (step, device), (start, end) in table.steps.items()),
         first_outside_ns=table.first_outside_ns,
@@ -165,33 +177,32 @@ class _Lines:
             yield line
 
 
-def _read_rows(lines: _Lines, path: Path, collector: ColumnBuilder) -> tuple[_Table, str | None]:
-    """Read all readable rows. Also return a message about the first unreadable row, or ``None``.
+class _RowReader:
+    """Yields the kernels of all readable rows.
 
     Raises:
-        TraceError: The file lacks a required column.
         csv.Error: No row can be read.
     """
-    rows = csv.reader(lines)
-    table = _Table.from_header(next(rows, []), path)
-    problem = None
-    kernels: list[CompleteEvent] = []
-    try:
-        for row in rows:
-            kernel = table.add_row(row)
-            if kernel is None:
-                problem = problem or f"Line {rows.line_num:,} is not a row of {table.columns} columns with its times."
-                continue
-            kernels.append(kernel)
-            if len(kernels) >= _BATCH_KERNELS:
-                collector.add_spans(kernels)
-                kernels.clear()
-    except csv.Error as error:
-        if not table.kernel_count:
-            raise
-        problem = problem or f"The file cannot be read after line {rows.line_num:,}: {error}."
-    collector.add_spans(kernels)
-    return table, problem
+
+    def __init__(self, rows: Any, table: _Table) -> None:
+        self._rows = rows
+        self._table = table
+        self.problem: str | None = None
+        """Message about the first unreadable row."""
+
+    def __iter__(self) -> Iterator[CompleteEvent]:
+        rows, table = self._rows, self._table
+        try:
+            for row in rows:
+                kernel = table.add_row(row)
+                if kernel is not None:
+                    yield kernel
+                elif self.problem is None:
+                    self.problem = f"Line {rows.line_num:,} is not a row of {table.columns} columns with its times."
+        except csv.Error as error:
+            if not table.kernel_count:
+                raise
+            self.problem = self.problem or f"The file cannot be read after line {rows.line_num:,}: {error}."
 
 
 class _Table:
@@ -229,7 +240,7 @@ class _Table:
         """Convert a row to a kernel and add it to the sums. Return ``None`` for an invalid row. Changes the list."""
         if len(row) != self.columns:
             return None
-        start_ns, duration_ns = _parse_time_ns(row[self._start]), _parse_time_ns(row[self._duration])
+        start_ns, duration_ns = parse_time_ns(row[self._start]), parse_time_ns(row[self._duration])
         if start_ns is None or duration_ns is None:
             return None
         duration_ns = max(0, duration_ns)
@@ -274,9 +285,10 @@ def _parse_kernel(name: str, kind: str, core: str, device: str, stream: str) -> 
     return name, kind if has_type else "", "" if core in _UNKNOWN else core, _parse_id(device), _parse_id(stream)
 
 
-def _parse_time_ns(time_us: str) -> int | None:
-    time_us = time_us.strip()
-    return exact_nanoseconds(time_us) if time_us else None
+def parse_time_ns(time_us: str) -> int | None:
+    """Return a number of microseconds in nanoseconds; ``None`` for other texts."""
+    time_ns = read_time(time_us.strip().encode(), NO_TIME)
+    return None if time_ns == NO_TIME else time_ns
 
 
 def _parse_id(text: str) -> Id:

@@ -13,26 +13,30 @@ import attrs
 from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.communication import read_communication
 from profdeck_npu.traces.directory import AscendDirectory, size_to_read
-from profdeck_npu.traces.kernel_details import read_kernel_details, steps_as_annotations, steps_on_devices
+from profdeck_npu.traces.kernel_details import (
+    KernelDetails,
+    read_kernel_details,
+    steps_as_annotations,
+    steps_on_devices,
+)
 from profdeck_npu.traces.step_times import read_step_times
 from profdeck_traces import Meter, Progress, RecorderTables, StepOnDevice
-from profdeck_traces.reading.all_events import AllEvents
-from profdeck_traces.reading.chrome import EventStore, ReadingArguments, read_chrome
-from profdeck_traces.reading.column_builder import ColumnBuilder
-from profdeck_traces.reading.columns import ANNOTATION, DEVICE_PROCESSES, MARKS, OPERATOR, Tables, concatenated
-from profdeck_traces.reading.integrity import TraceCheck
+from profdeck_traces.reading.columns import (
+    ANNOTATION,
+    DEVICE_PROCESSES,
+    OPERATOR,
+    Tables,
+    by_start,
+    columns_of,
+    combined,
+    concatenated,
+)
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.reading.trace import Trace
 
 
-def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
-    path: Path,
-    *,
-    devices_only: bool,
-    is_step: Callable[[str], bool],
-    on_progress: Progress | None,
-    max_json_bytes: int,
-    slice_events: int,
+def read_directory(
+    path: Path, *, is_step: Callable[[str], bool], on_progress: Progress | None, max_json_bytes: int
 ) -> Trace:
     """Read a trace directory written by torch_npu.
 
@@ -51,29 +55,22 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
     table, trace_view = directory.kernel_details, directory.trace_view
     meter = Meter(size_to_read(path), on_progress)
     problems: list[str] = []
-    kernels: Kernels | None = None
+    details: KernelDetails | None = None
     trace: Trace | None = None
     if table is not None:
-        kernels = _attempt(functools.partial(Kernels, table, is_step, meter.within, slice_events), problems)
+        details = _attempt(functools.partial(read_kernel_details, table, meter.within), problems)
         meter.passed(file_size(table))
-        if kernels is not None and kernels.check.problem:
-            problems.append(f"{table.name}: {kernels.check.problem}")
+        if details is not None and details.check.problem:
+            problems.append(f"{table.name}: {details.check.problem}")
     if trace_view is not None:
-        arguments = ReadingArguments(
-            is_step=is_step, on_progress=meter.within, max_json_bytes=max_json_bytes, slice_events=slice_events
+        read_host = functools.partial(
+            read_trace, trace_view, is_step=is_step, on_progress=meter.within, max_json_bytes=max_json_bytes
         )
-        if kernels is not None and kernels.check.events:
-            read_host = functools.partial(
-                read_chrome, trace_view, AllEvents, MARKS if devices_only else None, **arguments
-            )
-            trace = _attempt(functools.partial(kernels.with_host, read_host), problems)
-        else:
-            read_all = functools.partial(read_trace, trace_view, devices_only=devices_only, **arguments)
-            trace = _attempt(read_all, problems)
+        trace = _attempt(read_host, problems)
         if trace is not None and trace.check.problem:
             problems.append(f"{trace_view.name}: {trace.check.problem}")
-    if trace is None and kernels is not None:
-        trace = kernels.without_host()
+    if details is not None and (trace is None or details.check.events):
+        trace = _without_host(path, details) if trace is None else _with_host(trace, details)
     if trace is None:
         raise TraceError(" ".join(problems))
     check = attrs.evolve(
@@ -87,6 +84,15 @@ def read_directory(  # noqa: PLR0913 - the arguments of `read_trace`
     return attrs.evolve(trace, path=path, check=check, members=members)
 
 
+def read_kernels(path: Path, on_progress: Progress | None) -> Trace:
+    """Read a single kernel table.
+
+    Raises:
+        TraceError: the table cannot be read.
+    """
+    return _without_host(path, read_kernel_details(path, on_progress))
+
+
 _T = TypeVar("_T")
 
 
@@ -98,61 +104,35 @@ def _attempt(read: Callable[[], _T], problems: list[str]) -> _T | None:
         return None
 
 
-class Kernels:
-    """Kernels of a ``kernel_details.csv``, read at construction."""
+def _without_host(path: Path, details: KernelDetails) -> Trace:
+    """Return a trace with the kernels and with step annotations."""
+    kernels, annotations = combined([details.kernels, columns_of(steps_as_annotations(details.steps))])
+    return Trace(
+        path=path,
+        check=details.check,
+        events=by_start(concatenated(kernels.tables, [kernels, annotations])),
+        annotations=annotations,
+        kernel_types=details.types,
+        cores=details.cores,
+        has_host=False,
+    )
 
-    def __init__(
-        self, path: Path, is_step: Callable[[str], bool], on_progress: Progress | None, slice_events: int
-    ) -> None:
-        self._path = path
-        self._store = EventStore(is_step, None, slice_events=slice_events)
-        self._collector = ColumnBuilder(self._store.tables, self._store.add)
-        self._details = read_kernel_details(path, self._collector, on_progress)
 
-    @property
-    def check(self) -> TraceCheck:
-        """Result of checking the complete table."""
-        return self._details.check
-
-    def without_host(self) -> Trace:
-        """Return a trace with the kernels and with step annotations."""
-        self._collector.add_spans(steps_as_annotations(self._details.steps))
-        self._collector.finish({})
-        return Trace(
-            path=self._path,
-            check=self.check,
-            devices_only=True,
-            searched=False,
-            tables=self._store.tables,
-            timeline=self._store.timeline,
-            marks=self._store.marks.columns(),
-            kernel_types=self._details.types,
-            cores=self._details.cores,
-        )
-
-    def with_host(self, read: Callable[..., Trace]) -> Trace:
-        """Return a trace with the kernels and with the events of a Chrome trace, except its device lanes.
-
-        Args:
-            read: Reads the Chrome trace. Called with the keyword argument ``tables``.
-        """
-        tables = self._store.tables
-        # Add step names before reading the host: the number of names is limited, and the host may use them up.
-        self._collector.add_spans(steps_on_devices(self._details.steps))
-        host = read(tables=tables)
-        if not _has_steps(tables):
-            self._collector.add_spans(steps_as_annotations(self._details.steps))
-        self._collector.finish({})
-        is_device_name = tables.names_of_categories(DEVICE_PROCESSES)
-        for block in host.timeline.blocks():
-            self._store.timeline.add(block[~is_device_name[block.name]])
-        return attrs.evolve(
-            host,
-            timeline=self._store.timeline,
-            marks=concatenated(tables, [host.marks, self._store.marks.columns()]),
-            kernel_types=self._details.types,
-            cores=self._details.cores,
-        )
+def _with_host(host: Trace, details: KernelDetails) -> Trace:
+    """Return a trace with the kernels and with the events of a Chrome trace, except its device lanes."""
+    steps = steps_on_devices(details.steps)
+    if not _has_steps(host.tables):
+        steps += steps_as_annotations(details.steps)
+    is_device = host.tables.names_of_categories(DEVICE_PROCESSES)
+    of_host = host.events[~is_device[host.events.name]]
+    kernels, events, annotations, of_steps = combined([details.kernels, of_host, host.annotations, columns_of(steps)])
+    return attrs.evolve(
+        host,
+        events=by_start(concatenated(kernels.tables, [kernels, of_steps, events])),
+        annotations=concatenated(kernels.tables, [annotations, of_steps]),
+        kernel_types=details.types,
+        cores=details.cores,
+    )
 
 
 def _has_steps(tables: Tables) -> bool:
@@ -188,5 +168,5 @@ def kernel_step_spans(path: Path) -> list[StepOnDevice]:
     table = AscendDirectory(path).kernel_details
     if table is None:
         return []
-    kernels = read_kernel_details(table, ColumnBuilder(Tables(), lambda _: None))
+    kernels = read_kernel_details(table)
     return [StepOnDevice(step.step, step.device, step.start_ns, step.end_ns) for step in kernels.steps]

@@ -21,8 +21,8 @@ from typing import TextIO
 import attrs
 
 from profdeck.plugin import TraceError
+from profdeck_npu.traces.kernel_details import parse_time_ns
 from profdeck_traces import DeviceStepSummary
-from profdeck_traces.reading.times import exact_nanoseconds
 
 _DEVICE, _STEP, _COMPUTING, _PREPARING = "Device_id", "Step", "Computing", "Preparing"
 _REQUIRED = (_STEP, _COMPUTING)
@@ -111,7 +111,7 @@ def _parse_step(row: dict[str, str]) -> DeviceStepSummary | None:
     times: dict[str, float | None] = dict.fromkeys(_FIELDS.values())
     for column, field in _FIELDS.items():
         if text := row.get(column, "").strip():
-            time_ns = exact_nanoseconds(text)
+            time_ns = parse_time_ns(text)
             if time_ns is None:
                 return None
             times[field] = None if column == _PREPARING and time_ns < 0 else time_ns / _NS_PER_US

@@ -120,13 +120,12 @@ def test_all_rows_and_events_of_a_directory_are_read(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", ["level1", "both"], indirect=True)
-@pytest.mark.parametrize("devices_only", [False, True])
-def test_host_steps_have_the_kernels_of_the_table(directory: Path, devices_only: bool) -> None:
+def test_host_steps_have_the_kernels_of_the_table(directory: Path) -> None:
     expected: dict[int, float] = {}
     for row in rows(directory):
         expected[int(row["Step Id"])] = expected.get(int(row["Step Id"]), 0.0) + float(row["Duration(us)"])
     annotation_us = {event["name"]: event["dur"] for event in events(directory) if event.get("cat") == "cpu_op"}
-    steps = summarise_trace(directory, devices_only=devices_only).steps
+    steps = summarise_trace(directory).steps
     assert [step.step for step in steps] == [1, 2, 3]
     assert [step.duration_us for step in steps] == [
         pytest.approx(annotation_us[step.name], abs=0.001) for step in steps
@@ -138,11 +137,11 @@ def test_host_steps_have_the_kernels_of_the_table(directory: Path, devices_only:
 
 @pytest.mark.parametrize("directory", ["level1"], indirect=True)
 def test_collectives_have_their_group_and_are_counted_once(directory: Path) -> None:
-    columns = read_trace(directory).columns()
-    kernels = columns[columns.of_categories(frozenset({"kernel"}))]
+    events = read_trace(directory).events
+    kernels = events[events.tables.names_of_categories(frozenset({"kernel"}))[events.name]]
     collective_rows = [row for row in rows(directory) if row["Accelerator Core"] == "COMMUNICATION"]
     streams = [row["Stream ID"] for row in rows(directory)]
-    assert {columns.tracks[track] for track in kernels.track} == {
+    assert {kernels.tables.tracks[track] for track in kernels.track} == {
         (0, "group 123" if stream == "N/A" else int(stream)) for stream in streams
     }
     summary = summarise_trace(directory)

@@ -32,8 +32,8 @@ def job(tmp_path: Path) -> Path:
     [
         ("report job -o directory", "directory cannot be written"),
         ("report job -o file/page.html", "page.html cannot be written"),
-        ("report no.txt -o page.html", "no.txt: The JSON is not closed"),
-        ("report job no.txt -o page.html", "no.txt: The JSON is not closed"),
+        ("report no.txt -o page.html", "no.txt: Malformed JSON at offset 0"),
+        ("report job no.txt -o page.html", "no.txt: Malformed JSON at offset 0"),
         ("report nowhere -o page.html", "Cannot read nowhere"),
         ("export job --parquet file", "file cannot be written"),
         ("export job --parquet file/tables", "cannot be written"),

@@ -115,7 +115,7 @@ def test_unreadable_trace_does_not_hide_others(cli: Cli, record: Record, tmp_pat
     assert len(json.loads(result.stdout)["ranks"]) == 1
     absent, invalid = result.stderr.splitlines()
     assert absent.startswith("error: Cannot read ")
-    assert invalid == f"error: {tmp_path}/no.txt: The JSON is broken at offset 0: unexpected 'n'."
+    assert invalid == f"error: {tmp_path}/no.txt: Malformed JSON at offset 0: neither an object nor an array begins."
 
 
 def test_progress_is_on_stderr_and_only_on_a_terminal(python: Program, record: Record) -> None:

@@ -163,7 +163,7 @@ def test_path_that_is_not_a_trace_is_reported(cli: Cli, trace: Path, tmp_path: P
     for file, message in (
         (tmp_path, f"is a directory. Specify one trace, such as {trace}."),
         (tmp_path / "absent", "Cannot read"),
-        (tmp_path / "no.txt", "The JSON is broken at offset 0"),
+        (tmp_path / "no.txt", "Malformed JSON at offset 0"),
     ):
         result = cli("trim", file, "--category", "kernel")
         assert result.exit_code == 4

@@ -16,8 +16,7 @@ from hypothesis import given, strategies as st
 from profdeck_npu.traces.kernel_details import KernelDetails, read_kernel_details
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.reading.column_builder import ColumnBuilder
-from profdeck_traces.reading.columns import Columns, Tables, concatenated
+from profdeck_traces.reading.columns import Columns
 from profdeck_traces.reading.reader import read_trace
 
 OLD = (
@@ -34,12 +33,8 @@ def kernel_details(tmp_path: Path, *lines: str) -> Path:
 
 def read(path: Path) -> tuple[KernelDetails, Columns]:
     """Read a table and return its details and its kernels in file order."""
-    tables = Tables()
-    blocks: list[Columns] = []
-    collector = ColumnBuilder(tables, blocks.append)
-    details = read_kernel_details(path, collector)
-    collector.finish({})
-    return details, concatenated(tables, blocks)
+    details = read_kernel_details(path)
+    return details, details.kernels
 
 
 def test_rows_are_read_as_kernels_and_steps(tmp_path: Path) -> None:
@@ -86,7 +81,7 @@ def test_columns_of_all_levels_are_read(tmp_path: Path, columns: tuple[str, ...]
     details, kernels = read(path)
 
     assert (details.check.problem, details.check.events) == (None, 6)
-    assert {kernels.tracks[track] for track in kernels.track} == {(0, stream), (0, "group 445")}
+    assert {kernels.tables.tracks[track] for track in kernels.track} == {(0, stream), (0, "group 445")}
     assert {(step.step, step.end_ns - step.start_ns) for step in details.steps} == (
         {(10, 950_000), (11, 160_000)} if steps else set()
     )
@@ -110,8 +105,8 @@ def test_process_groups_have_lanes_and_stable_names(tmp_path: Path) -> None:
 
     _, kernels = read(path)
 
-    streams = [kernels.tracks[track][1] for track in kernels.track]
-    assert list(zip([kernels.names[code] for code in kernels.name], streams, strict=True)) == [
+    streams = [kernels.tables.tracks[track][1] for track in kernels.track]
+    assert list(zip([kernels.tables.names[code] for code in kernels.name], streams, strict=True)) == [
         ("hcom_allReduce_", "group 445"),
         ("hcom_allReduce_", "group 017"),
         ("hcom_allReduce__445_0_1_AivKernel", 23),
@@ -136,14 +131,14 @@ def test_process_groups_have_lanes_and_stable_names(tmp_path: Path) -> None:
 def test_counters_are_removed_from_names(tmp_path: Path, name: str, kind: str, read_as: str) -> None:
     details, kernels = read(kernel_details(tmp_path, OLD, f"1,1,2,16,{name},{kind},AI_CORE,10,3.5,0,8"))
 
-    assert [kernels.names[code] for code in kernels.name] == [read_as]
+    assert [kernels.tables.names[code] for code in kernels.name] == [read_as]
     assert details.types == ({read_as: kind} if kind not in {"", "N/A"} else {})
 
 
 def test_optional_columns_can_be_missing(tmp_path: Path) -> None:
     path = kernel_details(tmp_path, NEW, "3,1,2,16,Add,Add,AI_VECTOR_CORE,10.5,1.5,0,8")
 
-    summary = summarise_trace(path, devices_only=True)
+    summary = summarise_trace(path)
 
     assert [device.device for device in summary.devices] == [3]
     assert summary.steps == ()
@@ -186,7 +181,7 @@ def test_invalid_numbers_are_kept_as_text(tmp_path: Path) -> None:
 
     details, kernels = read(path)
 
-    assert (details.steps, kernels.tracks) == ((), [(0, digits)])
+    assert (details.steps, kernels.tables.tracks) == ((), [(0, digits)])
 
 
 def test_missing_columns_raise_an_error(tmp_path: Path) -> None:
@@ -274,7 +269,9 @@ def test_totals_match_the_rows(tmp_path_factory: Any, table: list[dict[str, Any]
     spans = [(ns(row["Start Time(us)"]), ns(row["Start Time(us)"] + row["Duration(us)"])) for row in table]
     assert (details.check.whole, details.check.events) == (True, len(table))
     assert list(zip(kernels.start_ns.tolist(), kernels.end_ns.tolist(), strict=True)) == spans
-    assert [kernels.tracks[track] for track in kernels.track] == [(row["Device_id"], row["Stream ID"]) for row in table]
+    assert [kernels.tables.tracks[track] for track in kernels.track] == [
+        (row["Device_id"], row["Stream ID"]) for row in table
+    ]
     steps: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     cores: dict[str, list[int]] = defaultdict(list)
     for row, (start_ns, end_ns) in zip(table, spans, strict=True):

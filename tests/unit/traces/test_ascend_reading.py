@@ -39,11 +39,11 @@ def is_step(name: str) -> bool:
 
 def contents(trace: Trace) -> Counter[tuple[str, str, tuple[Any, Any], int, int]]:
     """Return the category, name, process and thread, start and duration in ns of each event."""
-    columns = trace.columns()
+    columns, tables = trace.events, trace.tables
+    categories = [tables.categories[category] for category in tables.name_category]
     return Counter(
-        (columns.categories[category], columns.names[name], columns.tracks[track], start - BASE_NS, end - start)
-        for category, name, track, start, end in zip(
-            columns.category.tolist(),
+        (categories[name], tables.names[name], tables.tracks[track], start - BASE_NS, end - start)
+        for name, track, start, end in zip(
             columns.name.tolist(),
             columns.track.tolist(),
             columns.start_ns.tolist(),
@@ -95,7 +95,7 @@ def test_kernels_are_read_from_the_table_and_other_events_from_the_trace(directo
     }  # fmt: skip
     assert trace.process_names[ascend_files.HARDWARE] == "Ascend Hardware"
     assert trace.thread_names[ascend_files.CANN, 4713] == "Thread 4713"
-    assert (trace.path, trace.rank, trace.devices_only, trace.searched) == (directory, 3, False, False)
+    assert (trace.path, trace.rank, trace.has_host) == (directory, 3, True)
     assert (trace.check.whole, trace.check.problem, trace.check.events) == (True, None, 35)
     assert trace.check.size_bytes == sum(
         (directory / OUTPUT / name).stat().st_size for name in ("trace_view.json", "kernel_details.csv")
@@ -121,31 +121,14 @@ def test_collectives_are_counted_once(directory: Path, communication: str) -> No
     assert (summary.rank, summary.whole, summary.events) == (3, True, 35)
 
 
-@pytest.mark.parametrize("devices_only", [False, True])
-def test_steps_have_the_kernels_of_the_table(directory: Path, devices_only: bool) -> None:
-    summary = summarise_trace(directory, devices_only=devices_only)
+def test_steps_have_the_kernels_of_the_table(directory: Path) -> None:
+    summary = summarise_trace(directory)
 
     # The last kernel of step 10 runs while the host is in step 11.
     assert [(step.name, step.start_us, step.duration_us, step.device_us) for step in summary.steps] == [
-        ("ProfilerStep#10", -100.0 if devices_only else 0.0, 990.0, 180.75),
-        ("ProfilerStep#11", 900.0 if devices_only else 1000.0, 990.0, 131.5),
+        ("ProfilerStep#10", 0.0, 990.0, 180.75),
+        ("ProfilerStep#11", 1000.0, 990.0, 131.5),
     ]
-
-
-def test_devices_only_reads_kernels_and_step_annotations(directory: Path) -> None:
-    trace = read_trace(directory, devices_only=True, is_step=is_step)
-
-    events = contents(trace)
-    assert names_in(events, "kernel") == KERNELS_READ
-    assert names_in(events, "gpu_user_annotation") == PLACES
-    assert len(events) == len(KERNELS_READ) + len(PLACES)
-    assert [trace.tables.names[name] for name in trace.marks.name] == [
-        "ProfilerStep#10", "ProfilerStep#11", "ProfilerStep#10", "ProfilerStep#11"
-    ]  # fmt: skip
-    assert trace.devices_only
-    assert trace.check.whole
-    (directory / OUTPUT / "trace_view.json").write_text("[{}, ")
-    assert not read_trace(directory, devices_only=True).check.whole
 
 
 @pytest.mark.parametrize("columns", [LEVEL_0, LEVEL_1, OLD])
@@ -199,7 +182,7 @@ def test_directory_without_a_trace(directory: Path) -> None:
     trace = read_trace(directory)
 
     assert names_in(contents(trace), "kernel") == KERNELS_READ
-    assert (trace.path, trace.rank, trace.check.events, trace.devices_only) == (directory, 3, 6, True)
+    assert (trace.path, trace.rank, trace.check.events, trace.has_host) == (directory, 3, 6, False)
 
 
 def test_files_can_be_read_individually(directory: Path) -> None:
@@ -207,7 +190,6 @@ def test_files_can_be_read_individually(directory: Path) -> None:
     assert summarise_trace(directory / OUTPUT / "trace_view.json").events == 35
 
 
-@pytest.mark.parametrize("devices_only", [False, True])
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -216,10 +198,10 @@ def test_files_can_be_read_individually(directory: Path) -> None:
         (b"\0\xff", "is not Ascend's kernel_details.csv"),
     ],
 )
-def test_unreadable_table_is_reported(directory: Path, content: bytes, problem: str, devices_only: bool) -> None:
+def test_unreadable_table_is_reported(directory: Path, content: bytes, problem: str) -> None:
     (directory / OUTPUT / "kernel_details.csv").write_bytes(content)
 
-    trace = read_trace(directory, devices_only=devices_only)
+    trace = read_trace(directory)
 
     assert len(names_in(contents(trace), "Ascend Hardware")) == 4  # device lanes replace the table
     assert not trace.check.whole
@@ -259,27 +241,6 @@ def test_problems_of_both_files_are_reported(directory: Path) -> None:
     assert problem.startswith(
         "kernel_details.csv: Line 7 is not a row of 16 columns with its times. trace_view.json: The"
     )
-
-
-def test_many_host_names_do_not_displace_kernel_names(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profdeck_traces.reading.column_builder.MAX_NAMES", 12)
-    framework = ascend_files.framework_events()
-    framework += [
-        ascend_files.complete(HOST, HOST, f"aten::op{number}", 500 + number, 1, cat="cpu_op") for number in range(40)
-    ]
-    (directory / OUTPUT / "trace_view.json").write_text(trace_view(framework, ascend_files.msprof_events()))
-
-    trace = read_trace(directory)
-
-    assert names_in(contents(trace), "kernel") == KERNELS_READ
-    assert names_in(contents(trace), "gpu_user_annotation") == PLACES
-
-
-def test_large_timelines_are_stored_in_a_file(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = contents(read_trace(directory))
-    monkeypatch.setattr("profdeck_traces.reading.column_builder._BLOCK_EVENTS", 3)
-
-    assert contents(read_trace(directory, slice_events=4)) == expected
 
 
 def test_progress_covers_both_files(directory: Path) -> None:
@@ -415,4 +376,4 @@ def test_real_trace_without_a_table_counts_waits_as_work(data: Path, tmp_path: P
     trace = read_trace(directory, is_step=is_step)
 
     assert len(names_in(contents(trace), "Ascend Hardware")) == 276
-    assert [trace.tables.names[name] for name in trace.marks.name] == ["ProfilerStep#1"]
+    assert [trace.tables.names[name] for name in trace.annotations.name] == ["ProfilerStep#1"]

@@ -31,12 +31,9 @@ def written(path: Path, calls: Sequence[Call], category: str = "python_function"
     return path
 
 
-def tree(path: Path, slice_events: int = 1 << 16) -> CallTree:
-    trace = read_trace(path, slice_events=slice_events)
-    call_tree = CallTree(trace.tables, trace.tables.names_of_categories(frozenset({"cpu_op"})), trace.thread_names)
-    for time_slice in trace.slices():
-        call_tree.add(time_slice)
-    return call_tree
+def tree(path: Path) -> CallTree:
+    trace = read_trace(path)
+    return CallTree(trace.events, trace.tables.names_of_categories(frozenset({"cpu_op"})), trace.thread_names)
 
 
 def paths_of(frames: Sequence[StackFrame]) -> dict[tuple[str, ...], tuple[int, int, int]]:
@@ -88,12 +85,11 @@ def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 0) -> li
     return calls
 
 
-@given(nested(), st.integers(1, 8))
-def test_call_tree_equals_the_reference(tmp_path_factory: pytest.TempPathFactory, calls: list[Call], size: int) -> None:
+@given(nested())
+def test_call_tree_equals_the_reference(tmp_path_factory: pytest.TempPathFactory, calls: list[Call]) -> None:
     path = written(tmp_path_factory.getbasetemp() / "calls.json", calls)
     # Equal calls are also nested.
     assert paths_of(tree(path).frames()) == expected(calls)
-    assert paths_of(tree(path, size).frames()) == paths_of(tree(path).frames())
     functions = {function.name: function for function in tree(path).functions()}
     for name in {name for name, _, _ in calls}:
         instants = {instant for called, start, end in calls if called == name for instant in range(start, end)}
@@ -107,9 +103,9 @@ def test_call_tree_equals_the_reference(tmp_path_factory: pytest.TempPathFactory
 CALLS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(1, 20)), max_size=12)
 
 
-@given(CALLS, st.integers(1, 8))
+@given(CALLS)
 def test_overlapping_calls_keep_their_total_time(
-    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int, int]], size: int
+    tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[str, int, int]]
 ) -> None:
     calls = [(name, start, start + length) for name, start, length in drawn]
     path = written(tmp_path_factory.getbasetemp() / "overlaps.json", calls)
@@ -119,7 +115,6 @@ def test_overlapping_calls_keep_their_total_time(
         path: sums[1:] for path, sums in expected(calls).items()
     }
     assert sum(count for count, _, _ in paths.values()) == len(calls)
-    assert paths_of(tree(path, size).frames()) == paths
 
 
 def test_trace_without_stacks_has_no_tree(tmp_path: Path) -> None:

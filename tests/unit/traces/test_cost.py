@@ -59,16 +59,16 @@ def profdeck(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("make", "command", "code", "message"),
     [
-        (stairs, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "More than 64 events of stream 7"),
+        (stairs, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "more than 256 events overlap on one track"),
         (stairs, "merge a.trace.json b.trace.json -o c.pftrace", 4, "more than 256 events overlap on one track"),
-        (streams, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "more than 100,000 streams of devices"),
+        (streams, "merge a.trace.json b.trace.json -o c.trace.json.gz", 0, ""),
         (streams, "report a.trace.json -o a.html", 0, ""),
         (processes, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "too many to merge"),
         (processes, "report a.trace.json -o a.html", 0, ""),
         (names, "summary a.trace.json", 0, ""),
         (one_of_40_mib, "summary a.trace.json", 0, ""),
-        (one_of_40_mib, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "too long"),
-        (one_of_40_mib, "trim a.trace.json --time 0s..1s -o c.trace.json.gz", 0, "too long"),
+        (one_of_40_mib, "merge a.trace.json b.trace.json -o c.trace.json.gz", 0, ""),
+        (one_of_40_mib, "trim a.trace.json --time 0s..1s -o c.trace.json.gz", 0, ""),
     ],
 )
 def test_time_and_memory_are_bounded(

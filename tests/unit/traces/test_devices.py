@@ -1,24 +1,23 @@
-"""Tests of device times and host states: fixed examples, a reference per instant, and any time slices."""
+"""Tests of device times and host states: fixed examples, and a reference per instant."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
 from profdeck_traces.analysis.detail_model import IdleCause
 from profdeck_traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
-from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, HostEvent, HostStates, innermost
+from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, Host, HostEvent, innermost
 from profdeck_traces.analysis.model import DeviceSummary, Gap, StreamSummary
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.steps import find_steps
-from profdeck_traces.reading.columns import Columns, Tables, concatenated
+from profdeck_traces.reading.columns import Columns, CompleteEvent, by_start, columns_of
 from profdeck_traces.reading.identifiers import Id
-from profdeck_traces.reading.time_slices import Slice
 
 
 class Event(NamedTuple):
@@ -32,45 +31,19 @@ class Event(NamedTuple):
     tid: Id = 1
 
 
-def tables_of(events: Sequence[Event]) -> Tables:
-    """Return the tables of the events. Codes are assigned in the order of the events."""
-    categories = list(dict.fromkeys(event.category for event in events))
-    names = list(dict.fromkeys((event.category, event.name) for event in events))
-    return Tables(
-        names=[name for _, name in names],
-        name_category=[categories.index(category) for category, _ in names],
-        categories=categories,
-        tracks=list(dict.fromkeys((event.pid, event.tid) for event in events)),
-    )
-
-
-def slices_of(events: Sequence[Event], tables: Tables, cuts: Sequence[int] = ()) -> list[Slice]:
-    """Return time slices of the events. Slices begin at the earliest start and at each cut."""
-    begin = min(event.start for event in events)
-    end = max(*(event.end for event in events), *(event.start + 1 for event in events))
-    edges = [begin, *sorted({cut for cut in cuts if begin < cut < end}), end]
-    codes = {(tables.categories[tables.name_category[code]], name): code for code, name in enumerate(tables.names)}
-    in_order = sorted(events, key=lambda event: event.start)
-    slices = []
-    for start, stop in itertools.pairwise(edges):
-        inside = [event for event in in_order if start <= event.start < stop or event.start < start < event.end]
-        starts, ends = (np.array([event[side] for event in inside], dtype=np.int64) for side in (2, 3))
-        columns = Columns(
-            tables,
-            np.array([codes[event.category, event.name] for event in inside], dtype=np.int32),
-            np.array([tables.tracks.index((event.pid, event.tid)) for event in inside], dtype=np.int32),
-            np.maximum(starts, start),
-            np.minimum(ends, stop),
+def columns(events: Sequence[Event]) -> Columns:
+    """Return the events as columns sorted by start."""
+    return by_start(
+        columns_of(
+            CompleteEvent(event.name, event.category, event.pid, event.tid, event.start, event.end - event.start)
+            for event in events
         )
-        slices.append(Slice(columns, starts >= start, starts, ends, start, stop))
-    return slices
+    )
 
 
 def states_in(events: list[Event], begin: int, end: int) -> dict[str, int]:
     """Return the duration of each state from begin to end, without states of zero duration."""
-    tables = tables_of(events)
-    (time_slice,) = slices_of(events, tables)
-    (times,) = HostStates(tables).of(time_slice).times((np.array([begin]), np.array([end]))).T.tolist()
+    (times,) = Host.of(columns(events)).times((np.array([begin]), np.array([end]))).T.tolist()
     return {cause: time for cause, time in zip(CAUSES, times, strict=True) if time}
 
 
@@ -138,10 +111,8 @@ def test_waiting_thread_does_not_hide_other_threads() -> None:
 
 def test_each_span_has_separate_times() -> None:
     events = [Event("cpu_op", "a", 0, 10), Event("cuda_runtime", "cudaFree", 5, 20), Event("overhead", "o", 8, 9)]
-    tables = tables_of(events)
-    (time_slice,) = slices_of(events, tables)
 
-    times = HostStates(tables).of(time_slice).times((np.array([0, 7, 19]), np.array([5, 12, 20])))
+    times = Host.of(columns(events)).times((np.array([0, 7, 19]), np.array([5, 12, 20])))
 
     assert dict(zip(CAUSES, times.tolist(), strict=True)) == {cause: [0, 0, 0] for cause in CAUSES} | {
         "operators": [5, 0, 0],
@@ -155,29 +126,39 @@ def test_innermost_event_of_the_busiest_thread_is_found() -> None:
     python = HostEvent(state("Python and other host code"), 0, 100, track=0, name=0)
     operator = HostEvent(state("operators"), 5, 90, track=0, name=1)
     inner = HostEvent(state("operators"), 5, 80, track=0, name=2)
-    short = HostEvent(state("operators"), 20, 40, track=0, name=3)
     waits = HostEvent(state("synchronising"), 9, 100, track=1, name=4)
 
-    assert innermost([python, short, operator, inner, waits], 10, 60) == inner
-    assert innermost([waits, python], 10, 60) == waits
-    assert innermost([python, operator, inner], 60, 100) == operator
-    assert innermost([python, short], 20, 60) == python
-    assert innermost([short], 20, 60) is None
+    assert innermost([python, operator, inner, waits]) == inner
+    assert innermost([waits, python]) == waits
+    assert innermost([]) is None
 
 
-def summarise(
-    events: Sequence[Event], cuts: Sequence[int] = (), *, with_host: bool = True
-) -> tuple[DeviceSummary, ...]:
-    tables = tables_of(events)
-    communication = np.array(["nccl" in name for name in tables.names])
-    memory = np.array([name.startswith("Mem") for name in tables.names])
-    host = HostStates(tables) if with_host else None
+def test_event_of_a_gap_is_open_for_more_than_half_of_it() -> None:
+    host = Host.of(
+        columns(
+            [Event("cpu_op", name, start, end) for name, start, end in (("a", 0, 50), ("b", 20, 40), ("c", 60, 99))]
+        )
+    )
+
+    def open_in(begin: int, end: int) -> list[int]:
+        return [event.begin_ns for event in host.open_in(begin, end)]
+
+    assert open_in(10, 60) == [0]
+    assert open_in(20, 50) == [0, 20]
+    assert open_in(20, 60) == [0]
+    assert open_in(60, 100) == [60]
+    assert open_in(50, 60) == []
+
+
+def summarise(events: Sequence[Event], *, with_host: bool = True) -> tuple[DeviceSummary, ...]:
+    recorded = columns(events)
+    names = recorded.tables.names
+    communication = np.array(["nccl" in name for name in names])
+    memory = np.array([name.startswith("Mem") for name in names])
     work = np.where(communication, COMMUNICATES, np.where(memory, MOVES, COMPUTES))
-    steps = find_steps(concatenated(tables, []), StepNames([]))
-    times = DeviceTimes(tables, work, {0: "GPU A"}, steps, with_host=with_host)
-    for time_slice in slices_of(events, tables, cuts):
-        times.add(time_slice, host.of(time_slice) if host else None)
-    return times.summaries()
+    steps = find_steps(recorded, StepNames([]))
+    host = Host.of(recorded) if with_host else None
+    return DeviceTimes(recorded, work, {0: "GPU A"}, steps, host, np.zeros(len(steps), dtype=bool)).summaries()
 
 
 def kernel(name: str, start: int, end: int, *, device: int = 0, stream: int = 7) -> Event:
@@ -270,7 +251,6 @@ def test_ten_longest_gaps_are_kept() -> None:
 
     assert [gap.duration_us for gap in device.gaps] == [0.01] * 9 + [0.005]
     assert device.gaps[-1].start_us == 0.001
-    assert device.gaps == summarise(events, cuts=range(0, 200, 7))[0].gaps
 
 
 TIMES = st.tuples(st.integers(0, 60), st.sampled_from([0, 1, 2, 3, 5, 8, 20, 45]))
@@ -382,20 +362,21 @@ def test_times_equal_the_reference(kernels: list[Event], host: list[Event]) -> N
         assert as_reference(device) == reference(events, int(str(device.device)))
 
 
-@given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=12))
-def test_times_are_independent_of_slices(kernels: list[Event], host: list[Event], cuts: list[int]) -> None:
+@given(KERNELS, HOST)
+def test_gaps_are_the_same_without_the_host(kernels: list[Event], host: list[Event]) -> None:
+    for alone, device in zip(summarise(kernels + host, with_host=False), summarise(kernels + host), strict=True):
+        assert (alone.idle, {gap.cause for gap in alone.gaps} <= {NOT_READ}) == ((), True)
+        causes = [(gap.cause, gap.host) for gap in device.gaps]
+        gaps = [
+            attrs.evolve(gap, cause=cause, host=event) for gap, (cause, event) in zip(alone.gaps, causes, strict=True)
+        ]
+        assert attrs.evolve(alone, idle=device.idle, gaps=tuple(gaps)) == device
+
+
+@given(KERNELS, HOST)
+def test_host_event_of_a_gap_is_selected_from_all_events(kernels: list[Event], host: list[Event]) -> None:
     events = kernels + host
-
-    assert summarise(events, cuts) == summarise(events)
-    assert summarise(events, cuts, with_host=False) == summarise(events, with_host=False)
-
-
-@given(KERNELS, HOST, st.lists(st.integers(0, 110), max_size=6))
-def test_host_event_of_a_gap_is_selected_from_all_events(
-    kernels: list[Event], host: list[Event], cuts: list[int]
-) -> None:
-    events = kernels + host
-    tables = tables_of(events)
+    tables = columns(events).tables
     origin = min(event.start for event in events)
     states = list(CAUSES)
     recorded = [event for event in host if event.category != "Trace"]
@@ -410,8 +391,11 @@ def test_host_event_of_a_gap_is_selected_from_all_events(
         for event in recorded
     ]
 
-    for device in summarise(events, cuts):
+    for device in summarise(events):
         for gap in device.gaps:
             begin = origin + round(gap.start_us * 1000)
-            chosen = innermost(everything, begin, begin + round(gap.duration_us * 1000))
+            end = begin + round(gap.duration_us * 1000)
+            chosen = innermost(
+                event for event in everything if 2 * (min(event.end_ns, end) - max(event.begin_ns, begin)) > end - begin
+            )
             assert gap.host == (chosen and tables.names[chosen.name])

@@ -14,13 +14,13 @@ import resource
 import time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import oracle
 import pytest
 
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.reading.integrity import check_trace
 from seeds import FIRST_SEED
 
 FILES = int(os.environ.get("PROFDECK_FUZZ_FILES", "60"))
@@ -119,13 +119,11 @@ def test_mutated_traces_are_read_in_bounded_time_and_memory(tmp_path: Path, part
         chance = random.Random(seed)  # noqa: S311 - reproducible input
         path.write_bytes(zipped(mutated(base(chance), chance), chance))
         try:
-            read: list[RankSummary] = []
-            for devices_only in (False, True):
-                began_s = time.process_time()
-                read.append(summarise_trace(path, devices_only=devices_only))
-                assert time.process_time() - began_s < MAX_S
-                check(read[-1])
-            compare(path, *read)
+            began_s = time.process_time()
+            summary = summarise_trace(path)
+            assert time.process_time() - began_s < MAX_S
+            check(summary)
+            compare(path, summary)
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
@@ -141,22 +139,23 @@ def check(summary: RankSummary) -> None:
         assert device.busy_us + device.idle_us <= device.span_us * (1 + 1e-12) + 0.001
 
 
-def compare(path: Path, full: RankSummary, fast: RankSummary) -> None:
-    """If the trace is complete, compare both summaries with the standard library's result and with the oracle."""
-    if not full.whole:
+def compare(path: Path, summary: RankSummary) -> None:
+    """Compare the summary with the file's check and, if the trace is complete, with the standard library and oracle."""
+    found = check_trace(path)
+    assert (found.whole, found.problem, found.events) == (summary.whole, summary.problem, summary.events)
+    if not summary.whole:
         return
     document = json.loads(content(path))
     events = document["traceEvents"] if isinstance(document, dict) else document
-    assert full.events == sum("ph" in event for event in events if isinstance(event, dict))
-    assert device_facts(fast) == device_facts(full)
+    assert summary.events == sum("ph" in event for event in events if isinstance(event, dict))
     try:
-        expected = oracle.facts(path, {(kernel.kind, kernel.name): kernel.category for kernel in full.kernels})
+        expected = oracle.facts(path, {(kernel.kind, kernel.name): kernel.category for kernel in summary.kernels})
         times = [Decimal(event.get("ts", 0)) for event in oracle.events_of(path) if event.get("ph") == "X"]
         is_near = all(abs(time) < FAR_US for time in times)
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError):
         return  # the oracle does not support fields of other types
     if is_near:
-        kernels = {(kernel.kind, kernel.name): kernel.count for kernel in full.kernels}
+        kernels = {(kernel.kind, kernel.name): kernel.count for kernel in summary.kernels}
         assert kernels == {key: count for key, (count, _, _) in expected["kernels"].items()}
 
 
@@ -164,15 +163,3 @@ def content(path: Path) -> bytes:
     """Return the decompressed content of a file."""
     data = path.read_bytes()
     return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-
-
-def device_facts(summary: RankSummary) -> dict[str, Any]:
-    return {
-        "kernels": {
-            (kernel.kind, kernel.name): (kernel.count, kernel.total_us, kernel.max_us) for kernel in summary.kernels
-        },
-        "copies": sorted((copy.name, copy.count, copy.size_bytes or -1) for copy in summary.copies),
-        "devices": [(device.device, device.busy_us, device.span_us, device.events) for device in summary.devices],
-        "steps": [(step.name, step.duration_us, step.device_us) for step in summary.steps],
-        "annotations": {annotation.name: (annotation.count, annotation.total_us) for annotation in summary.annotations},
-    }

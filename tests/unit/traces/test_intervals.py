@@ -65,11 +65,22 @@ def test_nested_intervals_need_no_stack(given_intervals: list[tuple[int, int, in
     assert intervals.nesting(starts, ends) is not None
 
 
-def test_deep_nesting_uses_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_nesting_is_not_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "_MAX_LEVELS", 5)
-    given_intervals = [(0, i, 40 - i) for i in range(10)]
 
-    assert self_times(*columns(given_intervals)).tolist() == reference_self_times(given_intervals)
+    assert intervals.nesting(np.arange(10), 40 - np.arange(10)) is None
+
+
+def test_self_times_of_many_crossing_intervals_take_linear_time() -> None:
+    count = 20_000
+    start = np.arange(count)
+    stairs, spike = start + count, np.array([2 * count])
+    nested_ends = 3 * count - start
+
+    assert self_times(np.zeros(count), start, stairs).tolist() == [*[1] * (count - 1), count]
+    times = self_times(np.zeros(count + 1), np.append(start, count), np.append(nested_ends, 4 * count))
+    assert times.tolist() == [*[1] * count, 3 * count]
+    assert self_times(np.zeros(2), np.array([0, 1]), np.append(spike, spike)).tolist() == [1, 2 * count - 1]
 
 
 INSTANTS = range(-2, 40)

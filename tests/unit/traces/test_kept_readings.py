@@ -22,7 +22,7 @@ from seeds import FIRST_SEED
 
 def reading_of(path: Path, buckets: int = 0) -> RankReading:
     options = {"classifier": Classifier(), "step_names": StepNames.load()}
-    return read_summary(TraceSource(path), devices_only=False, buckets=buckets, **options)  # type: ignore[arg-type]
+    return read_summary(TraceSource(path), buckets=buckets, **options)  # type: ignore[arg-type]
 
 
 def is_kept(reading: RankReading, path: Path) -> bool:

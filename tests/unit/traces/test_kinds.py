@@ -36,7 +36,7 @@ class Notes(ArtifactKind):
     def size_to_read(self, path):
         return 0
 
-    def read(self, path, *, devices_only, **how):
+    def read(self, path, **how):
         raise NotImplementedError
 """
 

@@ -56,7 +56,7 @@ MARKS = st.lists(
 def test_peaks_equal_the_standard_library(tmp_path_factory: pytest.TempPathFactory, drawn_events: list[Mark]) -> None:
     path = tmp_path_factory.getbasetemp() / "memory.json"
     path.write_text(json.dumps({"traceEvents": [WORK, *map(event, drawn_events)]}, indent=1))
-    devices = memory_of(read_trace(path).memory, 0)
+    devices = memory_of(read_trace(path), 0)
     expected: dict[tuple[int, int], list[Mark]] = {}
     for values in sorted(drawn_events):
         expected.setdefault((values[1], values[2]), []).append(values)
@@ -87,14 +87,20 @@ def test_devices_have_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        '{"name": "[memory]", "ts": 1, "args": {"Total Allocated": -1, "Device Id": 0, "Device Type": 1}}',
-        '{"name": "[memory]", "ts": 1, "args": {"Total Allocated": 1e30, "Device Id": 0, "Device Type": 1}}',
-        '{"name": "[memory]", "ts": "x", "args": {"Total Allocated": 1, "Device Id": 0, "Device Type": 1}}',
-        '{"name": "[memory]", "ts": 1, "args": {}}',
-        '{"name": "[memory]", "ts": 1}',
+        '{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Total Allocated": -1, "Device Id": 0, "Device Type": 1}}',
+        '{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Total Allocated": 1e30, "Device Id": 0, "Device Type": 1}}',
+        '{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Total Allocated": 1, "Device Id": 0}}',
+        '{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Total Allocated": 1, "Device Type": 0}}',
+        (
+            '{"ph": "i", "name": "[memory]", "ts": 1, "args": {"Total Allocated": 1, "Total Reserved": -1,'
+            ' "Device Id": 0, "Device Type": 1}}'
+        ),
+        '{"ph": "i", "name": "[memory]", "ts": "x", "args": {"Total Allocated": 1, "Device Id": 0, "Device Type": 1}}',
+        '{"ph": "i", "name": "[memory]", "ts": 1, "args": {}}',
+        '{"ph": "i", "name": "[memory]", "ts": 1}',
         '"[memory]"',
     ],
 )
 def test_events_without_memory_values_are_ignored(tmp_path: Path, broken: str) -> None:
     (tmp_path / "a.json").write_text(f'{{"traceEvents": [{json.dumps(WORK)}, {broken}]}}')
-    assert memory_of(read_trace(tmp_path / "a.json").memory, 0) == ()
+    assert memory_of(read_trace(tmp_path / "a.json"), 0) == ()

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck_traces.merge import MergeSource, merge_traces, overlaps, substitution
+from profdeck_traces.merge import MergeSource, merge_traces
 from profdeck_traces.reading.integrity import check_trace
 
 # Kineto's layout with two lines per event; one line; one key per line.
@@ -99,16 +99,6 @@ def names_of(events: list[dict[str, Any]]) -> dict[Any, str]:
     return {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
 
 
-@pytest.fixture(params=["substituted", "decoded", "apart"])
-def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with batch text, without the lanes found in it, and with parsed events."""
-    if request.param == "decoded":
-        monkeypatch.setattr(overlaps, "_found", lambda _: None)
-    if request.param == "apart":
-        monkeypatch.setattr(substitution.Substitution, "apply", lambda *_: None)
-
-
-@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_overlapping_event_moves_to_the_next_lane(layout: dict[str, Any]) -> None:
     trace = [
@@ -129,7 +119,6 @@ def test_overlapping_event_moves_to_the_next_lane(layout: dict[str, Any]) -> Non
     assert list(indices.values()) == [{"sort_index": 70}] * 2
 
 
-@pytest.mark.usefixtures("each_way")
 def test_flows_move_with_the_event_of_their_end() -> None:
     flows = [{"ph": "f", "id": n, "pid": 0, "tid": 7, "ts": Time(100 * n), "cat": "ac2g", "bp": "e"} for n in range(30)]
     trace = [element for n, flow in enumerate(flows) for element in (kernel(100 * n, 100 * n + 150), flow)]
@@ -138,6 +127,37 @@ def test_flows_move_with_the_event_of_their_end() -> None:
 
     assert [event["tid"] for event in events[::2]] == [event["tid"] for event in events[1::2]]
     assert len({event["tid"] for event in events}) == 2
+
+
+def test_flow_stays_if_an_event_at_its_time_stays() -> None:
+    # The second event overlaps the first, and the third is nested in it.
+    flow = {"ph": "s", "id": 1, "pid": 0, "tid": 7, "ts": Time(50)}
+    trace = [kernel(0, 100), kernel(50, 150), kernel(50, 80), flow, {**flow, "ts": Time(51)}, {**flow, "tid": 8}]
+
+    events = [event for event in merged(dumps(trace)) if event["ph"] in "Xs"]
+
+    assert [event["tid"] == 7 for event in events] == [True, False, True, True, True, False]
+
+
+def test_pairs_of_begin_and_end_move_together() -> None:
+    pairs = [
+        {"ph": phase, "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": Time(time)}
+        for phase, time in (("B", 50), ("E", 150))
+    ]
+
+    events = [event for event in merged(dumps([kernel(0, 100), *pairs])) if event["ph"] in "XBE"]
+
+    assert [event["tid"] for event in events] == [7, 900_000_000, 900_000_000]
+
+
+def test_too_many_overlaps_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_bytes(dumps([kernel(n, 1000 + n) for n in range(300)]))
+
+    check = merge_traces([MergeSource(tmp_path / "trace", "rank 0", 0)], tmp_path / "merged")
+
+    assert check.problem is not None
+    assert "Process 0, thread 7: more than 256 events overlap" in check.problem
+    assert check_trace(tmp_path / "merged").whole
 
 
 def test_additional_lanes_are_numbered() -> None:
@@ -169,15 +189,13 @@ def test_host_lanes_are_unchanged() -> None:
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=25)
 
 
-@given(SPANS, st.sampled_from(LAYOUTS), st.none() | st.integers(0, 12), st.sampled_from([4, 100]))
-def test_perfetto_shows_all_events(spans: list[Span], layout: dict[str, Any], odd_at: int | None, few: int) -> None:
+@given(SPANS, st.sampled_from(LAYOUTS), st.none() | st.integers(0, 12))
+def test_perfetto_shows_all_events(spans: list[Span], layout: dict[str, Any], odd_at: int | None) -> None:
     trace = [kernel(start, start + duration) for start, duration in spans] + [kernel(1000, 1001, tid=9)] * 12
-    if odd_at is not None:  # an event that the text search does not find
+    if odd_at is not None:  # times in other notations
         trace.insert(odd_at, {**kernel(15, 25), "ts": 0.0150, "dur": "0.01"})
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlaps, "_FEW", few)
-        lanes = lanes_of(merged(dumps(trace, **layout)))
+    lanes = lanes_of(merged(dumps(trace, **layout)))
 
     before, after = lanes_of(trace), sorted(span for spans in lanes.values() for span in spans)
     assert after == sorted(span for spans in before.values() for span in spans)

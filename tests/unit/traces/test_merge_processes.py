@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.merge import EventFilter, MergeSource, merge_traces, source
+from profdeck_traces.merge import EventFilter, MergeSource, merge_traces
+from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.integrity import check_trace
 
 
@@ -71,15 +74,10 @@ def test_file_is_independent_of_the_number_of_processes(
     assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "9"]
 
 
-def test_wrong_assumptions_are_corrected(
-    sources: list[MergeSource], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    merge_traces(sources, folder / "guessed", gzip=False)
-    monkeypatch.setattr(source, "_HEAD_BYTES", 1)
-    merge_traces(sources, folder / "not guessed", gzip=False)
+def test_pid_is_kept_in_the_first_source_that_has_it(sources: list[MergeSource], folder: Path) -> None:
+    merge_traces(sources, folder / "merged", gzip=False)
 
-    assert (folder / "guessed").read_bytes() == (folder / "not guessed").read_bytes()
-    events = json.loads((folder / "guessed").read_bytes())["traceEvents"]
+    events = json.loads((folder / "merged").read_bytes())["traceEvents"]
     assert {event["pid"] for event in events if event["pid"] < 10**9} == {4711, 4712, 4713}
     labels = [event["args"]["name"] for event in events if event["name"] == "process_name" and event["pid"] == 4711]
     assert labels == ["rank 0: 4711"]
@@ -102,7 +100,7 @@ def test_process_with_threads_does_not_fork(sources: list[MergeSource], folder: 
 class Killing:
     """Kills the process that selects events."""
 
-    def apply(self, _: bytes) -> bytes:
+    def rows(self, _: Events) -> NDArray[np.bool_]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -110,7 +108,7 @@ class Killing:
 class Failing:
     """Fails as writing to a full disk does."""
 
-    def apply(self, _: bytes) -> bytes:
+    def rows(self, _: Events) -> NDArray[np.bool_]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -181,5 +179,5 @@ def test_no_two_of_many_sources_share_an_id(tmp_path: Path) -> None:
 
     events = json.loads((tmp_path / "merged").read_bytes())["traceEvents"]
     ids = [event["id"] for event in events if event["ph"] == "s"]
-    assert len({int(flow_id, 16) if isinstance(flow_id, str) else flow_id for flow_id in ids}) == len(ids) == 300 * 14
+    assert sorted(ids) == list(range(1, 300 * 14 + 1))
     assert len({event["pid"] for event in events}) == 300

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import attrs
 import numpy as np
@@ -12,11 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.reading.columns import Columns, Tables
+from profdeck_traces.reading.columns import CompleteEvent, columns_of
 from profdeck_traces.reading.identifiers import Id
-from profdeck_traces.reading.time_slices import Slice
 from profdeck_traces.writing import nested_tracks, perfetto
-from profdeck_traces.writing.nested_tracks import NestedTracks
+from profdeck_traces.writing.nested_tracks import place_on_lanes
 from profdeck_traces.writing.perfetto import PerfettoSource, encode_source
 
 KERNEL, OPERATOR = "kernel", "cpu_op"
@@ -27,51 +25,16 @@ Event = tuple[str, str, tuple[Id, Id], int, int]
 """Name, category, process and thread, start and end."""
 
 
-def columns_of(events: Sequence[Event]) -> Columns:
-    """Return events, sorted by start, with all tables that they need."""
-    ordered = sorted(events, key=lambda event: event[3])
-    categories = sorted({category for _, category, *_ in ordered})
-    names = sorted({(name, category) for name, category, *_ in ordered})
-    tracks = list(dict.fromkeys(track for _, _, track, *_ in ordered))
-    return Columns(
-        Tables([name for name, _ in names], [categories.index(category) for _, category in names], categories, tracks),
-        np.array([names.index(event[:2]) for event in ordered], dtype=np.int32),
-        np.array([tracks.index(event[2]) for event in ordered], dtype=np.int32),
-        np.array([event[3] for event in ordered], dtype=np.int64),
-        np.array([event[4] for event in ordered], dtype=np.int64),
-    )
-
-
-def slices_of(columns: Columns, cuts: list[int]) -> Iterator[Slice]:
-    """Split events into time slices, like a timeline."""
-    if not len(columns):
-        return
-    start, end = columns.start_ns, columns.end_ns
-    bounds = sorted({int(start.min()), int(max(end.max(), start.max() + 1)), *cuts})
-    for begin, until in pairwise(bounds):
-        inside = (start < until) & ((end > begin) | ((start == end) & (start >= begin)))
-        slice_columns = columns[inside]
-        yield Slice(
-            attrs.evolve(
-                slice_columns,
-                start_ns=np.maximum(slice_columns.start_ns, begin),
-                end_ns=np.minimum(slice_columns.end_ns, until),
-            ),
-            slice_columns.start_ns >= begin,
-            slice_columns.start_ns,
-            slice_columns.end_ns,
-            begin,
-            until,
-        )
-
-
 def source(**changes: object) -> PerfettoSource:
     plain = PerfettoSource(label="rank 0", index=0, sort_index=0, shift_ns=0, process_names={}, thread_names={})
     return attrs.evolve(plain, **changes)  # type: ignore[arg-type]
 
 
-def encoded(events: Sequence[Event], *cuts: int, **changes: object) -> bytes:
-    return b"".join(encode_source(source(**changes), slices_of(columns_of(events), list(cuts))))
+def encoded(events: Sequence[Event], **changes: object) -> bytes:
+    columns = columns_of(
+        CompleteEvent(name, category, *track, start, end - start) for name, category, track, start, end in events
+    )
+    return b"".join(encode_source(source(**changes), columns))
 
 
 def varint(data: bytes, offset: int) -> tuple[int, int]:
@@ -215,9 +178,9 @@ def events_in_time(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@given(events_in_time(), st.lists(TIMES, max_size=3), st.integers(0, 2**61))
-def test_each_event_is_one_slice_of_a_lane_of_its_track(events: list[Event], cuts: list[int], shift_ns: int) -> None:
-    read = ReadTrace(encoded(events, *cuts, shift_ns=shift_ns))
+@given(events_in_time(), st.integers(0, 2**61))
+def test_each_event_is_one_slice_of_a_lane_of_its_track(events: list[Event], shift_ns: int) -> None:
+    read = ReadTrace(encoded(events, shift_ns=shift_ns))
 
     expected = Counter(
         (name.replace("\ud800", "?"), category, start + shift_ns, end + shift_ns)
@@ -302,20 +265,6 @@ def test_concatenated_sources_are_sorted() -> None:
     }
 
 
-def test_only_first_parts_of_events_are_written() -> None:
-    columns = columns_of([("x", KERNEL, STREAM, 0, 9), ("mm", OPERATOR, THREAD, 0, 9)])
-    kernels = columns.tables.names_of_categories(frozenset({KERNEL}))
-    time_slices = [
-        attrs.evolve(time_slice, first=time_slice.first & kernels[time_slice.columns.name])
-        for time_slice in slices_of(columns, [4])
-    ]
-
-    read = ReadTrace(b"".join(encode_source(source(), time_slices)))
-
-    assert read.slices() == {"Ranks/rank 0/device 0/stream 7": [("x", KERNEL, 0, 9)]}
-    assert read.track_names() == ["Ranks", "rank 0", "device 0", "stream 7"]
-
-
 def test_many_events_are_written_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(perfetto, "_BLOCK_PACKETS", 3)
     events = [("x", KERNEL, STREAM, time, time + 1) for time in range(5)]
@@ -334,9 +283,9 @@ def test_times_outside_the_formats_range_are_an_error(start: int, end: int, shif
 INTERVALS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 12)).map(lambda t: (t[0], t[0] + t[1])), max_size=24)
 
 
-@given(INTERVALS, st.integers(1, 4), st.lists(st.integers(0, 24), max_size=3))
+@given(INTERVALS, st.integers(1, 4))
 def test_each_interval_is_placed_in_the_first_lane_where_it_nests(
-    intervals: list[tuple[int, int]], max_depth: int, cuts: list[int]
+    intervals: list[tuple[int, int]], max_depth: int
 ) -> None:
     ordered = sorted(intervals, key=lambda interval: (interval[0], -interval[1]))
     expected: list[int] = []
@@ -350,18 +299,13 @@ def test_each_interval_is_placed_in_the_first_lane_where_it_nests(
             stacks += [[]] * (lane == len(stacks))
             stacks[lane] = [*stacks[lane], end]
 
-    lanes = NestedTracks(max_depth)
-    bounds = sorted(cut for cut in [0, *cuts, len(ordered)] if cut <= len(ordered))
-    placed: list[int] = []
-    for begin, end in pairwise(bounds):
-        starts, ends = (np.array([row[column] for row in ordered[begin:end]], dtype=np.int64) for column in (0, 1))
-        placed += lanes.place(starts, ends).tolist()
+    starts, ends = np.array(ordered, dtype=np.int64).reshape(-1, 2).T
 
-    assert placed == expected
+    assert place_on_lanes(starts, ends, max_depth).tolist() == expected
 
 
 def test_nested_intervals_are_placed_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nested_tracks.NestedTracks, "_place_one_by_one", None)
+    monkeypatch.setattr(nested_tracks, "_first_fit", None)
     starts, ends = np.array([0, 0, 1, 4, 6]), np.array([6, 5, 4, 5, 9])
 
-    assert nested_tracks.NestedTracks(9).place(starts, ends).tolist() == [0] * 5
+    assert place_on_lanes(starts, ends, 9).tolist() == [0] * 5

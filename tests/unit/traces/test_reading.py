@@ -1,4 +1,4 @@
-"""Tests of both methods of reading a trace into columns, compared with the standard library's json."""
+"""Tests of reading a trace into columns, compared with the standard library's json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from real_traces import each
 
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.reading import column_builder, stream
+from profdeck_traces.reading import compiled, fallback, stream
 from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, Columns
 from profdeck_traces.reading.reader import read_trace
 
@@ -69,21 +69,18 @@ def rows_of(text: str) -> Counter[Row]:
 
 
 def rows(columns: Columns) -> Counter[Row]:
+    tables = columns.tables
     return Counter(
         zip(
-            [columns.categories[code] for code in columns.category.tolist()],
-            [columns.names[code] for code in columns.name.tolist()],
-            [columns.tracks[code][0] for code in columns.track.tolist()],
-            [columns.tracks[code][1] for code in columns.track.tolist()],
+            [tables.categories[tables.name_category[code]] for code in columns.name.tolist()],
+            [tables.names[code] for code in columns.name.tolist()],
+            [tables.tracks[code][0] for code in columns.track.tolist()],
+            [tables.tracks[code][1] for code in columns.track.tolist()],
             columns.start_ns.tolist(),
             columns.end_ns.tolist(),
             strict=True,
         )
     )
-
-
-def of_lanes(events: Counter[Row]) -> Counter[Row]:
-    return Counter({row: count for row, count in events.items() if row[0] in LANES})
 
 
 times = st.one_of(
@@ -152,7 +149,7 @@ quick = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @quick
 @given(events=events, layout=st.sampled_from(LAYOUTS), chunk=st.sampled_from([97, 1000, 1 << 20]))
-def test_both_methods_equal_the_standard_library(
+def test_events_equal_the_standard_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Any], layout: str, chunk: int
 ) -> None:
     monkeypatch.setattr(stream.read_chunks, "__defaults__", (chunk,))
@@ -161,12 +158,11 @@ def test_both_methods_equal_the_standard_library(
     path.write_text(text, encoding="utf-8")
     expected = rows_of(text)
 
-    everything, devices = read_trace(path), read_trace(path, devices_only=True)
+    trace = read_trace(path)
 
-    assert everything.check.whole == bool(events)
-    assert rows(everything.columns()) == expected
-    assert of_lanes(rows(devices.columns())) == of_lanes(expected)
-    assert everything.members == devices.members == {"distributedInfo": {"rank": 1}}
+    assert trace.check.whole == bool(events)
+    assert rows(trace.events) == expected
+    assert trace.members == {"distributedInfo": {"rank": 1}}
 
 
 @quick
@@ -175,7 +171,7 @@ def test_both_methods_equal_the_standard_library(
     layout=st.sampled_from(LAYOUTS),
     data=st.data(),
 )
-def test_mutated_trace_is_read_up_to_the_corruption(
+def test_mutated_trace_is_whole_only_if_the_standard_library_reads_the_same(
     tmp_path: Path, events: list[Any], layout: str, data: st.DataObject
 ) -> None:
     text = bytearray(written(events, layout).encode())
@@ -192,20 +188,15 @@ def test_mutated_trace_is_read_up_to_the_corruption(
     path = tmp_path / "trace.json"
     path.write_bytes(text)
 
-    everything, devices = read_trace(path), read_trace(path, devices_only=True)
+    trace = read_trace(path)
 
-    actual_rows = rows(everything.columns())
     try:
         expected = rows_of(text.decode())
     except (ValueError, ArithmeticError, AttributeError, KeyError, TypeError):
         pass  # the standard library does not read parts of corrupt files and does not define unusual values
     else:
-        if everything.check.whole:
-            assert actual_rows == expected
-    # Text that the search skips can be corrupt. The search must find at least the events of the parser.
-    assert not of_lanes(actual_rows) - of_lanes(rows(devices.columns()))
-    if not devices.searched:
-        assert of_lanes(rows(devices.columns())) == of_lanes(actual_rows)
+        if trace.check.whole:
+            assert rows(trace.events) == expected
 
 
 @pytest.mark.shared_data
@@ -214,15 +205,11 @@ def test_real_traces_equal_the_standard_library(path: Path) -> None:
     data = path.read_bytes()
     expected = rows_of((gzip.decompress(data) if path.suffix == ".gz" else data).decode())
 
-    everything, devices = read_trace(path), read_trace(path, devices_only=True)
-
     # Ascend durations have more digits than nanoseconds, so rounding can differ.
-    tolerance_ns = 1 if path.parent.name == "npu" else 0
-    assert_same(rows(everything.columns()), expected, tolerance_ns)
-    assert_same(of_lanes(rows(devices.columns())), of_lanes(expected), tolerance_ns)
+    assert_same(rows(read_trace(path).events), expected, tolerance_ns=1 if path.parent.name == "npu" else 0)
 
 
-def assert_same(actual: Counter[Row], expected: Counter[Row], tolerance_ns: int) -> None:
+def assert_same(actual: Counter[Row], expected: Counter[Row], *, tolerance_ns: int) -> None:
     for actual_row, expected_row in zip(
         sorted(actual.elements(), key=repr), sorted(expected.elements(), key=repr), strict=True
     ):
@@ -247,27 +234,13 @@ def kernels(count: int, **more: Any) -> list[dict[str, Any]]:
     ]
 
 
-def test_device_lanes_are_searched_without_parsing(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(written(kernels(500), "kineto"))
-
-    trace = read_trace(path, devices_only=True)
-
-    assert trace.searched
-    assert len(trace.columns()) == 500
-
-
-@pytest.mark.parametrize("devices_only", [False, True])
-@pytest.mark.parametrize("host_events", [0, 30])
-def test_kernel_times_since_1970_keep_their_nanoseconds(
-    tmp_path: Path, host_events: int, *, devices_only: bool
-) -> None:
+def test_times_since_1970_keep_their_nanoseconds(tmp_path: Path) -> None:
     # The nearest float is a whole number of microseconds.
-    text = written([*kernels(1), *[event | {"cat": "cpu_op"} for event in kernels(host_events)]], "kineto")
+    text = written(kernels(1), "kineto")
     path = tmp_path / "trace.json"
     path.write_text(re.sub(r'"ts": [0-9.]+', '"ts": 1712195495521130.028', text))
 
-    columns = read_trace(path, devices_only=devices_only).columns()
+    columns = read_trace(path).events
 
     assert columns.start_ns[0] == 1712195495521130028
     assert columns.end_ns[0] == 1712195495521130028 + 1000
@@ -289,39 +262,37 @@ def test_kernel_times_since_1970_keep_their_nanoseconds(
     ids=lambda odd: odd["name"],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_text_similar_to_a_kernel_is_ignored(tmp_path: Path, odd: dict[str, Any], layout: str) -> None:
+def test_unusual_events_are_read(tmp_path: Path, odd: dict[str, Any], layout: str) -> None:
     text = written([*kernels(50), odd, *kernels(50)], layout)
     path = tmp_path / "trace.json"
     path.write_text(text)
 
-    assert of_lanes(rows(read_trace(path, devices_only=True).columns())) == of_lanes(rows_of(text))
+    assert rows(read_trace(path).events) == rows_of(text)
 
 
-def test_trace_with_an_escaped_category_is_parsed(tmp_path: Path) -> None:
+def test_escaped_category_equals_the_unescaped_category(tmp_path: Path) -> None:
     text = written(kernels(20), "kineto").replace(
         '"cat": "kernel", "name": "k3"', '"cat": "k\\u0065rnel", "name": "k3"'
     )
     path = tmp_path / "trace.json"
     path.write_text(text)
 
-    trace = read_trace(path, devices_only=True)
-
-    assert not trace.searched
-    assert len(trace.columns()) == 20
+    assert rows(read_trace(path).events) == rows_of(text)
+    assert {row[0] for row in rows_of(text)} == {"kernel"}
 
 
-def test_corrupt_stream_is_reported_during_a_search(tmp_path: Path) -> None:
+def test_events_before_the_end_of_a_truncated_stream_are_read(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     compressed = gzip.compress(written(kernels(5000), "kineto").encode())
     path.write_bytes(compressed[:-100])
 
-    trace = read_trace(path, devices_only=True)
+    trace = read_trace(path)
 
     assert (
         trace.check.problem
         == f"The gzip stream ends after {len(compressed) - 100:,} bytes, before its trailer: the file was cut off."
     )
-    assert 4000 < len(trace.columns()) < 5000
+    assert 4000 < len(trace.events) < 5000
 
 
 def test_names_processes_and_sizes_of_copies_are_read(tmp_path: Path) -> None:
@@ -333,29 +304,32 @@ def test_names_processes_and_sizes_of_copies_are_read(tmp_path: Path) -> None:
 
     trace = read_trace(path)
 
-    assert trace.copied == {("gpu_memcpy", "Memcpy HtoD"): (2, 42)}
+    assert trace.arg("bytes", trace.events.row).tolist() == [40, 2]
     assert trace.process_names == {0: "GPU"}
     assert trace.thread_names == {(0, 7): "stream 7"}
 
 
-def test_names_above_the_limit_are_combined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_builder, "MAX_NAMES", 10)
-    monkeypatch.setattr(column_builder, "MAX_TRACKS", 10)
-    monkeypatch.setattr(column_builder, "_MAX_CATEGORIES", 4)
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_names_above_the_limit_are_combined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_compiled: bool
+) -> None:
+    for parser in (compiled.CompiledParser, fallback.PythonParser):
+        monkeypatch.setattr(parser.__init__, "__kwdefaults__", {"max_names": 10, "in_files": False})
+    if not is_compiled:
+        monkeypatch.setattr(compiled, "load_library", lambda: None)
     events = [
-        {"ph": "X", "cat": f"c{n % 6}", "name": f"n{n}" * 3000, "pid": n, "tid": n, "ts": n, "dur": 1}
-        for n in range(100)
+        {"ph": "X", "cat": f"c{n % 300}", "name": f"n{n}" * 3000, "pid": n, "tid": n, "ts": n, "dur": 1}
+        for n in range(1000)
     ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(events))
 
-    columns = read_trace(path).columns()
+    columns = read_trace(path).events
 
-    assert len(columns) == 100
-    assert len(columns.names) < 20
-    assert max(map(len, columns.names)) == 4096
-    assert len(columns.tracks) <= 11
-    assert len(columns.categories) <= 5
+    assert len(columns) == 1000
+    assert {*columns.tables.names} == {"(other)", *((f"n{n}" * 3000)[:4095] + "…" for n in range(8))}
+    assert len(columns.tables.tracks) == 10
+    assert len(columns.tables.categories) == 255
 
 
 def test_each_operator_name_is_checked_once(tmp_path: Path) -> None:
@@ -367,8 +341,8 @@ def test_each_operator_name_is_checked_once(tmp_path: Path) -> None:
     trace = read_trace(path, is_step=lambda name: checked_names.append(name) is None and name == "step 1")
 
     assert checked_names == ["step 1", "mm"]
-    assert trace.marks.start_ns.tolist() == [1000, 1000, 9000]
-    assert len(read_trace(path).marks) == 0
+    assert trace.annotations.start_ns.tolist() == [1000, 1000, 9000]
+    assert len(read_trace(path).annotations) == 0
 
 
 def test_invalid_base_time_is_none(tmp_path: Path) -> None:
@@ -384,15 +358,17 @@ def test_zip_bomb_stops_at_the_limit(tmp_path: Path) -> None:
 
     trace = read_trace(path, max_json_bytes=4_000_000)
 
-    assert trace.check.problem == "There are more than 4,000,000 bytes of JSON (max_json_bytes): the rest was not read."
+    assert trace.check.problem == "The JSON has more than 4,000,000 bytes: the remainder was not read."
 
 
-def test_columns_are_converted_to_an_arrow_table(tmp_path: Path) -> None:
+def test_events_are_converted_to_an_arrow_table(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
+    from profdeck_traces.reading.arrow import record_batches
+
     path = tmp_path / "trace.json"
     path.write_text(written(kernels(3), "kineto"))
 
-    table = read_trace(path).to_arrow()
+    table = record_batches(read_trace(path).events).read_all()
 
     assert table.column_names == ["name", "category", "pid", "tid", "start_ns", "end_ns"]
     assert table.to_pylist()[2] == {

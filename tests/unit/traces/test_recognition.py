@@ -103,12 +103,13 @@ def test_merged_trace_is_not_summed(tmp_path: Path) -> None:
 
 def test_tables_have_each_name_once(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
+    from profdeck_traces.reading.arrow import record_batches
     from profdeck_traces.reading.reader import read_trace
 
     names = ["a" * 5000, "a" * 5001, "b", "a" * 5000]  # cut to one
     events = [EVENT | {"name": name, "tid": tid} for tid, name in enumerate(names)]
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
-    table = read_trace(tmp_path / "a.json").to_arrow()
+    table = record_batches(read_trace(tmp_path / "a.json").events).read_all()
     for column in ("name", "category", "pid", "tid"):
         values = table[column].combine_chunks().dictionary.to_pylist()
         assert len(values) == len(set(values)), column

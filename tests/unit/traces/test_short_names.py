@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from profdeck_traces.analysis.short_names import cut_apart, cut_middle, short_kernel
+from profdeck_traces.analysis.short_names import cut_apart, cut_middle, full_name, short_kernel
+from profdeck_traces.reading import compiled
 
 EMBEDDING = (
     "split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_{}_per_row_1<Half, float, Half, 2ul, 32>"
@@ -40,7 +41,6 @@ def test_duplicate_names_are_shortened() -> None:
     ("name", "short"),
     [
         ("void at::native::(anonymous namespace)::fill<float>(int, float*) const", "fill<float>"),
-        ("_Z4fillIfEvPT_i", "fill<float>"),
         ("bool Op::operator()(int)", "bool Op::operator()"),
         ("_Zbroken", "_Zbroken"),
         ("(anonymous namespace)", "(anonymous namespace)"),
@@ -48,3 +48,14 @@ def test_duplicate_names_are_shortened() -> None:
 )
 def test_kernels_have_no_arguments_and_no_usual_namespaces(name: str, short: str) -> None:
     assert short_kernel(name, 60) == short
+
+
+@pytest.mark.skipif(compiled.load_library() is None, reason="the reader is not compiled")
+def test_mangled_names_are_readable() -> None:
+    assert short_kernel("_Z4fillIfEvPT_i", 60) == "fill<float>"
+
+
+def test_mangled_name_of_an_enormous_text_stays_mangled() -> None:
+    doubled = "".join(f"S_IS{digit}_S{digit}_E" for digit in "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    name = f"_Z1f1AIiiES_IS_S_E{doubled}"
+    assert full_name(name) == name

@@ -14,7 +14,6 @@ from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.summary import read_summary
 from profdeck_traces.inputs.sources import TraceSource
-from profdeck_traces.reading import collective_fields
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -42,7 +41,7 @@ def read(tmp_path: Path, events: list[dict[str, Any]], *, rank: int = 0, **layou
 
 def read_file(path: Path) -> Collectives:
     source, classifier, step_names = TraceSource(path), Classifier(), StepNames([])
-    return read_summary(source, devices_only=False, classifier=classifier, step_names=step_names).collectives
+    return read_summary(source, classifier=classifier, step_names=step_names).collectives
 
 
 def calls(collectives: Collectives) -> list[tuple[int, str, str]]:
@@ -97,7 +96,7 @@ def test_kernels_are_found_again_however_their_times_are_written(tmp_path: Path,
     assert calls(read_file(path)) == [(start_ns, ALL_REDUCE, "3 [0, 1]")]
 
 
-def test_only_kernels_that_can_be_read_count(tmp_path: Path) -> None:
+def test_only_kernels_count(tmp_path: Path) -> None:
     operator = kernel("record_param_comms", 10, **stated("allreduce")) | {"cat": "cpu_op"}
     events = [
         operator,
@@ -108,14 +107,7 @@ def test_only_kernels_that_can_be_read_count(tmp_path: Path) -> None:
         {"Collective name": 5},
     ]
 
-    assert [group for *_, group in calls(read(tmp_path, events))] == ["7", "7", "None", "3 [0, 1]"]
-
-
-def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collective_fields, "_MAX_COLLECTIVES", 2)
-    events = [kernel(ALL_REDUCE, start_us, **stated("allreduce")) for start_us in (10, 20, 30)]
-
-    assert [group for *_, group in calls(read(tmp_path, events))] == ["3 [0, 1]", "3 [0, 1]", "7"]
+    assert [group for *_, group in calls(read(tmp_path, events))] == ["7", *["3 [0, 1]"] * 3]
 
 
 def test_ranks_wait_only_for_their_group(tmp_path: Path) -> None:

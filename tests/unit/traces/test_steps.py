@@ -15,9 +15,17 @@ from distributions import install
 from profdeck_sglang import trace_names as sglang
 from profdeck_traces.analysis.model import IterationStatistics, PerStep
 from profdeck_traces.analysis.step_names import TRACE_NAMES, StepName, StepNames
-from profdeck_traces.analysis.step_times import StepTimes
+from profdeck_traces.analysis.step_times import StepTimes, median_and_deviation
 from profdeck_traces.analysis.steps import GLOBAL_STEP, ITERATION, find_steps
-from profdeck_traces.reading.columns import ANNOTATION, DEVICE_ANNOTATION, DEVICE_CATEGORIES, OPERATOR, Columns, Tables
+from profdeck_traces.reading.columns import (
+    ANNOTATION,
+    DEVICE_ANNOTATION,
+    DEVICE_CATEGORIES,
+    OPERATOR,
+    Columns,
+    CompleteEvent,
+    columns_of,
+)
 from profdeck_vllm import trace_names as vllm
 
 NAMES = StepNames([sglang.ITERATION, vllm.ITERATION])
@@ -28,40 +36,32 @@ Event = tuple[str, str, tuple[int, int], int, int]
 """Category, name, track, start and end in microseconds."""
 
 
-def columns_of(events: list[Event]) -> Columns:
-    categories = {name: code for code, name in enumerate(dict.fromkeys(category for category, *_ in events))}
-    names = {key: code for code, key in enumerate(dict.fromkeys((category, name) for category, name, *_ in events))}
-    tracks = {track: code for code, track in enumerate(dict.fromkeys(track for _, _, track, *_ in events))}
-    tables = Tables(
-        [name for _, name in names], [categories[category] for category, _ in names], list(categories), list(tracks)
-    )
-    times = np.array([(start, end) for *_, start, end in events], dtype=np.float64).reshape(-1, 2)
-    return Columns(
-        tables,
-        np.array([names[category, name] for category, name, *_ in events], dtype=np.int32),
-        np.array([tracks[track] for _, _, track, *_ in events], dtype=np.int32),
-        *np.rint(times * 1000).astype(np.int64).T,
+def columns(events: list[Event]) -> Columns:
+    return columns_of(
+        CompleteEvent(name, category, *track, 1000 * start, 1000 * (end - start))
+        for category, name, track, start, end in events
     )
 
 
-def times_of(events: list[Event], pieces: int = 1) -> tuple[StepTimes, Columns]:
-    """Find the steps of events and sum their times. Operators are not nested, so their self time is their duration."""
-    columns = columns_of(events)
-    times = StepTimes(find_steps(columns, NAMES))
-    for take, categories in (
-        (times.add_device, DEVICE_CATEGORIES),
-        (times.add_operators, frozenset({OPERATOR})),
-    ):
-        selected = columns.of_categories(categories)
-        start, duration = columns.start_ns[selected], columns.end_ns[selected] - columns.start_ns[selected]
-        for index in range(pieces):
-            share = duration // pieces + (duration % pieces if index == 0 else 0)
-            take(start, columns.name[selected], share)
-    return times, columns
+def times_of(events: list[Event]) -> tuple[StepTimes, list[str]]:
+    """Find the steps of events and sum their times. Operators are not nested, so their self time is their duration.
+
+    Returns:
+        The times, and the name of each name code.
+    """
+    recorded = columns(events)
+    of_device, of_operators, of_annotations = (
+        recorded[recorded.tables.names_of_categories(frozenset(categories))[recorded.name]]
+        for categories in (DEVICE_CATEGORIES, {OPERATOR}, {ANNOTATION})
+    )
+    steps = find_steps(recorded, NAMES)
+    operators = of_operators, of_operators.duration_ns
+    times = StepTimes(steps, of_device, operators, of_annotations, np.zeros(len(steps), dtype=bool))
+    return times, recorded.tables.names
 
 
-def per_step(values: dict[int, PerStep], columns: Columns) -> dict[str, PerStep]:
-    return {columns.names[code]: value for code, value in values.items()}
+def per_step(values: dict[int, PerStep], names: list[str]) -> dict[str, PerStep]:
+    return {names[code]: value for code, value in values.items()}
 
 
 def host(name: str, start: int, end: int, track: tuple[int, int] = HOST) -> Event:
@@ -172,7 +172,7 @@ def test_broken_plugin_is_skipped_with_a_warning(offer: Any, caplog: pytest.LogC
 
 def test_steps_of_all_threads_are_sorted_by_start() -> None:
     steps = find_steps(
-        columns_of([host(decode(), 30, 40), host("ProfilerStep#1", 5, 45), host(decode(), 10, 20, (10, 11))]), NAMES
+        columns([host(decode(), 30, 40), host("ProfilerStep#1", 5, 45), host(decode(), 10, 20, (10, 11))]), NAMES
     )
     assert [steps.names[name] for name in steps.name] == ["ProfilerStep#1", decode(), decode()]
     assert steps.start_ns.tolist() == [5000, 10_000, 30_000]
@@ -181,14 +181,14 @@ def test_steps_of_all_threads_are_sorted_by_start() -> None:
 def test_iteration_with_two_annotations_is_counted_once() -> None:
     inner = "execute_context_1(2)_generation_1(1)"
     events = [host(decode(), 0, 10), host(inner, 1, 9), host(decode(), 20, 30), host(decode(), 20, 30)]
-    steps = find_steps(columns_of(events), NAMES)
+    steps = find_steps(columns(events), NAMES)
 
     assert steps.start_ns.tolist() == [0, 20_000]
     assert len(steps.names) == 1
 
 
 def test_global_step_around_an_iteration_is_counted() -> None:
-    steps = find_steps(columns_of([host("ProfilerStep#1", 0, 10), host(decode(), 1, 9)]), NAMES)
+    steps = find_steps(columns([host("ProfilerStep#1", 0, 10), host(decode(), 1, 9)]), NAMES)
     assert [step_name.kind for step_name in steps.marks] == [GLOBAL_STEP, ITERATION]
 
 
@@ -201,8 +201,7 @@ def test_trace_without_steps_has_no_statistics() -> None:
 
 
 def test_empty_trace_has_no_steps() -> None:
-    times = StepTimes(find_steps(columns_of([]), NAMES))
-    assert times.summaries(0) == ()
+    assert times_of([])[0].summaries(0) == ()
 
 
 def test_device_time_is_unknown_without_a_device() -> None:
@@ -307,9 +306,9 @@ def test_operators_are_assigned_to_the_step_of_their_start() -> None:
             ("once", HOST, 4, 1),
         )
     ]
-    times, columns = times_of([*events, *operators])
+    times, names = times_of([*events, *operators])
 
-    assert per_step(times.operators(), columns) == {
+    assert per_step(times.operators(), names) == {
         "mm": PerStep(kind=ITERATION, stage="decode", steps=2, measured=2, median_us=3.0, mad_us=1.0),
         "sample": PerStep(kind=GLOBAL_STEP, stage=None, steps=2, measured=2, median_us=1.0, mad_us=0.0),
         "once": PerStep(kind=ITERATION, stage="decode", steps=2, measured=2, median_us=0.5, mad_us=0.5),
@@ -331,35 +330,47 @@ def phases() -> list[Event]:
 
 
 def test_noise_is_computed_per_stage() -> None:
-    times, columns = times_of(phases())
+    times, names = times_of(phases())
 
     attention = PerStep(kind=ITERATION, stage="prefill", steps=3, measured=3, median_us=44.0, mad_us=4.0)
-    assert per_step(times.kernels(), columns) == {
+    assert per_step(times.kernels(), names) == {
         "attention": attention,
         "sample": PerStep(kind=ITERATION, stage="decode", steps=5, measured=5, median_us=3.0, mad_us=0.0),
     }
-    one_class = np.zeros(len(columns.names), dtype=np.int64)
+    one_class = np.zeros(len(names), dtype=np.int64)
     assert times.classes(one_class) == {0: attention}
 
 
-def test_split_events_have_the_same_sums() -> None:
-    expected, columns = times_of(phases())
-    split_times, _ = times_of(phases(), pieces=3)
-
-    assert split_times.kernels() == expected.kernels()
-    assert split_times.summaries(0) == expected.summaries(0)
-    assert len(columns) == 21
-
-
-def test_only_some_of_many_steps_are_measured_per_name() -> None:
+def test_all_of_many_steps_are_measured() -> None:
     events = []
     for step in range(1000):
-        events += [host(decode(), 10 * step, 10 * step + 5), kernel("gemm", 10 * step, 10 * step + 2 + step % 3)]
-    times, columns = times_of(events)
-    gemm = per_step(times.kernels(), columns)["gemm"]
+        length = 2 if step < 400 else 3 if step < 700 else 9
+        events += [host(decode(), 10 * step, 10 * step + 5), kernel("gemm", 10 * step, 10 * step + length)]
+    times, names = times_of(events)
+    gemm = per_step(times.kernels(), names)["gemm"]
 
-    assert (gemm.steps, gemm.measured, gemm.median_us, gemm.mad_us) == (1000, 256, 3.0, 1.0)
-    assert sum(time for time in device_us(times) if time) == 2999.0
+    assert (gemm.steps, gemm.measured, gemm.median_us, gemm.mad_us) == (1000, 1000, 3.0, 1.0)
+    assert sum(time for time in device_us(times) if time) == 4400.0
+
+
+@given(
+    st.integers(1, 9).flatmap(
+        lambda steps: st.lists(
+            st.lists(st.integers(0, 5) | st.integers(0, 10**15), min_size=steps, max_size=steps).filter(any),
+            min_size=1,
+            max_size=5,
+        )
+    )
+)
+def test_medians_equal_those_of_the_dense_matrix(times: list[list[int]]) -> None:
+    dense = np.array(times)
+    row, step = np.nonzero(dense)
+    expected = np.median(dense, axis=1)
+
+    median, deviation = median_and_deviation(row, dense[row, step], np.full(len(dense), dense.shape[1]))
+
+    assert median.tolist() == expected.tolist()
+    assert deviation.tolist() == np.median(np.abs(dense - expected[:, None]), axis=1).tolist()
 
 
 def test_statistics_are_computed_per_stage() -> None:

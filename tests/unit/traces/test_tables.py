@@ -20,6 +20,8 @@ from gpu_job import GpuJob
 from profdeck.cli import app
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.reading import arrow
+from profdeck_traces.reading.arrow import record_batches
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.run import Run
 from profdeck_traces.tables.of_run import NAMES
@@ -44,9 +46,9 @@ def test_each_list_of_the_model_has_a_table(run: Run) -> None:
     attrs.resolve_types(RankSummary)
     lists = {field.name for field in attrs.fields(RankSummary) if typing.get_origin(field.type) is tuple}
     sections = {"categories": "classes", "annotations": "operators"}
-    assert {sections.get(name, name) for name in lists} - {"timelines"} <= {*NAMES}
+    assert {sections.get(name, name) for name in lists} - {"timelines", "unrecorded_steps"} <= {*NAMES}
     kinds = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-    for name in lists - {"timelines", "annotations", "steps", "iterations"}:
+    for name in lists - {"timelines", "unrecorded_steps", "annotations", "steps", "iterations"}:
         (model, _) = typing.get_args(attrs.fields_dict(RankSummary)[name].type)
         attrs.resolve_types(model)
         schema = run.table(sections.get(name, name)).to_arrow().schema
@@ -129,7 +131,7 @@ def test_events_of_a_rank(directory: Path, run: Run) -> None:
     reader = run.events(1)
     assert isinstance(reader, pa.RecordBatchReader)
     (path,) = directory.glob("rank1.*")
-    assert reader.read_all() == read_trace(path).to_arrow()
+    assert reader.read_all() == record_batches(read_trace(path).events).read_all()
     with pytest.raises(TraceError, match="No argument matches 2 traces.*capture and run: rank 0; rank 1"):
         run.events()
     with pytest.raises(TraceError, match="{'rank': 7} matches 0 traces"):
@@ -138,11 +140,26 @@ def test_events_of_a_rank(directory: Path, run: Run) -> None:
         run.table("kernel")
 
 
-def test_batches_are_as_large_as_slices_of_time(directory: Path) -> None:
+def test_events_are_written_in_batches(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,) = directory.glob("rank1.*")
-    batches = list(read_trace(path, slice_events=50).to_batches())
-    assert len(batches) > 3
-    assert pa.Table.from_batches(batches).to_pylist() == read_trace(path).to_arrow().to_pylist()
+    events = read_trace(path).events
+    monkeypatch.setattr(arrow, "_BATCH_EVENTS", 50)
+    batches = list(record_batches(events))
+    assert [batch.num_rows for batch in batches] == [min(50, len(events) - at) for at in range(0, len(events), 50)]
+    rows = pa.Table.from_batches(batches).to_pylist()
+    category = [events.tables.categories[code] for code in events.tables.category_of_names()[events.name]]
+    assert [(row["name"], row["category"], row["start_ns"], row["end_ns"]) for row in rows] == list(
+        zip(
+            [events.tables.names[code] for code in events.name],
+            category,
+            events.start_ns.tolist(),
+            events.end_ns.tolist(),
+            strict=True,
+        )
+    )
+    assert [(row["pid"], row["tid"]) for row in rows] == [
+        tuple(map(str, events.tables.tracks[code])) for code in events.track
+    ]
 
 
 def test_notebook_shows_the_page_in_a_sandbox(run: Run, tmp_path: Path) -> None:

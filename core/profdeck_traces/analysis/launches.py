@@ -1,0 +1,68 @@
+"""Launches of device work, and steps whose device work was not recorded.
+
+Kineto gives a launch and its kernels, or all kernels of a graph, the same ``correlation``.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.analysis.device_steps import step_kind
+from profdeck_traces.analysis.host_states import CAUSES, RUNTIMES, Host
+from profdeck_traces.analysis.steps import LaunchedWork, TraceSteps
+from profdeck_traces.reading.columns import DEVICE_CATEGORIES
+from profdeck_traces.reading.trace import Trace
+
+_LEAST_LINKED = 0.9
+_LAUNCHING = tuple(CAUSES).index("launching")
+
+
+def launched_work(trace: Trace) -> LaunchedWork | None:
+    """Return the work on devices with the times of its launches, or ``None`` if less than 90 % states its launch."""
+    tables, events = trace.tables, trace.events
+    work = events[np.flatnonzero(tables.names_of_categories(DEVICE_CATEGORIES)[events.name])]
+    calls = events[np.flatnonzero(tables.names_of_categories(RUNTIMES)[events.name])]
+    of_work, of_call = trace.arg("correlation", work.row), trace.arg("correlation", calls.row)
+    calls, of_call = calls[of_call >= 0], of_call[of_call >= 0]
+    order = np.argsort(of_call, kind="stable")
+    calls, of_call = calls[order], of_call[order]
+    place = np.searchsorted(of_call, of_work)
+    linked = (of_work >= 0) & (place < len(calls))
+    linked[linked] = of_call[place[linked]] == of_work[linked]
+    if not len(work) or linked.mean() < _LEAST_LINKED:
+        return None
+    return LaunchedWork(calls.start_ns[place[linked]], work.start_ns[linked], work.end_ns[linked])
+
+
+@attrs.frozen
+class Launches:
+    """Launches of a trace."""
+
+    count: int
+    without_work: int
+    """Number of launches without kernels, copies or fills."""
+    unrecorded_steps: NDArray[np.bool_]
+    """Whether each step has launches, but none with work, although other steps have both."""
+
+    @classmethod
+    def of(cls, trace: Trace, host: Host | None, steps: TraceSteps) -> Launches:
+        """Match launches with the work on devices."""
+        unrecorded = np.zeros(len(steps), dtype=np.bool_)
+        if host is None:
+            return cls(0, 0, unrecorded)
+        calls = host.columns[np.flatnonzero(host.state == _LAUNCHING)]
+        correlation = trace.arg("correlation", calls.row)
+        calls, correlation = calls[correlation >= 0], correlation[correlation >= 0]
+        is_work = trace.tables.names_of_categories(DEVICE_CATEGORIES)
+        work = trace.events[np.flatnonzero(is_work[trace.events.name])]
+        has_work = np.isin(correlation, trace.arg("correlation", work.row))
+        kind = step_kind(steps)
+        if kind is not None and has_work.any():
+            step = steps.host[kind].of(calls.start_ns)
+            inside = step >= 0
+            launched = np.bincount(step[inside], minlength=len(steps))
+            worked = np.bincount(step[inside], weights=has_work[inside], minlength=len(steps))
+            unrecorded = (launched > 0) & (worked == 0)
+        return cls(len(calls), int((~has_work).sum()), unrecorded)

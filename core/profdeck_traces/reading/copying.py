@@ -1,0 +1,78 @@
+"""Copies the text of a trace's events, with a few changes, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import numpy as np
+
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.progress import Progress
+from profdeck_traces.reading.content import read_content
+from profdeck_traces.reading.events import new_parser
+from profdeck_traces.reading.integrity import MAX_JSON_BYTES, file_size
+from profdeck_traces.reading.stream import Chunk
+from profdeck_traces.reading.walking import Changes, Mark, walk
+
+Rewrite = Callable[[int, bytes], bytes]
+"""Returns the new text of an event, by its position in the file and its text with the other changes."""
+
+
+def copy_events(  # noqa: PLR0913 - all but three have defaults
+    path: Path,
+    changes: Changes,
+    write: Callable[[bytes], None],
+    *,
+    rewrite: Rewrite | None = None,
+    on_progress: Progress | None = None,
+    in_python: bool = False,
+) -> int:
+    """Copy events of a Chrome trace in their order, and return their number.
+
+    Rows are those of `read_events`: the position of each event in the file.
+
+    Args:
+        path: As for `read_events`.
+        changes: The events to copy, and their changes.
+        write: Called with the text of some events. Separators are included.
+        rewrite: Called for each marked event.
+        on_progress: Called with the number of bytes of the file read so far and its size, from another thread.
+        in_python: Use the parser in Python.
+
+    Raises:
+        TraceError: The file cannot be read, or does not have the rows of `changes` any more.
+    """
+    size_bytes = file_size(path)
+    parser = new_parser({}, in_python=in_python)
+    parser.copy_events(changes)
+
+    def write_copied() -> None:
+        text, marks = parser.take_copied()
+        if text:
+            write(text if rewrite is None else _rewritten(text, marks, rewrite))
+
+    def chunks() -> Generator[Chunk, None, None]:
+        content = read_content(
+            path, on_read=None if on_progress is None else lambda read: on_progress(read, size_bytes)
+        )
+        try:
+            for chunk in content:
+                yield chunk
+                write_copied()  # after the parser has read the chunk
+        finally:
+            content.close()
+
+    walk(chunks(), parser, max_json_bytes=MAX_JSON_BYTES)
+    write_copied()
+    if changes.keep is not None and parser.copied != np.count_nonzero(changes.keep):
+        raise TraceError(f"{path} changed while it was read.")
+    return parser.copied
+
+
+def _rewritten(text: bytes, marks: list[Mark], rewrite: Rewrite) -> bytes:
+    pieces, at = [], 0
+    for mark in marks:
+        pieces += [text[at : mark.begin], rewrite(mark.row, text[mark.begin : mark.end])]
+        at = mark.end
+    return b"".join([*pieces, text[at:]])

@@ -1,0 +1,475 @@
+"""The events of a trace as columns."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.base.progress import Progress
+from profdeck_traces.reading import compiled
+from profdeck_traces.reading.content import read_content
+from profdeck_traces.reading.fallback import PythonParser
+from profdeck_traces.reading.identifiers import Id
+from profdeck_traces.reading.integrity import MAX_JSON_BYTES, TraceCheck, file_size
+from profdeck_traces.reading.intervals import parents
+from profdeck_traces.reading.walking import Kind, Parser, walk
+
+Int = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+NO_TIME = int(np.iinfo(np.int64).min)
+INTEGER, TEXT = Kind.INTEGER, Kind.TEXT
+ARGS: dict[str, int] = {
+    **dict.fromkeys(("External id", "correlation", "Sequence number", "Fwd thread id", "stream", "device"), INTEGER),
+    **dict.fromkeys(("Ev Idx", "Python id", "Python parent id", "Python module id", "graph node id"), INTEGER),
+    **dict.fromkeys(("bytes", "Group size", "In msg nelems", "Out msg nelems", "sort_index"), INTEGER),
+    **dict.fromkeys(("Total Allocated", "Total Reserved", "Device Id", "Device Type", "Bytes", "Addr"), INTEGER),
+    **dict.fromkeys(("Collective name", "Process Group Name", "Process Group Ranks", "dtype"), TEXT),
+    **dict.fromkeys(("Input Dims", "Input type", "name", "labels"), TEXT),
+}
+"""The args that become columns. Texts are JSON. ``@id`` would be the event's own ``id``."""
+MAX_NAME_LENGTH = 4096
+_MAX_CATEGORIES = 255
+_CATEGORIES = {
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+}
+"""Spellings of torch 1.8 and 1.9."""
+_BEGIN, _END, _COMPLETE, _METADATA = (ord(phase) for phase in "BEXM")
+# Columns of larger traces are kept in temporary files. Compressed traces are 8 to 30 times smaller.
+_LARGE_JSON_BYTES, _LARGE_FILE_BYTES = 1 << 30, 100 << 20
+
+
+@attrs.frozen
+class EventCheck(TraceCheck):
+    """A `TraceCheck` with the malformed places."""
+
+    skips: int = 0
+    """The number of malformed places that were skipped."""
+    skipped: tuple[tuple[int, int], ...] = ()
+    """Their byte ranges in the JSON, at most 1,000 of them."""
+
+
+@attrs.frozen
+class Pairs:
+    """The values of one arg, sorted by row. Of a key of texts, the values are codes."""
+
+    row: NDArray[np.uint32]
+    value: NDArray[np.integer[Any]]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+class Events:
+    """All events of a trace.
+
+    One row is one event. Rows ``0:complete`` are the complete events, sorted by track, start time, and the longest
+    first. Events of other phases follow, in the order of the file. ``B`` and ``E`` events that match are one complete
+    event. `start_ns`, `duration_ns`, `end_ns`, `name`, `category`, `track` and `parent` have the complete events;
+    `all` has all rows.
+
+    An event needs 28 bytes, and each arg 8 to 12 bytes: 44 to 52 bytes in traces of PyTorch.
+    """
+
+    def __init__(  # noqa: PLR0913 - everything a trace has
+        self,
+        path: Path,
+        check: EventCheck,
+        columns: dict[str, NDArray[Any]],
+        args: dict[str, Pairs],
+        *,
+        complete: int,
+        names: list[str],
+        categories: list[str],
+        tracks: list[tuple[Id, Id]],
+        texts: dict[str, list[str]],
+        member_texts: list[tuple[bytes, bytes]],
+        pairs: tuple[Int, Int],
+    ) -> None:
+        self.path, self.check = path, check
+        self.all = columns
+        """Columns of all rows: ``start_ns``, ``duration_ns``, ``name``, ``track``, ``phase``, ``category``, ``row``."""
+        self.args = args
+        self.complete = complete
+        """The number of complete events."""
+        self.names, self.categories, self.tracks = names, categories, tracks
+        """The strings for the codes, and process and thread of each track."""
+        self.texts = texts
+        """JSON texts for the codes of args."""
+        self.member_texts = member_texts
+        """JSON texts of the members of the top-level object. The value of the events is empty."""
+        self.pairs = pairs
+        """Positions in the file of ``B`` events that became complete events, and of their ``E`` events."""
+
+    def __len__(self) -> int:
+        return len(self.all["phase"])
+
+    @property
+    def start_ns(self) -> Int:
+        """Start times of the complete events."""
+        return self.all["start_ns"][: self.complete]
+
+    @property
+    def duration_ns(self) -> Int:
+        """Durations of the complete events."""
+        return self.all["duration_ns"][: self.complete]
+
+    @functools.cached_property
+    def end_ns(self) -> Int:
+        """End times of the complete events."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def name(self) -> NDArray[np.int32]:
+        """Indices into `names` of the complete events."""
+        return self.all["name"][: self.complete]
+
+    @property
+    def category(self) -> NDArray[np.uint8]:
+        """Indices into `categories` of the complete events."""
+        return self.all["category"][: self.complete]
+
+    @property
+    def track(self) -> NDArray[np.integer[Any]]:
+        """Indices into `tracks` of the complete events."""
+        return self.all["track"][: self.complete]
+
+    @functools.cached_property
+    def parent(self) -> NDArray[np.int32]:
+        """The innermost complete event that is open on the same track when an event starts, or -1."""
+        return parents(self.track, self.start_ns, self.end_ns)
+
+    @functools.cached_property
+    def members(self) -> dict[str, Any]:
+        """The other members of the top-level object, such as ``distributedInfo``."""
+        return {json.loads(key): _decode(value) for key, value in self.member_texts if value}
+
+    @functools.cached_property
+    def process_names(self) -> dict[Id, str]:
+        """Names of processes, by metadata events."""
+        return {self.tracks[track][0]: name for track, name in self._metadata("process_name")}
+
+    @functools.cached_property
+    def thread_names(self) -> dict[tuple[Id, Id], str]:
+        """Names of threads, by metadata events."""
+        return {self.tracks[track]: name for track, name in self._metadata("thread_name")}
+
+    def has_category(self, categories: Iterable[str]) -> Mask:
+        """Return which complete events have one of these categories."""
+        selected = np.zeros(256, np.bool_)
+        wanted = set(categories)
+        selected[[code for code, category in enumerate(self.categories) if category in wanted]] = True
+        return selected[self.category]
+
+    def has_name(self, matches: Callable[[str], bool]) -> Mask:
+        """Return which complete events have a name that matches. The predicate is called once for each name."""
+        selected = np.fromiter(map(matches, self.names), np.bool_, len(self.names))
+        return selected[self.name]
+
+    def rows_of(self, phase: str) -> Int:
+        """Return the rows of another phase than ``X``."""
+        return self.complete + np.flatnonzero(self.all["phase"][self.complete :] == ord(phase))
+
+    def arg(self, key: str, rows: NDArray[np.integer[Any]] | None = None, *, missing: int = -1) -> Int:
+        """Return the value of an arg in some rows, or in all complete events; `missing` where there is none."""
+        pairs = self.args[key]
+        if rows is None:
+            found = np.full(self.complete, missing, np.int64)
+            inside = np.searchsorted(pairs.row, self.complete)
+            found[pairs.row[:inside]] = pairs.value[:inside]
+            return found
+        if not len(pairs):
+            return np.full(len(rows), missing, np.int64)
+        at = np.minimum(np.searchsorted(pairs.row, rows), len(pairs) - 1)
+        return np.where(pairs.row[at] == rows, pairs.value[at], missing)
+
+    def nearest(self, rows: NDArray[np.integer[Any]], kind: Mask) -> NDArray[np.int32]:
+        """Return the innermost event of a kind that contains each of some rows, or -1.
+
+        Args:
+            rows: Complete events.
+            kind: True for each complete event of the kind.
+        """
+        # Every event jumps to its parent unless it is of the kind; squaring the jumps takes log(depth) rounds.
+        jump = np.append(np.where(kind, np.arange(self.complete, dtype=np.int32), self.parent), np.int32(-1))
+        while True:
+            further = jump[jump]
+            if np.array_equal(further, jump):
+                break
+            jump = further
+        found: NDArray[np.int32] = jump[self.parent[rows]]
+        return found
+
+    def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return one value per row in the order of the file, for copying events."""
+        found = np.empty_like(values)
+        found[self.all["row"]] = values
+        return found
+
+    def _metadata(self, kind: str) -> list[tuple[int, str]]:
+        """Return tracks and names of metadata events, in the order of the file."""
+        rows = self.rows_of("M")
+        rows = rows[[self.names[code] == kind for code in self.all["name"][rows].tolist()]] if len(rows) else rows
+        names = [_decode(text.encode("utf-8", "surrogatepass")) for text in self.texts["name"]]
+        return [
+            (track, str(names[code])[:MAX_NAME_LENGTH])
+            for track, code in zip(self.all["track"][rows].tolist(), self.arg("name", rows).tolist(), strict=True)
+            if code >= 0
+        ]
+
+
+def read_events(
+    path: Path,
+    *,
+    args: dict[str, int] = ARGS,
+    on_progress: Progress | None = None,
+    max_json_bytes: int = MAX_JSON_BYTES,
+    in_python: bool = False,
+) -> Events:
+    """Read a Chrome trace.
+
+    Malformed events are skipped; the check lists them.
+
+    Args:
+        path: A trace: plain, gzip, bzip2 or zip; UTF-8, UTF-16 or UTF-32.
+        args: The args to read, as `ARGS`.
+        on_progress: Called with the bytes of the file read so far and its size, from another thread.
+        max_json_bytes: Stop after this many bytes of JSON.
+        in_python: Use the slower parser in Python.
+
+    Raises:
+        TraceError: The file cannot be read.
+    """
+    size_bytes = file_size(path)
+    parser = new_parser(args, in_files=size_bytes > _LARGE_FILE_BYTES, in_python=in_python)
+    on_read = None if on_progress is None else lambda read: on_progress(read, size_bytes)
+    result = walk(read_content(path, on_read=on_read), parser, max_json_bytes=max_json_bytes)
+    check = EventCheck(
+        size_bytes=size_bytes,
+        json_bytes=result.json_bytes,
+        events=parser.rows,
+        whole=result.problem is None,
+        problem=result.problem,
+        skips=result.skips,
+        skipped=tuple(result.skipped),
+    )
+    return _Builder(parser, args, in_files=result.json_bytes > _LARGE_JSON_BYTES).build(path, check)
+
+
+def new_parser(args: dict[str, int], *, in_files: bool = False, in_python: bool = False) -> Parser:
+    """Return the compiled parser, or the parser in Python if the library cannot be used.
+
+    Args:
+        args: The args to read, as `ARGS`.
+        in_files: Keep columns in temporary files.
+        in_python: Use the parser in Python.
+    """
+    library = None if in_python else compiled.load_library()
+    return PythonParser(args) if library is None else compiled.CompiledParser(library, args, in_files=in_files)
+
+
+class _Builder:
+    """Sorts the columns of a parser. Each is freed before the next, so that memory never has all of them twice."""
+
+    def __init__(self, parser: Parser, args: dict[str, int], *, in_files: bool) -> None:
+        self._parser, self._args, self._in_files = parser, args, in_files
+
+    def build(self, path: Path, check: EventCheck) -> Events:
+        parser = self._parser
+        names, name_codes = _unique(parser.strings("name"), _name)
+        categories, category_codes = _unique(parser.strings("category"), _category)
+        tracks, track_codes = _unique(parser.strings("track"), _track)
+        phase, start = parser.column("phase").copy(), parser.column("start_ns")
+        duration, track = parser.column("duration_ns").copy(), _recoded(parser.column("track"), track_codes)
+        pairs = _pair(phase, start, duration, track)
+        is_complete = (phase == _COMPLETE) & (start != NO_TIME)
+        np.maximum(duration, 0, out=duration, where=is_complete)
+        order = _order(is_complete, track, start, duration)
+        complete = int(np.count_nonzero(is_complete))
+        del is_complete
+        columns: dict[str, NDArray[Any]] = {}
+        self._keep(columns, "start_ns", start, order)
+        del start
+        self._keep(columns, "duration_ns", duration, order)
+        del duration
+        self._keep(columns, "phase", phase, order)
+        del phase
+        self._keep(columns, "track", track.astype(np.uint16) if len(tracks) <= 1 << 16 else track, order)
+        del track
+        self._keep(columns, "name", _recoded(parser.column("name"), name_codes), order)
+        self._keep(columns, "category", _recoded(parser.column("category"), category_codes), order)
+        row = self._allocate(len(order), np.uint32)
+        row[:] = order
+        columns["row"] = row
+        place = np.empty(len(order), np.uint32)
+        place[order] = np.arange(len(order), dtype=np.uint32)
+        del order
+        args = {key: self._pairs(key, place) for key in self._args}
+        texts = {
+            key: [text.decode("utf-8", "surrogatepass") for text in parser.texts(key)]
+            for key, kind in self._args.items()
+            if kind != INTEGER
+        }
+        events = Events(
+            path,
+            check,
+            columns,
+            args,
+            complete=complete,
+            names=names,
+            categories=categories,
+            tracks=tracks,
+            texts=texts,
+            member_texts=parser.members(),
+            pairs=pairs,
+        )
+        _name_categories(events)
+        return events
+
+    def _keep(self, columns: dict[str, NDArray[Any]], name: str, values: NDArray[Any], order: Int) -> None:
+        columns[name] = self._allocate(len(order), values.dtype)
+        np.take(values, order, out=columns[name], mode="clip")
+        del values
+        self._parser.drop(name)
+
+    def _pairs(self, key: str, place: NDArray[np.uint32]) -> Pairs:
+        rows, values = self._parser.pairs(key)
+        rows = place[rows]
+        if len(rows) and not (rows[1:] > rows[:-1]).all():
+            order = np.argsort(rows, kind="stable")
+            rows, values = rows[order], values[order]
+        small = not len(values) or (values.min() >= -(2**31) and values.max() < 2**31)
+        kept = self._allocate(len(rows), np.dtype(np.int32 if small else np.int64))
+        kept[:] = values
+        self._parser.drop_pairs(key)
+        return Pairs(rows, kept)
+
+    def _allocate(self, count: int, dtype: Any) -> NDArray[Any]:
+        """Return an array in memory, or in a temporary file if the trace is large."""
+        if not self._in_files or not count:
+            return np.empty(count, dtype)
+        with tempfile.TemporaryFile() as file:
+            return np.memmap(file, dtype, mode="w+", shape=count)
+
+
+def _unique(texts: list[bytes], decode: Callable[[bytes], Any]) -> tuple[list[Any], NDArray[np.int32] | None]:
+    """Return decoded strings without duplicates, and the code of each text; None if the codes stay the same.
+
+    One name can be written with different escapes.
+    """
+    codes: dict[Any, int] = {}
+    found = [codes.setdefault(decode(text), len(codes)) for text in texts]
+    return list(codes), None if len(codes) == len(texts) else np.array(found, np.int32)
+
+
+def _recoded(values: NDArray[Any], codes: NDArray[np.int32] | None) -> NDArray[Any]:
+    return values if codes is None else codes[values].astype(values.dtype)
+
+
+def _name(text: bytes) -> str:
+    name: str = json.loads(b'"%b"' % text) if b"\\" in text else text.decode("utf-8", "surrogatepass")
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
+
+
+def _category(text: bytes) -> str:
+    category = _name(text)
+    return _CATEGORIES.get(category, category)
+
+
+def _track(text: bytes) -> tuple[Id, Id]:
+    pid, tid = _decode(b"[%b]" % text) or (None, None)
+    return _id(pid), _id(tid)
+
+
+def _id(value: Any) -> Id:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if value is None or (isinstance(value, int | str) and not isinstance(value, bool)) else str(value)
+
+
+def _decode(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # such as a number of more digits than Python reads
+        return None
+
+
+def _order(is_complete: Mask, track: NDArray[Any], start: Int, duration: Int) -> Int:
+    """Return the rows sorted: complete events by track, start, and longest first; then the others."""
+    rows = np.flatnonzero(is_complete)
+    if not len(rows):
+        return np.arange(len(is_complete))
+    starts = start[rows]
+    first, last = int(starts.min()), int(starts.max())
+    span = last - first + 1
+    if span * (int(track.max()) + 1) < 2**62:
+        key = track[rows].astype(np.int64) * span + (starts - first)
+        del starts
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        # Few events start together: sort only these by their duration.
+        same = key[1:] == key[:-1]
+        tied = np.zeros(len(order), np.bool_)
+        tied[1:] |= same
+        tied[:-1] |= same
+        at = np.flatnonzero(tied)
+        order[at] = order[at][np.lexsort((-duration[rows[order[at]]], key[at]))]
+    else:
+        order = np.lexsort((-duration[rows], starts, track[rows]))
+    others = np.flatnonzero(~is_complete)
+    return np.concatenate([rows[order], others])
+
+
+def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any]) -> tuple[Int, Int]:
+    """Turn matching ``B`` and ``E`` events into complete events, and return their rows.
+
+    An ``E`` event ends the last open ``B`` event of its track. Between two events of one depth, the depth of a track
+    does not go below it, so that they match if they follow each other.
+    """
+    rows = np.flatnonzero(((phase == _BEGIN) | (phase == _END)) & (start != NO_TIME))
+    rows = rows[np.lexsort((start[rows], track[rows]))]
+    is_begin = phase[rows] == _BEGIN
+    depth = np.cumsum(np.where(is_begin, 1, -1)) - is_begin
+    order = np.lexsort((np.arange(len(rows)), depth, track[rows]))
+    first, second = rows[order[:-1]], rows[order[1:]]
+    matches = (
+        (phase[first] == _BEGIN)
+        & (phase[second] == _END)
+        & (track[first] == track[second])
+        & (depth[order[:-1]] == depth[order[1:]])
+    )
+    begins = first[matches]
+    duration[begins] = start[second[matches]] - start[begins]
+    phase[begins] = _COMPLETE
+    return begins, second[matches]
+
+
+def _name_categories(events: Events) -> None:
+    """Let the name of its process be the category of an event without one, as in traces of Ascend."""
+    category = events.all["category"]
+    missing = category == 0
+    if not missing[: events.complete].any() or not events.process_names:
+        return
+    codes = {name: code for code, name in enumerate(events.categories)}
+    of_track = np.zeros(len(events.tracks), np.uint8)
+    for track in np.unique(events.all["track"][missing]).tolist():
+        name = events.process_names.get(events.tracks[track][0], "")
+        if name not in codes:
+            if len(codes) >= _MAX_CATEGORIES:
+                continue
+            codes[name] = len(codes)
+            events.categories.append(name)
+        of_track[track] = codes[name]
+    category[missing] = of_track[events.all["track"][missing]]

@@ -1,0 +1,97 @@
+"""Compiles the reader of traces for wheels and editable installs.
+
+Without a compiler, the requirement `ziglang` provides one. If the build fails, profdeck reads traces in Python.
+`python hatch_build.py` compiles the library in a checkout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+PACKAGED = "profdeck_traces/reading/_reader.so"
+_OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+
+
+class ReaderBuildHook(BuildHookInterface[Any]):
+    """Adds the compiled reader to the wheel."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Return the compiler as a requirement if the machine has none."""
+        return [] if os.environ.get("PROFDECK_PURE") or next(compilers(), None) else ["ziglang>=0.13"]
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile the library. Without it, the wheel is pure Python."""
+        if self.target_name != "wheel":
+            return
+        library = Path(self.root) / "core" / PACKAGED
+        problem = compile_library(Path(self.root))
+        if problem is not None:
+            self.app.display_warning(f"Traces will be read in Python, which is slower: {problem}")
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().translate(str.maketrans('-.', '__'))}"
+        if version != "editable":
+            build_data["force_include"][str(library)] = PACKAGED
+
+
+def compilers() -> Iterator[list[str]]:
+    """Yield the commands of the compilers on this machine."""
+    for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
+        if name and shutil.which(name.split()[0]):
+            yield name.split()
+    if importlib.util.find_spec("ziglang"):
+        # Without a target, zig compiles for the CPU of this machine only.
+        target = ["-target", f"{platform.machine()}-linux-gnu.2.17"] if sys.platform == "linux" else []
+        yield [sys.executable, "-m", "ziglang", "c++", *target]
+
+
+def compile_library(root: Path) -> str | None:
+    """Compile the library unless it is up to date; return the problem if that fails.
+
+    A library of other sources is deleted, so that it is neither used nor packed.
+    """
+    library, sources = root / "core" / PACKAGED, root / "native"
+    if os.environ.get("PROFDECK_PURE"):
+        library.unlink(missing_ok=True)
+        return "PROFDECK_PURE is set."
+    files = sorted(path for path in sources.iterdir() if path.suffix in {".cpp", ".h"})
+    source_hash = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    if library.exists() and source_hash.encode() in library.read_bytes():
+        return None
+    library.unlink(missing_ok=True)
+    problem = "there is no C++ compiler."
+    for compiler in compilers():
+        # Wheels are installed on machines with another C++ runtime.
+        for linking in (("-static-libstdc++", "-static-libgcc"), ()):
+            with tempfile.TemporaryDirectory(dir=library.parent) as directory:
+                built = Path(directory) / library.name
+                command = [*compiler, *_OPTIONS, *linking, f'-DSOURCE_HASH="{source_hash}"']
+                command += [str(sources / "reader.cpp"), "-o", str(built)]
+                try:
+                    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+                except (OSError, subprocess.SubprocessError) as error:
+                    output = str(getattr(error, "stderr", None) or error).strip().splitlines()
+                    problem = f"{compiler[0]} failed: {output[-1] if output else error}"
+                    continue
+                built.replace(library)  # a running process keeps the library that it has loaded
+                return None
+    return problem
+
+
+if __name__ == "__main__":
+    sys.exit(compile_library(Path(__file__).parent))

@@ -1,0 +1,89 @@
+// Mutates traces and feeds them to the reader, under address and undefined-behaviour sanitizers.
+// Usage: fuzz_reader SEED MUTATIONS FILE...
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "../../../native/reader.cpp"
+
+int main(int argc, char** argv) {
+  std::mt19937_64 random((u64)atoll(argv[1]));
+  auto below = [&](size_t n) { return n ? (size_t)(random() % n) : 0; };
+  std::vector<std::string> bases;
+  for (int k = 3; k < argc; k++) {
+    std::ifstream file(argv[k], std::ios::binary);
+    bases.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  const std::string tokens[] = {"\"", "{", "}", "[", "]", ",", ":", "\\", "\n", "\x01", "\xff", "\xc3", "\xed\xa0\x80", "null", "NaN",
+      "-", "0", "1e5", "1e-400", "0.0005", "99999999999999999999999999999999999999999999", ".", "}, {\"ph\":\"X\",", "\\u12", "\\ud800",
+      "\"args\":{\"bytes\":\"256\"}", "[[[[", "\"ts\":\"1.5\"", "\"id\":\"0xfF\",", "\"pid\":null,", "\"tid\":", "\"traceEvents\":[", "{\"ph\":\"X\",\"\\u006eame\":\"a\",\"id\":1}", std::string(600, '[')};
+  const char* keys[] = {"correlation", "bytes", "Input Dims", "name", "@id", "@cat"};
+  const u8 kinds[] = {INTEGER, INTEGER, TEXT, TEXT, ID, TEXT};
+  const int widths[] = {512, 256, 0};
+  const char* lanes[] = {"7", "\"stream\"", "8", ""};
+  u64 rows = 0, errors = 0;
+  const size_t count = (size_t)atoll(argv[2]);
+  for (size_t k = 0; k < count; k++) {
+    const std::string& base = bases[below(bases.size())];
+    size_t from = below(base.size()), size = std::min(base.size() - from, below(3000));
+    std::string text = below(3) ? base.substr(0, below(base.size() < 4000 ? base.size() : 4000)) : "[" + base.substr(from, size);
+    for (size_t m = below(6); m > 0; m--) {
+      size_t at = below(text.size() + 1);
+      switch (below(4)) {
+        case 0: text.insert(at, tokens[below(sizeof tokens / sizeof *tokens)]); break;
+        case 1: text.erase(at, below(40)); break;
+        case 2: if (at < text.size()) text[at] = (char)random(); break;
+        case 3: text.insert(at, text.substr(below(text.size()), below(200)));
+      }
+    }
+    reader_instructions(widths[below(3)]);
+    Reader* r = reader_new(keys, kinds, 6, below(3) ? 1 << 20 : 4);
+    std::vector<u8> keep(64);
+    std::vector<i32> lane(64);
+    std::vector<i64> ids(64);
+    for (size_t row = 0; row < 64; row++) keep[row] = (u8)below(3), lane[row] = (i32)below(3) - 1, ids[row] = (i64)below(9) - 1;
+    bool copies = below(2);
+    if (copies)
+      reader_copy(r, below(2) ? keep.data() : nullptr, below(2) ? lane.data() : nullptr, below(2) ? ids.data() : nullptr, below(65),
+                  lanes, 2, below(2) ? 1500 : 0, ",");
+    size_t base_at = 0, chunk = 1 + below(text.size() + 1), filled = 0;
+    while (base_at < text.size()) {
+      filled = std::min(text.size() - base_at, filled + chunk);
+      bool last = base_at + filled == text.size();
+      u8* buffer = (u8*)malloc(filled + 64);  // of this size, so that each read or write after it is found
+      memcpy(buffer, text.data() + base_at, filled);
+      size_t taken = 0;
+      int status = reader_feed(r, buffer, filled, (i64)base_at, last, &taken);
+      free(buffer);
+      if (taken > filled) abort();
+      base_at += taken;
+      filled -= taken;
+      if (status == BAD) {
+        errors++;
+        i64 at = reader_number(r, 1);
+        if (at < (i64)base_at || at > (i64)text.size()) abort();
+        size_t next = text.find('{', (size_t)at + (below(2) ? 1 : 0));
+        if (next == std::string::npos) break;
+        base_at = next;
+        filled = 0;
+        reader_resume(r);
+      } else if (last) {
+        break;
+      }
+    }
+    rows += (u64)reader_number(r, 0);
+    const void* at;
+    i64 n = reader_number(r, 0);
+    if (!copies && reader_column(r, 0, &at, 0) != 8 * n) abort();
+    for (int c = 0; c < 6; c++)
+      if (reader_column(r, 16 + 2 * c, &at, 0) * 2 != reader_column(r, 17 + 2 * c, &at, 0)) abort();
+    if (copies) {
+      const i64* marks;
+      i64 size = reader_column(r, 7, &at, 0), count = reader_column(r, 8, (const void**)&marks, 0) / (i64)sizeof(i64);
+      for (i64 k = 0; k < count; k += 3)
+        if (marks[k] >= n || marks[k + 1] >= marks[k + 2] || marks[k + 2] > size) abort();
+    }
+    reader_free(r);
+  }
+  printf("%zu mutations, %llu rows, %llu errors\n", count, (unsigned long long)rows, (unsigned long long)errors);
+}
