@@ -307,7 +307,7 @@ def test_option_no_cache_copies_all_files_again(scripted: ScriptedServer) -> Non
     for arguments in (["--no-cache", f"{scripted.url}/a.trace.json"], [f"{scripted.url}/a.trace.json", "--no-cache"]):
         result = CliRunner().invoke(app, ["summary", *arguments])
         assert result.exit_code
-        assert "broken at offset 1" in result.output
+        assert "Malformed JSON at offset 1" in result.output
 
 
 @pytest.mark.parametrize(
