@@ -23,6 +23,13 @@ class Judge(StrEnum):
     STAGES = "stages"
 
 
+_JUDGED = {
+    Judge.STEPS: "steps, kernels or operators",
+    Judge.DEVICE: "devices",
+    Judge.STAGES: "stages or other annotations",
+}
+
+
 @attrs.frozen(kw_only=True)
 class Change:
     """One time, before and after; the mean of the ranks."""
@@ -169,7 +176,8 @@ class RoleDiff:
         reasons = [reason for change in judged if (reason := change.undecided(fail_over))]
         if by is Judge.STEPS:
             reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]
-        return (*reasons, *self.incomplete)
+        missing = () if judged else (f"one of the runs has no {_JUDGED[by]}",)
+        return (*reasons, *self.incomplete, *missing)
 
 
 @attrs.frozen(kw_only=True)

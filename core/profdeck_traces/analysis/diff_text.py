@@ -10,7 +10,7 @@ SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "k
 MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
-_CALLED_SAME = 0.05
+CALLED_SAME = 0.05
 """Insignificant changes up to this fraction count as "the same"; larger ones are inconclusive."""
 
 
@@ -19,7 +19,7 @@ def counted(count: int, section: str) -> str:
     return f"{count:,} {(SECTIONS if count == 1 else MANY)[section]}"
 
 
-def verdict_of(role: RoleDiff, limit: float = _CALLED_SAME) -> str:
+def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
     """Return the verdict and its reason in one sentence: ``trainer is slower: the global step takes ..., mostly gemm``.
 
     Args:
@@ -28,7 +28,7 @@ def verdict_of(role: RoleDiff, limit: float = _CALLED_SAME) -> str:
     """
     decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
     if not decisive:
-        return f"{label_of_role(role)}: there is nothing on both sides to compare."
+        return f"{label_of_role(role)} is inconclusive: {'; '.join(role.undecided(limit))}."
     verdicts = {change.verdict for change in decisive} - {"same"}
     main = next((change for change in decisive if change.verdict != "same"), decisive[0])
     word = f"is {main.verdict}" if len(verdicts) == 1 else "is faster and slower" if verdicts else "is the same"
@@ -47,7 +47,7 @@ def verdict_of(role: RoleDiff, limit: float = _CALLED_SAME) -> str:
     )
 
 
-def is_inconclusive(role: RoleDiff, limit: float = _CALLED_SAME) -> bool:
+def is_inconclusive(role: RoleDiff, limit: float = CALLED_SAME) -> bool:
     """Return whether it is undecided if a role became slower by more than a limit."""
     return bool(role.undecided(limit)) and not role.regressions(limit)
 
@@ -68,8 +68,14 @@ def _why(role: RoleDiff, verdict: str) -> str:
     return f"most of it: {', '.join(parts)}" if parts else ""
 
 
-def headline_of(role: RoleDiff, change: Change) -> str:
-    """Write a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``."""
+def headline_of(role: RoleDiff, change: Change, limit: float) -> str:
+    """Return a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``.
+
+    Args:
+        role: The comparison of the role.
+        change: One of its changes.
+        limit: Insignificant changes up to this fraction are called "the same".
+    """
     times = f"{ms(change.before_us)} ms -> {ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
     verdict: str = change.verdict
@@ -77,7 +83,7 @@ def headline_of(role: RoleDiff, change: Change) -> str:
         inside = _slower_parts(role)
         verdict = "same in all" if inside else "same"
         verdict += f"; slower inside: {inside}" if inside else ""
-    if role.corrupt or change.undecided(_CALLED_SAME):
+    if role.corrupt or change.undecided(limit):
         verdict = "inconclusive"
     return f"{label_of_role(role)}: {change.name} {times}{ratio} ({_chance(change)}): {verdict}"
 

@@ -14,14 +14,16 @@ import typer
 from rich.text import Text
 
 from profdeck_traces.analysis.diff_text import headline_of, label_of_role, verdict_of
-from profdeck_traces.base.errors import ConfigError, TraceError
+from profdeck_traces.base.errors import ConfigError, ProfdeckError, TraceError
 from profdeck_traces.base.files import user_path
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
 from profdeck_traces.inputs.outputs import check_output
 
 if TYPE_CHECKING:
-    from profdeck_traces.analysis.diff_model import Change, RoleDiff
+    from collections.abc import Sequence
+
+    from profdeck_traces.analysis.diff_model import Change, RoleDiff, RunDiff
     from profdeck_traces.analysis.model import RunSummary
     from profdeck_traces.cli.regression_limit import Judgement
 
@@ -108,22 +110,21 @@ def check(  # noqa: PLR0913 - the options of the command line
 
     The exit code is 6 if the result is inconclusive, for example with fewer than 3 steps or a corrupt trace.
     """
-    from profdeck_traces.analysis.diff import diff_runs, load_summary
-    from profdeck_traces.cli.diff import warn
-
     file, limit = _file(directory, name), 0.05 if fail_over is None else fail_over
-    if not file.exists():
-        raise ConfigError(
-            f"There is no baseline {name} in {terminal.short_path(directory)}. Create it with `profdeck baseline save`."
-        )
     if junit is not None:
         check_output(junit, _JUNIT)
-    before = load_summary(file)
-    after, problems = arguments.summarise_paths([run], processes=processes, cache=cache)
-    for problem in problems:
-        terminal.print_stderr(f"error: {problem}")
-    diff = diff_runs(before, after)
-    warn(diff, (before, after), (file, run))
+        _delete(junit)
+    try:
+        if not file.exists():
+            raise ConfigError(
+                f"There is no baseline {name} in {terminal.short_path(directory)}. Create it with "
+                "`profdeck baseline save`."
+            )
+        diff, problems = _compare(file, run, processes=processes, cache=cache)
+    except ProfdeckError as error:
+        if junit is not None:
+            _write_junit(junit, name, None, terminal.error_lines(error))
+        raise
     judgement = regression_limit.judge(diff, limit, fail_on)
     if json:
         terminal.print_json(
@@ -148,10 +149,33 @@ def check(  # noqa: PLR0913 - the options of the command line
             lines += text_layout.wrapped(text, width, indent="  ", first="", style=style)
         text_layout.show(console, lines)
     if junit is not None:
-        _write_junit(junit, name, judgement)
+        _write_junit(junit, name, judgement, problems)
     if github or (github is None and os.environ.get(_ON_GITHUB) == "true" and not json):
-        _print_annotations(name, judgement)
+        _print_annotations(name, judgement, problems)
     judgement.end(problems)
+
+
+def _compare(file: Path, run: Path, *, processes: int, cache: bool) -> tuple[RunDiff, list[str]]:
+    """Compare a run with a baseline file. Print warnings and errors about the run's traces.
+
+    Returns:
+        The comparison, and an error message for each trace that cannot be read.
+
+    Raises:
+        TraceError: The baseline or all traces cannot be read, or they have no trace in common.
+    """
+    from profdeck_traces.analysis.diff import diff_runs, load_summary
+    from profdeck_traces.cli.diff import warn
+
+    before = load_summary(file)
+    after, problems = arguments.summarise_paths([run], processes=processes, cache=cache)
+    if problems and not after.ranks:
+        raise TraceError(*problems)
+    for problem in problems:
+        terminal.print_stderr(f"error: {problem}")
+    diff = diff_runs(before, after)
+    warn(diff, (before, after), (file, run))
+    return diff, problems
 
 
 def _file(directory: Path, name: str) -> Path:
@@ -173,20 +197,42 @@ def _plain(role: RoleDiff, change: Change, judgement: Judgement) -> dict[str, ob
     return {"role": role.role, "stage": role.stage, "over": over, **attrs.asdict(change)}
 
 
-def _write_junit(file: Path, name: str, judgement: Judgement) -> None:
-    """Write the result in the XML format of Apache Ant's JUnit task, which Jenkins, GitLab and GitHub actions read."""
+def _delete(report: Path) -> None:
+    """Delete the report of an earlier check, so that it is not mistaken for the result of a check that was killed."""
+    if report.is_file():
+        try:
+            Path(os.path.realpath(report)).unlink()
+        except OSError as error:
+            raise ConfigError(f"{report} cannot be written: {error.strerror}.") from error
+
+
+def _write_junit(file: Path, name: str, judgement: Judgement | None, problems: Sequence[str]) -> None:
+    """Write the result in the XML format of Apache Ant's JUnit task, which Jenkins, GitLab and GitHub actions read.
+
+    Args:
+        file: Path of the XML file.
+        name: Name of the baseline.
+        judgement: The judgement; ``None`` if the run and the baseline could not be compared.
+        problems: Error messages for files that cannot be read.
+    """
     cases = [
-        (label_of_role(role), change.name, headline_of(role, change), (role, change) in judgement.regressions)
-        for role, change in judgement.judged
+        (
+            label_of_role(role),
+            change.name,
+            headline_of(role, change, judgement.limit),
+            (role, change) in judgement.regressions,
+        )
+        for role, change in (judgement.judged if judgement else ())
     ]
-    failures, errors = sum(over for *_, over in cases), len(judgement.undecided)
+    reasons = [*problems, *(judgement.undecided if judgement else ())]
+    failures, errors = sum(over for *_, over in cases), len(reasons)
     counts = {"tests": str(len(cases) + errors), "failures": str(failures), "errors": str(errors)}
     suite = ET.Element("testsuite", {"name": f"profdeck baseline {name}", **counts})
     for role, change, text, over in cases:
         case = ET.SubElement(suite, "testcase", {"classname": _xml(role), "name": _xml(change)})
         result = ET.SubElement(case, "failure", {"message": _xml(text)}) if over else ET.SubElement(case, "system-out")
         result.text = _xml(text)
-    for reason in judgement.undecided:
+    for reason in reasons:
         case = ET.SubElement(suite, "testcase", {"classname": name, "name": "judged"})
         ET.SubElement(case, "error", {"message": _xml(reason)})
     terminal.write_file(file, ET.tostring(suite, encoding="utf-8", xml_declaration=True))
@@ -197,9 +243,10 @@ def _xml(text: str) -> str:
     return re.sub(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]", "?", text)
 
 
-def _print_annotations(name: str, judgement: Judgement) -> None:
-    for role, change in judgement.regressions:
-        typer.echo(f"::error title=profdeck {_escaped(name)}::{_escaped(headline_of(role, change))}")
+def _print_annotations(name: str, judgement: Judgement, problems: Sequence[str]) -> None:
+    regressions = [headline_of(role, change, judgement.limit) for role, change in judgement.regressions]
+    for text in [*regressions, *problems]:
+        typer.echo(f"::error title=profdeck {_escaped(name)}::{_escaped(text)}")
     for reason in judgement.undecided:
         typer.echo(f"::warning title=profdeck {_escaped(name)}::{_escaped(reason)}")
 

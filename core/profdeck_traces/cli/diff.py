@@ -23,6 +23,7 @@ from profdeck_traces.analysis.diff_text import (
 )
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
+from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
 
 if TYPE_CHECKING:
@@ -58,10 +59,13 @@ def command(  # noqa: PLR0913 - the options of the command line
     """Compare two runs, and show what became slower or faster.
 
     A difference counts as a change if it exceeds both the noise between repeated steps and 0.1% of the total. If a side
-    has fewer than 3 steps, the noise is unknown: a kernel must differ by 5%, and the run's result is inconclusive.
+    has fewer than 3 steps, the noise is unknown: a kernel must differ by 5%, and the run's result is inconclusive. The
+    exit code is 6 if the result of a role is inconclusive.
     """
     from profdeck_traces.analysis.diff import diff_runs
 
+    if fail_on and fail_over is None:
+        raise ConfigError("--fail-on has no effect without --fail-over. Add a limit, such as --fail-over 5%.")
     runs = []
     problems: list[str] = []
     for path in (before, after):
@@ -70,6 +74,8 @@ def command(  # noqa: PLR0913 - the options of the command line
         problems += path_problems
     for problem in problems:
         terminal.print_stderr(f"error: {problem}")
+    if problems and not all(run.ranks for run in runs):
+        raise typer.Exit(terminal.ExitCode.UNREADABLE)
     diff = diff_runs(*runs)
     warn(diff, runs, (before, after))
     judgement = regression_limit.judge(diff, fail_over, fail_on)
@@ -94,10 +100,14 @@ def command(  # noqa: PLR0913 - the options of the command line
         lines: list[Text] = []
         for role, change in judgement.regressions:
             lines += text_layout.wrapped(
-                f"Over the limit: {headline_of(role, change)}", width, indent="  ", first="", style="red"
+                f"Over the limit: {headline_of(role, change, judgement.limit)}",
+                width,
+                indent="  ",
+                first="",
+                style="red",
             )
         for role in diff.roles:
-            lines += [*([Text()] if lines else []), *_lines(role, top or None, width, named=len(diff.roles) > 1)]
+            lines += [*([Text()] if lines else []), *_lines(role, judgement.limit, top or None, width, diff)]
         text_layout.show(console, lines)
     judgement.end(problems)
 
@@ -140,19 +150,28 @@ def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
     return plain
 
 
-def _lines(role: RoleDiff, limit: int | None, width: int, *, named: bool) -> list[Text]:
-    """Return the lines for a role: the verdict, its basis, and tables of the largest changes."""
-    lines = text_layout.wrapped(verdict_of(role), width, indent="  ", first="", style=_style_of(role))
+def _lines(role: RoleDiff, limit: float, top: int | None, width: int, diff: RunDiff) -> list[Text]:
+    """Return the lines for a role: the verdict, its basis, and tables of the largest changes.
+
+    Args:
+        role: The comparison of the role.
+        limit: Insignificant changes up to this fraction are called "the same".
+        top: Number of changes of each kind; ``None`` for all.
+        width: Width of the terminal.
+        diff: The comparison of all roles.
+    """
+    named = len(diff.roles) > 1
+    lines = text_layout.wrapped(verdict_of(role, limit), width, indent="  ", first="", style=_style_of(role, limit))
     for change in role.iterations if len(role.iterations) > 1 else ():
-        lines += text_layout.wrapped(headline_of(role, change), width, indent="    ", first="  ")
+        lines += text_layout.wrapped(headline_of(role, change, limit), width, indent="    ", first="  ")
     lines += text_layout.wrapped(" ".join([basis_of(role), *role.notes]), width, style="dim")
     lines += _table(_named("sum", role, named=named), role, role.overall, width)
     same = []
     for section, heading in SECTIONS.items():
         changes: tuple[Change, ...] = getattr(role, section)
         changed = [change for change in changes if change.verdict != "same"]
-        lines += _table(_named(heading, role, named=named), role, changed[:limit], width, section=section)
-        if more := len(changed) - len(changed[:limit]):
+        lines += _table(_named(heading, role, named=named), role, changed[:top], width, section=section)
+        if more := len(changed) - len(changed[:top]):
             lines.append(Text(f"... and {more:,} more that changed: --top 0 shows all."))
         if len(changes) > len(changed):
             same.append(counted(len(changes) - len(changed), section))
@@ -163,8 +182,8 @@ def _named(heading: str, role: RoleDiff, *, named: bool) -> str:
     return f"{label_of_role(role)}: {heading}" if named else heading
 
 
-def _style_of(role: RoleDiff) -> str:
-    if is_inconclusive(role):
+def _style_of(role: RoleDiff, limit: float) -> str:
+    if is_inconclusive(role, limit):
         return "bold yellow"
     verdicts = {change.verdict for change in role.decisive} - {"same"}
     return f"bold {_STYLES[verdicts.pop()]}" if len(verdicts) == 1 else "bold"

@@ -9,7 +9,7 @@ import attrs
 import typer
 
 from profdeck_traces.analysis.diff_model import Judge
-from profdeck_traces.analysis.diff_text import label_of_role
+from profdeck_traces.analysis.diff_text import CALLED_SAME, is_inconclusive, label_of_role
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import Change, RoleDiff, RunDiff
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)(\s*%)?")
-_JUDGED = {"steps": "steps, kernels or operators", "device": "devices", "stages": "stages or other annotations"}
 
 
 def percent(text: str) -> float:
@@ -44,7 +43,7 @@ FailOver = Annotated[
         parser=percent,
         help="Exit with 5 if a role became slower by more than this percentage and by more than its noise. The "
         "comparison uses the median time of its global steps, or of its iterations of each stage. Without them, it "
-        "uses the total kernel time, or else the self time of operators. Exit with 6 if the result is inconclusive.",
+        "uses the total kernel time, or else the self time of operators.",
     ),
 ]
 FailOn = Annotated[
@@ -60,6 +59,8 @@ FailOn = Annotated[
 class Judgement:
     """Result of applying a limit to a comparison."""
 
+    limit: float
+    """The limit, as a fraction."""
     judged: list[tuple[RoleDiff, Change]]
     """All changes to which the limit applies."""
     regressions: list[tuple[RoleDiff, Change]]
@@ -102,22 +103,26 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
 
     Args:
         diff: The comparison.
-        fail_over: The limit, as a fraction. If it is ``None``, the judgement is empty.
+        fail_over: The limit, as a fraction. If it is ``None``, there are no regressions, and a role is undecided if its
+            verdict is inconclusive.
         fail_on: The times that the limit applies to. Default: steps.
     """
-    judges = [] if fail_over is None else fail_on or [Judge.STEPS]
-    pairs = [(role, basis) for role in diff.roles for basis in judges]
-    judged = [(role, change) for role, basis in pairs for change in role.judged(basis)]
-    regressions = [(role, change) for role, basis in pairs for change in role.regressions(fail_over or 0.0, basis)]
-    undecided: list[tuple[RoleDiff, str]] = []
-    for role, basis in pairs:
-        reasons = list(role.undecided(fail_over or 0.0, basis))
-        if not role.judged(basis):
-            reasons.append(f"one of the runs has no {_JUDGED[basis]}")
-        undecided += [(role, f"{label_of_role(role)}: {reason}.") for reason in reasons]
+    limit = CALLED_SAME if fail_over is None else fail_over
+    pairs = [(role, basis) for role in diff.roles for basis in fail_on or [Judge.STEPS]]
+    judged = [] if fail_over is None else [(role, change) for role, basis in pairs for change in role.judged(basis)]
+    regressions = [
+        (role, change) for role, basis in pairs if fail_over is not None for change in role.regressions(limit, basis)
+    ]
+    undecided = [
+        (role, f"{label_of_role(role)}: {reason}.")
+        for role, basis in pairs
+        if fail_over is not None or is_inconclusive(role)
+        for reason in role.undecided(limit, basis)
+    ]
     return Judgement(
+        limit,
         judged + [pair for pair in regressions if pair not in judged],
         regressions,
         undecided,
-        [f"{role}: the second run has no trace of it." for role in diff.lost_roles] if judges else [],
+        [f"{role}: the second run has no trace of it." for role in diff.lost_roles],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -13,6 +14,7 @@ from typer.testing import Result
 
 from captured_runs import write_run
 from gpu_job import GpuJob
+from profdeck_traces.cli import arguments
 
 Cli = Callable[..., Result]
 
@@ -121,6 +123,51 @@ def test_rank_that_was_not_recorded_is_inconclusive(cli: Cli, tmp_path: Path) ->
     result = cli("baseline", "check", "main", "same")
     assert (result.exit_code, "Within the limit" not in output_text(result)) == (6, True)
     assert "only one side has" in output_text(result)
+
+
+def damage_run(run: Path) -> None:
+    for trace in run.rglob("*.gz"):
+        trace.write_bytes(b"not a trace")
+
+
+def damage_rank(run: Path) -> None:
+    next(run.rglob("rank_0001*.gz")).write_bytes(b"not a trace")
+
+
+def delete_baseline(_: Path) -> None:
+    Path("baselines/main.json").unlink()
+
+
+def damage_baseline(_: Path) -> None:
+    Path("baselines/main.json").write_text("{")
+
+
+@pytest.mark.usefixtures("saved_baseline")
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [(shutil.rmtree, 4), (damage_run, 4), (damage_rank, 4), (delete_baseline, 2), (damage_baseline, 4)],
+)
+def test_junit_reports_an_error_if_files_cannot_be_read(
+    cli: Cli, tmp_path: Path, fault: Callable[[Path], object], code: int
+) -> None:
+    assert cli("baseline", "check", "main", "same", "--junit", "j.xml").exit_code == 0
+    fault(tmp_path / "same")
+    result = cli("baseline", "check", "main", "same", "--junit", "j.xml", "--github")
+    assert result.exit_code == code
+    messages = [str(error.get("message")) for error in ET.parse("j.xml").getroot().iter("error")]  # noqa: S314 - written by this test
+    assert messages
+    assert all(" ".join(message.split()) in output_text(result) for message in messages)
+
+
+@pytest.mark.usefixtures("saved_baseline")
+def test_earlier_junit_file_is_deleted_if_the_check_is_interrupted(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    assert cli("baseline", "check", "main", "same", "--junit", "j.xml").exit_code == 0
+    monkeypatch.setattr(arguments, "summarise_paths", interrupt)
+    assert cli("baseline", "check", "main", "same", "--junit", "j.xml").exit_code == 130
+    assert not Path("j.xml").exists()
 
 
 def test_incomplete_run_cannot_be_a_baseline(cli: Cli, tmp_path: Path) -> None:

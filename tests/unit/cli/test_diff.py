@@ -196,10 +196,12 @@ def test_role_without_comparable_times_fails(cli: Cli, write_document: Document)
         None, kernels=(), categories=(), busy_us=None, idle_us=None, communication_us=None, overlap_us=None
     )
     path = write_document("a.json", rank_summary(), attrs.evolve(incomparable, role="rollout"))
-    assert cli("diff", path, path).exit_code == 0
-    result = cli("diff", path, path, "--fail-over", "5%")
-    assert result.exit_code == 6
-    assert result.stderr == "inconclusive: rollout: one of the runs has no steps, kernels or operators.\n"
+    for options in ((), ("--fail-over", "5%")):
+        result = cli("diff", path, path, *options)
+        assert result.exit_code == 6
+        assert result.stderr == "inconclusive: rollout: one of the runs has no steps, kernels or operators.\n"
+        headline = "rollout is inconclusive: one of the runs has no steps, kernels or operators."
+        assert headline in output_lines(result)
 
 
 def test_incomplete_and_unmatched_traces_cause_warnings(cli: Cli, write_document: Document) -> None:
@@ -210,10 +212,11 @@ def test_incomplete_and_unmatched_traces_cause_warnings(cli: Cli, write_document
         write_document("a.json", truncated, unmatched),
         write_document("b.json", rank_summary(graph_launches=None)),
     )
-    assert result.exit_code == 0
+    assert result.exit_code == 6
     assert result.stderr.splitlines() == [
         "warning: run/rank0.trace.json: It ends early. Only the readable part is compared.",
         "warning: a.json: the other run has no trace that corresponds to run/rank1.trace.json",
+        "inconclusive: trainer: run/rank0.trace.json is corrupt and was read only in part.",
     ]
     assert "Operators are not compared: of some traces only the devices were read." in output_text(result)
 
@@ -241,7 +244,7 @@ def test_read_errors_are_reported_if_no_trace_is_readable(
     monkeypatch.setattr(arguments, "summarise_paths", lambda _, **_options: (run(), ["rank0.trace.json: it is empty"]))
     result = cli("diff", write_document("a.json", rank_summary()), tmp_path)
     assert (result.exit_code, result.stdout) == (4, "")
-    assert result.stderr.startswith("error: rank0.trace.json: it is empty\nerror: There is nothing to compare: ")
+    assert result.stderr == "error: rank0.trace.json: it is empty\n"
 
 
 def test_document_that_is_not_a_summary_is_rejected(cli: Cli, write_document: Document, tmp_path: Path) -> None:
@@ -296,6 +299,66 @@ def test_large_uncertain_change_is_not_called_the_same(
 
     paths = write_document("a.json", noisy(600, 1000, 1400)), write_document("b.json", noisy(700, median_us, 1900))
     assert output_lines(cli("diff", *paths))[0].startswith(verdict)
+
+
+_UNCERTAIN = ((600, 1000, 1400), (700, 1090, 1900))
+_FEW = ((1000, 1000), (1000, 1000))
+_SAME = ((1000, 1001, 1002), (1001, 1002, 1003))
+_SLOWER = ((1000, 1001, 1002, 1003, 1004), (1500, 1501, 1502, 1503, 1504))
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize(
+    ("samples", "limit", "code"),
+    [
+        (_SAME, None, 0),
+        (_SAME, "5%", 0),
+        (_SLOWER, None, 0),
+        (_SLOWER, "5%", 5),
+        (_SLOWER, "60%", 0),
+        (_UNCERTAIN, None, 6),
+        (_UNCERTAIN, "5%", 6),
+        (_UNCERTAIN, "50%", 0),
+        (_FEW, None, 6),
+        (_FEW, "5%", 6),
+        (_FEW, "50%", 6),
+    ],
+)
+def test_exit_code_matches_the_headline(
+    cli: Cli,
+    write_document: Document,
+    samples: tuple[tuple[float, ...], tuple[float, ...]],
+    limit: str | None,
+    code: int,
+    options: tuple[str, ...],
+) -> None:
+    summary = rank_summary()
+    ranks = [
+        attrs.evolve(summary, steps=[attrs.evolve(summary.steps[0], duration_us=us) for us in durations_us])
+        for durations_us in samples
+    ]
+    paths = [write_document(name, rank) for name, rank in zip(("a.json", "b.json"), ranks, strict=True)]
+    result = cli("diff", *paths, *options, *(("--fail-over", limit) if limit else ()))
+    assert result.exit_code == code
+    assert ("inconclusive: trainer: " in result.stderr) == (code == 6)
+    if options:
+        assert bool(json.loads(result.stdout)["undecided"]) == (code == 6)
+    else:
+        assert output_lines(result)[0].startswith("trainer is inconclusive: ") == (code == 6)
+
+
+def test_role_that_only_the_first_run_has_is_inconclusive(cli: Cli, write_document: Document) -> None:
+    before = write_document("a.json", rank_summary(), rank_summary(role="rollout"))
+    for options in ((), ("--fail-over", "5%")):
+        result = cli("diff", before, write_document("b.json", rank_summary()), *options)
+        assert (result.exit_code, "inconclusive: rollout: the second run" in result.stderr) == (6, True)
+
+
+def test_fail_on_requires_fail_over(cli: Cli, write_document: Document) -> None:
+    path = write_document("a.json", rank_summary())
+    result = cli("diff", path, path, "--fail-on", "device")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--fail-on has no effect without --fail-over." in result.stderr
 
 
 def test_fail_on_stages_fails_without_stages(cli: Cli, write_document: Document) -> None:
