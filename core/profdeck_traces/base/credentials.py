@@ -20,6 +20,7 @@ _USER = re.compile(
         |[^\s/]*@                                          # the last @ before the path ends the password
         |[^\s/@:]*:{_PORT}(?:(?!://)[^\s@])*@               # a slash in the password; a port has only digits
     )
+    |(?<=(?<!:)//)[^\s/@:]+:{_PORT}(?:(?!//)[^\s@])*@(?:[^\s/@]*@)*  # a URL without its scheme
     |(?<=:/)[^\s/@:]+:[^\s/]*@                             # pathlib removes the second slash of a URL
     """,
     re.VERBOSE,
@@ -31,14 +32,37 @@ _QUERY = re.compile(
     re.IGNORECASE,
 )
 _KEYS = r"pass(?:word|wd|phrase)|secret|token|signature|credential|(?:api|access|account|private|storage)[_-]?key|_pwd"
-# The lookbehinds keep the time linear in the length of a word. Error messages can contain words of many kilobytes.
-_ASSIGNMENT = re.compile(
-    rf"""((?<![\w-])[\w-]*(?:{_KEYS})(?:["']?\s?=|["']\s?:)\s?["']?)(?!\d+\b|\$)[^\s"'&,;)]+""", re.IGNORECASE
+# The lookbehind keeps the time linear in the length of a word. Error messages can contain words of many kilobytes.
+_KEY = rf"(?<![\w-])[\w-]*(?:{_KEYS})"
+_VALUE = r"""(?:b(?=["']))?(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(?!\d+\b|\$)["']?[^\s"'&,;)]+)"""
+_WORD = r"""(?![a-z]+(?:'s)?[ ]+[^\s=]|(?:none|null|true|false)\b|//|[()\[\]{}<*])"""
+"""Excludes the start of a phrase, such as ``token: expected a string``, and values that are not credentials."""
+_ASSIGNMENTS = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"""({_KEY}(?:["']?\s?=|["']\s?:)\s?)({_VALUE})""",
+        rf"""({_KEY}[ ]?:[ \t]{{0,4}})({_WORD}{_VALUE})""",
+        rf"""((?<![\w-])--[\w-]*(?:{_KEYS})(?:["'],)?[ ])({_WORD}{_VALUE})""",
+    )
 )
+_PARAMETERS = r"""(?:[;,][ ]?[\w-]+=(?:"[^"\n]*"|[^\s"',;]+))*"""
 _HEADER = re.compile(
-    r"""((?:authorization|cookie|(?<![a-z-])x-[a-z-]*(?:key|token))["']?\s*[:=]\s*(?:b(?=["']))?["']?(?:(?:bearer|basic|digest|token)\s+)?)"""
-    r"""[^\s"',;]+|(bearer\s+)[^\s"',;]{8,}""",
+    r"""((?:authorization|cookie|(?<![a-z-])x-[a-z-]*(?:key|token))["']?\s*[:=]\s*(?:b(?=["']))?["']?"""
+    rf"""(?:(?:bearer|basic|digest|token|[a-z][\w-]*(?=[ ]+[^\s"',;]{{6}}))[ ]+)?)[^\s"',;]+(?:"[^"\n]*")?{_PARAMETERS}|(bearer\s+)[^\s"',;]{{8,}}""",
     re.IGNORECASE,
+)
+_KNOWN_FORMATS = re.compile(
+    r"""(?<![\w-])(?:
+        hf_(?=[a-z]*\d)[a-z0-9]{10,}|hf_[a-z]{30,}  # Hugging Face
+        |sk-(?=[a-z_-]*\d)[\w-]{16,}                # OpenAI, Anthropic and others
+        |gh[oprsu]_[a-z0-9]{16,}|github_pat_\w{16,}
+        |glpat-[\w-]{16,}
+        |(?-i:(?:AKIA|ASIA)[A-Z0-9]{16})              # AWS
+        |AIza[\w-]{30,}                              # Google
+        |xox[abeprs]-[\w-]{10,}                      # Slack
+        |eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*          # JSON Web Token
+    )(?![\w-])""",
+    re.IGNORECASE | re.VERBOSE,
 )
 _SECRET_KEY = re.compile(rf"(?:^|[_.-])(?:{_KEYS}|authorization)$", re.IGNORECASE)
 
@@ -61,7 +85,9 @@ def redact(text: str, *secrets: str) -> str:
         text = _ENCODED_USER.sub(f"%2F%2F{MASK}%40", _USER.sub(f"{MASK}@", text))
     if "://" in text:
         text = _QUERY.sub(r"\1", text)
-    return _HEADER.sub(_mask_header, _ASSIGNMENT.sub(rf"\g<1>{MASK}", text))
+    for assignment in _ASSIGNMENTS:
+        text = assignment.sub(_mask_value, text)
+    return _KNOWN_FORMATS.sub(MASK, _HEADER.sub(_mask_header, text))
 
 
 def redact_url(url: str) -> str:
@@ -108,6 +134,13 @@ def _values(part: str) -> Iterable[str]:
     text = part.removesuffix("@")
     complete = text.partition("=" if "=" in text else ":")[2]
     return [complete, *re.split(r"[@:=]", text)]
+
+
+def _mask_value(match: re.Match[str]) -> str:
+    value = match[2].removeprefix("b")
+    quote = value[0] if value[0] in "\"'" else ""
+    prefix = match[2][: len(match[2]) - len(value)] if quote else ""
+    return f"{match[1]}{prefix}{quote}{MASK}{quote if value.endswith(quote, 1) else ''}"
 
 
 def _mask_header(match: re.Match[str]) -> str:
