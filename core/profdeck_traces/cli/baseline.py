@@ -215,16 +215,12 @@ def _write_junit(file: Path, name: str, judgement: Judgement | None, problems: S
         judgement: The judgement; ``None`` if the run and the baseline could not be compared.
         problems: Error messages for files that cannot be read.
     """
-    cases = [
-        (
-            label_of_role(role),
-            change.name,
-            headline_of(role, change, judgement.limit),
-            (role, change) in judgement.regressions,
-        )
-        for role, change in (judgement.judged if judgement else ())
-    ]
-    reasons = [*problems, *(judgement.undecided if judgement else ())]
+    cases, reasons = [], [*problems]
+    if judgement is not None:
+        for role, change in judgement.judged:
+            text, is_over = headline_of(role, change, judgement.limit), (role, change) in judgement.regressions
+            cases.append((label_of_role(role), change.name, text, is_over))
+        reasons += judgement.undecided
     failures, errors = sum(over for *_, over in cases), len(reasons)
     counts = {"tests": str(len(cases) + errors), "failures": str(failures), "errors": str(errors)}
     suite = ET.Element("testsuite", {"name": f"profdeck baseline {name}", **counts})

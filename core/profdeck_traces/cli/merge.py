@@ -69,6 +69,7 @@ def _report(destination: Path, merged: merging.Merged, *, json: bool) -> None:
                 "events": merged.events,
                 "size_bytes": merged.size_bytes,
                 "problems": list(merged.problems),
+                "unread": merged.unread,
             }
         )
         return

@@ -72,12 +72,16 @@ class Merged:
     size_bytes: int
     problems: Sequence[str]
     """Problems of the source traces."""
+    unread: int
+    """Number of source traces without a readable event."""
 
     @property
     def contents(self) -> str:
         """Numbers of traces and events, and the size."""
         exception = " (not all could be read completely)" if self.problems else ""
-        traces = f"{plural(len(self.sources), 'trace')}{exception}"
+        count = len(self.sources)
+        traces = f"{count - self.unread} of {plural(count, 'trace')}" if self.unread else plural(count, "trace")
+        traces += exception
         return f"{traces}, {plural(self.events, 'event')}, {terminal.size(self.size_bytes)}"
 
 
@@ -89,6 +93,7 @@ class _Written:
     device_events: int | None
     size_bytes: int
     problems: Sequence[str]
+    unread: int
 
 
 @attrs.frozen
@@ -139,6 +144,7 @@ def write_merged(merge: Merge, destination: Path) -> Merged:
         device_events=written.device_events,
         size_bytes=written.size_bytes,
         problems=written.problems,
+        unread=written.unread,
     )
 
 
@@ -230,6 +236,7 @@ def _write_chrome(
         MergeSource(item.source.path, item.source.label, number, item.shift_ns, item.selection)
         for number, item in enumerate(aligned)
     ]
+    unread: list[MergeSource] = []
     check = merge_traces(
         sources,
         destination,
@@ -237,8 +244,9 @@ def _write_chrome(
         origin_ns=None,
         processes=processes,
         on_progress=on_progress,
+        on_unread=unread.append,
     )
-    return _Written(check.events, None, check.size_bytes, [check.problem] if check.problem else [])
+    return _Written(check.events, None, check.size_bytes, [check.problem] if check.problem else [], len(unread))
 
 
 def _write_slim(
@@ -264,4 +272,4 @@ def _write_slim(
         processes=processes,
         on_progress=on_progress,
     )
-    return _Written(written.slices, written.device_slices, written.size_bytes, written.problems)
+    return _Written(written.slices, written.device_slices, written.size_bytes, written.problems, written.unread)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -41,6 +41,7 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
     origin_ns: int | None = 0,
     processes: int = 1,
     on_progress: Progress | None = None,
+    on_unread: Callable[[MergeSource], None] | None = None,
 ) -> TraceCheck:
     """Merge Chrome traces into one file, in bounded memory.
 
@@ -75,6 +76,7 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
         processes: Number of sources that are read at the same time.
         on_progress: Called with the bytes of the sources (as on disk) read so far and in total. Each of the two
             readings counts half.
+        on_unread: Called with each damaged source that has no readable event.
 
     Returns:
         The check of the new file, made while it was written. ``whole`` is True only if all sources are intact.
@@ -93,6 +95,8 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
         merge = _Merge(ordered, Path(directory), gzip=gzip, processes=processes)
         on_plan, on_copying = halves(on_progress)
         merge.read_plans(origin_ns, on_plan)
+        for source in merge.unread_sources() if on_unread else ():
+            on_unread(source)
         merge.write_segments(on_copying)
         return merge.join(file)
 
@@ -136,6 +140,14 @@ class _Merge:
             (plan.base_ns for plan in plans if plan.processes and plan.base_ns is not None), default=None
         )
         self._origin_ns = _far_origin_ns(plans) if origin_ns is None else origin_ns
+
+    def unread_sources(self) -> list[MergeSource]:
+        """Return the damaged sources without a readable event."""
+        return [
+            source
+            for source, plan in zip(self._sources, self._plans, strict=True)
+            if plan.problem and not plan.processes
+        ]
 
     def write_segments(self, on_progress: Progress | None) -> None:
         """Write the segments of all sources that have events.

@@ -58,7 +58,9 @@ class SlimTrace:
     """How many of them are work of devices."""
     size_bytes: int
     problems: tuple[str, ...]
-    """For each source that is not whole, what is wrong with it; what is readable is in the file."""
+    """One message for each damaged source. The file contains its readable events."""
+    unread: int = 0
+    """Number of damaged sources without a readable event."""
 
 
 def write_slim(
@@ -81,7 +83,7 @@ def write_slim(
 
     Raises:
         FileExistsError: There is something at ``destination``; it was left as it is.
-        TraceError: A source cannot be read, or no event is selected.
+        TraceError: No event is selected, an event cannot be encoded, or a process was killed.
         OSError: The new file cannot be written.
     """
     with (
@@ -95,20 +97,21 @@ def write_slim(
             if isinstance(found, TraceError):
                 raise found
             written.append(found)
+        problems = tuple(
+            f"{source.label} ({source.path}): {part.problem}"
+            for source, part in zip(sources, written, strict=True)
+            if part.problem
+        )
         if not any(part.slices for part in written):
-            raise TraceError("No complete event is selected, so there is nothing to write.")
+            raise TraceError(" ".join(["No complete event is selected, so there is nothing to write.", *problems]))
         for task in tasks:
             append_file(file, task.part)
         size_bytes = file.tell()
-    problems = tuple(
-        f"{source.label} ({source.path}): {part.problem}"
-        for source, part in zip(sources, written, strict=True)
-        if part.problem
-    )
     slices, of_devices = (
         sum(counts) for counts in zip(*((part.slices, part.device_slices) for part in written), strict=True)
     )
-    return SlimTrace(slices, of_devices, size_bytes, problems)
+    unread = sum(part.events == 0 and part.problem is not None for part in written)
+    return SlimTrace(slices, of_devices, size_bytes, problems, unread)
 
 
 @attrs.frozen
@@ -124,6 +127,8 @@ class _Task:
 
 @attrs.frozen
 class _Part:
+    events: int
+    """Number of readable events."""
     slices: int
     device_slices: int
     problem: str | None
@@ -131,7 +136,11 @@ class _Part:
 
 def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
     source = task.source
-    trace = read_trace(source.path, on_progress=on_progress)
+    try:
+        trace = read_trace(source.path, on_progress=on_progress)
+    except TraceError as error:
+        task.part.touch()
+        return _Part(0, 0, 0, str(error))
     about = PerfettoSource(
         label=source.label,
         index=task.index,
@@ -151,7 +160,7 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
             raise TraceError(f"{source.path}: {error}: no viewer can show that.") from error
         if task.gzip:
             out.write(deflater.flush())
-    return _Part(len(events), int(is_device[events.name].sum()), trace.check.problem)
+    return _Part(trace.check.events, len(events), int(is_device[events.name].sum()), trace.check.problem)
 
 
 def _selected(trace: Trace, selection: Selection) -> Columns:

@@ -14,7 +14,7 @@ from typer.testing import Result
 
 from captured_runs import write_run
 from gpu_job import GpuJob
-from profdeck_traces.cli import arguments
+from profdeck_traces.cli import arguments as trace_arguments
 
 Cli = Callable[..., Result]
 
@@ -165,7 +165,7 @@ def test_earlier_junit_file_is_deleted_if_the_check_is_interrupted(cli: Cli, mon
         raise KeyboardInterrupt
 
     assert cli("baseline", "check", "main", "same", "--junit", "j.xml").exit_code == 0
-    monkeypatch.setattr(arguments, "summarise_paths", interrupt)
+    monkeypatch.setattr(trace_arguments, "summarise_paths", interrupt)
     assert cli("baseline", "check", "main", "same", "--junit", "j.xml").exit_code == 130
     assert not Path("j.xml").exists()
 

@@ -56,6 +56,7 @@ def test_json_document_describes_the_merged_trace(cli: Cli, record: Record, tmp_
         "events": sum("ph" in event for event in read_events(tmp_path / "all.json")),
         "size_bytes": (tmp_path / "all.json").stat().st_size,
         "problems": [],
+        "unread": 0,
     }
 
 
@@ -154,6 +155,22 @@ def test_anchors_align_clocks_of_different_hosts(cli: Cli, record: Record, tmp_p
         )
     ]
     assert shifts_us == [1000 * shift_ms for shift_ms in shifts_ms]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"text", b'{"traceEvents": []}'])
+@pytest.mark.parametrize("suffix", ["json", "pftrace"])
+def test_trace_without_readable_events_is_not_counted(
+    cli: Cli, record: Record, tmp_path: Path, content: bytes | None, suffix: str
+) -> None:
+    (trace,) = record(3).rglob("*.trace.json")
+    other = tmp_path / "other.json"
+    if content is not None:
+        other.write_bytes(content)
+    result = cli("merge", trace, other, "-o", tmp_path / f"a.{suffix}")
+    assert (result.exit_code, "other.json" in result.stderr) == (4, True)
+    assert " 1 of 2 traces (not all could be read completely), " in " ".join(result.stdout.split())
+    document = json.loads(cli("merge", trace, other, "-o", tmp_path / f"b.{suffix}", "--json").stdout)
+    assert (len(document["traces"]), document["unread"], len(document["problems"])) == (2, 1, 1)
 
 
 def test_clock_offsets_of_hosts_are_applied(cli: Cli, record: Record, tmp_path: Path) -> None:
