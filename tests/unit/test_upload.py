@@ -189,9 +189,6 @@ def test_listener_requires_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROFDECK_UPLOAD", raising=False)
     with pytest.raises(ConfigError, match="PROFDECK_UPLOAD is not set. Set it to the URL of a directory"):
         UploadListener()
-    monkeypatch.setenv("PROFDECK_UPLOAD", "/data/profiles")
-    with pytest.raises(ConfigError, match="PROFDECK_UPLOAD is '/data/profiles', which is not a URL"):
-        UploadListener()
 
 
 def test_prune_keeps_files_that_are_newer_than_the_upload(run: Path) -> None:
@@ -238,13 +235,26 @@ def test_symbolic_links_are_not_uploaded(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "message"), [("profiles", "is not a URL"), ("file://$HOME/profiles", "environment variable")]
+    ("target", "message"),
+    [
+        ("profiles", "is not a URL"),
+        ("/data/profiles", "is not a URL"),
+        ("", "is not a URL"),
+        ("file://$HOME/profiles", "environment variable"),
+        ("simplecache::s3://user:sesame@${BUCKET}", "environment variable"),
+    ],
 )
-def test_only_complete_urls_are_targets_of_the_command(
+def test_only_complete_urls_are_targets(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
-    result = CliRunner().invoke(app, ["upload", str(run), target])
-    assert (result.exit_code, message in result.stderr) == (2, True)
+    for command in (["upload", str(run), target], ["prune", str(run), "--steps", "1", "--uploaded", target]):
+        result = CliRunner().invoke(app, command)
+        assert (result.exit_code, message in result.stderr, "sesame" in result.output) == (2, True, False)
+    monkeypatch.setenv("PROFDECK_UPLOAD", target)
+    with pytest.raises(ConfigError, match=f"PROFDECK_UPLOAD.*{message if target else 'is not set'}"):
+        UploadListener()
+    result = CliRunner().invoke(app, ["upload", str(run)])
+    assert (result.exit_code, "PROFDECK_UPLOAD" in result.stderr, "sesame" in result.output) == (2, True, False)
     assert set(tmp_path.iterdir()) == before

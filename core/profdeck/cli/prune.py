@@ -51,9 +51,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     size_bytes = None if gigabytes is None else gigabytes * _BYTES_PER_GB
     check: dict[str, Any] = {}
     if uploaded is not None:
-        from profdeck.remote.upload import upload_check
+        from profdeck.remote.upload import directory_url, upload_check
 
-        check["reason_to_keep"] = upload_check(Path(run), uploaded)
+        check["reason_to_keep"] = upload_check(Path(run), directory_url(uploaded))
     all_steps = prune(Path(run), steps=steps, size_bytes=size_bytes, age_days=days, dry_run=dry_run, **check)
     deleted = [step for step in all_steps if step.is_deleted]
     kept = [step for step in all_steps if not step.is_deleted]

@@ -28,11 +28,11 @@ def command(
 
     Files that are already in the store are skipped. Local files are not deleted.
     """
-    from profdeck.remote.upload import upload
+    from profdeck.remote.upload import directory_url, upload
     from profdeck_traces.base import text
 
     with terminal.show_progress("Uploading") as on_progress:
-        result = upload(Path(run), _target(url), on_progress=on_progress)
+        result = upload(Path(run), directory_url(url), on_progress=on_progress)
     if json:
         terminal.print_json({**attrs.asdict(result, recurse=False), "place": str(result.place)})
         return
@@ -43,23 +43,3 @@ def command(
         f"Sent {text.plural(result.files, 'file')}, {terminal.size(result.size_bytes)}{skipped}. "
         f"Next: profdeck ls {text.shell_word(str(result.place))}"
     )
-
-
-def _target(url: str | None) -> str:
-    """Return the URL from the command line or from the environment.
-
-    Raises:
-        ConfigError: It is not a URL, or contains an environment variable.
-    """
-    from profdeck.remote.upload import configured_url
-    from profdeck_traces.base.credentials import redact_url
-    from profdeck_traces.base.errors import ConfigError
-    from profdeck_traces.inputs.urls import is_url
-
-    target = configured_url() if url is None else url
-    shown = redact_url(target)
-    if not is_url(target):
-        raise ConfigError(f"{shown} is not a URL. Use the URL of a directory, such as file:///mnt/profiles.")
-    if "$" in target:
-        raise ConfigError(f"{shown} contains an environment variable, which is not expanded. Use the full URL.")
-    return target

@@ -66,10 +66,10 @@ class UploadListener:
 
     def __init__(self) -> None:
         """Raises:
-        ConfigError: ``PROFDECK_UPLOAD`` is not set to a URL.
+        ConfigError: ``PROFDECK_UPLOAD`` is not set to a valid URL.
         MissingLibraryError: fsspec is not installed.
         """
-        configured_url()
+        directory_url()
         # Do not import fsspec here, because recording processes also create listeners and must not load it.
         if importlib.util.find_spec("fsspec") is None:
             raise MissingLibraryError.for_library("The listener 'upload' needs", "fsspec", "upload")
@@ -77,20 +77,28 @@ class UploadListener:
     @hookimpl
     def capture_finished(self, manifest: Mapping[str, Any]) -> None:
         """Upload the run."""
-        result = upload(Path(manifest["directory"]).parent, configured_url(), compare_artifacts=False)
+        result = upload(Path(manifest["directory"]).parent, directory_url(), compare_artifacts=False)
         sys.stdout.write(f"{plural(result.files, 'file')}, {result.size_bytes:,} bytes to {result.place}\n")
 
 
-def configured_url() -> str:
-    """Return the URL from the environment variable ``PROFDECK_UPLOAD``.
+def directory_url(url: str | None = None) -> str:
+    """Return a validated URL of a directory for runs.
+
+    Args:
+        url: the URL. Default: the value of the environment variable ``PROFDECK_UPLOAD``.
 
     Raises:
-        ConfigError: the variable is not set to a URL.
+        ConfigError: the URL is missing, is a local path, or contains an environment variable.
     """
-    url = os.environ.get(URL_VARIABLE, "")
+    source = "" if url is not None else f"{URL_VARIABLE}: "
+    url = os.environ.get(URL_VARIABLE, "") if url is None else url
+    if not url and source:
+        raise ConfigError(f"{URL_VARIABLE} is not set. Set it to the URL of a directory, such as s3://bucket/profiles.")
+    shown = f"{source}{redact_url(url)!r}"
     if not is_url(url):
-        problem = f"is {redact_url(url)!r}, which is not a URL" if url else "is not set"
-        raise ConfigError(f"{URL_VARIABLE} {problem}. Set it to the URL of a directory, such as s3://bucket/profiles.")
+        raise ConfigError(f"{shown} is not a URL. Use the URL of a directory, such as s3://bucket/profiles.")
+    if "$" in url:
+        raise ConfigError(f"{shown} contains an environment variable, which is not expanded. Use the full URL.")
     return url
 
 
