@@ -167,7 +167,7 @@ class Run:
             file: Path to write the page to; ``None`` to only return it.
 
         Raises:
-            ConfigError: The file exists and is not an HTML page.
+            ConfigError: The file exists and is not a page written by profdeck.
             OSError: The file cannot be written.
         """
         if file is not None:

@@ -32,7 +32,7 @@ command = typer.Typer(help="Save a run as a baseline, and compare later runs wit
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _RUN = "run"
 _ON_GITHUB = "GITHUB_ACTIONS"
-_JUNIT = re.compile(rb"<\?xml[^>]*>\s*<testsuite")
+_JUNIT = re.compile(rb'<\?xml[^>]*>\s*<testsuite name="profdeck ')
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the baseline.")]
 _Directory = Annotated[

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
 
 _PARQUET = re.compile(rb"PAR1")
-_SPEEDSCOPE = re.compile(rb'{"\$schema":"https://www\.speedscope\.app/')
+_SPEEDSCOPE = re.compile(rb'{"\$schema":"https://www\.speedscope\.app/[^"]*","exporter":"profdeck"')
 
 
 _ORIGIN = b"profdeck"
@@ -68,6 +68,8 @@ def command(  # noqa: PLR0913 - the options of a command line
     if speedscope is not None:
         check_output(speedscope, _SPEEDSCOPE)
     summary, problems = arguments.summarise_paths([run], rules=rules, processes=processes, cache=cache)
+    if problems and not summary.ranks:
+        raise TraceError(*problems)
     try:
         if parquet is not None:
             _write_parquet(summary, parquet)

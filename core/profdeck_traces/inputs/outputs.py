@@ -9,7 +9,10 @@ from pathlib import Path
 from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.inputs.facts import run_records
 
-HTML = re.compile(rb"\s*<!doctype html>", re.IGNORECASE)
+HTML = re.compile(
+    rb'\s*<!doctype html>[^"]*"en">\s*<head>\s*<meta charset="utf-8">\s*<meta name="generator" content="profdeck">'
+)
+"""Start of the pages that profdeck writes."""
 _HEAD_BYTES = 4096
 _TRACES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 
@@ -17,8 +20,8 @@ _TRACES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 def check_output(path: Path, replaced: re.Pattern[bytes] | None = None) -> None:
     """Check that a command can write its output to `path` without overwriting another kind of file.
 
-    Only files with the format of the output are replaced. Links and other spellings of a path need no special case:
-    inputs, manifests, ``run.json`` and traces have other formats.
+    Only files written by the same command are replaced. Links and other spellings of a path need no special case:
+    inputs, manifests, ``run.json`` and traces start differently.
 
     Args:
         path: Path of the output.

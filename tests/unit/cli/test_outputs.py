@@ -144,6 +144,42 @@ def test_output_replaces_an_earlier_output(cli: Cli, run: Path) -> None:
     assert cli("report", run, "-o", "empty").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "content"),
+    [
+        ("report run", '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>Notes</title>'),
+        ("report run -o run.html", "<!doctype html><title>Notes</title>"),
+        ("trend run -o run.html", "<!doctype html><title>Notes</title>"),
+        (
+            "baseline check main run --junit run.html",
+            '<?xml version="1.0"?><testsuites><testsuite name="pytest"/></testsuites>',
+        ),
+        ("baseline check main run --junit run.html", '<?xml version="1.0"?><testsuite name="unit"/>'),
+        (
+            "export run --speedscope run.html",
+            '{"$schema":"https://www.speedscope.app/file-format-schema.json","exporter":"py-spy@0.4"}',
+        ),
+    ],
+)
+def test_output_does_not_replace_files_of_other_programs(cli: Cli, run: Path, command: str, content: str) -> None:
+    cli("baseline", "save", "main", run)
+    Path("run.html").write_text(content)
+    result = cli(*command.split())
+    assert (result.exit_code, "run.html already exists" in " ".join(result.stderr.split())) == (2, True)
+    assert Path("run.html").read_text() == content
+
+
+def test_export_of_an_unreadable_run_keeps_the_tables(cli: Cli, run: Path) -> None:
+    pytest.importorskip("pyarrow")
+    assert cli("export", run, "--parquet", "tables").exit_code == 0
+    before = files_of(Path("tables"))
+    for trace in run.rglob("*.gz"):
+        trace.write_bytes(b"text")
+    assert cli("export", run, "--parquet", "tables").exit_code == 4
+    assert files_of(Path("tables")) == before
+    assert before
+
+
 def test_baseline_does_not_become_a_run(cli: Cli, run: Path) -> None:
     before = files_of(run)
     for name, directory in (("run", "."), ("RUN", "."), ("run", "run"), ("new", "run"), ("hard0", "run/step_000000")):
