@@ -104,11 +104,14 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _escaped_usage_errors() -> Iterator[None]:
-    """Escape control characters and redact credentials in click's errors, because they quote command-line arguments."""
+    """Escape control characters and redact credentials in typer's errors, because they quote command-line arguments.
+
+    Also remove the prefix that pydantic adds to the messages of its validators.
+    """
     try:
         yield
     except _UsageError as error:
-        error.message = printable(redact(error.message))
+        error.message = printable(redact(error.message.removeprefix("Value error, ")))
         raise
 
 

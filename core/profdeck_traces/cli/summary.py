@@ -41,7 +41,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print a table as CSV: kernels, or --rows.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print a table as CSV. Default: --rows kernels, or operators without kernels.")
+    ] = False,
     rows: Annotated[
         Rows | None,
         typer.Option("--rows", metavar="TABLE", help=f"Table for --csv: {', '.join(Rows)}."),
@@ -61,13 +63,29 @@ def command(  # noqa: PLR0913  # the options of a command line
     if json:
         terminal.print_json(run.to_dict())
     elif as_csv:
-        table = table_of(run, (rows or Rows.KERNELS).replace("-", "_"))
-        writer = csv.writer(sys.stdout)
-        writer.writerow(table.columns)
-        writer.writerows(table.rows())
+        _print_csv(run, rows or _default_rows(run))
     else:
         show(run, paths, top=top, full=full, full_names=full_names)
     report_problems(run, problems)
+
+
+def _default_rows(run: RunSummary) -> Rows:
+    """Return the table of kernels, or of operators if no trace has a kernel."""
+    return Rows.KERNELS if any(rank.kernels for rank in run.ranks) else Rows["OPERATORS"]
+
+
+def _print_csv(run: RunSummary, name: Rows) -> None:
+    table = table_of(run, name.replace("-", "_"))
+    rows = list(table.rows())
+    writer = csv.writer(sys.stdout)
+    try:
+        writer.writerow(table.columns)
+        writer.writerows(rows)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        terminal.exit_quietly()
+    if run.ranks and not rows:
+        terminal.warn(f"The table {name} is empty.")
 
 
 def show(

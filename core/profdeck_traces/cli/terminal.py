@@ -50,7 +50,7 @@ def stdout_console() -> Console:
             return super().render_str(printable(text), **options)
 
         def on_broken_pipe(self) -> None:
-            _exit_quietly()
+            exit_quietly()
 
     wraps = sys.stdout.isatty() or "COLUMNS" in os.environ
     file = sys.stdout if sys.stdout.isatty() else cast("IO[str]", _Trimmed(sys.stdout))
@@ -77,7 +77,7 @@ def print_json(document: Any) -> None:
         sys.stdout.write(json.dumps(document, indent=2).replace("##", "#\\u0023") + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        _exit_quietly()
+        exit_quietly()
 
 
 def print_line(text: str) -> None:
@@ -242,7 +242,7 @@ def size(size_bytes: int) -> str:
     return f"{value:.1f} TB"
 
 
-def _exit_quietly() -> NoReturn:
+def exit_quietly() -> NoReturn:
     """Exit after the reader of stdout has closed the pipe.
 
     stdout is redirected to /dev/null first. Otherwise, the interpreter would print an error when it flushes stdout.

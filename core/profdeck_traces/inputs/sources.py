@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.text import plural, shell_path
 from profdeck_traces.inputs.artifact_kinds import files_below, is_trace_path, kind_of, kinds, size_to_read
 from profdeck_traces.inputs.facts import RecordedTraces, TraceFacts, run_records
 from profdeck_traces.inputs.file_formats import FileFormat, format_of, reader_of
@@ -163,7 +165,8 @@ def _sources_below(
     if not sources:
         for skipped, reason in recorded.skipped.values():
             raise TraceError(f"No trace found in {path}: {skipped} {reason}.")
-        raise TraceError(f"No trace found in {path} (expected names ending in {' or '.join(_endings())}).")
+        reason = _capture_statuses([path]) or f" (expected names ending in {' or '.join(_endings())})."
+        raise TraceError(f"No trace found in {path}{reason}")
     return sources
 
 
@@ -198,10 +201,20 @@ def recorded_sources(
                 found.add(TraceSource(trace, facts))
     found.report_skipped(on_left_out)
     if not found.sources:
-        raise TraceError(
-            f"No trace with a manifest found in {', '.join(map(str, paths))}. Pass runs recorded by profdeck."
-        )
+        reason = _capture_statuses(paths) or ". Pass runs recorded by profdeck."
+        raise TraceError(f"No trace with a manifest found in {', '.join(map(str, paths))}{reason}")
     return [*found.sources.values()]
+
+
+def _capture_statuses(paths: Sequence[Path]) -> str:
+    """Return the end of a message about a run without traces: the statuses of its captures, and how to list them."""
+    captures = run_records().state(paths, {}).captures
+    if not captures:
+        return ""
+    counts = ", ".join(f"{count} {status}" for status, count in Counter(item.status for item in captures).items())
+    return (
+        f": {plural(len(captures), 'capture')} ({counts}). For the reasons: profdeck ls {shell_path(Path(captures[0].run))}"
+    )
 
 
 def _has_trace_name(path: Path) -> bool:

@@ -192,6 +192,36 @@ def test_rows_option_selects_the_csv_table(cli: Cli, tmp_path: Path, rows: str, 
     assert first | expected == first
 
 
+def test_default_csv_table_of_a_run_without_kernels_is_operators(cli: Cli, tmp_path: Path) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    (tmp_path / "cpu.json").write_text(json.dumps({"traceEvents": [event]}))
+    result = cli("summary", "cpu.json", "--csv")
+    (row,) = csv.DictReader(result.stdout.splitlines())
+    assert (row["name"], result.stderr) == ("aten::mm", "")
+    empty = cli("summary", "cpu.json", "--csv", "--rows", "kernels")
+    assert (empty.exit_code, empty.stderr) == (0, "warning: The table kernels is empty.\n")
+    assert empty.stdout.count("\n") == 1
+
+
+def test_unknown_table_is_rejected(cli: Cli, record: Record) -> None:
+    result = cli("summary", record(3), "--csv", "--rows", "nope")
+    assert (result.exit_code, "Value error" in result.stderr) == (2, False)
+    assert "'nope' is not one of 'ranks', 'kernels'" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["summary", "trend", "report", "export --parquet out", "merge -o out.json"])
+def test_run_without_traces_refers_to_the_statuses(cli: Cli, record: Record, command: str) -> None:
+    if "parquet" in command:
+        pytest.importorskip("pyarrow")
+    run = record(3, ranks=(0, 1), world_size=2)
+    for trace in run.rglob("*.trace.json"):
+        trace.unlink()
+    name, *options = command.split()
+    result = cli(name, run.relative_to(Path.cwd()), *options)
+    assert result.exit_code == 4
+    assert "For the reasons: profdeck ls profiles/job" in " ".join(result.output.split())
+
+
 def test_rows_require_csv(cli: Cli, record: Record) -> None:
     result = cli("summary", record(3), "--rows", "links")
     assert result.exit_code == 2
