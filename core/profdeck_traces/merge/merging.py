@@ -20,6 +20,7 @@ from profdeck_traces.merge.metadata import encoded, metadata
 from profdeck_traces.merge.plan import BASE, COMMON_KEYS, SOURCE_KEYS, PlanTask, SourcePlan, plan_source
 from profdeck_traces.merge.segment import SEPARATOR, Deflater, Segment, SegmentPiece, SegmentTask, write_segment
 from profdeck_traces.merge.source import MergeSource
+from profdeck_traces.reading.copying import strict_json
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck
 from profdeck_traces.writing.deflate import GZIP_HEADER, gzip_trailer
@@ -207,7 +208,7 @@ class _Merge:
         members: dict[str, Any] = {}
         described = []
         for source, plan, pids in zip(self._sources, self._plans, self._pids, strict=True):
-            own = {key: msgspec.Raw(text) for key, text in plan.members.items()}
+            own = {key: msgspec.Raw(strict_json(text)) for key, text in plan.members.items()}
             for key in COMMON_KEYS:
                 if key in own:
                     members.setdefault(key, own[key])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from profdeck_traces.reading.events import new_parser
 from profdeck_traces.reading.integrity import MAX_JSON_BYTES, file_size
 from profdeck_traces.reading.stream import Chunk
 from profdeck_traces.reading.walking import Changes, Mark, walk
+
+# Both pass the parsers, as they pass Python's json, but viewers reject the file.
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+_STRING_OR_CONSTANT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|NaN|-?Infinity', re.DOTALL)
 
 Rewrite = Callable[[int, bytes], bytes]
 """Returns the new text of an event, by its position in the file and its text with the other changes."""
@@ -28,7 +33,7 @@ def copy_events(  # noqa: PLR0913 - all but three have defaults
     on_progress: Progress | None = None,
     in_python: bool = False,
 ) -> int:
-    """Copy events of a Chrome trace in their order, and return their number.
+    """Copy events of a Chrome trace in their order, and return their number. The text is valid JSON; see `strict_json`.
 
     Rows are those of `read_events`: the position of each event in the file.
 
@@ -50,7 +55,7 @@ def copy_events(  # noqa: PLR0913 - all but three have defaults
     def write_copied() -> None:
         text, marks = parser.take_copied()
         if text:
-            write(text if rewrite is None else _rewritten(text, marks, rewrite))
+            write(strict_json(text if rewrite is None else _rewritten(text, marks, rewrite)))
 
     def chunks() -> Generator[Chunk, None, None]:
         content = read_content(
@@ -68,6 +73,19 @@ def copy_events(  # noqa: PLR0913 - all but three have defaults
     if changes.keep is not None and parser.copied != np.count_nonzero(changes.keep):
         raise TraceError(f"{path} changed while it was read.")
     return parser.copied
+
+
+def strict_json(text: bytes) -> bytes:
+    """Return JSON text that every reader accepts: encoded surrogates become escapes, NaN and infinities become null.
+
+    Args:
+        text: Whole values that a parser has accepted.
+    """
+    if b"\xed" in text:
+        text = _SURROGATE.sub(lambda match: b"\\u%04x" % ord(match[0].decode("utf-8", "surrogatepass")), text)
+    if b"NaN" in text or b"Infinity" in text:
+        text = _STRING_OR_CONSTANT.sub(lambda match: match[0] if match[0].startswith(b'"') else b"null", text)
+    return text
 
 
 def _rewritten(text: bytes, marks: list[Mark], rewrite: Rewrite) -> bytes:

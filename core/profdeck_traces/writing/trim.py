@@ -15,7 +15,7 @@ from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import new_file, write_all
 from profdeck_traces.base.progress import Progress, halves
 from profdeck_traces.inputs.artifact_kinds import chrome_trace
-from profdeck_traces.reading.copying import copy_events
+from profdeck_traces.reading.copying import copy_events, strict_json
 from profdeck_traces.reading.events import TEXT, read_events
 from profdeck_traces.reading.integrity import TraceCheck
 from profdeck_traces.reading.walking import Changes
@@ -31,7 +31,7 @@ def trim_trace(
 ) -> TraceCheck:
     """Write the selected events of a trace to a new trace.
 
-    The source is read twice: to select events, and to copy them byte for byte, in their order. Other members of the
+    The source is read twice: to select events, and to copy their text, in their order. Other members of the
     trace are copied too, and remain before or after the events. If the trace is damaged, the readable part is trimmed
     and its JSON is closed. The new file is UTF-8.
 
@@ -74,7 +74,7 @@ def _trim(source: Path, selection: Selection, writer: _Writer, on_progress: Prog
     writer.write(b"{\n" if members else b"[\n")
     for number, (key, value) in enumerate(members or [_EVENTS]):
         if members:
-            writer.write(b"%b%b: %b" % (b",\n" if number else b"", key, value or b"[\n"))
+            writer.write(b"%b%b: %b" % (b",\n" if number else b"", strict_json(key), strict_json(value) or b"[\n"))
         if not value:
             copied = copy_events(source, Changes(keep=keep.astype(np.uint8)), writer.write, on_progress=on_copying)
             writer.write(b"\n]")
