@@ -11,6 +11,7 @@ import attrs
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.clocks import OffsetSource, clock_offsets
 from profdeck_traces.analysis.collectives import Collectives
+from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.summary import read_summary
 from profdeck_traces.base.errors import TraceError
@@ -97,7 +98,9 @@ def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress:
     sizes = [source.size_bytes for source in sources]
     read = map_traces(function, sources, sizes, processes=processes, on_progress=on_progress)
     readable = [number for number, found in enumerate(read) if not isinstance(found, TraceError)]
-    offsets = clock_offsets([found for found in read if not isinstance(found, TraceError)])
+    collectives = [found for found in read if not isinstance(found, TraceError)]
+    places = places_in_paths(collectives)
+    offsets = clock_offsets([attrs.evolve(of, **place) for of, place in zip(collectives, places, strict=True)])
     shifts: list[_Found] = [(None, None)] * len(sources)
     for number, offset in zip(readable, offsets, strict=True):
         if offset.source is not OffsetSource.UNKNOWN:

@@ -2,16 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.inputs.facts import CaptureStatus
+
+_RANK, _ENGINE = (
+    re.compile(rf"(?<![a-z0-9]){word}[-_ ]?\[?(\d{{1,9}})(?!\d)", re.IGNORECASE) for word in ("rank", "dp")
+)
+
+
+def places_in_paths(ranks: Sequence[RankSummary | Collectives]) -> list[dict[str, int | None]]:
+    """Return the ``rank`` and ``replica`` of each trace, with those that only the path states.
+
+    A trace without a manifest and without a rank has the rank in its name, such as ``rank0_trace.json`` or
+    ``job-rank[0].json``, or in the name of its directory. If ranks repeat, each data-parallel engine counts its own
+    ranks from 0: ``dp`` in the names, such as ``dp1_tp0_rank0``, is the replica.
+    """
+    places: list[dict[str, int | None]] = [{"rank": rank.rank, "replica": rank.replica} for rank in ranks]
+    loose = [(place, rank.path) for place, rank in zip(places, ranks, strict=True) if rank.role is None]
+    for place, path in loose:
+        if place["rank"] is None:
+            place["rank"] = _number_in(path, _RANK)
+    ranked = [(place, _number_in(path, _ENGINE)) for place, path in loose if place["rank"] is not None]
+    engines = {(engine, place["rank"]) for place, engine in ranked if engine is not None}
+    if len({place["rank"] for place, _ in ranked}) < len(engines) == len(ranked):
+        for place, engine in ranked:
+            place["replica"] = engine
+    return places
+
+
+def _number_in(path: str, pattern: re.Pattern[str]) -> int | None:
+    """Return the number in the file name, or else in the name of the directory; ``None`` if there are several."""
+    for name in reversed(path.split("/")[-2:]):
+        if numbers := set(pattern.findall(name)):
+            return int(numbers.pop()) if len(numbers) == 1 else None
+    return None
 
 
 def label_of(role: str | None, replica: int | None, rank: int | None, path: str) -> str:
     """Return what people call a rank: ``rollout/1 rank 0``, or the name of its file where it has neither."""
-    parts = [role if replica is None else f"{role}/{replica}"] if role else []
+    parts = [role or "replica"] if role or replica is not None else []
+    parts = [f"{part}/{replica}" if replica is not None else part for part in parts]
     parts += [f"rank {rank}"] if rank is not None else []
     return " ".join(parts) or path.rpartition("/")[2]
 
@@ -54,7 +89,7 @@ def strangers(ranks: Sequence[RankSummary]) -> frozenset[str]:
     These are traces without a rank, and all of them where two have one rank or worlds of different sizes.
     """
     loose = [rank for rank in ranks if rank.role is None]
-    numbers = [rank.rank for rank in loose if rank.rank is not None]
+    numbers = [(rank.replica, rank.rank) for rank in loose if rank.rank is not None]
     worlds = {rank.world_size for rank in loose if rank.world_size is not None}
     one_program = len(set(numbers)) == len(numbers) and len(worlds) <= 1
     return frozenset(rank.path for rank in loose if rank.rank is None or not one_program)

@@ -11,6 +11,7 @@ from profdeck_traces.analysis import cached_reading
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.collective_skew import skew_of
 from profdeck_traces.analysis.model import RankSummary, RunSummary
+from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.typical_step import candidates, typical_steps
@@ -68,7 +69,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         how.results.evict()
         found |= dict(zip(left, read, strict=True))
     in_order = [found[index] for index in range(len(sources))]
-    readings = [reading for reading in in_order if not isinstance(reading, TraceError)]
+    readings = _with_places([reading for reading in in_order if not isinstance(reading, TraceError)])
     if not buckets:
         readings = list(map(_without_pictures, readings))
     summary = RunSummary(
@@ -142,6 +143,15 @@ class _How:
         sha256 = sha256_of(source.path) if with_sum else None
         check = FileCheck(whole=True, problem=None, events=found.events, sha256=sha256)
         KeptChecks(self.cache).put(before, source.path, check, with_sum=with_sum)
+
+
+def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
+    """Add the ranks and replicas that only the paths state."""
+    places = places_in_paths([reading.summary for reading in readings])
+    return [
+        RankReading(attrs.evolve(reading.summary, **place), attrs.evolve(reading.collectives, **place))
+        for reading, place in zip(readings, places, strict=True)
+    ]
 
 
 def _without_pictures(reading: RankReading) -> RankReading:

@@ -90,7 +90,8 @@ class Picture:
         self.title = title
         self._kinds = kinds
         self._begin_ns, self._end_ns = begin_ns, max(end_ns, begin_ns + buckets)
-        self._edges = np.linspace(self._begin_ns, self._end_ns, buckets + 1).astype(np.int64)
+        # Unix times in nanoseconds exceed the precision of floats.
+        self._edges = begin_ns + np.linspace(0, self._end_ns - begin_ns, buckets + 1).astype(np.int64)
         self._lanes: dict[_Key, dict[str, Int]] = {}
         self._events: dict[_Key, list[tuple[int, int, int]]] = {}
 

@@ -34,7 +34,7 @@ def host_bound(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "host-bound",
-            f"The device waits for the host {percent(of_host / view.step_us)} of each step ({ms(of_host)} of "
+            f"The device waits for the host {percent(of_host / view.step_us)} of {view.each} ({ms(of_host)} of "
             f"{ms(view.step_us)}), most of it while the host is {_doing(main)}",
             "move Python out of the loop, compile it, or give each call more work"
             if main == HOST_CAUSES[2]
@@ -80,7 +80,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "exposed-communication",
-            f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of each step ({ms(exposed)})",
+            f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of {view.each} ({ms(exposed)})",
             "overlap it: smaller buckets, prefetch of FSDP, another order of streams",
             gain_us=exposed,
         )
@@ -88,7 +88,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "little-overlap",
-            f"Communication ({ms(communication)} per step) overlaps with compute for only {percent(overlap)} of its "
+            f"Communication ({ms(communication)} {view.per}) overlaps with compute for only {percent(overlap)} of its "
             "time, and there is enough compute",
             "prefetch, and look at the order of streams",
             gain_us=exposed,
@@ -106,11 +106,11 @@ def synchronisation(view: RankView) -> Iterator[RankFinding]:
     often = view.calls_per_step(count) > 3 and launches and count * 20 > launches
     if idle > 0.05 * view.step_us or often:
         name = max(calls, key=lambda call: call.count).name if calls else "synchronisation"
-        what = f"the device is idle {percent(idle / view.step_us)} of the step meanwhile" if idle else ""
+        what = f"the device is idle {percent(idle / view.step_us)} of {view.each} meanwhile" if idle else ""
         yield draft(
             view,
             "synchronisation",
-            f"The host waits for the device {view.calls_per_step(count):,.0f} times a step ({name})"
+            f"The host waits for the device {view.calls_per_step(count):,.0f} times {view.per} ({name})"
             + (f"; {what}" if what else f", once in {launches / count:,.0f} launches"),
             "remove .item(), .cpu(), print of tensors and nonzero() from the loop, or do them every so many steps",
             gain_us=idle or None,
@@ -141,7 +141,7 @@ def allocation(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "allocation",
-            f"The device waits {percent(idle / view.step_us)} of each step ({ms(idle)}) while memory is allocated or "
+            f"The device waits {percent(idle / view.step_us)} of {view.each} ({ms(idle)}) while memory is allocated or "
             "freed",
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer shapes, no empty_cache() in the loop",
             gain_us=idle,
@@ -159,7 +159,7 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "small-kernels",
-            f"{percent(small / count)} of the {view.calls_per_step(count):,.0f} kernels of a step take less than 10 us",
+            f"{percent(small / count)} of the {view.kernel_calls(count)} take less than 10 us",
             "fuse them: torch.compile, foreach optimisers, CUDA graphs",
             gain_us=view.per_step(sum(one.total_us * part for one, part in zip(bins, below, strict=True))),
         )
@@ -180,7 +180,7 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             view,
             "one-kernel",
             f"One kernel takes {percent(biggest.share)} of all device work: {short_kernel(biggest.name, 60)} "
-            f"({biggest.category}), {view.calls_per_step(biggest.count):,.0f} times a step, "
+            f"({biggest.category}), {view.kernel_calls(biggest.count, 'time')}, "
             f"{biggest.mean_us:,.0f} us each",
             "tune it first: shapes, data type, another implementation",
             key=biggest.name,

@@ -30,7 +30,7 @@ def data_loading(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "data-loading",
-            f"Loading data takes {percent(time_us / view.host_step_us)} of each step ({ms(time_us)}) in {longest.name}",
+            f"Loading data takes {percent(time_us / view.host_step_us)} of {view.each} ({ms(time_us)}) in {longest.name}",
             "more workers, prefetch_factor, or prepare the data before the job",
             gain_us=gain_us,
         )
@@ -48,11 +48,10 @@ def outside_operators(view: RankView) -> Iterator[RankFinding]:
     }
     name = max(of_stages, key=lambda name: of_stages[name], default=None)
     where = f", {ms(of_stages[name])} of it in {name}" if name and of_stages[name] > 0.5 * outside else ""
-    unit = "each step" if times.basis != "recording" else "the recording"
     yield draft(
         view,
         "outside-operators",
-        f"The recorded threads run no operator {percent(outside / view.host_step_us)} of {unit} ({ms(outside)}){where}",
+        f"The recorded threads run no operator {percent(outside / view.host_step_us)} of {view.each} ({ms(outside)}){where}",
         "find what they wait for: another process, loading, logging, a thread that is not recorded; with_stack shows "
         "the Python",
         gain_us=outside,
@@ -97,7 +96,7 @@ def garbage(view: RankView) -> Iterator[RankFinding]:
             yield draft(
                 view,
                 "garbage-collection",
-                f"Garbage collection ({mark.name}) takes {ms(of_step_us)} a step",
+                f"Garbage collection ({mark.name}) takes {ms(of_step_us)} {view.per}",
                 "gc.disable() in the loop and gc.collect() every so many steps",
                 gain_us=of_step_us,
                 key=mark.name,
@@ -136,7 +135,8 @@ def unsteady(view: RankView) -> Iterator[RankFinding]:
 
 def _unsteady(steps: list[StepSummary]) -> str | None:
     durations = [step.duration_us for step in steps]
-    median = statistics.median(durations)
+    if not (median := statistics.median(durations)):
+        return None
     deviation = statistics.median(abs(duration - median) for duration in durations)
     slowest = max(steps, key=lambda step: step.duration_us)
     if _has_outlier(steps):

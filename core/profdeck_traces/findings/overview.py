@@ -1,8 +1,8 @@
 """Statistics per role for the terminal and the report: stages, device time, kernels and steps.
 
-Times are means over the ranks of a role, in microseconds per step. If a role has no steps, times are per recording. A
-rank with several captures counts once, and its captures are weighted by their number of steps. Cold steps are excluded
-if there are other steps.
+Times are means over the ranks of a role, and over the devices of a rank, in microseconds per step. If a role has no
+steps, times are per recording. A rank with several captures counts once, and its captures are weighted by their number
+of steps. Cold steps are excluded if there are other steps.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WorkRow:
     share: float
     """Of all kernels, or of the self time of all operators."""
     calls: float
-    """Per step and rank."""
+    """Per step and rank; of kernels, per device."""
     max_us: float
     count: int
     """In all ranks."""
@@ -326,17 +326,24 @@ def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
     return tuple(row for row in rows if row.mean_us > 0)
 
 
-_Work = tuple[str, str, float, int, float]
+_Work = tuple[str, str, float, float, int, float]
+"""Name, class, microseconds per step, calls per step, calls, and microseconds of the longest call."""
 
 
 def _kernels(view: RankView) -> list[_Work]:
-    return [(of.name, of.category, view.per_step(of.total_us), of.count, of.max_us) for of in view.rank.kernels]
+    steps = (view.count + len(view.excluded)) * view.device_count
+    return [
+        (of.name, of.category, view.per_step(of.total_us), of.count / steps, of.count, of.max_us)
+        for of in view.rank.kernels
+    ]
 
 
 def _operators(view: RankView) -> list[_Work]:
     steps = _steps_on_host(view)
+    calls = steps + len(view.excluded)
     return [
-        (of.name, "", ((of.self_us or 0.0) - of.cold_us) / steps, of.count, of.max_us) for of in view.rank.operators
+        (of.name, "", ((of.self_us or 0.0) - of.cold_us) / steps, of.count / calls, of.count, of.max_us)
+        for of in view.rank.operators
     ]
 
 
@@ -348,11 +355,11 @@ def _work(
     per_step: dict[str, list[float]] = {}
     categories: dict[str, str] = {}
     for view, weight in _weighted(views, steps):
-        for name, category, of_step_us, count, max_us in work(view):
+        for name, category, of_step_us, calls, count, max_us in work(view):
             sums = per_step.setdefault(name, [0.0, 0.0, 0.0, 0.0])
             categories[name] = category
             sums[0] += of_step_us * weight
-            sums[1] += count / (steps(view) + len(view.excluded)) * weight
+            sums[1] += calls * weight
             sums[2] = max(sums[2], max_us)
             sums[3] += count
     all_us = sum(sums[0] for sums in per_step.values())

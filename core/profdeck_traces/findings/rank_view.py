@@ -16,6 +16,7 @@ from profdeck_traces.analysis.rank_labels import labels_of
 from profdeck_traces.analysis.run_model import Evidence
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck_traces.analysis.typical_step import typical_steps
+from profdeck_traces.base.text import plural
 
 _FEWEST_STEPS = 3
 _OUTLIER = 1.25
@@ -77,7 +78,7 @@ class RankView:
         """The time of all steps, of the device where there is one; without steps, of the recording."""
         if self.durations_us:
             return sum(self.durations_us)
-        return max((device.span_us for device in self.rank.devices), default=self.rank.span_us)
+        return max((device.span_us for device in self.rank.devices), default=0.0) or self.rank.span_us
 
     @functools.cached_property
     def count(self) -> int:
@@ -89,15 +90,34 @@ class RankView:
         """The mean step."""
         return self.time_us / self.count
 
+    @property
+    def unit(self) -> str:
+        """Interval that times refer to: ``step``, ``iteration`` or ``recording``."""
+        return "recording" if self.kind is None else "iteration" if self.kind == ITERATION else "step"
+
+    @property
+    def each(self) -> str:
+        """The unit as the object of "of"."""
+        return "the recording" if self.kind is None else f"each {self.unit}"
+
+    @property
+    def per(self) -> str:
+        """The unit as an adverb of frequency."""
+        return "in the recording" if self.kind is None else f"per {self.unit}"
+
     @functools.cached_property
     def devices(self) -> list[StepOfDevice | DeviceSummary]:
         """What devices did, by step or in all, so that each has busy, compute, communication and memory times."""
         return [*self.on_devices] or [*self.rank.devices]
 
+    @property
+    def device_count(self) -> int:
+        """Number of devices, at least 1."""
+        return max(1, len(self.rank.devices))
+
     def of_devices(self, field: str) -> float:
         """Return a time of devices per step, the mean of the devices."""
-        number = max(1, len(self.rank.devices))
-        return sum(float(getattr(device, field)) for device in self.devices) / number / self.count
+        return sum(float(getattr(device, field)) for device in self.devices) / self.device_count / self.count
 
     @functools.cached_property
     def idle(self) -> dict[str, float]:
@@ -105,7 +125,7 @@ class RankView:
         causes: Counter[str] = Counter()
         for device in self.devices:
             causes.update({cause.cause: cause.idle_us for cause in device.idle})
-        number = max(1, len(self.rank.devices)) * self.count
+        number = self.device_count * self.count
         return {cause: idle_us / number for cause, idle_us in causes.most_common()}
 
     @property
@@ -122,9 +142,17 @@ class RankView:
         """Return the average number of calls per step, given the number of calls in the recording."""
         return count / (self.count + len(self.excluded))
 
+    def kernel_calls(self, count: int, noun: str = "kernel") -> str:
+        """Format the number of calls per step and device, given the number of calls in the recording."""
+        calls = plural(round(self.calls_per_step(count) / self.device_count), noun)
+        return f"{calls} {self.per}{' and device' if self.device_count > 1 else ''}"
+
     def per_step(self, total_us: float) -> float:
-        """Return the portion of a sum over all device work that belongs to a step, by its share of device busy time."""
-        return total_us * self._share_of_steps / self.count
+        """Return the time per step and device, given a sum over the devices in the recording.
+
+        Steps contain the same share of each kernel's time as of the devices' busy time.
+        """
+        return total_us * self._share_of_steps / self.count / self.device_count
 
     @functools.cached_property
     def _share_of_steps(self) -> float:

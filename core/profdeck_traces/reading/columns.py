@@ -24,6 +24,8 @@ ANNOTATION = "user_annotation"
 DEVICE_ANNOTATION = "gpu_user_annotation"
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op"})
 """Categories of work on a device. The process of such an event is the device."""
+DEVICE_WAIT = "device wait"
+"""Category of device events that wait, such as those of MTIA. A waiting device is idle."""
 MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
 """Categories that may annotate steps."""
 DEVICE_PROCESSES = frozenset({"Ascend Hardware"})

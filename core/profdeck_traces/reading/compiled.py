@@ -37,6 +37,7 @@ _TABLES = {"name": 0, "category": 1, "track": 2}
 _OUT_OF_MEMORY = 2
 _WRITTEN = 5
 _DEMANGLED_BYTES = 1 << 16
+_BFLOAT16 = ("DF16b", "Dd", "decimal64")
 
 _pointer, _i64, _size = ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -273,6 +274,13 @@ def demangle(library: ctypes.CDLL, names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         is_mangled = name.startswith("_Z") and name.isascii() and "\0" not in name
-        length = library.reader_demangle(name.encode(), room, len(room)) if is_mangled else -1
-        found.append(name if length < 0 else room.raw[:length].decode("utf-8", "replace"))
+        # GNU's demangler knows bfloat16 since GCC 13: replace it by another builtin type.
+        for code, stand_in, readable in (("", "", ""), (*_BFLOAT16,)) if is_mangled else ():
+            length = library.reader_demangle(name.replace(code, stand_in).encode(), room, len(room))
+            if length >= 0:
+                text = room.raw[:length].decode("utf-8", "replace")
+                found.append(text.replace(readable, "std::bfloat16_t") if readable else text)
+                break
+        else:
+            found.append(name)
     return found

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.reading import compiled
+from profdeck_traces.reading.columns import DEVICE_ANNOTATION
 from profdeck_traces.reading.content import read_content
 from profdeck_traces.reading.fallback import PythonParser
 from profdeck_traces.reading.identifiers import Id
@@ -293,7 +294,10 @@ class _Builder:
         tracks, track_codes = _unique(parser.strings("track"), _track)
         phase, start = parser.column("phase").copy(), parser.column("start_ns")
         duration, track = parser.column("duration_ns").copy(), _recoded(parser.column("track"), track_codes)
-        pairs = _pair(phase, start, duration, track)
+        is_annotation = np.array([category == DEVICE_ANNOTATION for category in categories], np.bool_)
+        is_annotation = is_annotation[_recoded(parser.column("category"), category_codes)]
+        pairs = _pair(phase, start, duration, track, is_annotation)
+        del is_annotation
         is_complete = (phase == _COMPLETE) & (start != NO_TIME)
         np.maximum(duration, 0, out=duration, where=is_complete)
         order = _order(is_complete, track, start, duration)
@@ -432,8 +436,12 @@ def _order(is_complete: Mask, track: NDArray[Any], start: Int, duration: Int) ->
     return np.concatenate([rows[order], others])
 
 
-def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any]) -> tuple[Int, Int]:
+def _pair(
+    phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], is_annotation: Mask
+) -> tuple[Int, Int]:
     """Turn matching ``B`` and ``E`` events into complete events, and return their rows.
+
+    If an annotation of a stream and its first kernel begin at the same time, the annotation is the outer event.
 
     An ``E`` event ends the last open ``B`` event of its track. Between two events of one depth, the depth of a track
     does not go below it, so that they match if they follow each other.
@@ -441,6 +449,11 @@ def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any]) -
     rows = np.flatnonzero(((phase == _BEGIN) | (phase == _END)) & (start != NO_TIME))
     rows = rows[np.lexsort((start[rows], track[rows]))]
     is_begin = phase[rows] == _BEGIN
+    together = is_begin[1:] & is_begin[:-1]
+    for column in (start, track):
+        together &= column[rows[1:]] == column[rows[:-1]]
+    if together.any():
+        rows = rows[np.lexsort((~is_annotation[rows], np.append(0, np.cumsum(~together))))]
     depth = np.cumsum(np.where(is_begin, 1, -1)) - is_begin
     order = np.lexsort((np.arange(len(rows)), depth, track[rows]))
     first, second = rows[order[:-1]], rows[order[1:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from profdeck_traces.reading.columns import (
     DEVICE_ANNOTATION,
     DEVICE_CATEGORIES,
     DEVICE_PROCESSES,
+    DEVICE_WAIT,
     MARKS,
     OPERATOR,
     Columns,
@@ -29,6 +31,7 @@ from profdeck_traces.reading.intervals import Int
 _MEMBERS = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
 # Device work may start before the first event of the host that is recorded, and end after the last one.
 _TOLERANCE_NS, _TOLERANCE_SPANS = 100_000_000, 10
+_MTIA, _WAIT = "mtia_ccp_events", re.compile("wait", re.IGNORECASE)
 _MAX_BASE_NS = 2**62  # leaves as much for the times that count from it
 
 
@@ -182,7 +185,13 @@ def _name_codes(raw: Events, row: NDArray[np.uint32]) -> tuple[Tables, NDArray[n
     place[order] = np.arange(len(keys), dtype=np.int32)
     of_category, name = np.divmod(keys[order], max(1, len(raw.names)))
     names = [raw.names[one] for one in name.tolist()]
-    return Tables(names, of_category.tolist(), list(raw.categories), list(raw.tracks)), place[code]
+    categories = [*raw.categories, DEVICE_WAIT]
+    is_wait = [
+        categories[number] == _MTIA and _WAIT.search(text) is not None
+        for number, text in zip(of_category.tolist(), names, strict=True)
+    ]
+    of_category[is_wait] = len(raw.categories)
+    return Tables(names, of_category.tolist(), categories, list(raw.tracks)), place[code]
 
 
 def _integer(members: Any, key: str) -> int | None:

@@ -41,6 +41,22 @@ _NAME, _TYPE, _START, _DURATION = "Name", "Type", "Start Time(us)", "Duration(us
 _REQUIRED = (_NAME, _TYPE, _START, _DURATION)
 _STREAM, _STEP, _DEVICE, _CORE = "Stream ID", "Step Id", "Device_id", "Accelerator Core"
 _UNKNOWN = ("", "N/A")
+
+
+def _simplified(column: str) -> str:
+    return re.sub(r"[ _\ufeff]", "", column.strip().casefold())
+
+
+_SPELLINGS = {
+    _simplified(column): column for column in (*_REQUIRED, _STREAM, _STEP, _DEVICE, _CORE)
+} | {
+    "opname": _NAME,
+    "optype": _TYPE,
+    "taskstarttime(us)": _START,
+    "taskduration(us)": _DURATION,
+    "tasktype": _CORE,
+}
+"""Columns by their names without case, spaces and underscores, which differ between releases, and those of msprof."""
 _HCCL = ("HCCL", "COMMUNICATION")  # values of Accelerator Core for HCCL, in older and newer CANN
 # The field limit of the csv module is process-wide. Lines of real files are much shorter.
 _MAX_LINE = 1 << 20
@@ -231,7 +247,7 @@ class _Table:
         Raises:
             TraceError: A required column is missing.
         """
-        columns = [column.strip() for column in header]
+        columns = [_SPELLINGS.get(_simplified(column), column) for column in header]
         if missing := [column for column in _REQUIRED if column not in columns]:
             raise TraceError(f"{path} is not Ascend's kernel_details.csv: missing columns {', '.join(missing)}.")
         return cls(columns)

@@ -76,7 +76,8 @@ def _read(file: TextIO) -> tuple[list[DeviceStepSummary], str | None]:
     steps: list[DeviceStepSummary] = []
     problem: str | None = None
     try:
-        header = [column.strip() for column in next(reader, [])]
+        spellings = {column.casefold(): column for column in (_DEVICE, _STEP, *_FIELDS)}
+        header = [spellings.get(column.strip().casefold(), column.strip()) for column in next(reader, [])]
         if missing := [column for column in _REQUIRED if column not in header]:
             return [], f"The file is not a table of step times: missing columns {', '.join(missing)}."
         for row in reader:
