@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from profdeck_traces import RecorderTables
     from profdeck_traces.reading.trace import Trace
 
-_KERNEL_DETAILS = "kernel_details*.csv"
+_KERNEL_TABLES = ("*kernel_details*.csv", "op_summary*.csv")
 
 
 class AscendDirectoryKind(ArtifactKind):
@@ -92,13 +92,13 @@ class AscendDirectoryKind(ArtifactKind):
 
 
 class KernelTableKind(ArtifactKind):
-    """A file ``kernel_details.csv`` outside a torch_npu directory."""
+    """A file ``kernel_details.csv`` of torch_npu outside its directory, or ``op_summary_*.csv`` of msprof."""
 
     name: ClassVar[str] = "ascend_kernel_details"
 
     def matches(self, path: Path) -> bool:
-        """Return whether the file name matches ``kernel_details*.csv``."""
-        return path.match(_KERNEL_DETAILS)
+        """Return whether the file name is that of a kernel table."""
+        return any(map(path.match, _KERNEL_TABLES))
 
     def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:
         """Read all rows."""

@@ -99,8 +99,8 @@ def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress:
     read = map_traces(function, sources, sizes, processes=processes, on_progress=on_progress)
     readable = [number for number, found in enumerate(read) if not isinstance(found, TraceError)]
     collectives = [found for found in read if not isinstance(found, TraceError)]
-    places = places_in_paths(collectives)
-    offsets = clock_offsets([attrs.evolve(of, **place) for of, place in zip(collectives, places, strict=True)])
+    places = zip(collectives, places_in_paths(collectives), strict=True)
+    offsets = clock_offsets([attrs.evolve(of, rank=rank, replica=replica) for of, (rank, replica) in places])
     shifts: list[_Found] = [(None, None)] * len(sources)
     for number, offset in zip(readable, offsets, strict=True):
         if offset.source is not OffsetSource.UNKNOWN:

@@ -15,32 +15,34 @@ _RANK, _ENGINE = (
 )
 
 
-def places_in_paths(ranks: Sequence[RankSummary | Collectives]) -> list[dict[str, int | None]]:
-    """Return the ``rank`` and ``replica`` of each trace, with those that only the path states.
+def places_in_paths(ranks: Sequence[RankSummary | Collectives]) -> list[tuple[int | None, int | None]]:
+    """Return the rank and the replica of each trace, with those that only its path states.
 
     A trace without a manifest and without a rank has the rank in its name, such as ``rank0_trace.json`` or
     ``job-rank[0].json``, or in the name of its directory. If ranks repeat, each data-parallel engine counts its own
     ranks from 0: ``dp`` in the names, such as ``dp1_tp0_rank0``, is the replica.
     """
-    places: list[dict[str, int | None]] = [{"rank": rank.rank, "replica": rank.replica} for rank in ranks]
-    loose = [(place, rank.path) for place, rank in zip(places, ranks, strict=True) if rank.role is None]
-    for place, path in loose:
-        if place["rank"] is None:
-            place["rank"] = _number_in(path, _RANK)
-    ranked = [(place, _number_in(path, _ENGINE)) for place, path in loose if place["rank"] is not None]
-    engines = {(engine, place["rank"]) for place, engine in ranked if engine is not None}
-    if len({place["rank"] for place, _ in ranked}) < len(engines) == len(ranked):
-        for place, engine in ranked:
-            place["replica"] = engine
+    places = [
+        (_number_in(of.path, _RANK) if of.role is None and of.rank is None else of.rank, of.replica) for of in ranks
+    ]
+    loose = [index for index, of in enumerate(ranks) if of.role is None and places[index][0] is not None]
+    engines = {index: (places[index][0], _number_in(ranks[index].path, _ENGINE)) for index in loose}
+    distinct = {place for place in engines.values() if place[1] is not None}
+    if len({rank for rank, _ in engines.values()}) < len(distinct) == len(loose):
+        places = [engines.get(index, place) for index, place in enumerate(places)]
     return places
 
 
 def _number_in(path: str, pattern: re.Pattern[str]) -> int | None:
-    """Return the number in the file name, or else in the name of the directory; ``None`` if there are several."""
-    for name in reversed(path.split("/")[-2:]):
-        if numbers := set(pattern.findall(name)):
-            return int(numbers.pop()) if len(numbers) == 1 else None
-    return None
+    """Return the number in the file name, or else the number of a directory such as ``rank_0``.
+
+    Return ``None`` if there are several.
+    """
+    directory, _, name = path.rpartition("/")
+    numbers = set(pattern.findall(name))
+    if not numbers and (of_directory := pattern.fullmatch(directory.rpartition("/")[2])):
+        numbers = {of_directory[1]}
+    return int(numbers.pop()) if len(numbers) == 1 else None
 
 
 def label_of(role: str | None, replica: int | None, rank: int | None, path: str) -> str:

@@ -149,8 +149,11 @@ def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
     """Add the ranks and replicas that only the paths state."""
     places = places_in_paths([reading.summary for reading in readings])
     return [
-        RankReading(attrs.evolve(reading.summary, **place), attrs.evolve(reading.collectives, **place))
-        for reading, place in zip(readings, places, strict=True)
+        RankReading(
+            attrs.evolve(reading.summary, rank=rank, replica=replica),
+            attrs.evolve(reading.collectives, rank=rank, replica=replica),
+        )
+        for reading, (rank, replica) in zip(readings, places, strict=True)
     ]
 
 

@@ -80,7 +80,8 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "exposed-communication",
-            f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of {view.each} ({ms(exposed)})",
+            f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of {view.each} "
+            f"({ms(exposed)})",
             "overlap it: smaller buckets, prefetch of FSDP, another order of streams",
             gain_us=exposed,
         )

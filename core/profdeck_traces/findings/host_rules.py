@@ -30,7 +30,8 @@ def data_loading(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "data-loading",
-            f"Loading data takes {percent(time_us / view.host_step_us)} of {view.each} ({ms(time_us)}) in {longest.name}",
+            f"Loading data takes {percent(time_us / view.host_step_us)} of {view.each} ({ms(time_us)}) in "
+            f"{longest.name}",
             "more workers, prefetch_factor, or prepare the data before the job",
             gain_us=gain_us,
         )
@@ -51,7 +52,8 @@ def outside_operators(view: RankView) -> Iterator[RankFinding]:
     yield draft(
         view,
         "outside-operators",
-        f"The recorded threads run no operator {percent(outside / view.host_step_us)} of {view.each} ({ms(outside)}){where}",
+        f"The recorded threads run no operator {percent(outside / view.host_step_us)} of {view.each} "
+        f"({ms(outside)}){where}",
         "find what they wait for: another process, loading, logging, a thread that is not recorded; with_stack shows "
         "the Python",
         gain_us=outside,

@@ -145,7 +145,7 @@ class RankView:
     def kernel_calls(self, count: int, noun: str = "kernel") -> str:
         """Format the number of calls per step and device, given the number of calls in the recording."""
         calls = plural(round(self.calls_per_step(count) / self.device_count), noun)
-        return f"{calls} {self.per}{' and device' if self.device_count > 1 else ''}"
+        return f"{calls} {self.per}{' on each device' if self.device_count > 1 else ''}"
 
     def per_step(self, total_us: float) -> float:
         """Return the time per step and device, given a sum over the devices in the recording.

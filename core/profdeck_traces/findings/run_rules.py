@@ -139,7 +139,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
             yield RankFinding(
                 rule="straggler",
                 text=f"The others wait for rank {group.straggler}: it arrives last at {slow.last} of "
-                f"{slow.collectives} collectives, {ms(gain_us)} a step are lost",
+                f"{slow.collectives} collectives, {ms(gain_us)} {view.per} are lost",
                 do="look at its stages, clocks, data and host",
                 label=view.label,
                 capture=view.rank.capture,
@@ -152,7 +152,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
             yield RankFinding(
                 rule="imbalance",
                 text=f"{whose} wait for each other {percent(skew_us / total_us)} of the time in collectives "
-                f"({ms(gain_us)} a step), {_last_arrivals(group)}",
+                f"({ms(gain_us)} {view.per}), {_last_arrivals(group)}",
                 do="balance the work: sequence lengths, micro-batches, experts",
                 label=view.label,
                 capture=view.rank.capture,
@@ -199,7 +199,7 @@ def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFindi
             if excess > 0.1 * view.host_step_us and excess > 0.1 * others:
                 yield RankFinding(
                     rule="slow-stage",
-                    text=f"{name} takes {view.label} {ms(times[slow])} a step, the other"
+                    text=f"{name} takes {view.label} {ms(times[slow])} {view.per}, the other"
                     f"{'s' if len(team) > 2 else ''} {ms(others)}",
                     do="look what differs there: its data, its host, its clocks",
                     label=view.label,

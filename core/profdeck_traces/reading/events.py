@@ -436,9 +436,7 @@ def _order(is_complete: Mask, track: NDArray[Any], start: Int, duration: Int) ->
     return np.concatenate([rows[order], others])
 
 
-def _pair(
-    phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], is_annotation: Mask
-) -> tuple[Int, Int]:
+def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], is_annotation: Mask) -> tuple[Int, Int]:
     """Turn matching ``B`` and ``E`` events into complete events, and return their rows.
 
     If an annotation of a stream and its first kernel begin at the same time, the annotation is the outer event.

@@ -47,9 +47,7 @@ def _simplified(column: str) -> str:
     return re.sub(r"[ _\ufeff]", "", column.strip().casefold())
 
 
-_SPELLINGS = {
-    _simplified(column): column for column in (*_REQUIRED, _STREAM, _STEP, _DEVICE, _CORE)
-} | {
+_SPELLINGS = {_simplified(column): column for column in (*_REQUIRED, _STREAM, _STEP, _DEVICE, _CORE)} | {
     "opname": _NAME,
     "optype": _TYPE,
     "taskstarttime(us)": _START,

@@ -24,6 +24,8 @@ OLD = (
 )
 NEW = OLD.replace("Step Id", "Device_id").replace("Block Dim", "Block Num")
 
+MSPROF = "Device_id,Stream ID,Op Name,OP Type,Task Type,Task Start Time(us),Task Duration(us)"
+
 
 def kernel_details(tmp_path: Path, *lines: str) -> Path:
     path = tmp_path / "kernel_details.csv"
@@ -91,6 +93,26 @@ def test_columns_of_all_levels_are_read(tmp_path: Path, columns: tuple[str, ...]
     assert details.cores == {
         "AI_CORE": (2, 82_000), "AI_VECTOR_CORE": (2, 40_000), "COMMUNICATION": (2, 190_250)
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "header"),
+    [
+        (
+            "rank3_kernel_details.csv",
+            "Step ID,Device ID,Stream Id,NAME,Type,Accelerator_Core,Start Time(us),Duration(us)",
+        ),
+        ("op_summary_1.csv", f"\ufeffstep_id,{MSPROF}"),
+    ],
+)
+def test_other_file_names_spellings_and_columns_are_read(tmp_path: Path, file: str, header: str) -> None:
+    path = tmp_path / file
+    path.write_text(f"{header},new column\n4,2,16,Cast66,Cast,AI_VECTOR_CORE,100\t,3.5,7\n", encoding="utf-8")
+    summary = summarise_trace(path)
+    assert (summary.whole, [(kernel.name, kernel.total_us) for kernel in summary.kernels]) == (True, [("Cast", 3.5)])
+    assert [(step.step, step.device_us) for step in summary.steps] == [(4, 3.5)]
+    assert [(device.device, device.streams[0].stream) for device in summary.devices] == [(2, 16)]
+    assert [core.core for core in summary.cores] == ["AI_VECTOR_CORE"]
 
 
 def test_process_groups_have_lanes_and_stable_names(tmp_path: Path) -> None:

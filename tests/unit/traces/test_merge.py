@@ -340,7 +340,7 @@ def test_unusual_texts_are_merged(merged: Merged, tricky: str) -> None:
     check = merged(b'[{"ph": "s", "pid": 10, "id": 5}]', text.encode())
 
     def loads(data: str) -> Any:
-        return json.loads(data, parse_float=str, parse_int=str, parse_constant=str)
+        return json.loads(data, parse_float=str, parse_int=str, parse_constant=lambda _: None)
 
     assert check.whole
     written = loads(gzip.decompress(merged.destination.read_bytes()).decode())["traceEvents"]

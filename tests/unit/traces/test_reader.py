@@ -277,8 +277,13 @@ def test_names_are_demangled() -> None:
     library = load_library()
     if library is None:
         pytest.skip("the reader is not compiled")
-    names = ["_ZN2at6native4copyIfEEvPT_", "_Z", "plain", "_Zé"]
-    assert demangle(library, names) == ["void at::native::copy<float>(float*)", "_Z", "plain", "_Zé"]
+    names = ["_ZN2at6native4copyIfEEvPT_", "_Z", "plain", "_Zé", "_ZN1a1bIDF16bDF16bLi2EEEvPT_PKT0_i", "_ZDF16b"]
+    assert demangle(library, names) == [
+        "void at::native::copy<float>(float*)",
+        *("_Z", "plain", "_Zé"),
+        "void a::b<std::bfloat16_t, std::bfloat16_t, 2>(std::bfloat16_t*, std::bfloat16_t const*, int)",
+        "_ZDF16b",
+    ]
 
 
 @pytest.mark.slow

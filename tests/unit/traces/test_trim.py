@@ -18,6 +18,7 @@ from real_traces import each
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading import compiled
+from profdeck_traces.reading.copying import strict_json
 from profdeck_traces.reading.integrity import check_trace
 from profdeck_traces.writing import trim
 from profdeck_traces.writing.selection import Selection
@@ -146,14 +147,17 @@ def test_trimmed_trace_equals_the_filtered_trace(
     expected = [element for element in elements if is_kept(element)]
     check = trim_trace(write(directory / "source.json.gz", data), directory / "out.json", selection)
 
-    trimmed = json.loads(content(directory / "out.json").decode("utf-8", "surrogatepass"))
-    assert repr(trimmed if bare else trimmed["traceEvents"]) == repr(expected)
-    assert bare or trimmed == {**members, "traceEvents": trimmed["traceEvents"]}
+    def strict(value: Any) -> Any:
+        return json.loads(strict_json(json.dumps(value).encode()))
+
+    trimmed = json.loads(content(directory / "out.json").decode(), parse_constant=pytest.fail)
+    assert (trimmed if bare else trimmed["traceEvents"]) == strict(expected)
+    assert bare or trimmed == strict({**members, "traceEvents": expected})
     assert check.whole
     assert check.events == sum("ph" in element for element in expected)
     for element in expected:
         text = json.dumps(element, ensure_ascii=False, **{**layout, "indent": None}).encode("utf-8", "surrogatepass")
-        assert layout.get("indent") or text in content(directory / "out.json")
+        assert layout.get("indent") or strict_json(text) in content(directory / "out.json")
 
 
 @pytest.mark.parametrize("name", ["out.json", "out.json.gz"])
