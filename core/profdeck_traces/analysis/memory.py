@@ -6,6 +6,7 @@ import numpy as np
 
 from profdeck_traces.analysis.detail_model import MemoryPoint, MemorySummary
 from profdeck_traces.reading.events import NO_TIME
+from profdeck_traces.reading.intervals import groups
 from profdeck_traces.reading.trace import Trace
 
 # c10::DeviceType (torch/headeronly/core/DeviceType.h); 20 is PrivateUse1, which is an NPU with torch_npu.
@@ -37,8 +38,9 @@ def memory_of(trace: Trace, origin_ns: int) -> tuple[MemorySummary, ...]:
     is_valid = (np.minimum(kinds, numbers) != NO_TIME) & (np.minimum(allocated, reserved) >= 0) & (time_ns != NO_TIME)
     kinds, numbers = kinds[is_valid], numbers[is_valid]
     table = np.stack([time_ns, allocated, reserved], axis=1)[is_valid]
-    for kind, number in np.unique(np.stack([kinds, numbers], axis=1), axis=0).tolist():
-        of_device = table[(kinds == kind) & (numbers == number)]
+    devices, device = np.unique(np.stack([kinds, numbers], axis=1), axis=0, return_inverse=True)
+    for (kind, number), mine in zip(devices.tolist(), groups(device.reshape(-1)), strict=True):
+        of_device = table[mine]
         of_device = of_device[np.argsort(of_device[:, 0], kind="stable")]
         name = _TYPES.get(kind, f"device type {kind}")
         peak = int(of_device[:, 1].argmax())

@@ -12,7 +12,7 @@ from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.host_states import CAUSES, Host, by_time
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, outermost
 from profdeck_traces.reading.columns import Columns
-from profdeck_traces.reading.intervals import Int, time_before, union
+from profdeck_traces.reading.intervals import Int, groups, time_before, union
 
 # What torch calls collectives on the host: its dispatcher's operators, and the marks of their backends.
 _COLLECTIVE = re.compile(r"c10d::\w+_$|(?:gloo|nccl|hccl|ucc|mpi|xccl):\w+")
@@ -94,7 +94,8 @@ class StageTimes:
         count, total_ns = 1, recorded_ns
         if self._steps is not None and self._steps.end_ns is not None:
             count, total_ns = len(self._steps.step), int((self._steps.end_ns - self._steps.start_ns).sum())
-        stages = [self._of(stage, count, total_ns) for stage in range(len(self._names))]
+        rows = groups(self._stage)  # each stage has an event
+        stages = [self._of(stage, mine, total_ns) for stage, mine in enumerate(rows)]
         stages.sort(key=lambda stage: (-stage.total_us, stage.name))
         return HostTimes(
             basis=self._basis,
@@ -118,11 +119,10 @@ class StageTimes:
             for name, start, end in rows
         ]
 
-    def _of(self, stage: int, steps: int, total_ns: int) -> StageSummary:
-        mine = np.flatnonzero(self._stage == stage)
-        duration = (self._end - self._start)[mine]
-        in_step = np.bincount(self._step_of[mine], weights=duration, minlength=steps)
-        in_step = in_step[np.unique(self._step_of[mine])]
+    def _of(self, stage: int, mine: Int, total_ns: int) -> StageSummary:
+        duration = self._end[mine] - self._start[mine]
+        _, step = np.unique(self._step_of[mine], return_inverse=True)
+        in_step = np.bincount(step, weights=duration)
         return StageSummary(
             name=self._names[stage],
             count=len(mine),

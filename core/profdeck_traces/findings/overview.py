@@ -279,30 +279,24 @@ def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
             slowest=label_of(slowest.role, slowest.replica, slowest.rank, slowest.path) if is_judged else None,
         )
 
-    rows = [row(name, lambda view, name=name: _of_stage(view, name), is_stage=True) for name in names]  # type: ignore[misc]  # bound
+    rows = [row(name, lambda view, name=name: view.stage_us.get(name, 0.0), is_stage=True) for name in names]  # type: ignore[misc]  # bound
     rows.sort(key=lambda one: -one.mean_us)
     if rows:
-        rows.append(
-            row(OUTSIDE_STAGES, lambda view: view.host_step_us - sum(_of_stage(view, n) for n in names), is_stage=True)
-        )
+        rows.append(row(OUTSIDE_STAGES, lambda view: view.host_step_us - sum(view.stage_us.values()), is_stage=True))
     if any(view.rank.host_times and view.rank.host_times.states for view in timed):
         rows.append(row(OUTSIDE, lambda view: _of_states(view, OUTSIDE_OPERATORS - {NOTHING}), is_stage=False))
         rows.append(row(NOTHING, lambda view: _of_states(view, {NOTHING}), is_stage=False))
     return tuple(one for one in rows if one.mean_us > 0)
 
 
-def _of_stage(view: RankView, name: str) -> float:
-    return sum(stage.total_us for stage in view.stages if stage.name == name) / _steps_on_host(view)
-
-
 def _of_states(view: RankView, states: Iterable[str]) -> float:
     times = view.rank.host_times
     found = times.states if times else ()
-    return sum(state.time_us for state in found if state.state in states) / _steps_on_host(view)
+    return sum(state.time_us for state in found if state.state in states) / view.host_steps
 
 
 def _steps_on_host(view: RankView) -> int:
-    return max(1, view.rank.host_times.steps) if view.rank.host_times else 1
+    return view.host_steps
 
 
 def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:

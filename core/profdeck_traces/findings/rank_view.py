@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections import Counter
+from collections.abc import Callable
 
 import attrs
 
@@ -165,11 +166,33 @@ class RankView:
         """The stages of its steps."""
         return self.rank.host_times.stages if self.rank.host_times else ()
 
+    @functools.cached_property
+    def stage_us(self) -> dict[str, float]:
+        """Time of each stage per step, in microseconds."""
+        return self._by_stage(lambda stage: stage.total_us)
+
+    @functools.cached_property
+    def stage_without_collectives_us(self) -> dict[str, float]:
+        """Time of each stage per step outside of the host's collectives, in microseconds."""
+        return self._by_stage(lambda stage: stage.total_us - stage.communication_us)
+
+    def _by_stage(self, time_us: Callable[[StageSummary], float]) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for stage in self.stages:
+            sums[stage.name] = sums.get(stage.name, 0.0) + time_us(stage) / self.host_steps
+        return sums
+
+    @property
+    def host_steps(self) -> int:
+        """The number of steps on the host; 1 for a recording."""
+        times = self.rank.host_times
+        return max(1, times.steps) if times else 1
+
     @property
     def host_step_us(self) -> float:
         """The mean step on the host."""
         times = self.rank.host_times
-        return times.total_us / max(1, times.steps) if times else 0.0
+        return times.total_us / self.host_steps if times else 0.0
 
     @property
     def outside_operators_us(self) -> float:
@@ -177,7 +200,7 @@ class RankView:
         times = self.rank.host_times
         if times is None or not times.states:
             return 0.0
-        return sum(state.time_us for state in times.states if state.state in OUTSIDE_OPERATORS) / max(1, times.steps)
+        return sum(state.time_us for state in times.states if state.state in OUTSIDE_OPERATORS) / self.host_steps
 
     def typical(self) -> RankView:
         """Return the same without the steps that are much longer than the median, if three or more are left."""

@@ -191,7 +191,7 @@ def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFindi
     for team in teams.values():
         names = {stage.name for view in team for stage in view.stages}
         for name in sorted(names) if len(team) > 1 else ():
-            times = {index: _own_time(view, name) for index, view in enumerate(team)}
+            times = {index: view.stage_without_collectives_us.get(name, 0.0) for index, view in enumerate(team)}
             slow = max(times, key=lambda index: times[index])
             others = statistics.median(time for index, time in times.items() if index != slow)
             view = team[slow]
@@ -209,11 +209,6 @@ def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFindi
                     key=name,
                     evidence=view.evidence(),
                 )
-
-
-def _own_time(view: RankView, name: str) -> float:
-    steps = view.rank.host_times.steps if view.rank.host_times else 1
-    return sum(stage.total_us - stage.communication_us for stage in view.stages if stage.name == name) / steps
 
 
 def slow_links(views: Sequence[RankView]) -> Iterator[RankFinding]:
