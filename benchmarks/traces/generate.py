@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ from pathlib import Path
 import attrs
 from isal import igzip
 
-REAL_TRACE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpu" / "nccl.json.gz"
+DATA = Path(os.environ.get("PROFDECK_TEST_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
+REAL_TRACE = DATA / "gpu" / "nccl.json.gz"
 CLOCK_OFFSET_NS = 137_250
 STRAGGLER = 3
 

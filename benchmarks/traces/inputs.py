@@ -5,6 +5,7 @@ These functions need much memory, so they run in a separate process; see `benchm
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.traces.decode import decode_trace
 from benchmarks.traces.expected import contents, late_ns
 from benchmarks.traces.generate import (
     CLOCK_OFFSET_NS,
+    DATA,
     REAL_TRACE,
     STRAGGLER,
     Template,
@@ -25,11 +27,22 @@ from benchmarks.traces.generate import (
 
 DECODE = "decode by graph launches"
 BASES = {
+    "nccl": REAL_TRACE,
     "ns_resolution": REAL_TRACE.with_name("ns_resolution_rank0.pt.trace.json.gz"),
     "pair_rank0": REAL_TRACE.with_name("pair_rank0.json.gz"),
     DECODE: None,
 }
-"""Further traces to repeat, so that the benchmark does not depend on a single trace."""
+"""Traces to repeat. `random_base` adds another one, so that the results do not depend on these."""
+
+
+def random_base(seed: int) -> tuple[str, Path] | None:
+    """Draw a public trace with known categories. Return its name and path, or None if there are no public traces."""
+    directory = DATA / "public"
+    paths = sorted(path for pattern in ("hta__*.json.gz", "tl__*.json.gz") for path in directory.glob(pattern))
+    if not paths:
+        return None
+    path = random.Random(seed).choice(paths)
+    return path.name.removesuffix(".json.gz").rpartition("__")[2], path
 
 
 @attrs.frozen

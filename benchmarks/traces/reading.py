@@ -1,11 +1,13 @@
-"""Measure time and memory of profdeck's summaries and merges, and compare them with other tools.
+"""Measure time and memory of profdeck's reader, summaries and merges, and compare them with other tools.
 
-python -m benchmarks.traces.reading [--quick] [--only SECTION ...] [--without-peers] [--json FILE]
+python -m benchmarks.traces.reading [--quick] [--only SECTION ...] [--without-peers] [--rounds N] [--seed SEED]
+    [--json FILE]
 
-Each run is a separate process. The figures are its wall time from start to exit, the CPU time of the process and its
-children, and the peak memory of the largest process. Runs of profdeck and its peers alternate; a peer that takes more
-than 20 s runs once. profdeck's results must equal those of the standard library's json: for small inputs before the
-measurement, and in each run. If a peer's result differs, the table says so.
+Each run is a separate process. The figures are the CPU time of the process and its children, its wall time from start
+to exit, and the peak memory of the largest process. Ratios are of CPU time, which depends less on the load of the
+machine. Runs of profdeck and its peers alternate; a peer that takes more than 20 s runs once. profdeck's results must
+equal those of the standard library's json: for small inputs before the measurement, and in each run. If a peer's result
+differs, the table says so.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import multiprocessing
 import operator
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -24,15 +27,19 @@ from pathlib import Path
 
 import attrs
 from benchmarks.measure import Row, parser, ratio_interval, report
-from benchmarks.traces import expected, inputs, peers
-from benchmarks.traces.costs import MB, Entry, RunError, measure, python, run
+from benchmarks.traces import expected, inputs, many, peers
+from benchmarks.traces.costs import Entry, RunError, measure, python, run
 from benchmarks.traces.generate import REAL_TRACE
 from benchmarks.traces.inputs import Input
 
 from profdeck_traces.base.result_cache import CACHE_VARIABLE
 
 GB = 1_000_000_000
-TRACE_PROCESSOR_GOAL = Fraction(2, 7)
+COLUMNS_GOAL, SUMMARY_GOAL = Fraction(1, 5), Fraction(2, 7)
+LINEAR_GOAL = Fraction(6, 5)
+LARGE_MIB = 2500
+"""Limit of the memory for the largest trace of one rank."""
+START_S = 0.25
 SETTLED_S = 2.5
 """Minimum age of files before their results are cached."""
 SHOWN = 8
@@ -52,6 +59,7 @@ class Sizes:
 
     rounds: int
     one: float
+    """Size of the traces of one rank."""
     ranks: int
     rank: float
     """Size of the trace of each of ``ranks``."""
@@ -61,12 +69,16 @@ class Sizes:
     """Numbers of ranks of jobs, for the same purpose."""
     growing_rank: float
     """Size of the trace of each rank of these jobs."""
+    many: float = 1.0
+    """Factor of the counts of names, devices and steps, and of the depth of nesting."""
 
 
 FULL = Sizes(
     rounds=3, one=500, ranks=8, rank=100, growing=(100, 500, 2000, 5000), growing_ranks=(8, 64, 256), growing_rank=20
 )
-QUICK = Sizes(rounds=1, one=50, ranks=8, rank=10, growing=(10, 50, 100), growing_ranks=(4, 8, 16), growing_rank=10)
+QUICK = Sizes(
+    rounds=1, one=50, ranks=8, rank=10, growing=(10, 50, 100), growing_ranks=(4, 8, 16), growing_rank=10, many=0.1
+)
 
 
 @attrs.frozen
@@ -78,6 +90,8 @@ class Bench:
     directory: Path
     pool: ProcessPoolExecutor
     """A single process for work that needs much memory."""
+    seed: int
+    """Seed of the random base."""
 
     def one_rank(self, megabytes: float, base: Path | None = REAL_TRACE) -> Input:
         """Generate a trace of one rank."""
@@ -86,6 +100,12 @@ class Bench:
     def job(self, ranks: int, megabytes: float) -> Input:
         """Generate the traces of a job."""
         return self.pool.submit(inputs.job, self._new(), ranks, megabytes).result()
+
+    def many(self, kind: str, count: int) -> Input:
+        """Generate a trace with many names, levels, devices or steps."""
+        path = self._new() / f"{kind}.trace.json"
+        path.write_text(many.trace(kind, count), encoding="utf-8")
+        return Input([path], [path.stat().st_size], {"whole": True})
 
     def peer(self, name: str, package: str, of: Input, *arguments: object) -> list[Entry]:
         """Return an entry for a peer in `benchmarks.traces.peers`, if it is selected and installed."""
@@ -121,6 +141,11 @@ def our_task(name: str, task: str, of: Input, destination: Path | None = None) -
         ours=True,
         destination=destination,
     )
+
+
+def columns(of: Input, about: str = "") -> Entry:
+    """Return the entry for reading the columns of one rank."""
+    return our_task(f"columns of one rank{about}", "columns", of)
 
 
 def summary(of: Input, about: str = "") -> Entry:
@@ -161,34 +186,33 @@ def one_rank(bench: Bench) -> list[Row]:
     candidates = [
         *bench.peer("isal, inflating only", "isal", of, "inflate", path),
         *bench.peer("typed msgspec", "msgspec", of, "typed_msgspec", path),
-        *bench.trace_processor("trace_processor", of, path),
         *bench.peer("torch-tb-profiler", "torch_tb_profiler", of, "torch_tb_profiler", path),
         *bench.peer("HolisticTraceAnalysis", "hta", of, "hta", path),
     ]
     others = measure([ours], candidates, bench.sizes.rounds)
-    goals = {"trace_processor": TRACE_PROCESSOR_GOAL, "HolisticTraceAnalysis": Fraction(1, 50)}
+    goals = {"HolisticTraceAnalysis": Fraction(1, 50)}
     return [
         *(entry.row() for entry in (ours, *others)),
         *(against(ours, other, goals.get(other.name)) for other in others),
-        rate(ours, ours.wall_s, 350),
     ]
 
 
 def bases(bench: Bench) -> list[Row]:
-    """Measure summaries of one rank of other workloads."""
+    """Compare columns and summaries of one rank with trace_processor, for several workloads."""
     rows = []
-    for name, base in inputs.BASES.items():
+    drawn = inputs.random_base(bench.seed)
+    for name, base in [*inputs.BASES.items(), *([] if drawn is None else [drawn])]:
         if base is not None and not base.exists():
             print(f"{name} is skipped, because {base} does not exist", file=sys.stderr)
             continue
         small = bench.one_rank(0, base)
-        measure([summary(small)], [], 1)
+        measure([columns(small), summary(small)], [], 1)
         of = bench.one_rank(bench.sizes.one, base)
-        ours = summary(of, f", {name}")
-        others = measure([ours], bench.trace_processor("trace_processor", of, of.paths[0]), bench.sizes.rounds)
-        rows += [entry.row() for entry in (ours, *others)]
-        rows += [against(ours, other, TRACE_PROCESSOR_GOAL) for other in others]
-        rows.append(rate(ours, ours.wall_s, 420))
+        ours = columns(of, f", {name}"), summary(of, f", {name}")
+        others = measure(ours, bench.trace_processor("trace_processor", of, of.paths[0]), bench.sizes.rounds)
+        rows += [entry.row() for entry in (*ours, *others)]
+        rows += [against(ours[0], other, COLUMNS_GOAL) for other in others]
+        rows += [against(ours[1], other, SUMMARY_GOAL) for other in others]
         for path in (*small.paths, *of.paths):
             path.unlink()
     return rows
@@ -204,7 +228,6 @@ def job(bench: Bench) -> list[Row]:
     return [
         ours.row(),
         *(row for other in others for row in (other.row(), against(ours, other, Fraction(1, 50)))),
-        rate(ours, ours.wall_s, 1200),
     ]
 
 
@@ -243,7 +266,7 @@ def growth(bench: Bench) -> list[Row]:
     by_size = []
     for megabytes in bench.sizes.growing:
         of = bench.one_rank(megabytes)
-        entries = [summary(of, f", {megabytes / 1000:g} GB")]
+        entries = [columns(of, f", {megabytes / 1000:g} GB"), summary(of, f", {megabytes / 1000:g} GB")]
         measure(entries, [], 1)
         by_size.append(entries)
         shutil.rmtree(of.paths[0].parent)
@@ -257,8 +280,33 @@ def growth(bench: Bench) -> list[Row]:
     return [
         row
         for entries in (*zip(*by_size, strict=True), *zip(*by_ranks, strict=True))
-        for row in (*(entry.row() for entry in entries), *slopes(entries))
-    ]
+        for row in (*(entry.row() for entry in entries), slope(entries))
+    ] + [memory(entry, LARGE_MIB) for entry in by_size[-1]]
+
+
+def linear(bench: Bench) -> list[Row]:
+    """Measure summaries of traces with many names, levels, devices and steps: twice as many take twice the time."""
+    rows = []
+    for kind, count in many.COUNTS.items():
+        entries = []
+        for factor in (1, 2):
+            of = bench.many(kind, round(count * bench.sizes.many) * factor)
+            entries.append(
+                our_task(f"summary of {round(count * bench.sizes.many) * factor:,} {kind}", "all_answers", of)
+            )
+        measure(entries, [], bench.sizes.rounds)
+        rows += [*(entry.row() for entry in entries), slope(entries)]
+    return rows
+
+
+def start(bench: Bench) -> list[Row]:
+    """Measure the command `profdeck summary` for a trace of 2 kB. On an idle machine, it takes its CPU time."""
+    of = bench.many("steps", 3)
+    command = [sys.executable, "-m", "profdeck", "summary", "--json", "--no-cache", str(of.paths[0])]
+    entry = Entry(name="profdeck summary of 2 kB", command=command, json_bytes=sum(of.json_bytes), truth={}, ours=True)
+    measure([entry], [], 5 * bench.sizes.rounds)
+    goal = quotient(entry.name, "s", (entry.cpu_s, START_S), f"goal of {START_S} s", Fraction(1))
+    return [entry.row(), goal]
 
 
 def again(bench: Bench) -> list[Row]:
@@ -286,11 +334,11 @@ def shares(bench: Bench) -> list[Row]:
 
 
 def against(ours: Entry, other: Entry, goal: Fraction | None = None) -> Row:
-    """Compare the times of two entries. Rounds are paired if both entries ran in all rounds."""
-    row = quotient(ours.name, "s", (ours.wall_s, other.wall_s), other.name, goal)
+    """Compare the CPU times of two entries. Rounds are paired if both entries ran in all rounds."""
+    row = quotient(ours.name, "s CPU", (ours.cpu_s, other.cpu_s), other.name, goal)
     if len(ours.costs) != len(other.costs) or len(ours.costs) == 1:
         return row
-    ratio, interval = ratio_interval([cost.wall_s for cost in ours.costs], [cost.wall_s for cost in other.costs])
+    ratio, interval = ratio_interval([cost.cpu_s for cost in ours.costs], [cost.cpu_s for cost in other.costs])
     return attrs.evolve(row, ratio=ratio, interval=interval, met=None if goal is None else ratio <= goal)
 
 
@@ -309,30 +357,17 @@ def quotient(what: str, unit: str, figures: tuple[float, float], peer_name: str,
     )
 
 
-def rate(entry: Entry, in_s: float, goal: float) -> Row:
-    """Return the throughput of an entry, by wall time or CPU time."""
-    mb_per_s = entry.json_bytes / MB / in_s
-    basis = "CPU time" if in_s == entry.cpu_s else "time"
-    return Row(
-        what=f"{entry.name}, by {basis}", unit="MB/s", measured=mb_per_s, goal=f">= {goal:g}", met=mb_per_s >= goal
-    )
-
-
 def memory(entry: Entry, goal: float) -> Row:
     """Return the peak memory of an entry."""
     rss_mib = entry.rss_mib
     return Row(what=f"{entry.name}, memory", unit="MiB", measured=rss_mib, goal=f"<= {goal:g}", met=rss_mib <= goal)
 
 
-def slopes(entries: Sequence[Entry]) -> list[Row]:
-    """Compare CPU time per gigabyte and memory of the largest input with those of the second largest."""
+def slope(entries: Sequence[Entry]) -> Row:
+    """Compare the CPU time per gigabyte of the largest input with that of the second largest."""
     *_, before, largest = entries
     cpu_s = (largest.cpu_s / largest.json_bytes * GB, before.cpu_s / before.json_bytes * GB)
-    rss_mib = (largest.rss_mib, before.rss_mib)
-    return [
-        quotient(f"{largest.name}, CPU time per GB", "s", cpu_s, before.name, Fraction(6, 5)),
-        quotient(f"{largest.name}, memory", "MiB", rss_mib, before.name, Fraction(5, 4)),
-    ]
+    return quotient(f"{largest.name}, CPU time per GB", "s", cpu_s, before.name, LINEAR_GOAL)
 
 
 SECTIONS = {
@@ -341,6 +376,8 @@ SECTIONS = {
     "job": job,
     "merge": merge,
     "growth": growth,
+    "linear": linear,
+    "start": start,
     "again": again,
     "shares": shares,
 }
@@ -352,14 +389,18 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="small inputs and one round, to test the benchmark")
     options.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION")
     options.add_argument("--without-peers", action="store_true", help="measure profdeck alone")
+    options.add_argument("--rounds", type=int, help="runs of each command (default: 3)")
+    options.add_argument("--seed", type=int, default=secrets.randbelow(1000), help="seed of the random trace to repeat")
     chosen = options.parse_args()
+    sizes = QUICK if chosen.quick else FULL
+    sizes = attrs.evolve(sizes, rounds=chosen.rounds or sizes.rounds)
     rows: list[Row] = []
     failed = []
     with (
         tempfile.TemporaryDirectory() as directory,
         ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool,
     ):
-        bench = Bench(QUICK if chosen.quick else FULL, not chosen.without_peers, Path(directory), pool)
+        bench = Bench(sizes, not chosen.without_peers, Path(directory), pool, chosen.seed)
         for name in chosen.only:
             try:
                 rows += SECTIONS[name](bench)
@@ -368,7 +409,7 @@ def main() -> None:
                 print(f"{name}: {error}", file=sys.stderr)
     if chosen.quick:
         rows = [attrs.evolve(row, goal="", met=None) for row in rows]  # small inputs mostly measure start-up
-    report(rows, chosen.json)
+    report(rows, chosen.json, seed=str(chosen.seed))
     print(*(f"{name} is not measured: {reason}." for name, reason in peers.NOT_MEASURED.items()), sep="\n")
     if failed:
         sys.exit(f"Failed: {', '.join(failed)}")

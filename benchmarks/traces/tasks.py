@@ -27,12 +27,45 @@ PROCESSES = 2
 SAMPLE_S = 0.001
 
 
+def columns(path: str) -> dict[str, Any]:
+    """Read a trace into sorted columns with all args, and find the parent of each event."""
+    import numpy as np
+
+    from profdeck_traces.reading.columns import DEVICE_CATEGORIES
+    from profdeck_traces.reading.events import read_events
+
+    events = read_events(Path(path))
+    assert len(events.parent) == events.complete
+    kernels, work = events.has_category({"kernel"}), events.has_category(DEVICE_CATEGORIES)
+    return {
+        "events": len(events),
+        "whole": events.check.whole,
+        "kernels": int(np.count_nonzero(kernels)),
+        "kernel_ns": int(events.duration_ns[kernels].sum()),
+        "device_events": int(np.count_nonzero(work)),
+        "device_ns": int(events.duration_ns[work].sum()),
+    }
+
+
 def all_events(path: str) -> dict[str, Any]:
     """Summarise all events of a trace."""
     from profdeck_traces.analysis.summary import summarise_trace
 
     summary = summarise_trace(Path(path))
     return {"events": summary.events, "whole": summary.whole, **_figures(summary)}
+
+
+def all_answers(path: str) -> dict[str, Any]:
+    """Summarise a trace, and compute the findings and tables of the command `profdeck summary`."""
+    from profdeck_traces.analysis.run_summary import summarise_run
+    from profdeck_traces.findings.finding import findings_of
+    from profdeck_traces.findings.overview import teams_of
+    from profdeck_traces.inputs.sources import TraceSource
+
+    run, errors = summarise_run([TraceSource(Path(path))], processes=1)
+    assert not errors, errors
+    assert teams_of(run)
+    return {"findings": len(findings_of(run)), "whole": run.ranks[0].whole}
 
 
 def again(*paths: str) -> dict[str, Any]:
@@ -128,7 +161,9 @@ class Shares:
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "columns": columns,
     "all_events": all_events,
+    "all_answers": all_answers,
     "job": job,
     "again": again,
     "merge": merge,
