@@ -112,6 +112,42 @@ def test_rank_of_two_live_processes_is_not_complete(
     assert [len(rank.problems) for capture in report.captures for rank in capture.ranks] == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("on_demand", [True, False])
+def test_process_that_joins_after_a_capture_of_its_rank_is_not_a_restart(
+    start: Start, tmp_path: Path, *, on_demand: bool
+) -> None:
+    first = start(on_demand=on_demand)
+    first.capture(2)
+    second = start(on_demand=on_demand)  # the first process is still running
+    second.capture(2)
+    assert f"Process {first.process.pid} on" in second.end()
+    first.end()
+    assert read_statuses(tmp_path) == {"step2": Status.COMPLETE, "step2-take2": Status.PARTIAL}
+
+
+def test_processes_of_a_rank_that_capture_different_steps_are_found(start: Start, tmp_path: Path) -> None:
+    first, second = start(steps=[2]), start(steps=[5])
+    first.capture(2)
+    second.capture(5)
+    first.end()
+    second.end()
+    # The first process may have exited before step 5.
+    assert read_statuses(tmp_path) == {"step2": Status.PARTIAL, "step5": Status.COMPLETE}
+
+
+def test_each_other_process_of_a_rank_is_named_once(start: Start, tmp_path: Path) -> None:
+    ranks = [start(on_demand=False) for _ in range(3)]
+    for rank in ranks:
+        rank.capture(2)
+    for rank in ranks:
+        rank.end()
+    captures = read_run(tmp_path / "run").captures
+    problems = [problem for capture in captures for rank in capture.ranks for problem in rank.problems]
+    for rank in ranks:
+        assert [f"Process {rank.process.pid} on" in problem for problem in problems].count(True) == 2
+    assert len(problems) == 6
+
+
 def test_second_process_of_a_rank_is_named_before_a_capture(start: Start) -> None:
     first, second = start(), start()
     assert f"Process {first.process.pid} on" in (error := second.end())

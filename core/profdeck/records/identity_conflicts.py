@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
@@ -41,32 +41,51 @@ class _Claim:
         return self.process != other.process and self.start_ns < other.end_ns and other.start_ns < self.end_ns
 
 
-def find_conflicts(manifests: Iterable[tuple[Path, Manifest]]) -> dict[Path, str]:
-    """Return a problem for each manifest whose capture was also recorded by another process under the same rank.
+def find_conflicts(manifests: Iterable[tuple[Path, Manifest]]) -> dict[Path, tuple[str, ...]]:
+    """Return the problems of each manifest if another process had the same role and rank during its capture.
+
+    Both captures of a repeated step have a problem if the processes ran at the same time, even if the captures did not
+    overlap.
 
     Args:
         manifests: the manifests of a run and their paths.
     """
-    claims: dict[tuple[object, ...], _Claim] = {}
-    captures: dict[tuple[object, ...], list[tuple[Path, Manifest]]] = defaultdict(list)
+    ranks: dict[tuple[object, ...], list[tuple[Path, Manifest]]] = defaultdict(list)
     for file, manifest in manifests:
         if manifest.target is None:
-            claim = _Claim.from_manifest(manifest)
-            key = *_identity(manifest), claim.process
-            claims[key] = claim.extended(claims.get(key))
-            captures[*_identity(manifest), manifest.first_step, manifest.stage].append((file, manifest))
-    problems: dict[Path, dict[str, None]] = defaultdict(dict)
-    for group in captures.values():
-        for file, manifest in group if len(group) > 1 else ():
-            claim = claims[*_identity(manifest), manifest.process]
-            for _, other in group:
-                if claim.conflicts_with(claims[*_identity(other), other.process]):
-                    problems[file][describe_conflict(other)] = None
-    return {file: " ".join(texts) for file, texts in problems.items()}
+            ranks[_identity(manifest)].append((file, manifest))
+    problems: dict[Path, tuple[str, ...]] = {}
+    for group in ranks.values():
+        if len({manifest.process for _, manifest in group}) > 1:
+            problems.update(_find_conflicts_of_rank(group))
+    return problems
+
+
+def _find_conflicts_of_rank(group: list[tuple[Path, Manifest]]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    claims: dict[ProcessId, _Claim] = {}
+    manifests: dict[ProcessId, Manifest] = {}
+    steps: dict[ProcessId, set[tuple[int, str | None]]] = defaultdict(set)
+    for _, manifest in group:
+        process = manifest.process
+        claims[process] = _Claim.from_manifest(manifest).extended(claims.get(process))
+        manifests.setdefault(process, manifest)
+        steps[process].add((manifest.first_step, manifest.stage))
+    for file, manifest in group:
+        capture = attrs.evolve(_Claim.from_manifest(manifest), start_ns=manifest.started_ns)
+        texts = [
+            describe_conflict(other)
+            for process, other in manifests.items()
+            if claims[manifest.process].conflicts_with(claims[process])
+            and ((manifest.first_step, manifest.stage) in steps[process] or capture.conflicts_with(claims[process]))
+        ]
+        if texts:
+            yield file, tuple(texts)
 
 
 def is_conflict(manifest: Manifest, earlier: Manifest) -> bool:
     """Return whether a new manifest has the same role and rank as another process that is still active.
+
+    A training process has its rank until it exits, an engine process only while it handles the request.
 
     Args:
         manifest: the new manifest.
@@ -74,8 +93,11 @@ def is_conflict(manifest: Manifest, earlier: Manifest) -> bool:
     """
     if manifest.target is not None or _identity(manifest) != _identity(earlier):
         return False
-    claim = attrs.evolve(_Claim.from_manifest(manifest), end_ns=time.time_ns())
-    return claim.conflicts_with(_Claim.from_manifest(earlier))
+    now_ns = time.time_ns()
+    other = _Claim.from_manifest(earlier)
+    if earlier.request is None and earlier.process.alive:
+        other = attrs.evolve(other, end_ns=now_ns)
+    return attrs.evolve(_Claim.from_manifest(manifest), end_ns=now_ns).conflicts_with(other)
 
 
 def describe_conflict(other: Manifest) -> str:

@@ -236,14 +236,14 @@ def _capture(
     group: list[tuple[Path, Manifest]],
     last_steps: Mapping[_RequestKey, int],
     checks: FileChecker | KnownChecks,
-    conflicts: Mapping[Path, str],
+    conflicts: Mapping[Path, tuple[str, ...]],
 ) -> CaptureReport:
     manifest = group[0][1]
     # Ranks of engines do not count global steps, so use the last step in the manifest of the target. With a window of
     # iterations, the capture can end before that step.
     steps = [one.last_step for _, one in group]
     steps += [last_steps.get((file.parent, one.request), 0) for file, one in group if one.iterations is None]
-    ranks = [_rank(file, manifest, checks, conflicts.get(file)) for file, manifest in group]
+    ranks = [_rank(file, manifest, checks, conflicts.get(file, ())) for file, manifest in group]
     expected = {rank for _, manifest in group for rank in manifest.expected_ranks}
     ranks += [_missing_rank(rank) for rank in expected - {rank.rank for rank in ranks}]
     return CaptureReport(
@@ -311,12 +311,12 @@ def _missing_rank(rank: int) -> RankReport:
     )
 
 
-def _rank(file: Path, manifest: Manifest, checks: FileChecker | KnownChecks, conflict: str | None) -> RankReport:
+def _rank(file: Path, manifest: Manifest, checks: FileChecker | KnownChecks, conflicts: tuple[str, ...]) -> RankReport:
     artifacts = tuple(_artifact(file.parent, record, checks) for record in manifest.artifacts)
     status, problems = _judge(manifest, artifacts)
-    if conflict is not None:
+    if conflicts:
         status = Status.PARTIAL if status is Status.COMPLETE else status
-        problems = tuple(dict.fromkeys([*problems, conflict]))
+        problems = tuple(dict.fromkeys([*problems, *conflicts]))
     return RankReport(
         rank=manifest.rank,
         parallel=manifest.parallel,
