@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
 
 class StepSource:
-    """Drives a profiler with the steps of the optimizer that steps first.
+    """Drives a profiler with the steps of one optimizer, the clock.
+
+    The first optimizer that steps is the clock. Alternating optimizers, such as those of a generator and a
+    discriminator, step once between two steps of the clock. If another optimizer steps twice, the clock no longer
+    trains, or trains less often, and the other optimizer becomes the clock.
 
     The profiler is created when the first optimizer is created, so processes without an optimizer, such as job drivers,
     record nothing. If the optimizer steps inside a backward pass or a compiled function, the global step ends when that
@@ -34,12 +38,14 @@ class StepSource:
         self.children = ChildSteps()
         self.other_steps = Counter[str]()
         """Number of steps of other optimizers, by class name."""
-        self.clock_name = ""
-        """Class name of the optimizer whose steps end the global steps."""
+        self.clock_names: list[str] = []
+        """Class names of the clocks, in order. A clock of the same class as the clock before adds no name."""
         self._create_profiler = create_profiler
         self._process: int | None = None
         """ID of the process that created the profiler."""
         self._clock: weakref.ref[Optimizer] | None = None
+        self._others: list[weakref.ref[Optimizer]] = []
+        """Optimizers that have stepped since the last step of the clock."""
         self._stepped: list[Optimizer] = []
         """Optimizers that have stepped since the last call of `_end_steps`."""
         self._backward_passes = 0
@@ -123,16 +129,31 @@ class StepSource:
             self.children.report()
             return
         for optimizer in stepped:
-            clock = self._clock and self._clock()
-            if clock is None:
-                self._clock = weakref.ref(optimizer)
-                self.clock_name = type(optimizer).__name__
-            elif optimizer is not clock:
-                self.other_steps[type(optimizer).__name__] += 1
-                continue
-            self.profiler.stop()
+            self._end_step_of(optimizer)
+
+    def _end_step_of(self, optimizer: Optimizer) -> None:
+        clock, name = self._clock and self._clock(), type(optimizer).__name__
+        is_repeated = any(other() is optimizer for other in self._others)
+        if clock is not None and optimizer is not clock and not is_repeated:
+            self._others.append(weakref.ref(optimizer))
+            self.other_steps[name] += 1
+            return
+        if optimizer is not clock:
+            self._clock = weakref.ref(optimizer)
+            if self.clock_names[-1:] != [name]:
+                self.clock_names.append(name)
+        self._others.clear()
+        if is_repeated:
+            self.other_steps[name] -= 1
+            self.profiler.close(
+                f"{name} stepped twice in step {self.step}, without the optimizer whose steps were counted; from now "
+                f"on, the steps of {name} are counted"
+            )
             self.step += 1
-            self._start_step()
+        else:
+            self.profiler.stop()
+        self.step += 1
+        self._start_step()
 
     def _start_step(self) -> None:
         self.profiler.start(self.step)

@@ -152,6 +152,37 @@ for count, kind in ((2, torch.optim.SGD), (3, torch.optim.AdamW)):
         optimizer.step()
 """
 )
+KEPT_FIRST = (
+    ONE_LAYER
+    + """
+warmup, optimizer = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
+for step in range(7):
+    model(batch).sum().backward()
+    (warmup if step < 2 else optimizer).step()
+"""
+)
+RENEWED_PER_PHASE = (
+    ONE_LAYER
+    + """
+optimizers = []
+for phase in range(3):
+    optimizers.append(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2 + phase):
+        model(batch).sum().backward()
+        optimizers[-1].step()
+"""
+)
+TWO_MODELS = (
+    ONE_LAYER
+    + """
+first, second = torch.optim.SGD([model.weight], lr=0.1), torch.optim.AdamW([model.bias])
+for step in range(5):
+    for count, optimizer in zip(COUNTS, (first, second)):
+        for _ in range(count):
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+)
 COMPILED = (
     ONE_LAYER
     + """
@@ -178,6 +209,34 @@ def test_steps_are_those_of_the_optimizer_that_trains(tmp_path: Path, script: st
     report = json.loads(result.stderr.splitlines()[-1])
     assert report["optimizer_steps"] == 5
     assert [(capture["status"], capture["problems"]) for capture in report["captures"]] == [("complete", [])]
+
+
+@pytest.mark.parametrize(
+    ("script", "steps"),
+    [
+        (KEPT_FIRST, 7),
+        (RENEWED_PER_PHASE, 9),
+        (TWO_MODELS.replace("COUNTS", "(1, 1)"), 5),
+        (TWO_MODELS.replace("COUNTS", "(3, 1)"), 15),
+        (TWO_MODELS.replace("COUNTS", "(1, 3)"), 16),
+    ],
+    ids=["kept", "renewed", "alternating", "first_steps_more_often", "second_steps_more_often"],
+)
+def test_steps_are_those_of_the_optimizer_that_steps_most_often(tmp_path: Path, script: str, steps: int) -> None:
+    (tmp_path / "train.py").write_text(script)
+    result = profdeck(tmp_path, "run", "--json", "--steps", str(steps), "train.py")
+    report = json.loads(result.stderr.splitlines()[-1])
+    assert report["optimizer_steps"] == steps
+    assert [(capture["id"], capture["status"]) for capture in report["captures"]] == [(f"step{steps}", "complete")]
+
+
+def test_capture_of_two_optimizer_steps_is_partial(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KEPT_FIRST)
+    result = profdeck(tmp_path, "run", "--json", "--steps", "3..5", "train.py")
+    report = json.loads(result.stderr.splitlines()[-1])
+    capture = report["captures"][0]
+    assert (capture["id"], capture["status"]) == ("step3", "partial")
+    assert "AdamW stepped twice in step 3" in capture["problems"][0]
 
 
 CHILDREN = """
@@ -216,7 +275,7 @@ def test_optimizer_steps_of_child_processes_are_reported(tmp_path: Path, method:
     message = f"{count} child processes of the script ran torch optimizer steps"
     assert (message in result.stderr) is (count > 0)
     assert ("torchrun -m profdeck run" in result.stderr) is (count > 0)
-    assert ("the script ran no torch optimizer step" in result.stderr) is (count == 0)
+    assert ("the script's own process ran no torch optimizer step" in result.stderr) is (count == 0)
 
 
 def test_other_optimizers_are_named_if_the_capture_did_not_end(tmp_path: Path) -> None:

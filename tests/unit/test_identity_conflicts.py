@@ -107,7 +107,7 @@ def test_rank_of_two_live_processes_is_not_complete(
         "step5-take2": partial,
     }
     for error in errors:
-        assert "is also trainer rank 0. Give each process its own Identity" in error
+        assert "is also trainer rank 0. Start the processes with a launcher that sets ranks" in error
     report = read_run(tmp_path / "run")
     assert [len(rank.problems) for capture in report.captures for rank in capture.ranks] == [1, 1, 1, 1]
 

@@ -104,8 +104,8 @@ def describe_conflict(other: Manifest) -> str:
     """Return the problem caused by another process having recorded a capture under the same rank."""
     return (
         f"Process {other.pid} on {other.host}{f' ({other.process_name})' if other.process_name else ''} is also "
-        f"{other.role_and_replica} rank {other.rank}. Give each process its own Identity, and each engine its own role "
-        "or replica."
+        f"{other.role_and_replica} rank {other.rank}. Start the processes with a launcher that sets ranks, or "
+        "give each process its own Identity, and each engine its own role or replica."
     )
 
 
