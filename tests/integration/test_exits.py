@@ -128,6 +128,27 @@ def test_sigterm_ends_a_process_that_waits_in_native_code(start, tmp_path: Path,
     assert (report.status, report.problems) == (Status.FAILED, (STUCK,))
 
 
+def test_sigterm_ends_an_asyncio_process_that_waits_in_native_code(start, tmp_path: Path) -> None:
+    code = """
+import asyncio
+async def train():
+    received = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, received.set)  # sets asyncio's wakeup descriptor
+    profiler.start(1)
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+    await asyncio.wait_for(received.wait(), 30)
+    wait_in_native_code()
+asyncio.run(train())
+"""
+    process = start(BEGIN + NATIVE_WAIT + code, "{}")
+    await_native_wait(process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGTERM
+    report = rank(tmp_path)
+    assert (report.status, report.problems) == (Status.FAILED, (STUCK,))
+
+
 def test_second_sigterm_ends_a_stop_that_waits_in_native_code(start, tmp_path: Path) -> None:
     hang = NATIVE_WAIT + SLOW.replace("sys.stdin.readline()", "wait_in_native_code()")
     process = start(BEGIN + hang, "{}", "stop")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import logging
 import math
 import os
 import signal
@@ -24,6 +25,8 @@ from typing import Any
 import attrs
 
 from profdeck.base import interrupts
+
+logger = logging.getLogger("profdeck")
 
 EndCapture = Callable[[str], bool]
 """Function that ends a capture for a reason. It returns False if the capture is busy and will end later."""
@@ -100,7 +103,12 @@ def _fail_all(reason: str) -> bool:
 def _install() -> None:
     global _previous, _installed, _signal_watch  # noqa: PLW0603  # there is one handler per process
     if threading.current_thread() is not threading.main_thread():
-        return  # only the main thread can set signal handlers; atexit still ends the captures
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            logger.info(
+                "This capture starts outside the main thread, where no signal handler can be set. SIGTERM ends the "
+                "process at once, without ending the capture."
+            )
+        return  # atexit still ends the captures
     handler = signal.getsignal(signal.SIGTERM)
     if handler in (None, signal.SIG_IGN, _on_signal):
         return  # None: set by C code; SIG_IGN: the host ignores SIGTERM; _on_signal: set by another thread's capture
@@ -178,47 +186,63 @@ class _SignalWatch:
     """Thread that terminates the process after SIGTERM if the main thread does not respond.
 
     Python signal handlers run in the main thread, between two bytecode instructions. While the main thread waits in
-    native code, for example in a collective, only the wakeup file descriptor reports the signal.
+    native code, for example in a collective, only the wakeup file descriptor reports the signal. If the host has set
+    its own descriptor, for example for signal handlers of asyncio, the thread forwards all signals to it.
     """
 
-    def __init__(self, reader: socket.socket, writer: socket.socket) -> None:
+    def __init__(self, reader: socket.socket, writer: socket.socket, host_descriptor: int) -> None:
+        """Args:
+        reader: the socket that the thread reads.
+        writer: the socket of the wakeup file descriptor.
+        host_descriptor: the host's wakeup file descriptor; -1 if it has set none.
+        """
         self._reader = reader
         self._writer = writer
+        self._host_descriptor = host_descriptor
+        # A duplicate, because the host may close its descriptor, and another file may then have the same number.
+        self._forward: int | None = None
+        if host_descriptor != -1:
+            with contextlib.suppress(OSError):  # the host has closed its descriptor
+                self._forward = os.dup(host_descriptor)
         self._mutex = threading.RLock()  # re-entrant: a second signal can interrupt `begin_handling`
         self._has_thread = self._is_handled = self._terminates = False
 
     @classmethod
     def install(cls) -> _SignalWatch | None:
-        """Set the wakeup file descriptor. Return None if the host (for example, its event loop) has already set one."""
+        """Set the wakeup file descriptor. Return None if the signals of the host's descriptor cannot be forwarded."""
         reader, writer = socket.socketpair()
         writer.settimeout(0)
-        previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        if previous == -1:
-            return cls(reader, writer)
-        signal.set_wakeup_fd(previous)
-        reader.close()
-        writer.close()
-        return None
+        watch = cls(reader, writer, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
+        if watch._forward is not None and not watch.start():
+            watch.close()
+            return None
+        return watch
 
-    def start(self) -> None:
-        """Start the thread if it has not been started."""
+    def start(self) -> bool:
+        """Start the thread if it has not been started. Return whether it is running."""
         if not self._has_thread:
-            self._has_thread = True
             with contextlib.suppress(RuntimeError):  # for example, no thread can be started at interpreter exit
                 threading.Thread(target=self._run, name="profdeck signals", daemon=True).start()
+                self._has_thread = True
+        return self._has_thread
 
     def close(self) -> None:
-        """Reset the wakeup file descriptor and stop the thread."""
+        """Restore the wakeup file descriptor and stop the thread."""
         descriptor = signal.set_wakeup_fd(-1)
-        if descriptor not in {-1, self._writer.fileno()}:  # the host has set its own descriptor
+        if descriptor == self._writer.fileno():
+            descriptor = self._host_descriptor
+        if descriptor != -1:
             signal.set_wakeup_fd(descriptor)
         self._writer.close()
         if not self._has_thread:
             self.close_reader()
 
     def close_reader(self) -> None:
-        """Close the socket that the thread reads. Required if the thread is not running, as in a forked child."""
+        """Close the descriptors of the thread. Required if the thread is not running, as in a forked child."""
         self._reader.close()
+        if self._forward is not None:
+            os.close(self._forward)
+            self._forward = None
 
     def begin_handling(self) -> bool:
         """Record that the signal handler is running. Return False if the process is already being terminated."""
@@ -228,7 +252,8 @@ class _SignalWatch:
 
     def _run(self) -> None:
         received_s = math.inf
-        with self._reader as reader:
+        reader = self._reader
+        try:
             while True:
                 try:
                     numbers = reader.recv(4096)
@@ -236,6 +261,9 @@ class _SignalWatch:
                     numbers = None
                 if numbers == b"":
                     return  # `close` has closed the other socket
+                if numbers and self._forward is not None:
+                    with contextlib.suppress(OSError):  # as in `set_wakeup_fd`, a full buffer is ignored
+                        os.write(self._forward, numbers)
                 is_received = signal.SIGTERM in (numbers or b"")
                 waited_s = time.monotonic() - received_s
                 if waited_s >= _GRACE_S and self._must_terminate(is_repeated=is_received):
@@ -244,6 +272,8 @@ class _SignalWatch:
                 if is_received and received_s == math.inf:
                     received_s = time.monotonic()
                     reader.settimeout(_POLL_S)
+        finally:
+            self.close_reader()
 
     def _must_terminate(self, *, is_repeated: bool) -> bool:
         """Write the manifests of the open captures, and return whether to terminate the process.
