@@ -224,6 +224,18 @@ class BrokenIndex:
         raise RuntimeError("broken")
 
 
+class ExitingIndex:
+    def __index__(self) -> int:
+        raise SystemExit(3)
+
+
+class ExitingComparison(ExitingIndex):
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit(3)
+
+
 class BrokenComparison(BrokenIndex):
     __hash__ = object.__hash__
 
@@ -235,8 +247,8 @@ class Stage(str, Enum):  # noqa: UP042  # unlike StrEnum, its members are format
     UPDATE = "update"
 
 
-INVALID_STEPS = [997.5, "3", None, -1, 2**53, 10**18, BrokenIndex(), np.array([1, 2])]
-INVALID_UNITS = ["epoch", None, 3, [], np.array(["mini_batch", "epoch"]), BrokenComparison()]
+INVALID_STEPS = [997.5, "3", None, -1, 2**53, 10**18, BrokenIndex(), ExitingIndex(), np.array([1, 2])]
+INVALID_UNITS = ["epoch", None, 3, [], np.array(["mini_batch", "epoch"]), BrokenComparison(), ExitingComparison()]
 
 
 @pytest.mark.parametrize("step", [np.int64(1), np.array(1), True])
@@ -284,6 +296,25 @@ def test_reports_of_the_first_step_are_checked_without_a_capture(
             profiler.step(0, unit)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("unit: expected global_step, mini_batch or engine_iteration, got ")
+
+
+def test_missing_step_number_is_named(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    profiler = build(steps=[1])
+    with profiler.capture(None):
+        profiler.step()
+    assert [record.getMessage() for record in caplog.records if record.name == "profdeck"] == [
+        "global_step: expected the number of the global step, got None. The call is ignored.",
+        "index: expected the number of the global step, or the index of the mini-batch, got None. The call is ignored.",
+    ]
+
+
+@pytest.mark.parametrize("error", [StopIteration, StopAsyncIteration])
+def test_step_without_a_batch_names_the_remedy(build: Build, tmp_path: Path, error: type[Exception]) -> None:
+    profiler = build(steps=[1])
+    with pytest.raises(error), profiler.capture(1):
+        raise error
+    (problem,) = read_manifests(tmp_path)["step1"]["problems"]
+    assert problem.endswith("If the data loader had no batch left, call next(loader) before the step begins.")
 
 
 def test_unexpected_arguments_are_logged_once(build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

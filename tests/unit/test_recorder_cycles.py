@@ -28,6 +28,7 @@ class FakeCycle:
     cycles: CaptureCycles[FakeCycle]
     position: int
     fails: bool = False
+    fails_to_stop: bool = False
     first: int | None = None
     recorded: list[int] = attrs.field(factory=list)
     warmup: list[int] = attrs.field(factory=list)
@@ -43,6 +44,8 @@ class FakeCycle:
         self._add_position()
 
     def stop(self) -> None:
+        if self.fails_to_stop:
+            raise RuntimeError("device lost")
         self.outcome = "stopped"
 
     def abandon(self) -> None:
@@ -144,6 +147,17 @@ def test_only_the_last_cycle_is_written_after_the_capture() -> None:
     recorder.capture.problems.append("The host was interrupted.")
     recorder.cycles.stop()
     assert [callable(output) for output in recorder.outputs] == [False, True]
+
+
+def test_written_cycles_are_kept_if_the_stop_fails() -> None:
+    recorder = build_recorder(unit=Unit.MINI_BATCH, window=Window(active=1, repeat=0))
+    recorder.cycles.start()
+    recorder.cycles.step()
+    recorder.cycles.step()
+    recorder.created[-1].fails_to_stop = True
+    with pytest.raises(RuntimeError, match="device lost"):
+        recorder.cycles.stop()
+    assert [artifact.iterations for artifact in recorder.capture.artifacts] == [(0, 0), (1, 1)]
 
 
 def test_global_steps_have_one_cycle_with_warmup() -> None:

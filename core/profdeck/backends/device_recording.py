@@ -195,5 +195,10 @@ class CaptureCycles(Generic[C]):
         if iterations and self._capture.window:
             name = "mb{:04d}-{:04d}".format(*iterations)
         write = functools.partial(self._write, cycle, CyclePart(iterations, name))
+        if not write_now:
+            self._outputs.append(write)
+            return
         # Writing between mini-batches blocks the training step, but it releases the memory before the next cycle.
-        self._outputs.append(write() if write_now else write)
+        artifact = write()
+        self._outputs.append(artifact)
+        self._capture.artifacts += (artifact,)  # if the stop fails, no outputs are returned

@@ -404,9 +404,9 @@ class Recording:
         self._raise_interruption()
 
     def _artifacts(self, outputs: tuple[Output, ...]) -> tuple[Artifact, ...]:
-        """Return the artifacts of a stop. A failure to write one becomes a problem."""
+        """Return the capture's artifacts and those of a stop. A failure to write one becomes a problem."""
         artifacts: list[Artifact] = []
-        for output in outputs:
+        for output in (*self.capture.artifacts, *outputs):
             try:
                 self.capture.check_directory()
                 artifact: object = output() if callable(output) else output

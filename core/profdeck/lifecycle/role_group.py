@@ -48,11 +48,14 @@ class RoleGroup:
         if not self._check_unexpected(argument, unexpected):
             return None
         if value is None:
-            self._reject(argument, "expected the number of the global step, or the index of the mini-batch, got None")
+            mini_batch = ", or the index of the mini-batch" if argument == "index" else ""
+            self._reject(argument, f"expected the number of the global step{mini_batch}, got None")
             return None
         try:
             index = operator.index(value)
-        except Exception:  # noqa: BLE001  # the value's class can raise any exception
+        except BaseException as error:  # the value's class can raise any exception
+            if is_interruption(error):
+                raise
             self._reject(argument, f"expected an integer, got {describe_value(value)}")
             return None
         if not 0 <= index <= MAX_INDEX:
@@ -68,7 +71,9 @@ class RoleGroup:
         """Convert the arguments of `profdeck.Profiler.step`. Return None if they are invalid."""
         try:
             checked_unit = Unit(unit)
-        except Exception:  # noqa: BLE001  # comparing a host's object can raise any exception
+        except BaseException as error:  # comparing a host's object can raise any exception
+            if is_interruption(error):
+                raise
             self._reject("unit", f"expected {_UNITS}, got {describe_value(unit)}")
             return None
         number = self.to_index("index", index, unexpected)

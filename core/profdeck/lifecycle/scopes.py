@@ -26,7 +26,11 @@ _Entered = tuple["tuple[Role, AbstractContextManager[object] | None]", ...]
 
 
 class Scope(Generic[T_co]):
-    """Scope of a global step or stage that can be entered repeatedly; see `Profiler.capture` and `Profiler.stage`."""
+    """Scope of a global step or stage that can be entered repeatedly; see `Profiler.capture` and `Profiler.stage`.
+
+    In code that ``torch.compile`` traces, `Profiler.stage` returns a context manager of Python instead. The compiler
+    accepts no other existing object in a ``with`` statement.
+    """
 
     __slots__ = ("_entered", "_group", "_nested", "_profiler", "_stage", "_step")
 
@@ -187,4 +191,9 @@ def _decorate(
 
 def reason_of(error: BaseException | None) -> str | None:
     """Return the reason for an early end that an exception caused, or None if there is no exception."""
-    return None if error is None else f"an exception ended it: {describe_error(error)}"
+    if error is None:
+        return None
+    reason = f"an exception ended it: {describe_error(error)}"
+    if isinstance(error, StopIteration | StopAsyncIteration):
+        reason += ". If the data loader had no batch left, call next(loader) before the step begins"
+    return reason

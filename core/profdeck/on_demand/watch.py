@@ -83,8 +83,8 @@ class _OwnStatus:
         previous = self._read()
         if previous is not None and previous.at != self.process.at and not previous.ended and previous.at.alive:
             text = (
-                "Process %d on %s is also %s. Start the processes with a launcher that sets ranks, or give each process "
-                "its own Identity."
+                "Process %d on %s is also %s. Start the processes with a launcher that sets ranks, or give each "
+                "process its own Identity."
             )
             logger.warning(text, previous.at.pid, previous.at.host, previous.name)
         if previous is not None and previous.done and self.process.token is None:
