@@ -213,3 +213,24 @@ SPEEDSCOPE = {
         },
     },
 }  # fmt: skip
+
+
+THREAD = ["threading.py(1002): _bootstrap", "threading.py(1045): _bootstrap_inner", "threading.py(982): run"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "is_excluded"),
+    [
+        ([*THREAD, "profdeck/base/shutdown.py(259): _run", "wait"], True),
+        ([*THREAD, "/opt/lib/profdeck_ray/store.py(9): <lambda>", "wait"], True),
+        ([*THREAD, "train.py(3): work", "profdeck/profiler.py(260): start"], False),
+        ([*THREAD, "profdecked/train.py(3): work"], False),
+        (["profdeck/__main__.py(1): <module>", "train.py(3): <module>"], False),
+        (THREAD, False),
+    ],
+)
+def test_threads_of_profdeck_are_excluded(tmp_path: Path, functions: list[str], is_excluded: bool) -> None:
+    calls = [(name, 10 * depth, 1000 - 10 * depth) for depth, name in enumerate(functions)]
+    result = tree(written(tmp_path / "t.json", [*calls, ("threading.py(9): _delete", 1000, 1010)]))
+    assert (result.functions() == ()) is is_excluded
+    assert (result.frames() == ()) is is_excluded
