@@ -223,6 +223,15 @@ profiler.start(3)
 signal.set_wakeup_fd(writer.fileno())
 profiler.close()
 assert signal.set_wakeup_fd(-1) == writer.fileno()
+signal.set_wakeup_fd(writer.fileno())
+profiler.start(4)
+signal.set_wakeup_fd(-1)
+profiler.close()
+assert signal.set_wakeup_fd(writer.fileno()) == -1
+profiler.start(5)
+writer.close()
+profiler.close()
+assert signal.set_wakeup_fd(-1) == -1
 """
     process = start(BEGIN + code, "{}")
     _, errors = process.communicate(timeout=60)

@@ -228,10 +228,11 @@ class _SignalWatch:
 
     def close(self) -> None:
         """Restore the wakeup file descriptor and stop the thread."""
-        descriptor = signal.set_wakeup_fd(-1)
-        if descriptor == self._writer.fileno():
-            descriptor = self._host_descriptor
-        if descriptor != -1:
+        try:
+            descriptor = signal.set_wakeup_fd(self._host_descriptor)
+        except (OSError, ValueError):  # the host has closed its descriptor
+            descriptor = signal.set_wakeup_fd(-1)
+        if descriptor != self._writer.fileno():  # the host has set or removed its own descriptor
             signal.set_wakeup_fd(descriptor)
         self._writer.close()
         if not self._has_thread:
