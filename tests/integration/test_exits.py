@@ -162,10 +162,9 @@ def test_second_sigterm_ends_a_stop_that_waits_in_native_code(start, tmp_path: P
     assert process.returncode == -signal.SIGTERM
 
 
-def test_process_that_responds_late_keeps_a_partial_trace(start, tmp_path: Path) -> None:
-    code = (
-        NATIVE_WAIT
-        + """
+RELEASED_WAIT = (
+    NATIVE_WAIT
+    + """
 def release():
     sys.stdin.readline()
     os.write(1, b"released\\n")
@@ -176,14 +175,28 @@ threading.Thread(target=release, daemon=True).start()
 print('recording', flush=True)
 libc.pthread_mutex_lock(mutex)
 """
-    )
-    process = start(CAPTURE + code, "{}")
+)
+
+
+def test_process_that_responds_late_keeps_a_partial_trace(start, tmp_path: Path) -> None:
+    process = start(CAPTURE + RELEASED_WAIT, "{}")
     await_recording(process)
     process.send_signal(signal.SIGTERM)
     assert process.communicate("go on\n", timeout=20)[0] == "released\n"
     assert process.returncode == -signal.SIGTERM
     report = rank(tmp_path)
     assert (report.status, report.problems) == (Status.PARTIAL, ("SIGTERM in mid-capture.",))
+
+
+def test_handler_that_the_host_sets_during_a_capture_runs_after_a_native_call(start) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'checkpoint\\n'), os._exit(5)))\n"
+    process = start(CAPTURE + handler + RELEASED_WAIT, "{}")
+    await_native_wait(process)
+    process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):  # the time limit for the default action does not apply
+        process.wait(7)
+    assert process.communicate("go on\n", timeout=20)[0] == "released\ncheckpoint\n"
+    assert process.returncode == 5
 
 
 def test_forked_child_has_the_default_signal_handler(start, tmp_path: Path) -> None:

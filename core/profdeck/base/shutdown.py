@@ -280,8 +280,10 @@ class _SignalWatch:
         """Write the manifests of the open captures, and return whether to terminate the process.
 
         While the handler is running, or a capture is starting or stopping, only a repeated signal terminates the
-        process.
+        process. If the host has set its own handler since the capture started, the signal is left to it.
         """
+        if signal.getsignal(signal.SIGTERM) is not _on_signal:
+            return False
         with self._mutex:
             if self._is_handled and not is_repeated:
                 return False
