@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import threading
 import time
@@ -164,8 +165,11 @@ class TorchRecorder:
         """Write the trace to the temporary file `raw`, and its compressed copy to `path`."""
         cycle.export(raw)
         if not raw.exists():
-            free = shutil.disk_usage(raw.parent).free
-            raise OSError(f"torch wrote no file; {free:,} bytes are free on the disk")
+            reason = f"{shutil.disk_usage(raw.parent).free:,} bytes are free on the disk"
+            limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if limit != resource.RLIM_INFINITY:
+                reason += f", and a file may have {limit:,} bytes at most (ulimit -f)"
+            raise OSError(f"torch wrote no file; {reason}")
         # In an engine, this runs on a background thread. A child process avoids holding the GIL.
         compress = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace
         return compress(raw, path, gzip=self._options.gzip, anchor_name=CLOCK_ANCHOR)

@@ -354,7 +354,7 @@ print("trained")
 """
 
 
-def run_out_of_space(output: Path, fill: str, free: str) -> None:
+def run_out_of_space(output: Path, fill: str, free: str) -> RunReport:
     result = subprocess.run(
         [sys.executable, "-c", FILL, str(output), fill, free], check=True, capture_output=True, text=True, timeout=120
     )
@@ -366,11 +366,14 @@ def run_out_of_space(output: Path, fill: str, free: str) -> None:
     assert statuses.get("step1", Status.MISSING) in (Status.FAILED, Status.MISSING, Status.PARTIAL)
     assert "step1" in result.stderr or "Step 1" in result.stderr
     assert not list(output.rglob(".*tmp*"))
+    return report
 
 
 def test_file_size_limit_fails_only_the_capture(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))"
-    run_out_of_space(tmp_path, limit.format(100_000), limit.format("resource.RLIM_INFINITY"))
+    report = run_out_of_space(tmp_path, limit.format(100_000), limit.format("resource.RLIM_INFINITY"))
+    (problem,) = report.captures[0].ranks[0].problems
+    assert "a file may have 100,000 bytes at most (ulimit -f)" in problem
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")
