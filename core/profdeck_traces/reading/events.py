@@ -20,7 +20,7 @@ from profdeck_traces.reading.content import read_content
 from profdeck_traces.reading.fallback import PythonParser
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import MAX_JSON_BYTES, TraceCheck, file_size
-from profdeck_traces.reading.intervals import parents
+from profdeck_traces.reading.intervals import order_by, parents
 from profdeck_traces.reading.walking import Kind, Parser, walk
 
 Int = NDArray[np.int64]
@@ -419,17 +419,9 @@ def _order(is_complete: Mask, track: NDArray[Any], start: Int, duration: Int) ->
     first, last = int(starts.min()), int(starts.max())
     span = last - first + 1
     if span * (int(track.max()) + 1) < 2**62:
-        key = track[rows].astype(np.int64) * span + (starts - first)
-        del starts
-        order = np.argsort(key, kind="stable")
-        key = key[order]
-        # Few events start together: sort only these by their duration.
-        same = key[1:] == key[:-1]
-        tied = np.zeros(len(order), np.bool_)
-        tied[1:] |= same
-        tied[:-1] |= same
-        at = np.flatnonzero(tied)
-        order[at] = order[at][np.lexsort((-duration[rows[order[at]]], key[at]))]
+        starts -= first
+        starts += track[rows].astype(np.int64) * span
+        order = order_by(starts, lambda tied: -duration[rows[tied]])
     else:
         order = np.lexsort((-duration[rows], starts, track[rows]))
     others = np.flatnonzero(~is_complete)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -85,6 +85,24 @@ def nesting_order(track: NDArray[np.integer], start: Int, end: Int) -> Int:
         if not (together & (np.diff(end[order]) > 0)).any():
             return order
     return np.lexsort((-end, start, track))
+
+
+def order_by(key: Int, then: Callable[[Int], NDArray[np.generic]]) -> Int:
+    """Return the order by `key`, and of equal keys by `then`: of these, the values are computed and sorted only.
+
+    Args:
+        key: The first key, of which few values are equal.
+        then: Returns the second key of the given indices.
+    """
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    same = key[1:] == key[:-1]
+    tied = np.zeros(len(order), np.bool_)
+    tied[1:] |= same
+    tied[:-1] |= same
+    at = np.flatnonzero(tied)
+    order[at] = order[at][np.lexsort((then(order[at]), key[at]))]
+    return order
 
 
 class Nesting(NamedTuple):

@@ -25,13 +25,14 @@ from profdeck_traces.reading.columns import (
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck
-from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.intervals import Int, order_by
 
 # Written by Kineto at the head and the end of the file (libkineto/src/output_json.cpp).
 _MEMBERS = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
 # Device work may start before the first event of the host that is recorded, and end after the last one.
 _TOLERANCE_NS, _TOLERANCE_SPANS = 100_000_000, 10
 _MTIA, _WAIT = "mtia_ccp_events", re.compile("wait", re.IGNORECASE)
+_NO_ROW = np.uint32(2**32 - 1)
 _MAX_BASE_NS = 2**62  # leaves as much for the times that count from it
 
 
@@ -131,9 +132,11 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
     """
     row = raw.all["row"][: raw.complete]
     tables, name = _name_codes(raw, row)
-    order = np.lexsort((row, raw.start_ns))
-    track = raw.track.astype(np.int32)
-    events = Columns(tables, name[order], track[order], raw.start_ns[order], raw.end_ns[order], order)
+    order = order_by(raw.start_ns, lambda tied: row[tied])
+    start_ns = raw.start_ns[order]
+    track = raw.track[order].astype(np.int32, copy=False)
+    events = Columns(tables, name[order], track, start_ns, start_ns + raw.duration_ns[order], order)
+    del name
     is_implausible = _outside_of_recording(events)
     names, counts = np.unique(events.name[is_implausible], return_counts=True)
     implausible = tuple(zip([tables.names[code] for code in names.tolist()], counts.tolist(), strict=True))
@@ -177,21 +180,26 @@ def _outside_of_recording(events: Columns) -> NDArray[np.bool_]:
 
 def _name_codes(raw: Events, row: NDArray[np.uint32]) -> tuple[Tables, NDArray[np.int32]]:
     """Return tables with one name code per name and category, in order of their first event, and each event's code."""
-    keys, code = np.unique(raw.category * np.int64(len(raw.names)) + raw.name, return_inverse=True)
-    first = np.full(len(keys), np.iinfo(np.int64).max)
-    np.minimum.at(first, code, row.astype(np.int64))
-    order = np.argsort(first)
-    place = np.empty(len(keys), dtype=np.int32)
-    place[order] = np.arange(len(keys), dtype=np.int32)
-    of_category, name = np.divmod(keys[order], max(1, len(raw.names)))
-    names = [raw.names[one] for one in name.tolist()]
+    # Most names occur in one category only: the codes of these names stay as they are.
+    category = np.zeros(len(raw.names), np.uint8)
+    category[raw.name] = raw.category
+    differs = np.flatnonzero(category[raw.name] != raw.category)
+    keys, further = np.unique(raw.category[differs] * np.int64(len(raw.names)) + raw.name[differs], return_inverse=True)
+    code = raw.name.copy()
+    code[differs] = len(raw.names) + further
+    more_categories, more_names = np.divmod(keys, max(1, len(raw.names)))
+    first = np.full(len(raw.names) + len(keys), _NO_ROW)
+    np.minimum.at(first, code, row)
+    order = np.argsort(first, kind="stable")[: np.count_nonzero(first != _NO_ROW)]
+    place = np.empty(len(first), dtype=np.int32)
+    place[order] = np.arange(len(order), dtype=np.int32)
+    names = [raw.names[name] for name in np.append(np.arange(len(raw.names)), more_names)[order].tolist()]
     categories = [*raw.categories, DEVICE_WAIT]
-    is_wait = [
-        categories[number] == _MTIA and _WAIT.search(text) is not None
-        for number, text in zip(of_category.tolist(), names, strict=True)
+    of_names = [
+        len(raw.categories) if categories[number] == _MTIA and _WAIT.search(name) else number
+        for name, number in zip(names, np.append(category, more_categories)[order].tolist(), strict=True)
     ]
-    of_category[is_wait] = len(raw.categories)
-    return Tables(names, of_category.tolist(), categories, list(raw.tracks)), place[code]
+    return Tables(names, of_names, categories, list(raw.tracks)), place[code]
 
 
 def _integer(members: Any, key: str) -> int | None:
