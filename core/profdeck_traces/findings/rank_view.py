@@ -108,8 +108,8 @@ class RankView:
 
     @functools.cached_property
     def devices(self) -> list[StepOfDevice | DeviceSummary]:
-        """What devices did, by step or in all, so that each has busy, compute, communication and memory times."""
-        return [*self.on_devices] or [*self.rank.devices]
+        """Times of devices in these steps; without steps, in the recording."""
+        return [*(self.on_devices if self.steps else self.rank.devices)]
 
     @property
     def device_count(self) -> int:
