@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -248,15 +249,22 @@ def test_slow_or_interrupted_link_only_delays_a_capture(cluster: Cluster, fault:
 def test_host_that_is_unreachable_at_the_stop(cluster: Cluster) -> None:
     host, url = cluster.hosts[2], cluster.server
     own = ("--url", url, "--iterations", "5", "--set", "run=cut", "--output", cluster.output)
+    log, client = cluster.logs / "vllm.log", re.escape(cluster.hosts[0].address)
+    requests = re.compile(
+        rf'{client}:\d+ - "POST /profdeck/start .*{client}:\d+ - "GET /profdeck/status'.encode(), re.S
+    )
+    offset = log.stat().st_size
     process = cluster.profdeck("capture", "servers", *own, "--set", "server.options.rpc_timeout_s=10")
-    cluster.await_start(host, url)
+
+    # A signal before the reply to the start, or after a failed poll, would cancel the command.
+    until(lambda: requests.search(log.read_bytes()[offset:]) or process.poll() is not None)
     host.link("down")
-    cluster.generate(host, url)
     process.send_signal(signal.SIGTERM)
+    cluster.generate(host, url)
     out, error = process.communicate(timeout=120)
     host.link("up")
     assert process.returncode == 1, out + error
-    assert "cannot be reached" in out + error
+    assert "The engine did not reply to the stop: " in out + error
     assert "1 of 1 engine captures are complete." in cluster.done("collect", cluster.output / "cut")
     found = json.loads(cluster.done("ls", cluster.output / "cut", "--json"))
     assert [(rank["host"], rank["status"]) for capture in found["captures"] for rank in capture["ranks"]] == [
