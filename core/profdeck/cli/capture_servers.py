@@ -19,6 +19,7 @@ from profdeck.cli.capture_progress import ProgressDisplay
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.cli.terminal_observer import TerminalObserver
 from profdeck.config.sources import parse_setting
+from profdeck.records.manifest import Manifest
 from profdeck.records.run_directory import RUN_FILE, RUN_VARIABLE
 from profdeck.records.status import Status
 from profdeck.replicas.survey import CheckedServer
@@ -205,7 +206,13 @@ def _show_servers(servers: Sequence[CheckedServer]) -> None:
 
 
 def _report(captured: ServerCapture, *, json: bool) -> None:
-    report = ls.read(captured.run) if (captured.run / RUN_FILE).exists() else None
+    own = {(capture.identity.role, capture.id) for capture in captured.captures}
+
+    def is_own(manifest: Manifest) -> bool:
+        # Another command can capture into the same run at the same time.
+        return (manifest.role, manifest.request or manifest.capture) in own
+
+    report = ls.read(captured.run, only=is_own if own else None) if (captured.run / RUN_FILE).exists() else None
     with terminal.show_progress("Waiting for the finish task"):
         await_own_finishes()
     captures_complete = all(capture.status is Status.COMPLETE for capture in captured.captures)

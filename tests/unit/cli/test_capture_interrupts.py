@@ -183,3 +183,27 @@ def test_terminal_shows_progress_of_recording_and_files(start: Start, tmp_path: 
         process.wait(60)
     os.close(terminal)
     os.close(controller)
+
+
+# Several commands.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_commands_that_capture_into_one_run_are_stopped_separately(
+    start: Start, tmp_path: Path, tally: ModuleType, number: signal.Signals
+) -> None:
+    with run_servers(2, tmp_path) as servers:
+        for server in servers:
+            server.engine, server.iterations_after_start = RecordingEngine("tally-device"), 3
+        processes = [start("--url", server.url, "--set", "run=run") for server in servers]
+        for server in servers:
+            wait_for_recording([server])
+        for process, server, other in zip(processes, servers, reversed(servers), strict=True):
+            stops_of_other = other.commands().count("stop")
+            process.send_signal(number)
+            stdout, stderr = process.communicate(timeout=60)
+            assert (process.returncode, "stop" in server.commands()) == (0, True), stderr
+            assert "profiles/run: 1 capture; ranks: 1 complete;" in stdout
+            assert other.commands().count("stop") == stops_of_other
+    manifests = [read_manifest(path) for path in (tmp_path / "profiles" / "run").rglob("target.*.json")]
+    assert {record.target: record.status for record in manifests} == {server.url: "complete" for server in servers}
