@@ -45,10 +45,11 @@ _ASSIGNMENTS = tuple(
         rf"""((?<![\w-])--[\w-]*(?:{_KEYS})(?:["'],)?[ ])({_WORD}{_VALUE})""",
     )
 )
+_SCHEME = r"""(?:(?:bearer|basic|digest|token|[a-z][\w-]*(?=[ ]+[^\s"',;]{6}))[ ]+)?"""
 _PARAMETERS = r"""(?:[;,][ ]?[\w-]+=(?:"[^"\n]*"|[^\s"',;]+))*"""
 _HEADER = re.compile(
     r"""((?:authorization|cookie|(?<![a-z-])x-[a-z-]*(?:key|token))["']?\s*[:=]\s*(?:b(?=["']))?["']?"""
-    rf"""(?:(?:bearer|basic|digest|token|[a-z][\w-]*(?=[ ]+[^\s"',;]{{6}}))[ ]+)?)[^\s"',;]+(?:"[^"\n]*")?{_PARAMETERS}|(bearer\s+)[^\s"',;]{{8,}}""",
+    rf"""{_SCHEME})[^\s"',;]+(?:"[^"\n]*")?{_PARAMETERS}|(bearer\s+)[^\s"',;]{{8,}}""",
     re.IGNORECASE,
 )
 _KNOWN_FORMATS = re.compile(

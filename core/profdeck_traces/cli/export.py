@@ -56,15 +56,7 @@ def command(  # noqa: PLR0913 - the options of a command line
     if parquet is None and speedscope is None:
         raise typer.BadParameter("No output is specified. Use --parquet DIR, --speedscope FILE, or both.")
     if parquet is not None:
-        from profdeck_traces.tables.table import arrow
-
-        arrow()  # report a missing library before traces are read
-        from profdeck_traces.tables.of_run import NAMES
-
-        for name in NAMES:
-            file = parquet / f"{name}.parquet"
-            check_output(file, _PARQUET)
-            _check_own_parquet(file)
+        _check_tables(parquet)
     if speedscope is not None:
         check_output(speedscope, _SPEEDSCOPE)
     summary, problems = arguments.summarise_paths([run], rules=rules, processes=processes, cache=cache)
@@ -100,6 +92,24 @@ def _write_parquet(run: RunSummary, directory: Path) -> None:
             terminal.print_line(f"{terminal.short_path(file)}: {table.num_rows:,} rows")
         else:
             file.unlink(missing_ok=True)  # from an earlier export
+
+
+def _check_tables(directory: Path) -> None:
+    """Check that the tables can be written to a directory.
+
+    Raises:
+        ConfigError: A file in the way was not written by an export.
+        ProfdeckError: pyarrow is not installed.
+    """
+    from profdeck_traces.tables.table import arrow
+
+    arrow()  # report a missing library before traces are read
+    from profdeck_traces.tables.of_run import NAMES
+
+    for name in NAMES:
+        file = directory / f"{name}.parquet"
+        check_output(file, _PARQUET)
+        _check_own_parquet(file)
 
 
 def _check_own_parquet(file: Path) -> None:

@@ -212,7 +212,8 @@ def _capture_statuses(paths: Sequence[Path]) -> str:
     if not captures:
         return ""
     counts = ", ".join(f"{count} {status}" for status, count in Counter(item.status for item in captures).items())
-    return f": {plural(len(captures), 'capture')} ({counts}). For the reasons: profdeck ls {shell_path(Path(captures[0].run))}"
+    run = shell_path(Path(captures[0].run))
+    return f": {plural(len(captures), 'capture')} ({counts}). For the reasons: profdeck ls {run}"
 
 
 def _has_trace_name(path: Path) -> bool:

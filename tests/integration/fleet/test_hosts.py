@@ -251,7 +251,7 @@ def test_host_that_is_unreachable_at_the_stop(cluster: Cluster) -> None:
     own = ("--url", url, "--iterations", "5", "--set", "run=cut", "--output", cluster.output)
     log, client = cluster.logs / "vllm.log", re.escape(cluster.hosts[0].address)
     requests = re.compile(
-        rf'{client}:\d+ - "POST /profdeck/start .*{client}:\d+ - "GET /profdeck/status'.encode(), re.S
+        rf'{client}:\d+ - "POST /profdeck/start .*{client}:\d+ - "GET /profdeck/status'.encode(), re.DOTALL
     )
     offset = log.stat().st_size
     process = cluster.profdeck("capture", "servers", *own, "--set", "server.options.rpc_timeout_s=10")
