@@ -224,8 +224,8 @@ def _write_junit(file: Path, name: str, judgement: Judgement | None, problems: S
     failures, errors = sum(over for *_, over in cases), len(reasons)
     counts = {"tests": str(len(cases) + errors), "failures": str(failures), "errors": str(errors)}
     suite = ET.Element("testsuite", {"name": f"profdeck baseline {name}", **counts})
-    for role, change, text, over in cases:
-        case = ET.SubElement(suite, "testcase", {"classname": _xml(role), "name": _xml(change)})
+    for label, measure, text, over in cases:
+        case = ET.SubElement(suite, "testcase", {"classname": _xml(label), "name": _xml(measure)})
         result = ET.SubElement(case, "failure", {"message": _xml(text)}) if over else ET.SubElement(case, "system-out")
         result.text = _xml(text)
     for reason in reasons:

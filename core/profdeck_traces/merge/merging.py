@@ -96,8 +96,9 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
         merge = _Merge(ordered, Path(directory), gzip=gzip, processes=processes)
         on_plan, on_copying = halves(on_progress)
         merge.read_plans(origin_ns, on_plan)
-        for source in merge.unread_sources() if on_unread else ():
-            on_unread(source)
+        if on_unread is not None:
+            for source in merge.unread_sources():
+                on_unread(source)
         merge.write_segments(on_copying)
         return merge.join(file)
 
