@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from profdeck_traces.base.text import printable
 from profdeck_traces.cli import arguments, terminal, text_layout
 from profdeck_traces.cli.terminal import ExitCode
 from profdeck_traces.tables.of_run import NAMES, table_of
@@ -75,8 +76,9 @@ def _default_rows(run: RunSummary) -> Rows:
 
 
 def _print_csv(run: RunSummary, name: Rows) -> None:
+    """Print a table as CSV. Control characters and line breaks in names are escaped."""
     table = table_of(run, name.replace("-", "_"))
-    rows = list(table.rows())
+    rows = [[printable(value) if isinstance(value, str) else value for value in row] for row in table.rows()]
     writer = csv.writer(sys.stdout)
     try:
         writer.writerow(table.columns)

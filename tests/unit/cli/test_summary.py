@@ -203,6 +203,14 @@ def test_default_csv_table_of_a_run_without_kernels_is_operators(cli: Cli, tmp_p
     assert empty.stdout.count("\n") == 1
 
 
+def test_names_in_csv_are_escaped(cli: Cli) -> None:
+    event = {"ph": "X", "cat": "cpu_op", "name": "a\x1b[2J\n::error::b", "pid": 1, "tid": 1, "ts": 1, "dur": 5}
+    Path("cpu\udcff\n::error::c.json").write_text(json.dumps({"traceEvents": [event]}))
+    result = cli("summary", "cpu\udcff\n::error::c.json", "--csv")
+    assert (result.exit_code, len(result.stdout.splitlines()), "\x1b" in result.stdout) == (0, 2, False)
+    assert "\n::error::" not in result.stdout
+
+
 def test_unknown_table_is_rejected(cli: Cli, record: Record) -> None:
     result = cli("summary", record(3), "--csv", "--rows", "nope")
     assert (result.exit_code, "Value error" in result.stderr) == (2, False)
