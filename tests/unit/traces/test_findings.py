@@ -197,7 +197,7 @@ def write_late_ranks(directory: Path, last_ranks: Sequence[int]) -> None:
 def test_alternately_late_ranks_have_no_straggler(tmp_path: Path) -> None:
     write_late_ranks(tmp_path, [0, 1] * 20)
     (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
-    waited = "83% of the time in collectives (5.00 ms a step)"
+    waited = "83% of the time in collectives (5.00 ms per step)"
     assert imbalance.text == f"Ranks wait for each other {waited}, no rank more than the others."
 
 
