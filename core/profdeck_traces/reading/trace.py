@@ -194,11 +194,12 @@ def _name_codes(raw: Events, row: NDArray[np.uint32]) -> tuple[Tables, NDArray[n
     place = np.empty(len(first), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     names = [raw.names[name] for name in np.append(np.arange(len(raw.names)), more_names)[order].tolist()]
-    categories = [*raw.categories, DEVICE_WAIT]
-    of_names = [
-        len(raw.categories) if categories[number] == _MTIA and _WAIT.search(name) else number
-        for name, number in zip(names, np.append(category, more_categories)[order].tolist(), strict=True)
-    ]
+    categories, of_names = list(raw.categories), np.append(category, more_categories)[order].tolist()
+    for position, name in enumerate(names):
+        if categories[of_names[position]] == _MTIA and _WAIT.search(name):
+            of_names[position] = len(raw.categories)
+    if len(raw.categories) in of_names:
+        categories.append(DEVICE_WAIT)
     return Tables(names, of_names, categories, list(raw.tracks)), place[code]
 
 
