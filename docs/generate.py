@@ -423,7 +423,7 @@ def findings() -> str:
 
 def kernel_classes() -> str:
     """Return the names of the built-in kernel classes."""
-    names = sorted({rule.category for rule in classes._RULES})  # noqa: SLF001  # no public list exists
+    names = sorted({category for category, _ in classes._TABLE})  # noqa: SLF001  # no public list exists
     return ", ".join(f"`{name}`" for name in names)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from profdeck.plugin import library_identity as identity
-
 if TYPE_CHECKING:
+    from profdeck.plugin import library_identity as identity
     from profdeck_npu.backend import NpuBackend
     from profdeck_npu.options import NpuOptions
 
@@ -23,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from profdeck_npu.options import NpuOptions
 
         return NpuOptions
+    if name == "identity":
+        from profdeck.plugin import library_identity
+
+        return library_identity
     raise AttributeError(f"module 'profdeck_npu' has no attribute '{name}'")

@@ -13,8 +13,6 @@ from typing import Any
 import attrs
 import typer
 
-from profdeck.engine.clusters import installed_clusters
-
 _PARAMETER = "of_clusters"
 
 
@@ -51,6 +49,9 @@ def with_cluster_options(name: str, command: Any) -> Any:
         return group
     if not callable(command) or _PARAMETER not in inspect.signature(command).parameters:
         return command
+    # Imported here because most commands have no options of clusters.
+    from profdeck.engine.clusters import installed_clusters
+
     functions = {
         cluster.name: cluster.command_options[name]
         for cluster in installed_clusters()

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from profdeck.cli._cluster_options import ClusterOptions
-from profdeck.on_demand.stores import ADDRESS_FILE
-from profdeck.replicas.late_collection import Collected, collect_run
-from profdeck.verification.run_report import read_about
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
+
+if TYPE_CHECKING:
+    from profdeck.replicas.late_collection import Collected
 
 
 def command(
@@ -32,6 +31,12 @@ def command(
     Files are fetched from servers. To include actors, use their cluster's option. Existing files are not fetched again.
     PROFDECK_TOKEN is sent to the servers that the run names. Files of training processes are not fetched.
     """
+    import asyncio
+
+    from profdeck.on_demand.stores import ADDRESS_FILE
+    from profdeck.replicas.late_collection import collect_run
+    from profdeck.verification.run_report import read_about
+
     read_about(run)
     with contextlib.ExitStack() as until_done:
         find_actors = of_clusters.selected()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -182,7 +183,10 @@ class Rule:
     pattern: re.Pattern[str]
 
 
-_RULES = tuple(Rule(category, re.compile(pattern, re.VERBOSE)) for category, pattern in _TABLE)
+@functools.cache
+def _rules() -> tuple[Rule, ...]:
+    """Compile the table on first use, because this takes 20 ms and hosts without devices have no kernels."""
+    return tuple(Rule(category, re.compile(pattern, re.VERBOSE)) for category, pattern in _TABLE)
 
 
 @attrs.frozen
@@ -224,4 +228,4 @@ def _by_table(name: str) -> str:
     if (found := _CANN_TYPE.search(name)) and found[1] in _CLASS_OF_CANN_TYPE:
         return _CLASS_OF_CANN_TYPE[found[1]]
     name = name.lower()
-    return next((rule.category for rule in _RULES if rule.pattern.search(name)), UNCLASSIFIED)
+    return next((rule.category for rule in _rules() if rule.pattern.search(name)), UNCLASSIFIED)

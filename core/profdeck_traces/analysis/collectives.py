@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -13,7 +14,9 @@ from profdeck_traces.analysis.clock_shift import RankCalls, match_calls
 from profdeck_traces.analysis.detail_model import CollectiveCalls
 from profdeck_traces.reading.columns import Columns
 from profdeck_traces.reading.intervals import Int
-from profdeck_traces.reading.trace import Trace
+
+if TYPE_CHECKING:
+    from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
 

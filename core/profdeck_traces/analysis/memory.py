@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from profdeck_traces.analysis.detail_model import MemoryPoint, MemorySummary
-from profdeck_traces.reading.events import NO_TIME
 from profdeck_traces.reading.intervals import groups
 from profdeck_traces.reading.trace import Trace
+from profdeck_traces.reading.walking import NO_TIME
 
 # c10::DeviceType (torch/headeronly/core/DeviceType.h); 20 is PrivateUse1, which is an NPU with torch_npu.
 _TYPES = {0: "CPU", 1: "GPU", 6: "GPU", 12: "XPU", 13: "MPS", 20: "NPU"}

@@ -7,8 +7,6 @@ import os
 import re
 from collections.abc import Sequence
 
-from profdeck_traces.reading import compiled
-
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|\b(?:at::native|at::detail|at::cuda|c10|cub::CUB_\w+|std)::")
 # What elementwise kernels of torch all have at their end.
 _POINTERS = re.compile(r", Array<char ?\*, \d+\w*>(?= ?>)")
@@ -21,7 +19,11 @@ _BEFORE = 4
 @functools.lru_cache(maxsize=10_000)
 def full_name(name: str) -> str:
     """Return the readable form of a mangled C++ name. Without the compiled reader, names stay mangled."""
-    library = compiled.load_library() if name.startswith("_Z") and len(name) <= _MOST_MANGLED else None
+    if not name.startswith("_Z") or len(name) > _MOST_MANGLED:
+        return name
+    from profdeck_traces.reading import compiled  # takes long to import, and few traces have mangled names
+
+    library = compiled.load_library()
     return name if library is None else compiled.demangle(library, [name])[0]
 
 

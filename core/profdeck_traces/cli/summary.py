@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from profdeck_traces.base.text import printable
-from profdeck_traces.cli import arguments, terminal, text_layout
+from profdeck_traces.cli import arguments, terminal
 from profdeck_traces.cli.terminal import ExitCode
 from profdeck_traces.tables.of_run import NAMES, table_of
 
@@ -105,8 +104,8 @@ def show(
     if not run.ranks and run.unread:
         return
     # Imported here because these modules take 0.1 s to import, and --json and --csv do not need them.
+    from profdeck_traces.cli import text_layout
     from profdeck_traces.cli.summary_screen import MAX_FINDINGS, Screen, page
-    from profdeck_traces.cli.summary_tables import tables
 
     console = terminal.stdout_console()
     width = text_layout.width_of(console, full_names=full_names)
@@ -114,6 +113,10 @@ def show(
     screen = Screen(width=width, height=height, top=top, findings=None if full else MAX_FINDINGS)
     text_layout.show(console, page(run, paths, screen))
     if full:
+        from rich.text import Text
+
+        from profdeck_traces.cli.summary_tables import tables
+
         text_layout.show(console, [Text(), *tables(run, width, 15 if top is None else top or None)])
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _REFRESH_EVERY_S = 0.1
+_FORCES_TERMINAL = {"FORCE_COLOR", "TTY_COMPATIBLE"}
+"""Variables with which rich treats any stream as a terminal."""
 _TRAILING_SPACES = re.compile(" +$", re.MULTILINE)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -124,10 +126,12 @@ def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
     Yields:
         A callback that takes the completed amount and the total. Any thread may call it.
     """
-    from rich.console import Console
+    console = None
+    if sys.stderr.isatty() or not _FORCES_TERMINAL.isdisjoint(os.environ):  # skip the import if possible
+        from rich.console import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
+        console = Console(stderr=True)
+    if console is None or not console.is_terminal:
         yield lambda _done, _total: None
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

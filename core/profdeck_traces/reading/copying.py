@@ -11,8 +11,8 @@ import numpy as np
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.reading.content import read_content
-from profdeck_traces.reading.events import new_parser
 from profdeck_traces.reading.integrity import MAX_JSON_BYTES, file_size
+from profdeck_traces.reading.parsers import new_parser
 from profdeck_traces.reading.stream import Chunk
 from profdeck_traces.reading.walking import Changes, Mark, walk
 

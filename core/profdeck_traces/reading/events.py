@@ -14,19 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.base.progress import Progress
-from profdeck_traces.reading import compiled
 from profdeck_traces.reading.columns import DEVICE_ANNOTATION
 from profdeck_traces.reading.content import read_content
-from profdeck_traces.reading.fallback import PythonParser
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import MAX_JSON_BYTES, TraceCheck, file_size
 from profdeck_traces.reading.intervals import order_by, parents
-from profdeck_traces.reading.walking import Kind, Parser, walk
+from profdeck_traces.reading.parsers import new_parser
+from profdeck_traces.reading.walking import NO_TIME, Kind, Parser, walk
 
 Int = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-NO_TIME = int(np.iinfo(np.int64).min)
 INTEGER, TEXT = Kind.INTEGER, Kind.TEXT
 ARGS: dict[str, int] = {
     **dict.fromkeys(("External id", "correlation", "Sequence number", "Fwd thread id", "stream", "device"), INTEGER),
@@ -267,18 +265,6 @@ def read_events(
         skipped=tuple(result.skipped),
     )
     return _Builder(parser, args, in_files=result.json_bytes > _LARGE_JSON_BYTES).build(path, check)
-
-
-def new_parser(args: dict[str, int], *, in_files: bool = False, in_python: bool = False) -> Parser:
-    """Return the compiled parser, or the parser in Python if the library cannot be used.
-
-    Args:
-        args: The args to read, as `ARGS`.
-        in_files: Keep columns in temporary files.
-        in_python: Use the parser in Python.
-    """
-    library = None if in_python else compiled.load_library()
-    return PythonParser(args) if library is None else compiled.CompiledParser(library, args, in_files=in_files)
 
 
 class _Builder:

@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from profdeck_traces.reading.compiled import COLUMNS, MAX_NAMES
 from profdeck_traces.reading.member_spans import member_spans, scan
-from profdeck_traces.reading.walking import EVENT_STATES, Changes, Kind, Mark, Parser, ParseState, ParseStatus
+from profdeck_traces.reading.walking import EVENT_STATES, NO_TIME, Changes, Kind, Mark, Parser, ParseState, ParseStatus
 
-NO_TIME, NO_DURATION = np.iinfo(np.int64).min, -1
+NO_DURATION = -1
 _OTHER_PHASE = 1
 _MAX_DEPTH = 512
 _MAX_CATEGORIES = 255

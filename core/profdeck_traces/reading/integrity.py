@@ -12,11 +12,10 @@ from pathlib import Path
 import attrs
 
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.reading import compiled
 from profdeck_traces.reading.content import read_content
-from profdeck_traces.reading.fallback import PythonParser
+from profdeck_traces.reading.parsers import new_parser
 from profdeck_traces.reading.stream import Chunk
-from profdeck_traces.reading.walking import Parser, Walker
+from profdeck_traces.reading.walking import Walker
 
 MAX_JSON_BYTES = 64 << 30
 
@@ -55,10 +54,9 @@ class TraceChecker:
     """
 
     def __init__(self, name: str = "") -> None:
-        library = compiled.load_library()
-        parser = PythonParser({}) if library is None else compiled.CompiledParser(library, {})
+        parser = new_parser({})
         parser.count_events(name.encode())
-        self.parser: Parser = parser
+        self.parser = parser
         """Has the columns of the events with the name, and members of the top-level object."""
         self._walker = Walker(parser)
 

@@ -16,14 +16,19 @@ from profdeck_traces.reading.stream import Chunk, DamagedStreamError
 _SPACE = rb"[ \t\n\r]{0,1000}"
 # The resumption rule: the first opening brace at or after the error that follows a comma or a bracket, and is followed
 # by a member of events. Both are searched in the bytes, because an unescaped quote makes strings and syntax swap.
-_NEXT_EVENT = re.compile(rb'[,\[}]%b(\{)%b"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"%b:' % (_SPACE, _SPACE, _SPACE))
-_NEXT_ARRAY = re.compile(rb'"traceEvents"%b:%b(\[)' % (_SPACE, _SPACE))
+# They are compiled on first use, because this takes 5 ms and few traces are damaged.
+_NEXT_EVENT = rb'[,\[}]%b(\{)%b"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"%b:' % (_SPACE, _SPACE, _SPACE)
+_NEXT_ARRAY = rb'"traceEvents"%b:%b(\[)' % (_SPACE, _SPACE)
 _MATCH_BYTES = 4096  # more than either matches
 _ROOM = 64  # a parser may read and write these bytes after the content
 _WINDOW_BYTES = 1 << 15
 MAX_VALUE_BYTES = 64 << 20
 _MAX_RANGES = 1000
 _WHITE_SPACE = b" \t\n\r"
+
+
+NO_TIME = int(np.iinfo(np.int64).min)
+"""Time of an event without one."""
 
 
 class ParseStatus(enum.IntEnum):
@@ -303,7 +308,7 @@ class Walker:
         """Find the next event after an error; return False if it is not in the buffer."""
         in_events = self.parser.state in EVENT_STATES
         error_at = (self._error_at or 0) - self._base
-        pattern = _NEXT_EVENT if in_events else _NEXT_ARRAY
+        pattern = re.compile(_NEXT_EVENT if in_events else _NEXT_ARRAY)
         for match in pattern.finditer(self._held, max(0, error_at - _MATCH_BYTES), self._filled):
             if match.start(1) >= error_at:
                 self._resume_at(match.start(1) + (not in_events))

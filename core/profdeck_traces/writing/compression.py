@@ -17,10 +17,9 @@ import msgspec
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import new_file, write_all
 from profdeck_traces.reading.content import to_utf8
-from profdeck_traces.reading.fallback import NO_TIME
 from profdeck_traces.reading.integrity import TraceCheck, TraceChecker, file_size
 from profdeck_traces.reading.stream import AHEAD, Chunk, read_chunks, run_ahead
-from profdeck_traces.reading.walking import Parser
+from profdeck_traces.reading.walking import NO_TIME, Parser
 from profdeck_traces.writing.deflate import SmallGzip
 
 _ANCHOR_NAME = re.compile(r"[A-Za-z0-9_.:-]+")

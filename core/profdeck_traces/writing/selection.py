@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_CATEGORIES
-from profdeck_traces.reading.events import NO_TIME, Events
+from profdeck_traces.reading.events import Events
+from profdeck_traces.reading.walking import NO_TIME
 
 _METADATA, _FLOW = "M", "stf"
 _ALL_ELSE, _HOST, _WORK = range(3)  # indices into `Selection.windows`

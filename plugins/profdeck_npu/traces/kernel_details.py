@@ -33,9 +33,10 @@ from profdeck_traces.reading.columns import (
     CompleteEvent,
     columns_of,
 )
-from profdeck_traces.reading.fallback import NO_TIME, read_time
+from profdeck_traces.reading.fallback import read_time
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck, file_size
+from profdeck_traces.reading.walking import NO_TIME
 
 _NAME, _TYPE, _START, _DURATION = "Name", "Type", "Start Time(us)", "Duration(us)"
 _REQUIRED = (_NAME, _TYPE, _START, _DURATION)

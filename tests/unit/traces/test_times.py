@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 from parsers import pack, read_both
 
-from profdeck_traces.reading.fallback import NO_TIME, read_time
+from profdeck_traces.reading.fallback import read_time
+from profdeck_traces.reading.walking import NO_TIME
 
 DIGITS = st.from_regex(r"[0-9]{0,18}\.?[0-9]{0,5}", fullmatch=True)
 TEXTS = DIGITS | st.decimals().map(str) | st.text("0123456789.eE+- ", max_size=20)

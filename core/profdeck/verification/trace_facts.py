@@ -1,0 +1,240 @@
+"""Facts about captures and their states, read from manifests for `profdeck.verification.run_records`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+
+from profdeck.base.json_files import JSON_OBJECT
+from profdeck.records.capture import Unit
+from profdeck.records.host_clock import HostClock
+from profdeck.records.manifest import ArtifactRecord, Manifest
+from profdeck.records.run_directory import RUN_FILE
+from profdeck.records.status import Status
+from profdeck.verification.file_checks import KnownChecks
+from profdeck.verification.report_model import CaptureReport, RankReport, TargetReport
+from profdeck.verification.run_manifests import RunManifest, find_manifests
+from profdeck.verification.run_report import has_valid_roles, judge, recorded_roles
+from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
+from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
+
+_MAX_TIME_NS = 1 << 62
+"""Largest valid time, in the year 2116. The sum of two such times fits into 64 bits."""
+
+
+def recorded_traces(path: Path) -> RecordedTraces:
+    """Return the recorded traces at a path; see `profdeck_traces.inputs.facts.RunRecords`."""
+    manifests = find_manifests(path)
+    # For engines, a host's clock is stored in the target's manifest, not in the manifests of the ranks.
+    clocks = {
+        (own.manifest.request_token, own.manifest.clock.host): own.manifest.clock
+        for own in manifests.own
+        if own.manifest.clock is not None
+    }
+    facts: dict[Path, TraceFacts] = {}
+    for own in manifests.own:
+        manifest = own.manifest
+        clock = clocks.get((manifest.request_token, manifest.host)) if manifest.target is None else None
+        for trace, artifact in _traces(own.file, manifest):
+            facts[trace] = _facts(own, artifact, clock)
+    skipped = {
+        trace: (copy.directory, copy.reason)
+        for copy in manifests.skipped
+        for trace, _ in _traces(copy.file, copy.manifest)
+    }
+    return RecordedTraces(
+        facts=facts,
+        skipped=skipped,
+        other_runs=tuple(manifests.other_runs),
+        unreadable=tuple(manifests.unreadable),
+    )
+
+
+def run_state(paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunState:
+    """Return the state of all captures below the given directories.
+
+    Args:
+        paths: The directories.
+        checks: Results of reading the traces, by path.
+    """
+    manifests: dict[Path, RunManifest] = {}
+    unreadable: dict[Path, None] = {}
+    for path in paths:
+        if path.is_dir():
+            below = find_manifests(path)
+            unreadable |= dict.fromkeys(directory for directory, _ in below.unreadable)
+            for own in below.own:
+                manifests.setdefault(own.real_file, own)
+            if (path / RUN_FILE).exists() and not _is_readable_run_file(path):
+                unreadable[path / RUN_FILE] = None
+    runs: dict[Path, list[RunManifest]] = defaultdict(list)
+    for own in manifests.values():
+        runs[own.real_run].append(own)
+    known = KnownChecks.by_path(checks)
+    statuses = [status for group in runs.values() for status in _statuses(group, known)]
+    return RunState(
+        captures=tuple(sorted(statuses, key=_sort_key)),
+        recordings=_recordings(own.manifest for own in manifests.values()),
+        unreadable=tuple(map(str, unreadable)),
+        silent_roles=_silent_roles({*runs, *(Path(os.path.realpath(path)) for path in paths)}, runs),
+    )
+
+
+def _traces(file: Path, manifest: Manifest) -> Iterator[tuple[Path, ArtifactRecord]]:
+    """Yield the existing traces that a manifest lists."""
+    for artifact in manifest.artifacts:
+        trace = file.parent / artifact.name
+        kind = kind_named(artifact.kind)
+        if kind.matches(trace) if kind else artifact.kind == TRACE and trace.is_file():
+            yield trace, artifact
+
+
+def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) -> TraceFacts:
+    manifest = own.manifest
+    offsets_ns, uncertainties_ns = _anchor_offsets_ns(artifact)
+    return TraceFacts(
+        run=str(own.run),
+        capture=manifest.capture,
+        role=manifest.role,
+        replica=manifest.replica,
+        rank=manifest.rank if manifest.target is None else None,
+        world_size=manifest.world_size,
+        stage=manifest.stage,
+        host=manifest.host,
+        unit=str(_unit(manifest)),
+        cold_first_step=bool(manifest.cold_first_step),
+        first_step=manifest.first_step,
+        started_ns=manifest.started_ns,
+        stall_s=manifest.credible_stall_s,
+        has_digest=artifact.sha256 is not None,
+        clock_offset_ns=offsets_ns[len(offsets_ns) // 2] + (clock.offset_ns if clock else 0) if offsets_ns else None,
+        base_time_ns=artifact.base_time_ns if _is_time(artifact.base_time_ns or 0) else None,
+        clock_host=clock.reference if clock else manifest.host,
+        clock_error_ns=max(uncertainties_ns) + (clock.error_ns if clock else 0) if uncertainties_ns else None,
+    )
+
+
+def _unit(manifest: Manifest) -> Unit:
+    if manifest.target is not None or manifest.request is not None:
+        return Unit.ENGINE_ITERATION
+    return Unit.GLOBAL_STEP if manifest.window is None else Unit.MINI_BATCH
+
+
+def _anchor_offsets_ns(artifact: ArtifactRecord) -> tuple[list[int], list[int]]:
+    """Return the sorted offsets of a trace's clock anchors, and their uncertainties. Invalid anchors are ignored."""
+    offsets_ns, uncertainties_ns = list[int](), list[int]()
+    for anchor in artifact.anchors:
+        trace_ns = _nanoseconds(anchor.trace_us)
+        if trace_ns is None or anchor.uncertainty_ns < 0:
+            continue
+        if all(map(_is_time, (trace_ns, anchor.unix_ns, anchor.uncertainty_ns, artifact.base_time_ns or 0))):
+            offsets_ns.append(anchor.unix_ns - trace_ns)
+            uncertainties_ns.append(anchor.uncertainty_ns)
+    return sorted(offsets_ns), uncertainties_ns
+
+
+def _nanoseconds(trace_us: str) -> int | None:
+    try:
+        number = Decimal(trace_us)
+    except InvalidOperation:
+        return None
+    # Check the range first, because arithmetic operations raise an error for decimals with large exponents.
+    return round(number * 1000) if number.is_finite() and -_MAX_TIME_NS <= number <= _MAX_TIME_NS else None
+
+
+def _is_time(nanoseconds: int) -> bool:
+    return abs(nanoseconds) <= _MAX_TIME_NS
+
+
+def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
+    """Return the distinct combinations of role, backend, versions and options in the manifests."""
+    recordings = {
+        RecordingAbout(
+            role=manifest.role,
+            backend=manifest.backend,
+            versions=", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items())),
+            options=json.dumps(manifest.options, sort_keys=True),
+            profdeck=manifest.profdeck,
+        ): None
+        for manifest in manifests
+    }
+    return tuple(recordings)
+
+
+def _statuses(manifests: Sequence[RunManifest], checks: KnownChecks) -> Iterator[CaptureStatus]:
+    """Yield the status of every rank in every capture of a run, and of each target that is not complete."""
+    by_file = {own.file: own.manifest for own in manifests}
+    captures, targets = judge(by_file.items(), checks)
+    run = str(manifests[0].run)
+    for capture in captures:
+        for rank in capture.ranks:
+            yield _status(run, capture, rank, stage=capture.stage, last_step=capture.last_step, host=rank.host)
+    for target in targets:
+        if target.status is not Status.COMPLETE:
+            manifest = by_file[target.manifest]
+            yield _status(run, target, target, stage=manifest.stage, last_step=manifest.last_step, host=manifest.host)
+
+
+def _status(  # noqa: PLR0913
+    run: str,
+    capture: CaptureReport | TargetReport,
+    part: RankReport | TargetReport,
+    *,
+    stage: str | None,
+    last_step: int,
+    host: str | None,
+) -> CaptureStatus:
+    return CaptureStatus(
+        run=run,
+        capture=capture.id,
+        role=capture.role,
+        replica=capture.replica,
+        stage=stage,
+        first_step=capture.first_step,
+        last_step=last_step,
+        rank=part.rank if isinstance(part, RankReport) else None,
+        host=host,
+        status=str(part.status),
+        problem=" ".join(part.problems) or None,
+    )
+
+
+def _silent_roles(directories: Iterable[Path], manifests: Mapping[Path, Sequence[RunManifest]]) -> tuple[str, ...]:
+    """Return the roles that are listed in the ``run.json`` of a run but recorded nothing in this run.
+
+    Args:
+        directories: real paths of runs. Other directories are ignored.
+        manifests: manifests by the real path of their run.
+    """
+    silent: dict[str, None] = {}
+    for directory in sorted(directories):
+        try:
+            listed = recorded_roles(JSON_OBJECT.read(directory / RUN_FILE))
+        except (OSError, ValueError):
+            continue
+        recorded = {own.manifest.role for own in manifests.get(directory, ())}
+        silent |= dict.fromkeys(role for role in listed if role not in recorded)
+    return tuple(silent)
+
+
+def _is_readable_run_file(run: Path) -> bool:
+    try:
+        return has_valid_roles(JSON_OBJECT.read(run / RUN_FILE))
+    except (OSError, ValueError):
+        return False
+
+
+def _sort_key(status: CaptureStatus) -> tuple[object, ...]:
+    replica = -1 if status.replica is None else status.replica
+    return (
+        status.run,
+        status.first_step,
+        status.role,
+        replica,
+        status.capture,
+        -1 if status.rank is None else status.rank,
+    )

@@ -1,0 +1,111 @@
+"""Tests of the modules that a command imports, because imports take most of the time of short commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Program = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# The package typer validates arguments with pydantic.
+COMMAND_LINE = {
+    "typer",
+    "annotated_doc",
+    "pydantic",
+    "pydantic_core",
+    "annotated_types",
+    "typing_inspection",
+    "shellingham",
+}
+LIBRARIES = {"attr", "attrs", "isal", "msgspec", "numpy", "typing_extensions", *COMMAND_LINE}
+PLUGINS = {
+    "profdeck_npu",
+    "profdeck_npu.artifact_kinds",
+    "profdeck_sglang",
+    "profdeck_sglang.trace_names",
+    "profdeck_vllm",
+    "profdeck_vllm.trace_names",
+}
+CORE = {
+    "profdeck",
+    "profdeck.cli",
+    "profdeck.cli._cluster_options",
+    "profdeck.cli._commands",
+    "profdeck.plugin",
+    "profdeck.verification",
+    "profdeck.verification.run_records",
+}
+LARGE_STANDARD_MODULES = {
+    "asyncio",
+    "concurrent.futures",
+    "ssl",
+    "http.client",
+    "urllib.request",
+    "xml.etree",
+    "tomllib",
+}
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace with one step, outside of all runs."""
+    times = {"ph": "X", "pid": 1, "tid": 1, "ts": 1000, "dur": 50}
+    events = [
+        {"cat": "user_annotation", "name": "ProfilerStep#0", **times},
+        {"cat": "cpu_op", "name": "aten::mm", **times},
+    ]
+    file = tmp_path / "traces" / "small.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"traceEvents": events}))
+    return file
+
+
+def imported_by(python: Program, *arguments: object) -> set[str]:
+    """Return the names of all modules that a command imports."""
+    code = """
+import atexit, sys
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+from profdeck.cli import main
+main()
+"""
+    result = python("-c", code, *arguments)
+    assert result.returncode == 0, result.stderr
+    return set(result.stderr.splitlines()[-1].split())
+
+
+def packages(modules: set[str]) -> set[str]:
+    """Return the packages outside of the standard library that modules belong to, without profdeck's packages."""
+    names = {name.partition(".")[0] for name in modules}
+    standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
+    return {name for name in names - standard if not name.startswith(("_", "profdeck")) and name != "sitecustomize"}
+
+
+@pytest.mark.parametrize("cache", ["--cache", "--no-cache"])
+def test_summary_imports_only_the_reader_and_the_command_line(python: Program, trace: Path, cache: str) -> None:
+    modules = imported_by(python, "summary", trace, "--json", cache)
+    assert packages(modules) <= LIBRARIES
+    assert {name for name in modules if name.startswith("profdeck_") and "profdeck_traces" not in name} <= PLUGINS
+    assert {name for name in modules if name.startswith("profdeck.") or name == "profdeck"} <= CORE
+    assert modules & LARGE_STANDARD_MODULES == set()
+
+
+def test_summary_as_text_also_imports_rich(python: Program, trace: Path) -> None:
+    modules = imported_by(python, "summary", trace)
+    assert packages(modules) - LIBRARIES == {"rich"}
+
+
+@pytest.mark.parametrize("command", ["collect", "export", "merge", "prune", "report", "trim", "upload", "view"])
+def test_help_of_a_command_imports_no_reader(python: Program, command: str) -> None:
+    modules = imported_by(python, command, "--help")
+    assert packages(modules) & {"numpy", "rich", "yaml", "pandas", "pyarrow"} == set()
+
+
+def test_help_imports_no_command(python: Program) -> None:
+    modules = imported_by(python, "--help")
+    assert packages(modules) & {"numpy", "rich", "yaml"} == set()
+    assert modules & {"profdeck.cli.check", "profdeck_traces.cli.summary"} == set()
