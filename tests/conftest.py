@@ -43,6 +43,7 @@ for _name in [name for name in os.environ if name.startswith(("PROFDECK_", "TORC
         "PROFDECK_TEST_VERL_SGLANG_PYTHON",
         "PROFDECK_FUZZ_FILES",
         "PROFDECK_FUZZ_READER",
+        "PROFDECK_FUZZ_COMMANDS",
         "PROFDECK_FUZZ_CONFIGS",
         "PROFDECK_FUZZ_EXAMPLES",
         "PROFDECK_CHAOS_JOBS",

@@ -40,6 +40,10 @@ def names() -> Iterator[dict[str, Any]]:
     return (kernel(number, name=f"k{number}_{'x' * 4000}") for number in range(COUNT // 3))
 
 
+def annotations() -> Iterator[dict[str, Any]]:
+    return (kernel(number, cat="user_annotation", name=f"stage {number}") for number in range(COUNT))
+
+
 def one_of_40_mib() -> Iterator[dict[str, Any]]:
     return iter([kernel(0), kernel(1, args={"a": "x" * (40 << 20)}), kernel(2)])
 
@@ -66,6 +70,7 @@ def profdeck(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
         (processes, "merge a.trace.json b.trace.json -o c.trace.json.gz", 4, "too many to merge"),
         (processes, "report a.trace.json -o a.html", 0, ""),
         (names, "summary a.trace.json", 0, ""),
+        (annotations, "summary a.trace.json", 0, ""),
         (one_of_40_mib, "summary a.trace.json", 0, ""),
         (one_of_40_mib, "merge a.trace.json b.trace.json -o c.trace.json.gz", 0, ""),
         (one_of_40_mib, "trim a.trace.json --time 0s..1s -o c.trace.json.gz", 0, ""),
