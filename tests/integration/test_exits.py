@@ -193,7 +193,7 @@ def test_handler_that_the_host_sets_during_a_capture_runs_after_a_native_call(st
     process = start(CAPTURE + handler + RELEASED_WAIT, "{}")
     await_native_wait(process)
     process.send_signal(signal.SIGTERM)
-    with pytest.raises(subprocess.TimeoutExpired):  # the time limit for the default action does not apply
+    with pytest.raises(subprocess.TimeoutExpired):  # the 5-second limit applies only to the default action
         process.wait(7)
     assert process.communicate("go on\n", timeout=20)[0] == "released\ncheckpoint\n"
     assert process.returncode == 5

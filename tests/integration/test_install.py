@@ -72,7 +72,7 @@ def site(tmp_path: Path):
 def test_wheel_contains_the_files_of_the_tree(built: dict[str, Path]) -> None:
     with zipfile.ZipFile(built["wheel"]) as wheel:
         wheel_files = {name for name in wheel.namelist() if not name.split("/")[0].endswith(".dist-info")}
-    wheel_files.discard("profdeck_traces/reading/_reader.so")  # compiled if there is a compiler; see test_reader_build
+    wheel_files.discard("profdeck_traces/reading/_reader.so")  # built only with a C++ compiler; see test_reader_build
     tracked = {
         str(path.relative_to(ROOT / root))
         for root in ("core", "plugins")

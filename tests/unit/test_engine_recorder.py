@@ -697,7 +697,7 @@ def test_rejected_start_releases_all_resources(
     leases.acquire_lease(["gpu-1", "gpu-2"], holder="trainer").release()
     for thread in set(threading.enumerate()) - threads_before:
         thread.join(5)
-    assert set(threading.enumerate()) <= threads_before  # threads of earlier tests may end meanwhile
+    assert set(threading.enumerate()) <= threads_before  # threads from earlier tests may have ended
     assert count_open() == open_before
     assert signal.getsignal(signal.SIGTERM) is handler
     assert not list(tmp_path.rglob("*.tmp"))

@@ -131,7 +131,7 @@ def test_processes_of_a_rank_that_capture_different_steps_are_found(start: Start
     second.capture(5)
     first.end()
     second.end()
-    # The first process may have exited before step 5.
+    # Step 5 is complete because the first process may have exited before then.
     assert read_statuses(tmp_path) == {"step2": Status.PARTIAL, "step5": Status.COMPLETE}
 
 

@@ -1,4 +1,4 @@
-"""The build hook compiles the reader, and packs no library of other sources."""
+"""Tests of the build hook, which compiles the reader and never packages a library built from other sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++",
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A small copy of this source tree, with a stale library."""
+    """A minimal copy of this source tree that contains a stale library."""
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     shutil.copytree(ROOT / "native", tmp_path / "native")
@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def build_wheel(tree: Path, **environ: str) -> tuple[str, list[str]]:
-    """Build a wheel; return its name and its libraries."""
+    """Build a wheel. Return its file name and the shared libraries in it."""
     code = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", code, "dist"], cwd=tree, env=os.environ | environ, check=True)
     (wheel,) = (tree / "dist").glob("*.whl")

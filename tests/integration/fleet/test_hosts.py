@@ -256,7 +256,7 @@ def test_host_that_is_unreachable_at_the_stop(cluster: Cluster) -> None:
     offset = log.stat().st_size
     process = cluster.profdeck("capture", "servers", *own, "--set", "server.options.rpc_timeout_s=10")
 
-    # A signal before the reply to the start, or after a failed poll, would cancel the command.
+    # A signal sent before the start request is answered, or after a poll fails, would cancel the command.
     until(lambda: requests.search(log.read_bytes()[offset:]) or process.poll() is not None)
     host.link("down")
     process.send_signal(signal.SIGTERM)

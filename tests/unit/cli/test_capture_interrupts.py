@@ -185,7 +185,7 @@ def test_terminal_shows_progress_of_recording_and_files(start: Start, tmp_path: 
     os.close(controller)
 
 
-# Several commands.
+# Concurrent commands.
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

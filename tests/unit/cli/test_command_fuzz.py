@@ -1,4 +1,4 @@
-"""Fuzz test of the commands that read traces: no traceback, and no damaged trace is called whole.
+"""Fuzz test of the commands that read traces. They must not print a traceback or report a corrupt trace as whole.
 
 ``PROFDECK_FUZZ_COMMANDS`` sets the number of files. ``PROFDECK_TEST_SEED`` sets the seed of the first file.
 """
@@ -41,7 +41,7 @@ COMMANDS = (
 
 
 def is_json(data: bytes) -> bool:
-    """Return whether the standard library can read a document, plain or compressed."""
+    """Return whether the data, plain or gzip, is JSON that the standard library can parse."""
     try:
         json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
     except (ValueError, OSError, EOFError, zlib.error, RecursionError):
@@ -68,7 +68,7 @@ def test_commands_report_damaged_traces(cli: Callable[..., Result], tmp_path: Pa
 
 
 def check(command: str, data: bytes, result: Result) -> None:
-    """Check the exit code, the messages and the new file of a command."""
+    """Check a command's exit code, output and written files."""
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
     assert result.exit_code in {*ExitCode} - {ExitCode.USAGE, ExitCode.PLUGIN}, result.output
     assert "Traceback" not in result.output

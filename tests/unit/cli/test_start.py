@@ -1,4 +1,4 @@
-"""Tests of the modules that a command imports, because imports take most of the time of short commands."""
+"""Tests of the modules that commands import. Imports take most of the run time of short commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# The package typer validates arguments with pydantic.
+# typer and its imports. It uses pydantic to validate arguments.
 COMMAND_LINE = {
     "typer",
     "annotated_doc",
@@ -53,7 +53,7 @@ LARGE_STANDARD_MODULES = {
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """A trace with one step, outside of all runs."""
+    """The path of a trace that has one step and does not belong to a run."""
     times = {"ph": "X", "pid": 1, "tid": 1, "ts": 1000, "dur": 50}
     events = [
         {"cat": "user_annotation", "name": "ProfilerStep#0", **times},
@@ -79,7 +79,7 @@ main()
 
 
 def packages(modules: set[str]) -> set[str]:
-    """Return the packages outside of the standard library that modules belong to, without profdeck's packages."""
+    """Return the third-party packages to which the modules belong."""
     names = {name.partition(".")[0] for name in modules}
     standard = {*sys.stdlib_module_names, *sys.builtin_module_names}
     return {name for name in names - standard if not name.startswith(("_", "profdeck")) and name != "sitecustomize"}

@@ -1,4 +1,4 @@
-// Mutates traces and feeds them to the reader, under address and undefined-behaviour sanitizers.
+// Feeds mutated traces to the reader. Built with the address and undefined-behaviour sanitizers.
 // Usage: fuzz_reader SEED MUTATIONS FILE...
 #include <fstream>
 #include <iterator>
@@ -53,7 +53,7 @@ int main(int argc, char** argv) {
     while (base_at < text.size()) {
       filled = std::min(text.size() - base_at, filled + chunk);
       bool last = base_at + filled == text.size();
-      u8* buffer = (u8*)malloc(filled + 64);  // of this size, so that each read or write after it is found
+      u8* buffer = (u8*)malloc(filled + 64);  // exactly the required size: the sanitizer detects any access beyond it
       memcpy(buffer, text.data() + base_at, filled);
       size_t taken = 0;
       int status = reader_feed(r, buffer, filled, (i64)base_at, last, &taken);

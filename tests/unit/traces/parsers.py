@@ -1,4 +1,4 @@
-"""Reads traces with the compiled parser and the parser in Python, and compares them."""
+"""Functions that read traces with the compiled and the Python parser and compare the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_JSON_BYTES = 1 << 40
 
 
 def parsers() -> list[Parser]:
-    """Return both parsers, or skip the test if there is no library."""
+    """Return both parsers, or skip the test if the compiled library is missing."""
     library = load_library()
     if library is None:
         pytest.skip("the reader is not compiled; run python hatch_build.py")
@@ -32,7 +32,7 @@ def chunks(data: bytes, size: int = 1 << 20) -> Generator[Chunk, None, None]:
 
 
 def facts(parser: Parser, result: Walk) -> dict[str, Any]:
-    """Return everything that was read, with codes replaced by their texts."""
+    """Return all data that a parser read, with the codes of args replaced by their texts."""
     texts = {key: parser.texts(key) for key, is_integer in ARGS.items() if not is_integer}
     pairs = {key: [values.tolist() for values in parser.pairs(key)] for key in ARGS}
     return {
@@ -50,7 +50,7 @@ def facts(parser: Parser, result: Walk) -> dict[str, Any]:
 
 
 def read_both(content: bytes | Path, size: int = 1 << 20) -> dict[str, Any]:
-    """Return what both parsers read, which is equal."""
+    """Check that both parsers read the same data, and return it."""
     found = []
     for parser in parsers():
         source = read_content(content) if isinstance(content, Path) else chunks(content, size)
@@ -60,5 +60,5 @@ def read_both(content: bytes | Path, size: int = 1 << 20) -> dict[str, Any]:
 
 
 def pack(events: Iterable[str], before: str = "", after: str = "") -> bytes:
-    """Return a trace with the text of events."""
+    """Return a trace that contains JSON events, and other members before and after them."""
     return f'{{{before}"traceEvents": [{", ".join(events)}]{after}}}'.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Tests of copied events: both parsers write equal text, and only the values that must change do."""
+"""Tests of copied events. Both parsers write the same text and change only the requested values."""
 
 from __future__ import annotations
 

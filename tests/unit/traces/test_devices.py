@@ -1,4 +1,4 @@
-"""Tests of device times and host states: fixed examples, and a reference per instant."""
+"""Tests of device times and host states, with fixed examples and a reference that evaluates each instant."""
 
 from __future__ import annotations
 

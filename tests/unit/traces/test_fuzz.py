@@ -140,7 +140,7 @@ def check(summary: RankSummary) -> None:
 
 
 def compare(path: Path, summary: RankSummary) -> None:
-    """Compare the summary with the file's check and, if the trace is complete, with the standard library and oracle."""
+    """Compare the summary with `check_trace` and, if the trace is intact, with the standard library and the oracle."""
     found = check_trace(path)
     assert (found.whole, found.problem, found.events) == (summary.whole, summary.problem, summary.events)
     if not summary.whole:

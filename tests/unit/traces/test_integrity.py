@@ -57,7 +57,7 @@ FEED_BYTES = st.sampled_from([1, 2, 3, 7, 16, 61, 200, 1 << 20])
 
 
 def check_bytes(data: bytes, feed_bytes: int = 1 << 20) -> TraceCheck:
-    """Check a document with the compiled parser and the parser in Python. Their results are equal."""
+    """Check a document with the compiled and the Python parser, which must agree."""
     checks = []
     for library in {compiled.load_library(), None}:
         with pytest.MonkeyPatch.context() as patch:
@@ -112,7 +112,7 @@ def test_mutated_trace_is_complete_only_if_json_accepts_it(
     check = check_bytes(mutated, feed_bytes)
     expected = events_by_json(mutated)
 
-    # Only repeated arrays of events are checked more strictly than by json.
+    # For these traces, the checker is stricter than json only in rejecting a second array of events.
     if check.problem is None or "a second array of events" not in check.problem:
         assert check.whole == bool(expected), check
     if check.whole:

@@ -90,7 +90,7 @@ def merged(tmp_path: Path) -> Merged:
 
 @pytest.fixture(params=[True, False], ids=["compiled", "python"])
 def both_parsers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with the compiled parser and the parser in Python."""
+    """Run the test once with the compiled parser and once with the Python parser."""
     if not request.param:
         monkeypatch.setattr(compiled, "load_library", lambda: None)
 

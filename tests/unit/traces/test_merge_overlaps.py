@@ -130,7 +130,7 @@ def test_flows_move_with_the_event_of_their_end() -> None:
 
 
 def test_flow_stays_if_an_event_at_its_time_stays() -> None:
-    # The second event overlaps the first, and the third is nested in it.
+    # The second event overlaps the first without nesting, and the third is nested in the first.
     flow = {"ph": "s", "id": 1, "pid": 0, "tid": 7, "ts": Time(50)}
     trace = [kernel(0, 100), kernel(50, 150), kernel(50, 80), flow, {**flow, "ts": Time(51)}, {**flow, "tid": 8}]
 
@@ -192,7 +192,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=25)
 @given(SPANS, st.sampled_from(LAYOUTS), st.none() | st.integers(0, 12))
 def test_perfetto_shows_all_events(spans: list[Span], layout: dict[str, Any], odd_at: int | None) -> None:
     trace = [kernel(start, start + duration) for start, duration in spans] + [kernel(1000, 1001, tid=9)] * 12
-    if odd_at is not None:  # times in other notations
+    if odd_at is not None:  # add an event whose times use another notation
         trace.insert(odd_at, {**kernel(15, 25), "ts": 0.0150, "dur": "0.01"})
 
     lanes = lanes_of(merged(dumps(trace, **layout)))

@@ -218,7 +218,7 @@ def compare_event(old: dict[str, Any], new: dict[str, Any], context: Context) ->
 
 
 def pid_of(event: dict[str, Any]) -> str:
-    """Return one text for equal pids. A pid that is null is missing."""
+    """Return the same text for equal pids. A null pid is treated as missing."""
     pid = event.get("pid")
     if isinstance(pid, Number) and float(pid.text).is_integer():
         return str(int(float(pid.text)) if "." in pid.text or "e" in pid.text else int(pid.text))
@@ -323,7 +323,7 @@ def test_first_events_of_a_truncated_trace_are_merged(trace: Trace, read_bytes: 
 
     def events_of(text: bytes) -> list[Any]:
         events = merged([(text, 0)], read_bytes)[1]["traceEvents"]
-        new_ids = {"id", "bind_id", "id2"}  # they depend on all events
+        new_ids = {"id", "bind_id", "id2"}  # new ids depend on all events in the trace
         return [
             {key: value for key, value in event.items() if key not in new_ids}
             for event in events

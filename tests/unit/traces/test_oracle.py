@@ -1,4 +1,4 @@
-"""Tests of summaries, compared with an independent reference."""
+"""Tests that compare summaries with an independent reference."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ns(time_us: float | None) -> int | None:
 
 
 def check_summary(path: Path) -> None:
-    """Compare the summary of a trace with the oracle."""
+    """Check that a trace's summary matches the oracle."""
     summary = summarise_trace(path)
     assert summary_facts(summary) == oracle.facts(
         path, {(kernel.kind, kernel.name): kernel.category for kernel in summary.kernels}

@@ -1,4 +1,4 @@
-"""The compiled parser, the parser in Python, and a reference by `json` and `Decimal` read equal rows."""
+"""Tests that compare the compiled parser, the Python parser, and a reference based on `json` and `Decimal`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVENT = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1.5
 def decimal(text: str) -> Decimal | None:
     try:
         return Decimal(text)
-    except ArithmeticError:  # an exponent beyond the limits of `Decimal`, or no number
+    except ArithmeticError:  # not a number, or the exponent exceeds the limits of `Decimal`
         return Decimal(0) if re.fullmatch(r"[-.0-9]+[eE]-[0-9]+", text) else None
 
 
@@ -38,7 +38,7 @@ def loads(data: bytes) -> Any:
 
 
 def reference(data: bytes) -> list[tuple[Any, ...]] | None:
-    """Return phase, name and times of the rows of a valid trace; None for other data."""
+    """Return the phase, name and times of each row in a valid trace, or None for other data."""
     try:
         document = loads(data)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def compare_with_reference(data: bytes, found: dict[str, Any]) -> None:
         assert not found["whole"]
         return
     if data.count(b"traceEvents") > 1 or data.count(b"ph") > len(expected):
-        return  # readers disagree about repeated keys
+        return  # JSON readers disagree about repeated keys
     assert found["whole"] == bool(expected), found["skipped"]
     assert found["rows"] == len(expected)
     names = [json.loads(b'"%b"' % text) for text in found["strings"]["name"]]

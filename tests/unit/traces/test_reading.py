@@ -1,4 +1,4 @@
-"""Tests of reading a trace into columns, compared with the standard library's json."""
+"""Tests that read traces into columns and compare them with the standard library's json."""
 
 from __future__ import annotations
 

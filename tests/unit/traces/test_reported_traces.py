@@ -1,4 +1,4 @@
-"""Tests for traces that other tools and old or broken recorders wrote."""
+"""Tests for traces written by other tools and by old or broken recorders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEP_US, KERNEL_US, KERNELS = 1000.0, 60.0, 8
 
 
 def recording(steps: int = 6, start_us: float = 1_000_000.0) -> list[Event]:
-    """Return steps of 1 ms, each with 8 operators that launch a kernel of 60 us on one stream."""
+    """Return steps of 1 ms. In each step, 8 operators launch one kernel of 60 us each, all on the same stream."""
     events: list[Event] = []
     for step in range(steps):
         begin_us = start_us + step * STEP_US
@@ -64,7 +64,7 @@ def kernels(events: list[Event]) -> list[Event]:
 
 @pytest.fixture
 def summary_of(tmp_path: Path) -> Callable[[list[Event]], tuple[RankSummary, tuple[Finding, ...]]]:
-    """Return a function that summarises events, and returns the findings as well."""
+    """Return a function that computes the summary and findings for a list of events."""
 
     def summarised(events: list[Event]) -> tuple[RankSummary, tuple[Finding, ...]]:
         path = tmp_path / "trace.json"
@@ -126,8 +126,8 @@ def test_device_time_of_steps_without_recorded_kernels_is_unknown(summary_of: Su
     [
         ({"ts": 0.0, "dur": 0.0}, 1),  # the device reported no time
         ({"ts": 8_000.0, "dur": 12.0}, 1),  # from an earlier recording
-        ({"dur": 1_600_000.0}, 1),  # the end is reported late
-        ({"dur": 20_000.0}, 0),  # queued work may end after the host
+        ({"dur": 1_600_000.0}, 1),  # the reported end is too late
+        ({"dur": 20_000.0}, 0),  # queued work may end after the last host event
     ],
 )
 def test_device_times_outside_of_the_recording_are_counted_apart(
@@ -156,7 +156,7 @@ def test_kernels_of_a_graph_belong_to_the_iteration_that_launched_it(summary_of:
         device = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 0, "dur": 44.0, "args": args}
         events += [{**device, "ts": begin_us + 150 + kernel * 45} for kernel in range(40)]
     rank, _ = summary_of(events)
-    assert [step.device_us for step in rank.steps] == [40 * 44.0] * 8  # although the annotation ends after 0.3 ms
+    assert [step.device_us for step in rank.steps] == [40 * 44.0] * 8  # although the annotation lasts only 0.3 ms
     assert rank.iterations[0].tokens_per_s == pytest.approx(32 / (39 * 45 + 44) * 1e6)
 
 
@@ -167,7 +167,7 @@ def test_begin_and_end_events_are_complete_events(summary_of: SummaryOf) -> None
         span = {"cat": "gpu_user_annotation", "name": f"ProfilerStep#{step}", "pid": 0, "tid": 7, "ph": "X"}
         events.append({**span, "ts": kernel_us[0], "dur": kernel_us[-1] + KERNEL_US - kernel_us[0]})
     pairs: list[Event] = []
-    for event in [*recording(), *events]:  # an annotation and its first kernel begin at the same time
+    for event in [*recording(), *events]:  # each device annotation starts with its first kernel
         begin = {key: value for key, value in event.items() if key != "dur"} | {"ph": "B"}
         pairs += [begin, {"ph": "E", "pid": event["pid"], "tid": event["tid"], "ts": event["ts"] + event["dur"]}]
     rank, _ = summary_of(sorted(pairs, key=lambda event: event["ts"]))
@@ -227,7 +227,7 @@ def test_waits_of_mtia_are_idle_time(summary_of: SummaryOf) -> None:
 
 
 def in_group(events: list[Event], rank: int) -> list[Event]:
-    """Return events in which the last kernel of each step is a collective; rank 0 waits 25 us for the others."""
+    """Turn the last kernel of each step into a collective, in which rank 0 waits 25 us for the other ranks."""
     for collective in kernels(events)[KERNELS - 1 :: KERNELS]:
         collective["name"] = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
         if rank == 0:

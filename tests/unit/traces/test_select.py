@@ -74,7 +74,7 @@ SELECTIONS = st.builds(
 
 
 def time_of(value: Any) -> int | None:
-    """The nanoseconds of a number or a string, if they are a time; numbers come as strings."""
+    """Convert a number or numeric string to nanoseconds if it is a valid time. Numbers are passed as strings."""
     try:
         number = Decimal(value if isinstance(value, str) else "NaN")
     except ArithmeticError:
@@ -86,7 +86,7 @@ def time_of(value: Any) -> int | None:
 
 
 def pairs_in(decoded: list[dict[str, Any]]) -> dict[int, tuple[int, int]]:
-    """The begin and end of each half of a pair. Pairs match in the order of their times."""
+    """Map each half of a pair to the indices of its begin and end events, which are matched in time order."""
     pairs: dict[int, tuple[int, int]] = {}
     opened: dict[Any, list[int]] = defaultdict(list)
     times = {index: time_of(event_fields.get("ts")) for index, event_fields in enumerate(decoded)}
@@ -109,7 +109,7 @@ def overlaps(start: int, stop: int, selection: Selection) -> bool:
 
 
 def expected(decoded: list[dict[str, Any]], selection: Selection) -> list[bool]:
-    """Which of the events are to be kept."""
+    """Return whether the selection should keep each event."""
     pairs = pairs_in(decoded)
 
     def is_kept(index: int) -> bool:
@@ -134,7 +134,7 @@ def expected(decoded: list[dict[str, Any]], selection: Selection) -> list[bool]:
 
 
 def selected(selection: Selection, texts: list[str]) -> list[bool]:
-    """Which of the events of a trace are selected."""
+    """Return whether `Selection.rows` selects each event of a trace."""
     with tempfile.NamedTemporaryFile() as file:
         path = Path(file.name)
         path.write_bytes(f"[{', '.join(texts)}]".encode("utf-8", "surrogatepass"))

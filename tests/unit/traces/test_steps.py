@@ -44,10 +44,12 @@ def columns(events: list[Event]) -> Columns:
 
 
 def times_of(events: list[Event]) -> tuple[StepTimes, list[str]]:
-    """Find the steps of events and sum their times. Operators are not nested, so their self time is their duration.
+    """Find the steps in the events and sum the times per step.
+
+    Operators must not be nested, because their durations are used as self times.
 
     Returns:
-        The times, and the name of each name code.
+        The times, and the names indexed by name code.
     """
     recorded = columns(events)
     of_device, of_operators, of_annotations = (

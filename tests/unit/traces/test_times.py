@@ -1,4 +1,4 @@
-"""Tests of times in nanoseconds, compared with `decimal`."""
+"""Tests that compare the conversion of times to nanoseconds with `decimal`."""
 
 from __future__ import annotations
 

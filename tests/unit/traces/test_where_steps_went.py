@@ -1,4 +1,4 @@
-"""Tests of device and stage times of steps, compared with sums over each instant."""
+"""Tests of the device and stage times of steps, compared with a reference that counts instants."""
 
 from __future__ import annotations
 
