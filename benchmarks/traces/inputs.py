@@ -32,11 +32,11 @@ BASES = {
     "pair_rank0": REAL_TRACE.with_name("pair_rank0.json.gz"),
     DECODE: None,
 }
-"""Traces to repeat. `random_base` adds another one, so that the results do not depend on these."""
+"""Base traces that inputs repeat. `random_base` adds a random one, so that results do not depend only on these."""
 
 
 def random_base(seed: int) -> tuple[str, Path] | None:
-    """Draw a public trace with known categories. Return its name and path, or None if there are no public traces."""
+    """Choose a random public trace and return its name and path, or None if there are no public traces."""
     directory = DATA / "public"
     paths = sorted(path for pattern in ("hta__*.json.gz", "tl__*.json.gz") for path in directory.glob(pattern))
     if not paths:

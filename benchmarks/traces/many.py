@@ -10,7 +10,7 @@ COUNTS = {"names": 12_000, "frames": 10_000, "devices": 10_000, "steps": 50_000}
 
 
 def trace(kind: str, count: int) -> str:
-    """Return the JSON text of a trace with `count` names, nested frames, devices or steps."""
+    """Return a trace as JSON text with `count` items of one kind: annotation names, frames, devices or steps."""
     events = [*_KINDS[kind](count), _event("cpu_op", "aten::mm", (10 * count, 2))]
     return json.dumps({"traceEvents": events})
 

@@ -1,13 +1,13 @@
-"""Measure time and memory of profdeck's reader, summaries and merges, and compare them with other tools.
+"""Measure the time and memory that profdeck needs to read, summarise and merge traces, and compare other tools.
 
 python -m benchmarks.traces.reading [--quick] [--only SECTION ...] [--without-peers] [--rounds N] [--seed SEED]
     [--json FILE]
 
-Each run is a separate process. The figures are the CPU time of the process and its children, its wall time from start
-to exit, and the peak memory of the largest process. Ratios are of CPU time, which depends less on the load of the
-machine. Runs of profdeck and its peers alternate; a peer that takes more than 20 s runs once. profdeck's results must
-equal those of the standard library's json: for small inputs before the measurement, and in each run. If a peer's result
-differs, the table says so.
+Each run is a separate process. Reported are the CPU time of the process and its children, the wall time from start to
+exit, and the peak memory of the largest process. Ratios compare CPU times, because they depend less on the machine's
+load. Runs of profdeck and its peers alternate; a peer that takes more than 20 s runs only once. profdeck's results must
+equal those computed with the standard library's json, both for small inputs before the measurement and in each run. If
+a peer's result differs, the table says so.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GB = 1_000_000_000
 COLUMNS_GOAL, SUMMARY_GOAL = Fraction(1, 5), Fraction(2, 7)
 LINEAR_GOAL = Fraction(6, 5)
 LARGE_MIB = 2500
-"""Limit of the memory for the largest trace of one rank."""
+"""Upper limit for the peak memory with the largest single-rank trace."""
 START_S = 0.25
 SETTLED_S = 2.5
 """Minimum age of files before their results are cached."""
@@ -59,7 +59,7 @@ class Sizes:
 
     rounds: int
     one: float
-    """Size of the traces of one rank."""
+    """Size of single-rank traces."""
     ranks: int
     rank: float
     """Size of the trace of each of ``ranks``."""
@@ -70,7 +70,7 @@ class Sizes:
     growing_rank: float
     """Size of the trace of each rank of these jobs."""
     many: float = 1.0
-    """Factor of the counts of names, devices and steps, and of the depth of nesting."""
+    """Factor by which the counts in `many.COUNTS` are multiplied."""
 
 
 FULL = Sizes(
@@ -91,7 +91,7 @@ class Bench:
     pool: ProcessPoolExecutor
     """A single process for work that needs much memory."""
     seed: int
-    """Seed of the random base."""
+    """Seed for choosing the random base trace."""
 
     def one_rank(self, megabytes: float, base: Path | None = REAL_TRACE) -> Input:
         """Generate a trace of one rank."""
@@ -102,7 +102,7 @@ class Bench:
         return self.pool.submit(inputs.job, self._new(), ranks, megabytes).result()
 
     def many(self, kind: str, count: int) -> Input:
-        """Generate a trace with many names, levels, devices or steps."""
+        """Generate a trace with many names, nested frames, devices or steps; see `many.trace`."""
         path = self._new() / f"{kind}.trace.json"
         path.write_text(many.trace(kind, count), encoding="utf-8")
         return Input([path], [path.stat().st_size], {"whole": True})
@@ -144,12 +144,12 @@ def our_task(name: str, task: str, of: Input, destination: Path | None = None) -
 
 
 def columns(of: Input, about: str = "") -> Entry:
-    """Return the entry for reading the columns of one rank."""
+    """Return the entry for reading the trace of one rank into columns."""
     return our_task(f"columns of one rank{about}", "columns", of)
 
 
 def summary(of: Input, about: str = "") -> Entry:
-    """Return the entry for the summary of one rank."""
+    """Return the entry for summarising the trace of one rank."""
     return our_task(f"summary of one rank{about}", "all_events", of)
 
 
@@ -198,7 +198,7 @@ def one_rank(bench: Bench) -> list[Row]:
 
 
 def bases(bench: Bench) -> list[Row]:
-    """Compare columns and summaries of one rank with trace_processor, for several workloads."""
+    """Compare reading and summarising the trace of one rank with trace_processor, for several base traces."""
     rows = []
     drawn = inputs.random_base(bench.seed)
     for name, base in [*inputs.BASES.items(), *([] if drawn is None else [drawn])]:
@@ -262,7 +262,7 @@ def merge(bench: Bench) -> list[Row]:
 
 
 def growth(bench: Bench) -> list[Row]:
-    """Measure how time and memory grow with the size of the input."""
+    """Measure how time and memory grow with input size."""
     by_size = []
     for megabytes in bench.sizes.growing:
         of = bench.one_rank(megabytes)
@@ -285,7 +285,7 @@ def growth(bench: Bench) -> list[Row]:
 
 
 def linear(bench: Bench) -> list[Row]:
-    """Measure summaries of traces with many names, levels, devices and steps: twice as many take twice the time."""
+    """Measure whether summary time grows linearly with the number of names, nested frames, devices and steps."""
     rows = []
     for kind, count in many.COUNTS.items():
         entries = []
@@ -300,7 +300,7 @@ def linear(bench: Bench) -> list[Row]:
 
 
 def start(bench: Bench) -> list[Row]:
-    """Measure the command `profdeck summary` for a trace of 2 kB. On an idle machine, it takes its CPU time."""
+    """Measure the CPU time of `profdeck summary` for a 2 kB trace, which on an idle machine equals its wall time."""
     of = bench.many("steps", 3)
     command = [sys.executable, "-m", "profdeck", "summary", "--json", "--no-cache", str(of.paths[0])]
     entry = Entry(name="profdeck summary of 2 kB", command=command, json_bytes=sum(of.json_bytes), truth={}, ours=True)
@@ -334,7 +334,7 @@ def shares(bench: Bench) -> list[Row]:
 
 
 def against(ours: Entry, other: Entry, goal: Fraction | None = None) -> Row:
-    """Compare the CPU times of two entries. Rounds are paired if both entries ran in all rounds."""
+    """Compare the CPU times of two entries. If both entries ran in every round, compare them round by round."""
     row = quotient(ours.name, "s CPU", (ours.cpu_s, other.cpu_s), other.name, goal)
     if len(ours.costs) != len(other.costs) or len(ours.costs) == 1:
         return row
@@ -364,7 +364,7 @@ def memory(entry: Entry, goal: float) -> Row:
 
 
 def slope(entries: Sequence[Entry]) -> Row:
-    """Compare the CPU time per gigabyte of the largest input with that of the second largest."""
+    """Compare the CPU time per gigabyte for the largest input with that for the second largest."""
     *_, before, largest = entries
     cpu_s = (largest.cpu_s / largest.json_bytes * GB, before.cpu_s / before.json_bytes * GB)
     return quotient(f"{largest.name}, CPU time per GB", "s", cpu_s, before.name, LINEAR_GOAL)

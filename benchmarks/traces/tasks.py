@@ -28,7 +28,7 @@ SAMPLE_S = 0.001
 
 
 def columns(path: str) -> dict[str, Any]:
-    """Read a trace into sorted columns with all args, and find the parent of each event."""
+    """Read a trace with all args into sorted columns, and find the parent of each event."""
     import numpy as np
 
     from profdeck_traces.reading.columns import DEVICE_CATEGORIES
@@ -56,7 +56,7 @@ def all_events(path: str) -> dict[str, Any]:
 
 
 def all_answers(path: str) -> dict[str, Any]:
-    """Summarise a trace, and compute the findings and tables of the command `profdeck summary`."""
+    """Summarise a trace, and compute the findings and tables that `profdeck summary` prints."""
     from profdeck_traces.analysis.run_summary import summarise_run
     from profdeck_traces.findings.finding import findings_of
     from profdeck_traces.findings.overview import teams_of
@@ -76,7 +76,7 @@ def again(*paths: str) -> dict[str, Any]:
 
 
 def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
-    """Summarise all ranks of a job, and the skew between the ranks."""
+    """Summarise all ranks of a job, and compute the skew between them."""
     from profdeck_traces.analysis.run_summary import summarise_run
     from profdeck_traces.inputs.sources import TraceSource
 

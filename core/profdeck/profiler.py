@@ -40,8 +40,8 @@ class Profiler:
     ``with profiler.capture(n)``. In between, ``step(n)`` marks the end of a global step inside a longer capture,
     and ``step(i, "mini_batch")`` marks the end of a mini-batch. If profiling fails or an argument is invalid, none of
     these calls raises an error unless the config sets ``on_error: raise``. An invalid argument is logged once.
-    In code that ``torch.compile`` traces, these calls do nothing, and a warning is logged once. Do not enter a context
-    manager there that was created outside: this causes a graph break, and an error with ``fullgraph=True``.
+    In code that ``torch.compile`` traces, these calls do nothing, and a warning is logged once. In such code, do not
+    enter a context manager that was created outside it: this causes a graph break, or an error with ``fullgraph=True``.
 
     Steps and indexes can be NumPy integers or integer tensors with one element. If step numbers repeat, for example in
     each epoch, each step is captured only once.

@@ -201,4 +201,4 @@ class CaptureCycles(Generic[C]):
         # Writing between mini-batches blocks the training step, but it releases the memory before the next cycle.
         artifact = write()
         self._outputs.append(artifact)
-        self._capture.artifacts += (artifact,)  # if the stop fails, no outputs are returned
+        self._capture.artifacts += (artifact,)  # kept even if the stop fails and returns no outputs

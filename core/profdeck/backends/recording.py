@@ -404,7 +404,7 @@ class Recording:
         self._raise_interruption()
 
     def _artifacts(self, outputs: tuple[Output, ...]) -> tuple[Artifact, ...]:
-        """Return the capture's artifacts and those of a stop. A failure to write one becomes a problem."""
+        """Return the artifacts of the capture and of its stop. Report a problem for each one that cannot be written."""
         artifacts: list[Artifact] = []
         for output in (*self.capture.artifacts, *outputs):
             try:

@@ -108,7 +108,7 @@ def _install() -> None:
                 "This capture starts outside the main thread, where no signal handler can be set. SIGTERM ends the "
                 "process at once, without ending the capture."
             )
-        return  # atexit still ends the captures
+        return  # the atexit handler still ends the captures
     handler = signal.getsignal(signal.SIGTERM)
     if handler in (None, signal.SIG_IGN, _on_signal):
         return  # None: set by C code; SIG_IGN: the host ignores SIGTERM; _on_signal: set by another thread's capture
@@ -187,19 +187,19 @@ class _SignalWatch:
 
     Python signal handlers run in the main thread, between two bytecode instructions. While the main thread waits in
     native code, for example in a collective, only the wakeup file descriptor reports the signal. If the host has set
-    its own descriptor, for example for signal handlers of asyncio, the thread forwards all signals to it.
+    its own descriptor, as asyncio does for its signal handlers, the thread forwards all signals to that descriptor.
     """
 
     def __init__(self, reader: socket.socket, writer: socket.socket, host_descriptor: int) -> None:
         """Args:
-        reader: the socket that the thread reads.
-        writer: the socket of the wakeup file descriptor.
-        host_descriptor: the host's wakeup file descriptor; -1 if it has set none.
+        reader: the socket from which the thread reads signal numbers.
+        writer: the socket whose descriptor is set as the wakeup file descriptor.
+        host_descriptor: the host's own wakeup file descriptor, or -1 if the host has not set one.
         """
         self._reader = reader
         self._writer = writer
         self._host_descriptor = host_descriptor
-        # A duplicate, because the host may close its descriptor, and another file may then have the same number.
+        # Duplicated, because if the host closes its descriptor, another file can be given the same number.
         self._forward: int | None = None
         if host_descriptor != -1:
             with contextlib.suppress(OSError):  # the host has closed its descriptor
@@ -209,7 +209,7 @@ class _SignalWatch:
 
     @classmethod
     def install(cls) -> _SignalWatch | None:
-        """Set the wakeup file descriptor. Return None if the signals of the host's descriptor cannot be forwarded."""
+        """Set the wakeup file descriptor. Return None if signals cannot be forwarded to the host."""
         reader, writer = socket.socketpair()
         writer.settimeout(0)
         watch = cls(reader, writer, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
@@ -219,7 +219,7 @@ class _SignalWatch:
         return watch
 
     def start(self) -> bool:
-        """Start the thread if it has not been started. Return whether it is running."""
+        """Start the thread unless it has already been started. Return False if it cannot be started."""
         if not self._has_thread:
             with contextlib.suppress(RuntimeError):  # for example, no thread can be started at interpreter exit
                 threading.Thread(target=self._run, name="profdeck signals", daemon=True).start()
@@ -227,19 +227,19 @@ class _SignalWatch:
         return self._has_thread
 
     def close(self) -> None:
-        """Restore the wakeup file descriptor and stop the thread."""
+        """Restore the host's wakeup file descriptor and stop the thread."""
         try:
             descriptor = signal.set_wakeup_fd(self._host_descriptor)
         except (OSError, ValueError):  # the host has closed its descriptor
             descriptor = signal.set_wakeup_fd(-1)
-        if descriptor != self._writer.fileno():  # the host has set or removed its own descriptor
+        if descriptor != self._writer.fileno():  # the host has changed the setting in the meantime
             signal.set_wakeup_fd(descriptor)
         self._writer.close()
         if not self._has_thread:
             self.close_reader()
 
     def close_reader(self) -> None:
-        """Close the descriptors of the thread. Required if the thread is not running, as in a forked child."""
+        """Close the thread's descriptors. Call this if the thread is not running, for example in a forked child."""
         self._reader.close()
         if self._forward is not None:
             os.close(self._forward)
@@ -263,7 +263,7 @@ class _SignalWatch:
                 if numbers == b"":
                     return  # `close` has closed the other socket
                 if numbers and self._forward is not None:
-                    with contextlib.suppress(OSError):  # as in `set_wakeup_fd`, a full buffer is ignored
+                    with contextlib.suppress(OSError):  # like `set_wakeup_fd`, ignore a full buffer
                         os.write(self._forward, numbers)
                 is_received = signal.SIGTERM in (numbers or b"")
                 waited_s = time.monotonic() - received_s
@@ -279,8 +279,8 @@ class _SignalWatch:
     def _must_terminate(self, *, is_repeated: bool) -> bool:
         """Write the manifests of the open captures, and return whether to terminate the process.
 
-        While the handler is running, or a capture is starting or stopping, only a repeated signal terminates the
-        process. If the host has set its own handler since the capture started, the signal is left to it.
+        While the signal handler is running, or a capture is starting or stopping, only a repeated signal terminates
+        the process. If the host has replaced the handler since the capture started, do nothing and return False.
         """
         if signal.getsignal(signal.SIGTERM) is not _on_signal:
             return False

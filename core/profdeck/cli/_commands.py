@@ -104,9 +104,9 @@ class Commands(TyperGroup):
 
 @contextmanager
 def _escaped_usage_errors() -> Iterator[None]:
-    """Escape control characters and redact credentials in typer's errors, because they quote command-line arguments.
+    """Redact credentials and escape control characters in typer's usage errors, which quote command-line arguments.
 
-    Also remove the prefix that pydantic adds to the messages of its validators.
+    Also remove the prefix that pydantic adds to validation messages.
     """
     try:
         yield

@@ -209,7 +209,7 @@ def _report(captured: ServerCapture, *, json: bool) -> None:
     own = {(capture.identity.role, capture.id) for capture in captured.captures}
 
     def is_own(manifest: Manifest) -> bool:
-        # Another command can capture into the same run at the same time.
+        # Another command may be capturing into the same run; its captures are not reported.
         return (manifest.role, manifest.request or manifest.capture) in own
 
     report = ls.read(captured.run, only=is_own if own else None) if (captured.run / RUN_FILE).exists() else None

@@ -26,10 +26,10 @@ _Entered = tuple["tuple[Role, AbstractContextManager[object] | None]", ...]
 
 
 class Scope(Generic[T_co]):
-    """Scope of a global step or stage that can be entered repeatedly; see `Profiler.capture` and `Profiler.stage`.
+    """Reusable context manager for a global step or stage; see `Profiler.capture` and `Profiler.stage`.
 
-    In code that ``torch.compile`` traces, `Profiler.stage` returns a context manager of Python instead. The compiler
-    accepts no other existing object in a ``with`` statement.
+    In code that ``torch.compile`` traces, `Profiler.capture` and `Profiler.stage` return ``contextlib.nullcontext()``
+    instead, because the compiler supports it around graph breaks.
     """
 
     __slots__ = ("_entered", "_group", "_nested", "_profiler", "_stage", "_step")

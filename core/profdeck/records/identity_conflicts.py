@@ -42,10 +42,10 @@ class _Claim:
 
 
 def find_conflicts(manifests: Iterable[tuple[Path, Manifest]]) -> dict[Path, tuple[str, ...]]:
-    """Return the problems of each manifest if another process had the same role and rank during its capture.
+    """Return the problems of captures during which another process had the same role and rank, by manifest path.
 
-    Both captures of a repeated step have a problem if the processes ran at the same time, even if the captures did not
-    overlap.
+    If two such processes ran at the same time and captured the same step, both captures have a problem, even if the
+    captures did not overlap.
 
     Args:
         manifests: the manifests of a run and their paths.
@@ -83,13 +83,13 @@ def _find_conflicts_of_rank(group: list[tuple[Path, Manifest]]) -> Iterator[tupl
 
 
 def is_conflict(manifest: Manifest, earlier: Manifest) -> bool:
-    """Return whether a new manifest has the same role and rank as another process that is still active.
+    """Return whether another process with the same role and rank as the new manifest is still active.
 
-    A training process has its rank until it exits, an engine process only while it handles the request.
+    A training process keeps its rank until it exits; an engine process keeps it only while it handles the request.
 
     Args:
         manifest: the new manifest.
-        earlier: the existing manifest, which the other process wrote.
+        earlier: the existing manifest, written by the other process.
     """
     if manifest.target is not None or _identity(manifest) != _identity(earlier):
         return False

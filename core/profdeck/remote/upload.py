@@ -82,7 +82,7 @@ class UploadListener:
 
 
 def directory_url(url: str | None = None) -> str:
-    """Return a validated URL of a directory for runs.
+    """Return the validated URL of the directory to which runs are uploaded.
 
     Args:
         url: the URL. Default: the value of the environment variable ``PROFDECK_UPLOAD``.

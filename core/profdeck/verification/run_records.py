@@ -1,6 +1,6 @@
-"""Provides facts about profdeck runs to `profdeck_traces.inputs.facts`.
+"""Facts about profdeck runs for `profdeck_traces.inputs.facts`.
 
-The readers of manifests are imported only for paths that can contain manifests, because this takes 0.1 s.
+The modules that read manifests take 0.1 s to import, so they are imported only for paths that may contain manifests.
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ class Records:
 
 
 def _has_other_json(trace: Path) -> bool:
-    """Return whether the directory of a trace contains JSON files that can be manifests."""
+    """Return whether the trace's directory contains JSON files that may be manifests."""
     files = trace.parent.glob("*.json")
     return any(file.name != trace.name and not file.name.endswith(".trace.json") for file in files)

@@ -23,13 +23,13 @@ from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
 from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
 
 _MAX_TIME_NS = 1 << 62
-"""Largest valid time, in the year 2116. The sum of two such times fits into 64 bits."""
+"""Largest valid time, in the year 2116. It is limited so that the sum of two times fits into 64 bits."""
 
 
 def recorded_traces(path: Path) -> RecordedTraces:
     """Return the recorded traces at a path; see `profdeck_traces.inputs.facts.RunRecords`."""
     manifests = find_manifests(path)
-    # For engines, a host's clock is stored in the target's manifest, not in the manifests of the ranks.
+    # For engines, the clock of a host is stored in the target's manifest, not in the manifests of its ranks.
     clocks = {
         (own.manifest.request_token, own.manifest.clock.host): own.manifest.clock
         for own in manifests.own
@@ -59,7 +59,7 @@ def run_state(paths: Sequence[Path], checks: Mapping[str, FileCheck]) -> RunStat
 
     Args:
         paths: The directories.
-        checks: Results of reading the traces, by path.
+        checks: Results of reading traces, by trace path.
     """
     manifests: dict[Path, RunManifest] = {}
     unreadable: dict[Path, None] = {}
@@ -125,7 +125,7 @@ def _unit(manifest: Manifest) -> Unit:
 
 
 def _anchor_offsets_ns(artifact: ArtifactRecord) -> tuple[list[int], list[int]]:
-    """Return the sorted offsets of a trace's clock anchors, and their uncertainties. Invalid anchors are ignored."""
+    """Return the sorted clock offsets of a trace's anchors, and the anchors' uncertainties. Ignore invalid anchors."""
     offsets_ns, uncertainties_ns = list[int](), list[int]()
     for anchor in artifact.anchors:
         trace_ns = _nanoseconds(anchor.trace_us)
@@ -142,7 +142,7 @@ def _nanoseconds(trace_us: str) -> int | None:
         number = Decimal(trace_us)
     except InvalidOperation:
         return None
-    # Check the range first, because arithmetic operations raise an error for decimals with large exponents.
+    # Check the range first, because arithmetic on decimals with very large exponents raises an error.
     return round(number * 1000) if number.is_finite() and -_MAX_TIME_NS <= number <= _MAX_TIME_NS else None
 
 
@@ -204,11 +204,11 @@ def _status(  # noqa: PLR0913
 
 
 def _silent_roles(directories: Iterable[Path], manifests: Mapping[Path, Sequence[RunManifest]]) -> tuple[str, ...]:
-    """Return the roles that are listed in the ``run.json`` of a run but recorded nothing in this run.
+    """Return the roles that are listed in a run's ``run.json`` but have recorded nothing in that run.
 
     Args:
-        directories: real paths of runs. Other directories are ignored.
-        manifests: manifests by the real path of their run.
+        directories: real paths of run directories. Directories without a readable ``run.json`` are ignored.
+        manifests: manifests, grouped by the real path of their run.
     """
     silent: dict[str, None] = {}
     for directory in sorted(directories):
