@@ -92,12 +92,12 @@ class AscendDirectoryKind(ArtifactKind):
 
 
 class KernelTableKind(ArtifactKind):
-    """A file ``kernel_details.csv`` of torch_npu outside its directory, or ``op_summary_*.csv`` of msprof."""
+    """A kernel table outside torch_npu's directory: ``kernel_details.csv``, or ``op_summary_*.csv`` from msprof."""
 
     name: ClassVar[str] = "ascend_kernel_details"
 
     def matches(self, path: Path) -> bool:
-        """Return whether the file name is that of a kernel table."""
+        """Return whether the path has the file name of a kernel table."""
         return any(map(path.match, _KERNEL_TABLES))
 
     def check(self, path: Path, on_progress: Progress | None = None) -> FileCheck:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class StepSource:
-    """Drives a profiler with the steps of one optimizer, the clock.
+    """Starts and stops the profiler's global steps at the steps of one optimizer, the clock.
 
-    The first optimizer that steps is the clock. Alternating optimizers, such as those of a generator and a
-    discriminator, step once between two steps of the clock. If another optimizer steps twice, the clock no longer
-    trains, or trains less often, and the other optimizer becomes the clock.
+    The first optimizer that steps becomes the clock. Alternating optimizers, such as those of a generator and a
+    discriminator, each step once between two steps of the clock. If another optimizer steps twice in that time, the
+    clock has stopped training or steps less often, so the other optimizer becomes the clock.
 
     The profiler is created when the first optimizer is created, so processes without an optimizer, such as job drivers,
     record nothing. If the optimizer steps inside a backward pass or a compiled function, the global step ends when that
@@ -39,13 +39,13 @@ class StepSource:
         self.other_steps = Counter[str]()
         """Number of steps of other optimizers, by class name."""
         self.clock_names: list[str] = []
-        """Class names of the clocks, in order. A clock of the same class as the clock before adds no name."""
+        """Class names of the clocks so far, in order, without consecutive duplicates."""
         self._create_profiler = create_profiler
         self._process: int | None = None
         """ID of the process that created the profiler."""
         self._clock: weakref.ref[Optimizer] | None = None
         self._others: list[weakref.ref[Optimizer]] = []
-        """Optimizers that have stepped since the last step of the clock."""
+        """Other optimizers that have stepped since the clock last stepped."""
         self._stepped: list[Optimizer] = []
         """Optimizers that have stepped since the last call of `_end_steps`."""
         self._backward_passes = 0

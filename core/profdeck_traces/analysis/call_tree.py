@@ -39,7 +39,7 @@ class _Node:
 
 
 class CallTree:
-    """Sums of calls by call path. Empty if no stacks were recorded."""
+    """Counts and times of calls, summed by call path. Empty if no stacks were recorded."""
 
     def __init__(
         self, events: Columns, is_other_call: NDArray[np.bool_], thread_names: Mapping[tuple[Id, Id], str]
@@ -48,9 +48,9 @@ class CallTree:
 
         Args:
             events: All events of the trace.
-            is_other_call: Whether each name is an operator or an annotation, except step annotations: these would give
-                each step a tree of its own.
-            thread_names: By process and thread.
+            is_other_call: For each name, whether it is an operator or an annotation. False for step annotations, which
+                would give each step its own tree.
+            thread_names: Thread names, by process and thread.
         """
         self._tables = events.tables
         self._thread_names = thread_names
@@ -61,7 +61,7 @@ class CallTree:
         """The node of each track."""
         if self._is_python.any():
             is_call = (self._is_python | is_other_call)[events.name]
-            # Empty events would make the nesting ambiguous.
+            # Skip events without a duration, because their nesting is ambiguous.
             calls = events[np.flatnonzero(is_call & (events.end_ns > events.start_ns))]
             for of_track in groups(calls.track):
                 self._add_track(calls[of_track])
@@ -88,7 +88,7 @@ class CallTree:
             node[level] = np.array(ids)[which]
         found, which = np.unique(node, return_inverse=True)
         sums = np.zeros((3, len(found)), dtype=np.int64)
-        # "(other calls)" inside "(other calls)" are one node.
+        # Calls inside "(other calls)" belong to the same node, whose total already includes their duration.
         for row, values in enumerate((np.ones_like(own), np.where(node == above, 0, duration), own)):
             np.add.at(sums[row], which, values)
         for number, (count, total_ns, self_ns) in zip(found.tolist(), sums.T.tolist(), strict=True):
@@ -99,10 +99,10 @@ class CallTree:
         self._nodes[thread].total_ns += int(duration[nested.parent < 0].sum())
 
     def _is_thread_of_profdeck(self, calls: Columns) -> bool:
-        """Return whether profdeck started a thread: its functions follow those of `threading`.
+        """Return whether profdeck started the thread: a profdeck function then follows the functions of `threading`.
 
         Args:
-            calls: the calls of the thread, outer calls first.
+            calls: The calls on the thread, outer calls first.
         """
         for number, name in enumerate(calls.name[:_MOST_THREAD_ENTRIES].tolist()):
             function = self._tables.names[name]
@@ -111,14 +111,14 @@ class CallTree:
         return False
 
     def _add_overlapping(self, calls: Columns, thread: int) -> None:  # noqa: C901 - one sweep over time
-        """Add calls that overlap without nesting: each is inside the open calls that started before."""
+        """Add calls that overlap without being nested. Each call is treated as nested in the calls already open."""
         starts, ends, names = calls.start_ns.tolist(), calls.end_ns.tolist(), calls.name.tolist()
         changes = sorted(
             [*((end, 0, at) for at, end in enumerate(ends)), *((begin, 1, at) for at, begin in enumerate(starts))]
         )
         open_calls: list[int] = []
         path: list[int] = [thread]
-        depth: Counter[int] = Counter()  # how often each node is in the path
+        depth: Counter[int] = Counter()  # number of times that each node is in the path
         entered: dict[int, int] = {}
 
         def push(node: int, time_ns: int) -> None:

@@ -185,7 +185,7 @@ def bus_bytes_per_s(collective: str, size_bytes: int, ranks: int, time_ns: int) 
     return size_bytes / time_ns * 1e9 * times * (ranks - less) / ranks
 
 
-# The types of elements as torch writes them (c10/core/ScalarType.h), by size in bytes. A complex number has two parts.
+# Element types as torch spells them (c10/core/ScalarType.h), by size in bytes. A complex number has two components.
 _BYTES_OF_TYPE = {
     name: size
     for size, names in {
@@ -204,21 +204,22 @@ _MAX_TEXT_LENGTH = 4096
 
 @attrs.frozen
 class StatedCollective:
-    """Args that all calls of one collective with one size in one process group share."""
+    """Args that are the same for all calls of a collective with the same process group and size."""
 
     name: str
     group: str
     """Name and ranks of the process group."""
     group_size: int | None = None
     size_bytes: int | None = None
-    """The larger of input and output on this rank, as in nccl-tests."""
+    """Size of the input or output on this rank, whichever is larger, as in nccl-tests."""
 
 
 def stated_collectives(trace: Trace, kernels: Columns) -> tuple[list[StatedCollective], Int]:
-    """Return the distinct collectives in the args of kernels, and the index of each kernel's collective.
+    """Return the distinct collectives named in kernel args, and the index of each kernel's collective.
 
-    Kernels whose args name no collective or no process group get the index after the last collective. Torch writes
-    these args since 2.3, but not for kernels of captured graphs (``CollectiveMetadataFields`` in pytorch/kineto).
+    If a kernel's args do not name both a collective and a process group, its index is the number of collectives. Torch
+    has written these args since 2.3, except for kernels in captured graphs (``CollectiveMetadataFields`` in
+    pytorch/kineto).
     """
     args = np.stack([trace.arg(key, kernels.row) for key in (*_COLLECTIVE_ARGS, *_SIZE_ARGS)], axis=1)
     rows, which = np.unique(args, axis=0, return_inverse=True)
@@ -248,11 +249,11 @@ def _stated_collective(trace: Trace, row: Sequence[int]) -> StatedCollective | N
 
 
 def collective_calls(stated: Sequence[StatedCollective], which: Int, calls: Columns) -> tuple[CollectiveCalls, ...]:
-    """Return the collectives that a trace states, by total time, longest first.
+    """Return the calls of each collective named in a trace, sorted by total time, longest first.
 
     Args:
-        stated: Distinct collectives, as from `stated_collectives`.
-        which: Index of each call's collective.
+        stated: Distinct collectives, as returned by `stated_collectives`.
+        which: For each call, the index of its collective.
         calls: All communication kernels.
     """
     found = []

@@ -45,7 +45,7 @@ def windows_on_device(steps: TraceSteps) -> StepWindows:
 
 @attrs.frozen
 class DeviceWork:
-    """Time in which a device is busy, by kind of work."""
+    """Intervals in which a device is busy, by kind of work."""
 
     compute: Spans
     communication: Spans
@@ -55,20 +55,20 @@ class DeviceWork:
     busy: Spans
 
 
-def steps_of_device(  # noqa: PLR0913, PLR0917 - what is known of a device
+def steps_of_device(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     device: Id, work: DeviceWork, windows: StepWindows, host: Host | None, begin_ns: int, origin_ns: int
 ) -> list[tuple[int, StepOfDevice]]:
-    """Return the work of one device in each step, with the index of the step.
+    """Return the index of each step and the work of one device in that step.
 
     Args:
-        device: Its id.
-        work: Time in which it is busy.
+        device: ID of the device.
+        work: Intervals in which the device is busy.
         windows: Windows of the steps on the device; see `windows_on_device`.
-        host: Activity of the host; ``None`` if the trace has no events of the host.
-        begin_ns: Start of the device's first event. Earlier steps are skipped.
-        origin_ns: Origin of ``start_us``.
+        host: Host activity, or ``None`` if the trace has no host events.
+        begin_ns: Start of the device's first event. Steps that end before it are skipped.
+        origin_ns: Time to which ``start_us`` is relative.
     """
-    assert windows.end_ns is not None  # noqa: S101 - for the type checker: `windows_on_device` sets it
+    assert windows.end_ns is not None  # noqa: S101 - for the type checker; `windows_on_device` always sets it
     used = windows.end_ns > begin_ns
     step, start, end = windows.step[used], np.maximum(windows.start_ns[used], begin_ns), windows.end_ns[used]
     spans = (work.busy, work.compute, work.communication, work.others, work.memory)
@@ -101,7 +101,7 @@ def steps_of_device(  # noqa: PLR0913, PLR0917 - what is known of a device
 
 
 def _idle_of_steps(busy: Spans, start: Int, end: Int, host: Host) -> Int:
-    """Return the idle time of each step by state of the host: an array of shape (states, steps)."""
+    """Return the idle time by host state and step, as an array of shape (states, steps)."""
     times = np.zeros((len(CAUSES), len(start)), dtype=np.int64)
     filled = start < end
     if not filled.any():
@@ -110,7 +110,7 @@ def _idle_of_steps(busy: Spans, start: Int, end: Int, host: Host) -> Int:
     before = (busy[1] > first_ns) & (busy[0] < last_ns)
     inside = np.maximum(busy[0][before], first_ns), np.minimum(busy[1][before], last_ns)
     idle = intersection(complement(inside, first_ns, last_ns), _touching_joined(start[filled], end[filled]))
-    # Two adjacent steps may share an idle span.
+    # Split idle spans that extend over several adjacent steps.
     idle = _cut(idle, start[filled])
     of_step = np.searchsorted(start, idle[0], side="right") - 1
     for row, of_state in enumerate(host.times(idle)):

@@ -1,6 +1,6 @@
-"""Busy and idle time of devices, overlap of their work, and the activity of the host while they are idle.
+"""Busy and idle time of devices, overlap between kinds of work, and host activity while devices are idle.
 
-All sums are integers, so that they are exact.
+All sums are integers and therefore exact.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from profdeck_traces.reading.intervals import Int, groups, joined, total, union
 
 _NS_PER_US = 1000
 COMPUTES, COMMUNICATES, MOVES = range(3)
-"""Kinds of work on a device. Copies and fills move data; other work that is not communication computes."""
+"""Kinds of device work. Copies and fills are `MOVES`; all other work except communication is `COMPUTES`."""
 
 
 class DeviceTimes:
-    """Times of the devices of a trace."""
+    """Busy and idle times of the devices in a trace."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what is known of a trace
+    def __init__(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
         self,
         events: Columns,
         work: NDArray[np.integer],
@@ -50,12 +50,12 @@ class DeviceTimes:
 
         Args:
             events: All events of the trace, sorted by start.
-            work: Kind of work of each name on a device: `COMPUTES`, `COMMUNICATES` or `MOVES`.
-            device_names: By process.
+            work: For each name of device work, its kind: `COMPUTES`, `COMMUNICATES` or `MOVES`.
+            device_names: Names of the devices, by process.
             steps: Steps of the trace.
-            host: Activity of the host; ``None`` if the trace has no events of the host, so that the causes of idle time
-                are unknown.
-            unrecorded: Steps whose device work was not recorded.
+            host: Host activity, or ``None`` if the trace has no host events. In that case, the causes of idle time are
+                unknown.
+            unrecorded: For each step, whether its device work was not recorded.
         """
         self._tables = events.tables
         self._device_names = device_names
@@ -78,16 +78,16 @@ class DeviceTimes:
             self._devices[device] = _Device.of(device, of_device, work[of_device.name], windows, host, self._origin_ns)
 
     def spans(self) -> dict[Id, tuple[int, int]]:
-        """Return the start of the first and the end of the last event of each device."""
+        """Return the start of the first event and the end of the last event for each device."""
         return {device: (of_device.idle.begin_ns, of_device.idle.end_ns) for device, of_device in self._devices.items()}
 
     def summaries(self) -> tuple[DeviceSummary, ...]:
-        """Return the devices, sorted by id."""
+        """Return a summary of each device, sorted by device ID."""
         devices = sorted(self._devices.items(), key=lambda item: _order(item[0]))
         return tuple(self._summary(device, of_device) for device, of_device in devices)
 
     def by_step(self) -> dict[int, tuple[StepOfDevice, ...]]:
-        """Return the work of each device in each step, by index of the step."""
+        """Return the work of all devices in each step, keyed by step index."""
         devices = sorted(self._devices.items(), key=lambda item: _order(item[0]))
         return of_all_devices([of_device.steps for _, of_device in devices])
 
@@ -131,7 +131,7 @@ class DeviceTimes:
 
 
 def _order(one: Id) -> tuple[bool, int, str]:
-    """Sort key that puts numbers before names."""
+    """Sort key for IDs that puts numbers before names."""
     is_number = isinstance(one, int)
     return not is_number, int(one) if isinstance(one, int) else 0, str(one)
 
@@ -145,7 +145,7 @@ class _Device:
     """Times of one device."""
 
     streams: list[tuple[int, StreamSummary]]
-    """With the code of the track."""
+    """Summary of each stream, preceded by the code of its track."""
     work: DeviceWork
     idle: IdleTimes
     steps: list[tuple[int, StepOfDevice]]
@@ -160,7 +160,7 @@ class _Device:
         host: Host | None,
         origin_ns: int,
     ) -> _Device:
-        """Compute the times of a device from its events, sorted by start, and the kind of each event."""
+        """Compute a device's times from its events, sorted by start, and the kind of work of each event."""
         streams = []
         for stream in groups(events.track):
             track, of_stream = int(events.track[stream[0]]), events[stream]

@@ -24,7 +24,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
 
     Args:
         role: The comparison of the role.
-        limit: Insignificant changes up to this fraction are called "the same".
+        limit: Changes that are not significant are called "same" up to this fraction, and "inconclusive" above it.
     """
     decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
     if not decisive:
@@ -69,12 +69,12 @@ def _why(role: RoleDiff, verdict: str) -> str:
 
 
 def headline_of(role: RoleDiff, change: Change, limit: float) -> str:
-    """Return a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``.
+    """Format a change as ``trainer: global step 215.200 ms -> 224.700 ms, +4.4% (p 0.002): slower``.
 
     Args:
         role: The comparison of the role.
-        change: One of its changes.
-        limit: Insignificant changes up to this fraction are called "the same".
+        change: A change in that comparison.
+        limit: Changes that are not significant are called "same" up to this fraction, and "inconclusive" above it.
     """
     times = f"{ms(change.before_us)} ms -> {ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"

@@ -1,4 +1,4 @@
-"""Time in which a device is idle between its first and its last event, and the longest gaps."""
+"""Idle time of a device between its first and last event, and its longest idle gaps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class IdleGap:
     begin_ns: int
     end_ns: int
     times: Int
-    """Time of each state of the host in the gap."""
+    """Time that the host spends in each state during the gap."""
     host: HostEvent | None
-    """Innermost event of the host that is open for most of the gap."""
+    """Innermost host event that covers most of the gap."""
     before: int | None
     """Name code of the last event before the gap."""
     after: int | None
@@ -30,23 +30,23 @@ class IdleGap:
 
 @attrs.frozen
 class IdleTimes:
-    """Time between the first and the last event of a device in which nothing runs."""
+    """Idle time of a device between its first and last event."""
 
     begin_ns: int
     end_ns: int
     times: Int
-    """Time of each state of the host while the device is idle."""
+    """Time that the host spends in each state while the device is idle."""
     longest: tuple[IdleGap, ...]
-    """Sorted by duration, longest first; gaps of equal duration by start."""
+    """The longest gaps, longest first. Gaps of equal duration are sorted by start."""
 
     @classmethod
     def of(cls, busy: Spans, work: Columns, host: Host | None) -> IdleTimes:
-        """Find the gaps of a device.
+        """Find the idle gaps of a device.
 
         Args:
-            busy: Time in which the device is busy.
+            busy: Intervals in which the device is busy.
             work: Events of the device, sorted by start.
-            host: Activity of the host; ``None`` if the trace has no events of the host.
+            host: Host activity, or ``None`` if the trace has no host events.
         """
         begin_ns, end_ns = int(work.start_ns.min()), int(work.end_ns.max())
         starts, ends = complement(busy, begin_ns, end_ns)
@@ -68,6 +68,6 @@ class IdleTimes:
 
 
 def _name_at(times_ns: Int, time_ns: int, work: Columns) -> int | None:
-    """Return the name code of the last event with this time, in order of start."""
+    """Return the name code of the event with this time. If there are several, choose the one that starts last."""
     events = np.flatnonzero(times_ns == time_ns)
     return int(work.name[events[-1]]) if len(events) else None

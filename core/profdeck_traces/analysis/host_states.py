@@ -1,4 +1,4 @@
-"""State of the host while a device waits: the state of all threads together, at any time."""
+"""State of the host at any time, derived from all its threads, to explain why a device waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ RUNTIMES = frozenset(
         *("privateuse1_runtime", "privateuse1_driver", "CANN"),
     }
 )
-"""Categories of calls into the runtime or driver of a device."""
+"""Categories of calls to a device's runtime or driver."""
 _STATE_OF_CATEGORY = {
     "overhead": "profiler overhead",
     OPERATOR: "operators",
@@ -58,7 +58,7 @@ _STATE_OF_CATEGORY = {
     "dequeue": "Python and other host code",
 } | dict.fromkeys(RUNTIMES, "other runtime calls")
 KNOWN_CATEGORIES = frozenset(_STATE_OF_CATEGORY)
-"""Categories of events on the host."""
+"""Categories of host events."""
 # The first that is found in the name. CUDA, HIP, Level Zero and AscendCL share these words.
 _STATE_OF_CALL = (
     ("synchronising", re.compile(r"[Ss]ynchronize|EventQuery|StreamQuery|QueryEventStatus")),
@@ -86,22 +86,22 @@ class HostEvent(NamedTuple):
 
 @attrs.frozen
 class Host:
-    """Activity of the host over the recording."""
+    """Host activity during the recording."""
 
     columns: Columns
-    """Events of the host, sorted by start."""
+    """Host events, sorted by start."""
     state: NDArray[np.int8]
-    """State of each event: an index into ``CAUSES``."""
+    """State of each event, as an index into ``CAUSES``."""
     busy: tuple[Spans, ...]
-    """For each state, the time in which any thread is in this state or an earlier one."""
+    """For each state, the intervals in which any thread is in that state or one before it in ``CAUSES``."""
 
     @classmethod
     def of(cls, columns: Columns, annotations: NDArray[np.bool_] | None = None) -> Host:
-        """Compute the states of the host.
+        """Compute the host states.
 
         Args:
             columns: All events of a trace, sorted by start.
-            annotations: Names that are annotations whatever their category is.
+            annotations: For each name, whether to treat it as an annotation regardless of its category.
         """
         tables = columns.tables
         names = zip(tables.names, tables.name_category, strict=True)
@@ -134,7 +134,7 @@ class Host:
         return np.diff(np.stack([*up_to, spans[1] - spans[0]]), axis=0)
 
     def open_in(self, begin_ns: int, end_ns: int) -> list[HostEvent]:
-        """Return the events that are open for more than half of an interval."""
+        """Return the events that cover more than half of an interval."""
         last = int(np.searchsorted(self.columns.start_ns, end_ns))
         starts, ends = self.columns.start_ns[:last], self.columns.end_ns[:last]
         inside_ns = np.minimum(ends, end_ns) - np.maximum(starts, begin_ns)
@@ -144,12 +144,12 @@ class Host:
 
 
 def innermost(events: Iterable[HostEvent]) -> HostEvent | None:
-    """Return the innermost event, in the thread whose state comes first in ``CAUSES``.
+    """Return the innermost event of the thread whose state comes first in ``CAUSES``.
 
-    Of several such threads, choose the thread with the event that started last.
+    If several threads have that state, choose the one whose innermost event started last.
     """
     in_order = sorted(events, key=lambda event: (event.begin_ns, -event.end_ns, -event.state, event.name))
-    of_thread = {event.track: event for event in in_order}  # keeps the last event of each thread
+    of_thread = {event.track: event for event in in_order}  # keeps the innermost event of each thread
     return min(of_thread.values(), key=lambda event: (event.state, -event.begin_ns, event), default=None)
 
 
@@ -171,7 +171,7 @@ def by_time(times_ns: Int) -> list[tuple[str, int, float]]:
 
 
 def _working(columns: Columns, operators: Int, waits: Int) -> Spans:
-    """Return intervals in which an operator is open on a thread that does not wait."""
+    """Return the intervals in which an operator is running on a thread that is not waiting for a device."""
     track, start, end = columns.track, columns.start_ns, columns.end_ns
     waiting = np.isin(track[operators], np.unique(track[waits]))
     free, bound = operators[~waiting], operators[waiting]

@@ -1,6 +1,6 @@
 """Launches of device work, and steps whose device work was not recorded.
 
-Kineto gives a launch and its kernels, or all kernels of a graph, the same ``correlation``.
+Kineto gives a launch the same ``correlation`` as its kernel, or as all kernels of the launched graph.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LAUNCHING = tuple(CAUSES).index("launching")
 
 
 def launched_work(trace: Trace) -> LaunchedWork | None:
-    """Return the work on devices with the times of its launches, or ``None`` if less than 90 % states its launch."""
+    """Return device work with its launch times, or ``None`` if less than 90 % of it can be matched to a launch."""
     tables, events = trace.tables, trace.events
     work = events[np.flatnonzero(tables.names_of_categories(DEVICE_CATEGORIES)[events.name])]
     calls = events[np.flatnonzero(tables.names_of_categories(RUNTIMES)[events.name])]
@@ -38,17 +38,17 @@ def launched_work(trace: Trace) -> LaunchedWork | None:
 
 @attrs.frozen
 class Launches:
-    """Launches of a trace."""
+    """Launches in a trace."""
 
     count: int
     without_work: int
-    """Number of launches without kernels, copies or fills."""
+    """Number of launches for which no kernel, copy or fill was recorded."""
     unrecorded_steps: NDArray[np.bool_]
-    """Whether each step has launches, but none with work, although other steps have both."""
+    """For each step, whether it has launches but no device work, although other launches have device work."""
 
     @classmethod
     def of(cls, trace: Trace, host: Host | None, steps: TraceSteps) -> Launches:
-        """Match launches with the work on devices."""
+        """Match launches with device work."""
         unrecorded = np.zeros(len(steps), dtype=np.bool_)
         if host is None:
             return cls(0, 0, unrecorded)

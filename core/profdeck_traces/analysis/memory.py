@@ -16,14 +16,14 @@ _NS_PER_US = 1000
 
 
 def memory_of(trace: Trace, origin_ns: int) -> tuple[MemorySummary, ...]:
-    """Return the peak and the course of each device's memory.
+    """Return the peak memory usage of each device, and its usage over time.
 
-    torch's ``profile_memory`` writes an instant event ``[memory]`` for each allocation, with the bytes allocated and
-    reserved on its device (``export_memory_events`` in torch/csrc/autograd/profiler_kineto.cpp).
+    With ``profile_memory``, torch writes an instant event ``[memory]`` for each allocation. The event contains the
+    bytes allocated and reserved on the device (``export_memory_events`` in torch/csrc/autograd/profiler_kineto.cpp).
 
     Args:
         trace: The trace.
-        origin_ns: Origin of ``start_us``.
+        origin_ns: Time to which the times in the result are relative.
     """
     if trace.raw is None:
         return ()
@@ -31,7 +31,7 @@ def memory_of(trace: Trace, origin_ns: int) -> tuple[MemorySummary, ...]:
     rows = trace.raw.args["Total Allocated"].row.astype(np.int64)
     is_memory = np.array([name == "[memory]" for name in trace.raw.names], dtype=bool)
     rows = rows[is_memory[trace.raw.all["name"][rows]]]
-    # The id of the CPU is -1.
+    # The default for missing values, -1, is the ID of the CPU.
     kinds, numbers = (trace.raw.arg(key, rows, missing=NO_TIME) for key in ("Device Type", "Device Id"))
     allocated, reserved = trace.arg("Total Allocated", rows), trace.raw.arg("Total Reserved", rows, missing=0)
     time_ns = trace.raw.all["start_ns"][rows]

@@ -203,7 +203,7 @@ class IterationStatistics:
 
 @attrs.frozen(kw_only=True)
 class ImplausibleEvents:
-    """Device events of one name with implausible times."""
+    """Device events that have the same name and implausible times."""
 
     name: str
     count: int
@@ -282,14 +282,14 @@ class RankSummary:
     """Pictures, where they were asked for: of all that was recorded, and of a typical step, of a trace by itself of
     each step that may be called so."""
     implausible: tuple[ImplausibleEvents, ...] = ()
-    """Device events with times outside of the recording. They are in no other number."""
+    """Device events with times outside the recording. No other number includes them."""
     launches: int = 0
-    """Runtime calls that launch kernels, copies or graphs, with a ``correlation``."""
+    """Number of runtime calls with a ``correlation`` that launch kernels or graphs."""
     launches_without_work: int = 0
-    """Those without work on a device."""
+    """Number of those launches for which no device work was recorded."""
     unrecorded_steps: tuple[int, ...] = ()
-    """Numbers of steps with launches but without device work, although other steps have both. Their ``device_us`` is
-    ``None``."""
+    """Numbers of the steps that have launches but no device work, although other launches have device work. For these
+    steps, ``device_us`` is ``None``."""
     unit: str | None = None
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""

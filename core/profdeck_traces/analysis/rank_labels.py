@@ -16,11 +16,11 @@ _RANK, _ENGINE = (
 
 
 def places_in_paths(ranks: Sequence[RankSummary | Collectives]) -> list[tuple[int | None, int | None]]:
-    """Return the rank and the replica of each trace, with those that only its path states.
+    """Return the rank and replica of each trace. If they are not recorded, derive them from the trace's path.
 
-    A trace without a manifest and without a rank has the rank in its name, such as ``rank0_trace.json`` or
-    ``job-rank[0].json``, or in the name of its directory. If ranks repeat, each data-parallel engine counts its own
-    ranks from 0: ``dp`` in the names, such as ``dp1_tp0_rank0``, is the replica.
+    If a trace has neither a manifest nor a rank, its rank is the number in a file name such as ``rank0_trace.json`` or
+    ``job-rank[0].json``, or in the name of its directory. If these ranks repeat, each data-parallel engine counts its
+    own ranks from 0. The replica is then the number after ``dp`` in a name such as ``dp1_tp0_rank0``.
     """
     places = [
         (_number_in(of.path, _RANK) if of.role is None and of.rank is None else of.rank, of.replica) for of in ranks
@@ -34,9 +34,9 @@ def places_in_paths(ranks: Sequence[RankSummary | Collectives]) -> list[tuple[in
 
 
 def _number_in(path: str, pattern: re.Pattern[str]) -> int | None:
-    """Return the number in the file name, or else the number of a directory such as ``rank_0``.
+    """Return the number in the file name, or else the number in a directory name such as ``rank_0``.
 
-    Return ``None`` if there are several.
+    Return ``None`` if there is no number, or if there are several in the file name.
     """
     directory, _, name = path.rpartition("/")
     numbers = set(pattern.findall(name))

@@ -146,7 +146,7 @@ class _How:
 
 
 def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
-    """Add the ranks and replicas that only the paths state."""
+    """Add the ranks and replicas that are known only from the paths."""
     places = places_in_paths([reading.summary for reading in readings])
     return [
         RankReading(

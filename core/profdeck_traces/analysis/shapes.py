@@ -29,18 +29,18 @@ _PRODUCTS = {
 
 @attrs.frozen
 class OperatorShapes:
-    """Calls and times of operators by name and shapes, where the recorder writes shapes: torch's ``record_shapes``.
+    """Calls and times of operators by name and input shapes. Empty if shapes were not recorded (``record_shapes``).
 
-    The arg ``Input Dims`` of an operator (torch/csrc/profiler/collection.cpp) is a list with the sizes of each input:
-    ``[]`` for an input that is not a tensor, and a list of such lists for a list of tensors.
+    The arg ``Input Dims`` of an operator (torch/csrc/profiler/collection.cpp) is a list with the sizes of each input.
+    The entry for an input that is not a tensor is ``[]``, and the entry for a list of tensors is a list of such lists.
     """
 
     rows: list[tuple[str, str, int, int, int]]
-    """Name, shapes as JSON, calls, total and longest time in nanoseconds; the longest total first."""
+    """Name, shapes as JSON, number of calls, and total and longest time in nanoseconds, sorted by total time."""
 
     @classmethod
     def of(cls, trace: Trace) -> OperatorShapes:
-        """Sum up the operators of a trace that state their shapes."""
+        """Sum up the operators in a trace whose shapes were recorded."""
         is_operator = trace.tables.names_of_categories(frozenset({OPERATOR}))
         operators = trace.events[np.flatnonzero(is_operator[trace.events.name])]
         dims = trace.arg("Input Dims", operators.row)
@@ -55,7 +55,7 @@ class OperatorShapes:
         sums: dict[tuple[str, str], tuple[int, int, int]] = {}
         for key, *values in zip(keys.tolist(), count.tolist(), total.tolist(), longest.tolist(), strict=True):
             name, code = divmod(key, len(texts) + 1)
-            # Different layouts of the JSON state the same shapes.
+            # Normalise the white space, so that equal shapes have equal texts.
             shapes = texts[code].translate(_WITHOUT_SPACE).replace(",", ", ")
             before = sums.get((trace.tables.names[name], shapes), (0, 0, 0))
             sums[trace.tables.names[name], shapes] = (
@@ -81,7 +81,7 @@ class OperatorShapes:
         )
 
     def product_flops(self) -> int | None:
-        """Return the floating-point operations of all matrix products; ``None`` if no shapes were recorded."""
+        """Return the number of floating-point operations in all matrix products, or ``None`` without shapes."""
         if not self.rows:
             return None
         return sum((flops_of(name, shapes) or 0) * count for name, shapes, count, *_ in self.rows)

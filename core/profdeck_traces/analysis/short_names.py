@@ -18,10 +18,10 @@ _BEFORE = 4
 
 @functools.lru_cache(maxsize=10_000)
 def full_name(name: str) -> str:
-    """Return the readable form of a mangled C++ name. Without the compiled reader, names stay mangled."""
+    """Demangle a C++ name. Without the compiled reader, names stay mangled."""
     if not name.startswith("_Z") or len(name) > _MOST_MANGLED:
         return name
-    from profdeck_traces.reading import compiled  # takes long to import, and few traces have mangled names
+    from profdeck_traces.reading import compiled  # slow to import, and few traces have mangled names
 
     library = compiled.load_library()
     return name if library is None else compiled.demangle(library, [name])[0]

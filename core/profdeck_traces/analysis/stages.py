@@ -24,11 +24,11 @@ _NS_PER_US = 1000
 
 
 class StageTimes:
-    """Host activity in a trace's steps and their stages.
+    """Host activity in the steps of a trace and in their stages.
 
-    A stage is an annotation inside a step, on the thread that annotates the steps. Nested annotations belong to the
-    outer stage. If several threads annotate steps, only the thread with the most time in steps counts. Excluded steps
-    are skipped.
+    A stage is an annotation inside a step, on the thread that annotates the steps. An annotation nested in a stage
+    belongs to that stage. If several threads annotate steps, only the thread with the most time in steps is used.
+    Excluded steps are skipped.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class StageTimes:
         Args:
             events: All events of the trace, sorted by start.
             marks: All annotations of the trace.
-            is_stage: Whether each name can be a stage: an annotation of the host that is not a step.
+            is_stage: For each name, whether it can be a stage: a host annotation that is not a step.
             steps: Steps of the trace.
-            host: Activity of the host; ``None`` if the trace has no events of the host.
+            host: Host activity, or ``None`` if the trace has no host events.
         """
         kind = step_kind(steps)
         self._basis = kind or RECORDING
@@ -94,7 +94,7 @@ class StageTimes:
         count, total_ns = 1, recorded_ns
         if self._steps is not None and self._steps.end_ns is not None:
             count, total_ns = len(self._steps.step), int((self._steps.end_ns - self._steps.start_ns).sum())
-        rows = groups(self._stage)  # each stage has an event
+        rows = groups(self._stage)  # one group per stage, because each stage has at least one event
         stages = [self._of(stage, mine, total_ns) for stage, mine in enumerate(rows)]
         stages.sort(key=lambda stage: (-stage.total_us, stage.name))
         return HostTimes(

@@ -1,4 +1,4 @@
-"""Times of each step on the devices and the host."""
+"""Device and host times of each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class _Sums(NamedTuple):
-    """Time by step and name code: parallel arrays."""
+    """Parallel arrays: a step, a name code, and the time of that name in that step."""
 
     step: Int
     code: Int
@@ -28,13 +28,13 @@ class _Sums(NamedTuple):
 
 
 class StepTimes:
-    """Sums of times in the steps of a trace.
+    """Total time of each name in each step of a trace.
 
-    An event belongs to the step of each kind in which it starts, on the host or on the device. The variation of a
-    name's time is computed over comparable steps: those of the kind and stage in which the name took the most time.
-    Global steps are used only if the name took no time in iterations. There must be at least two such steps, and the
-    name must take time in at least half of them. Cold steps are excluded if there are other steps of the same kind and
-    stage.
+    For each kind of step, an event belongs to the step in which it starts, on the host or on the device. The variation
+    of a name's time is computed over comparable steps: the steps of the kind and stage in which the name took the most
+    time. Global steps are used only if the name took no time in iterations. There must be at least two such steps, and
+    the name must take time in at least half of them. Cold steps are excluded if there are other steps of the same kind
+    and stage.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class StepTimes:
         Args:
             steps: Steps of the trace.
             device: Kernels, copies and fills.
-            operators: Operators with their self time in nanoseconds.
-            annotations: Annotations of the host.
-            unrecorded: Steps whose device work was not recorded.
+            operators: Operators, and the self time of each one in nanoseconds.
+            annotations: Host annotations.
+            unrecorded: For each step, whether its device work was not recorded.
         """
         self._unrecorded = unrecorded
         self._steps = steps
@@ -74,7 +74,7 @@ class StepTimes:
             keys.append(step[inside] * names + events.name[inside])
             times.append(time_ns[inside])
         key, which = np.unique(np.concatenate(keys), return_inverse=True)
-        # A float of 64 bits holds 104 days of nanoseconds exactly.
+        # A 64-bit float represents up to 104 days in nanoseconds exactly.
         sums = np.bincount(which, weights=np.concatenate(times), minlength=len(key)).astype(np.int64)
         return _Sums(*np.divmod(key, names), sums)
 
@@ -83,10 +83,10 @@ class StepTimes:
         return self._per_step(self._kernels)
 
     def classes(self, class_of_name: Int) -> dict[int, PerStep]:
-        """Return the variation in time of each class of kernels.
+        """Return the variation in time of each kernel class, by class number.
 
         Args:
-            class_of_name: The class of each name, as a number.
+            class_of_name: For each name, the number of its class.
         """
         step, code, time_ns = self._kernels
         classes = int(class_of_name.max(initial=0)) + 1
@@ -115,7 +115,7 @@ class StepTimes:
         return self._cold(self._annotations)
 
     def _cold(self, sums: _Sums) -> dict[int, int]:
-        """Return times in excluded steps of the kind that divides the trace."""
+        """Return the time of each name, in nanoseconds, in excluded steps of the kind that `step_kind` returns."""
         steps = self._steps
         if not steps.excluded.any():
             return {}
@@ -219,7 +219,7 @@ class StepTimes:
         return sum(filter(None, tokens)) * _NS_PER_S / wall_ns if wall_ns else None
 
     def _per_step(self, sums: _Sums) -> dict[int, PerStep]:
-        """Return the variation of each code's time over the steps of one group."""
+        """Return the variation of each code's time over comparable steps; see the class."""
         count = len(self._groups)
         group_sizes = np.bincount(self._group[self._group >= 0], minlength=count)
         group = self._group[sums.step] if len(sums.step) else sums.step
@@ -255,12 +255,12 @@ class StepTimes:
 
 
 def median_and_deviation(row: Int, value: Int, counts: Int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the median and the median absolute deviation of each row of a sparse matrix of non-negative values.
+    """Return the median and the median absolute deviation of each row in a sparse matrix of non-negative values.
 
     Args:
-        row: Row of each value; every row has a value.
+        row: For each value, the index of its row. Every row has at least one value.
         value: The values.
-        counts: Number of columns of each row. Columns without a value are 0.
+        counts: Number of columns in each row. Columns without a value count as 0.
     """
     zeros = counts - np.bincount(row, minlength=len(counts))
     rows = np.arange(len(counts))
@@ -272,7 +272,7 @@ def median_and_deviation(row: Int, value: Int, counts: Int) -> tuple[NDArray[np.
 
 
 def _weighted_median(row: Int, value: NDArray[np.float64], weight: Int, counts: Int) -> NDArray[np.float64]:
-    """Return the median of each row, in which a value counts as often as its weight says; `counts` are the sums."""
+    """Return the weighted median of each row. `counts` is the total weight of each row."""
     order = np.lexsort((value, row))
     upto = np.cumsum(weight[order])
     before = np.cumsum(counts) - counts

@@ -81,10 +81,10 @@ class TraceSteps:
 
 @attrs.frozen(eq=False)
 class LaunchedWork:
-    """Work on devices whose launch is known: parallel arrays."""
+    """Parallel arrays of the device work for which the launch is known."""
 
     launch_ns: Int
-    """When it was launched on the host."""
+    """Time at which the work was launched on the host."""
     start_ns: Int
     end_ns: Int
 
@@ -99,26 +99,28 @@ def find_steps(
 ) -> TraceSteps:
     """Find the steps of a trace.
 
-    An annotation nested in another one of the same kind, on the same thread, is the same step: the caller of an engine
-    may annotate the iterations that the engine annotates itself.
+    An annotation nested in another annotation of the same kind, on the same thread, belongs to the same step, because
+    the caller of an engine may annotate iterations that the engine annotates as well.
 
     On the device, a step extends from the first to the last kernel that was launched in it. If the launches are not
-    known, the annotations on the device decide. For each annotation, Kineto writes the span of its kernels on each
-    stream. It assigns a kernel only to the innermost annotation of the launching thread (``GenericTraceActivity`` and
-    ``GpuUserEventMap`` in pytorch/kineto). A step therefore has the kernels of all annotations that start in it,
-    including its own. The ``External id`` connects an annotation with its device spans. Without it, spans are matched
-    by their order among annotations of the same name, if their number on a stream equals the number on the host. If a
-    step of a kind still has no device span, the steps of that kind start on the device when they start on the host.
-    Kernels that are still queued at that time then count towards the next step. For Ascend, a table contains the step
-    of each kernel, so that the spans are known, too.
+    known, the step's extent is derived from the device annotations. For each annotation, Kineto writes the span of its
+    kernels on each stream, but it assigns a kernel only to the innermost annotation of the launching thread
+    (``GenericTraceActivity`` and ``GpuUserEventMap`` in pytorch/kineto). Therefore, a step includes the kernels of all
+    annotations that start in it, including its own. The ``External id`` connects an annotation with its device spans.
+    Without it, the spans on a stream are matched in order with the host annotations of the same name, if there are
+    equally many of both.
+
+    If any step of a kind has launched work whose device span is still unknown, all steps of that kind are assumed to
+    start on the device when they start on the host. Kernels that are still queued when the next step starts then count
+    towards that step. For Ascend, a table lists the step of each kernel, so the spans are known.
 
     Args:
-        columns: All annotations of the trace, on host and devices, and the operators with step names, which Ascend uses
-            as step annotations. Other events are ignored.
-        names: The names to search for.
-        external_ids: The ``External id`` of each annotation, -1 if it has none. By default, no annotation has one.
-        work: Work on devices with its launches, if they are known.
-        cold_first_step: Whether the first step and the iterations that start in it are cold.
+        columns: All host and device annotations of the trace, and the operators with step names, which Ascend uses as
+            step annotations. Other events are ignored.
+        names: Patterns of step names.
+        external_ids: The ``External id`` of each annotation, or -1 if it has none. Default: no annotation has one.
+        work: Device work with its launch times, if these are known.
+        cold_first_step: Whether the first step, and the iterations that start in it, are cold.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
@@ -206,16 +208,16 @@ def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
 
 
 class _Twins:
-    """Host annotations that are also on a device, with the spans of their kernels."""
+    """Host annotations that also appear on a device, with the spans of their kernels."""
 
     @staticmethod
     def of(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWork:
-        """Find the annotations. If the kernels of an annotation are unknown, its end is before its start.
+        """Find the annotations. If the kernels of an annotation are unknown, its span ends before it starts.
 
         Args:
-            columns: Those of host and devices.
-            on_host: Which names are marks of the host.
-            ids: The ``External id`` of each, -1 where it has none.
+            columns: Host and device annotations.
+            on_host: For each name, whether it is the name of a host annotation.
+            ids: The ``External id`` of each annotation, or -1 if it has none.
         """
         of_device = columns.tables.names_of_categories(frozenset({DEVICE_ANNOTATION}))
         is_device, is_host = np.flatnonzero(of_device[columns.name]), on_host[columns.name]

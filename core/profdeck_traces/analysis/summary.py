@@ -68,17 +68,18 @@ def summarise_trace(
     buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankSummary:
-    """Summarise a trace. For a corrupt trace, summarise only the readable part.
+    """Summarise a trace. If the trace is corrupt, summarise only its readable part.
 
-    Only complete events (``ph`` "X") count. Self times are computed per thread, with operators and
-    annotations in one hierarchy. Runtime calls and Python frames inside an operator count as self time of the operator.
+    Only complete events (``ph`` "X") are included. Self times are computed per thread, treating operators and
+    annotations as one hierarchy. Runtime calls and Python frames inside an operator are part of its self time.
 
     Args:
-        source: A Chrome trace, plain or compressed, or an artifact that a plugin reads; see
+        source: A Chrome trace, plain or compressed, or an artifact that a plugin can read; see
             `profdeck_traces.inputs.artifact_kinds`.
         classifier: Assigns kernel classes. Default: the built-in table.
         step_names: Patterns that identify steps. Default: the patterns of the installed plugins.
-        buckets: Number of intervals in the pictures of the trace; 0 for no pictures. Pictures take a fifth of the time.
+        buckets: Number of intervals in the pictures of the trace. With 0, no pictures are made, which saves a fifth of
+            the time.
         on_progress: Called from the reading thread with the number of bytes read so far and the file size.
 
     Raises:
@@ -101,7 +102,7 @@ def read_summary(
     buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankReading:
-    """Summarise a trace as `summarise_trace`, and return the calls of its collectives as well."""
+    """Summarise a trace like `summarise_trace`, and also return its calls of collectives."""
     trace = read_trace(source.path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
     _check_categories(trace)
     return summary_of(trace, source, classifier=classifier, step_names=step_names, buckets=buckets)
@@ -110,12 +111,12 @@ def read_summary(
 def summary_of(
     trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames, buckets: int = 0
 ) -> RankReading:
-    """Summarise a trace that was read."""
+    """Summarise a trace that has already been read."""
     return _Summary(source, trace, _tables(source.path), classifier, step_names).finish(buckets)
 
 
 def _check_categories(trace: Trace) -> None:
-    """Check that the trace has events of known categories.
+    """Check that the trace contains events with known categories.
 
     Raises:
         TraceError: Almost no event has a known category.
@@ -208,7 +209,7 @@ class _Summary:
         return RankReading(summary, self._collected(summary))
 
     def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
-        """Return pictures of the recording and of the steps that may be typical."""
+        """Return pictures of the recording and of each step that may turn out to be the typical one."""
         origin_ns, trace = self._origin_ns, self._trace
         work = np.where(self._on_device, self._work, -1)
         track_ns = np.bincount(

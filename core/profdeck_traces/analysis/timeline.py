@@ -47,7 +47,7 @@ class Kinds:
     device_spans: Mapping[Id, tuple[int, int]]
     """From the first to the last work of each device: before and after that it is not idle but perhaps not recorded."""
     track_ns: NDArray[np.integer]
-    """Of each track: the time of its events."""
+    """Total duration of the events on each track."""
 
     @functools.cached_property
     def may_show(self) -> NDArray[np.bool_]:
@@ -84,25 +84,25 @@ class Kinds:
 
 
 class Picture:
-    """Picture of one interval of a trace."""
+    """Picture of one time interval in a trace."""
 
     def __init__(self, title: str, begin_ns: int, end_ns: int, buckets: int, kinds: Kinds) -> None:
         self.title = title
         self._kinds = kinds
         self._begin_ns, self._end_ns = begin_ns, max(end_ns, begin_ns + buckets)
-        # Unix times in nanoseconds exceed the precision of floats.
+        # Only differences are computed as floats: Unix times in nanoseconds exceed their precision.
         self._edges = begin_ns + np.linspace(0, self._end_ns - begin_ns, buckets + 1).astype(np.int64)
         self._lanes: dict[_Key, dict[str, Int]] = {}
         self._events: dict[_Key, list[tuple[int, int, int]]] = {}
 
     def of(self, events: Columns, host: Host | None, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
-        """Return the picture.
+        """Compute the picture.
 
         Args:
             events: All events of the trace, sorted by start.
-            host: Activity of the host; ``None`` if the trace has no events of the host.
-            marks: Steps and stages of the trace. The picture has the marks in its interval.
-            origin_ns: Origin of its times.
+            host: Host activity, or ``None`` if the trace has no host events.
+            marks: Steps and stages of the trace. The picture includes those that overlap its interval.
+            origin_ns: Time to which the times in the picture are relative.
         """
         self._add(events, host)
         return self._finish(marks, origin_ns)

@@ -33,7 +33,7 @@ class NameSums:
 
         Args:
             events: All events of the trace.
-            self_ns: Self time of each event; 0 for events other than operators and annotations.
+            self_ns: Self time of each event; 0 unless the event is an operator or annotation.
         """
         self._tables = events.tables
         names = len(self._tables.names)
@@ -46,7 +46,7 @@ class NameSums:
         self._on_device = self._tables.names_of_categories(_DEVICE)
         is_kernel = self._on_device & ~self._tables.names_of_categories(_COPIES)
         of_kernels = duration[is_kernel[events.name]]
-        # The exponent of a power of two is the exponent of the float.
+        # The bins are powers of two, so the bin of a duration is its exponent as a float.
         exponent = np.minimum(np.maximum(np.frexp(of_kernels)[1] - 1, 0), _BINS - 1)
         self._durations = np.stack([np.bincount(exponent, minlength=_BINS), _summed(exponent, of_kernels, _BINS)])
 
@@ -148,7 +148,7 @@ class NameSums:
         )
 
     def copies(self, trace: Trace) -> tuple[CopySummary, ...]:
-        """Return copies and fills, with the sizes that their events state."""
+        """Return copies and fills, with the sizes recorded in their events."""
         is_copy = self._tables.names_of_categories(_COPIES)
         events = trace.events[np.flatnonzero(is_copy[trace.events.name])]
         size = trace.arg("bytes", events.row)

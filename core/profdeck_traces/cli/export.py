@@ -98,12 +98,12 @@ def _check_tables(directory: Path) -> None:
     """Check that the tables can be written to a directory.
 
     Raises:
-        ConfigError: A file in the way was not written by an export.
+        ConfigError: A file that would be replaced was not written by an export.
         ProfdeckError: pyarrow is not installed.
     """
     from profdeck_traces.tables.table import arrow
 
-    arrow()  # report a missing library before traces are read
+    arrow()  # reports a missing library before any trace is read
     from profdeck_traces.tables.of_run import NAMES
 
     for name in NAMES:

@@ -73,7 +73,7 @@ class Merged:
     problems: Sequence[str]
     """Problems of the source traces."""
     unread: int
-    """Number of source traces without a readable event."""
+    """Number of source traces from which no event could be read."""
 
     @property
     def contents(self) -> str:

@@ -60,7 +60,7 @@ class Judgement:
     """Result of applying a limit to a comparison."""
 
     limit: float
-    """The limit, as a fraction."""
+    """The limit as a fraction, for example 0.05 for 5 %."""
     judged: list[tuple[RoleDiff, Change]]
     """All changes to which the limit applies."""
     regressions: list[tuple[RoleDiff, Change]]
@@ -103,8 +103,8 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
 
     Args:
         diff: The comparison.
-        fail_over: The limit, as a fraction. If it is ``None``, there are no regressions, and a role is undecided if its
-            verdict is inconclusive.
+        fail_over: The limit as a fraction. If it is ``None``, no change counts as a regression, and a role is undecided
+            if its verdict is inconclusive.
         fail_on: The times that the limit applies to. Default: steps.
     """
     limit = CALLED_SAME if fail_over is None else fail_over

@@ -70,12 +70,12 @@ def command(  # noqa: PLR0913  # the options of a command line
 
 
 def _default_rows(run: RunSummary) -> Rows:
-    """Return the table of kernels, or of operators if no trace has a kernel."""
+    """Return the kernel table, or the operator table if no trace has kernels."""
     return Rows.KERNELS if any(rank.kernels for rank in run.ranks) else Rows["OPERATORS"]
 
 
 def _print_csv(run: RunSummary, name: Rows) -> None:
-    """Print a table as CSV. Control characters and line breaks in names are escaped."""
+    """Print a table as CSV, with control characters and line breaks in names escaped."""
     table = table_of(run, name.replace("-", "_"))
     rows = [[printable(value) if isinstance(value, str) else value for value in row] for row in table.rows()]
     writer = csv.writer(sys.stdout)

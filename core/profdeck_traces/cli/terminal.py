@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _REFRESH_EVERY_S = 0.1
 _FORCES_TERMINAL = {"FORCE_COLOR", "TTY_COMPATIBLE"}
-"""Variables with which rich treats any stream as a terminal."""
+"""Environment variables that make rich treat any stream as a terminal."""
 _TRAILING_SPACES = re.compile(" +$", re.MULTILINE)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
@@ -294,7 +294,7 @@ class ExitCode(IntEnum):
     REGRESSION = 5
     """`profdeck diff --fail-over` or `profdeck baseline check` found a regression."""
     INCONCLUSIVE = 6
-    """`profdeck diff` or `profdeck baseline check` is inconclusive, for example with too few steps."""
+    """The result of `profdeck diff` or `profdeck baseline check` is inconclusive, for example with too few steps."""
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
     BROKEN_PIPE = 141

@@ -1,8 +1,8 @@
 """Statistics per role for the terminal and the report: stages, device time, kernels and steps.
 
-Times are means over the ranks of a role, and over the devices of a rank, in microseconds per step. If a role has no
-steps, times are per recording. A rank with several captures counts once, and its captures are weighted by their number
-of steps. Cold steps are excluded if there are other steps.
+Times are in microseconds per step, averaged over the ranks of a role and over the devices of a rank. If a role has no
+steps, times are per recording. A rank with several captures counts once; its captures are weighted by their number of
+steps. Cold steps are excluded if there are other steps.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class WorkRow:
     share: float
     """Of all kernels, or of the self time of all operators."""
     calls: float
-    """Per step and rank; of kernels, per device."""
+    """Number of calls per step and rank; for kernels, also per device."""
     max_us: float
     count: int
     """In all ranks."""
@@ -321,7 +321,7 @@ def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
 
 
 _Work = tuple[str, str, float, float, int, float]
-"""Name, class, microseconds per step, calls per step, calls, and microseconds of the longest call."""
+"""Name, class, microseconds per step, calls per step, number of calls, and longest call in microseconds."""
 
 
 def _kernels(view: RankView) -> list[_Work]:

@@ -93,22 +93,22 @@ class RankView:
 
     @property
     def unit(self) -> str:
-        """Interval that times refer to: ``step``, ``iteration`` or ``recording``."""
+        """Interval to which times refer: ``step``, ``iteration`` or ``recording``."""
         return "recording" if self.kind is None else "iteration" if self.kind == ITERATION else "step"
 
     @property
     def each(self) -> str:
-        """The unit as the object of "of"."""
+        """Phrase that follows "of" in a text, such as "each step"."""
         return "the recording" if self.kind is None else f"each {self.unit}"
 
     @property
     def per(self) -> str:
-        """The unit as an adverb of frequency."""
+        """Phrase that follows a time or a number in a text, such as "per step"."""
         return "in the recording" if self.kind is None else f"per {self.unit}"
 
     @functools.cached_property
     def devices(self) -> list[StepOfDevice | DeviceSummary]:
-        """Times of devices in these steps; without steps, in the recording."""
+        """Times of the devices in these steps, or in the recording if there are no steps."""
         return [*(self.on_devices if self.steps else self.rank.devices)]
 
     @property
@@ -149,9 +149,9 @@ class RankView:
         return f"{calls} {self.per}{' on each device' if self.device_count > 1 else ''}"
 
     def per_step(self, total_us: float) -> float:
-        """Return the time per step and device, given a sum over the devices in the recording.
+        """Return the time per step and device, given the total over all devices in the recording.
 
-        Steps contain the same share of each kernel's time as of the devices' busy time.
+        This assumes that each kernel spends the same share of its time inside steps as the devices are busy there.
         """
         return total_us * self._share_of_steps / self.count / self.device_count
 
@@ -173,7 +173,7 @@ class RankView:
 
     @functools.cached_property
     def stage_without_collectives_us(self) -> dict[str, float]:
-        """Time of each stage per step outside of the host's collectives, in microseconds."""
+        """Time of each stage per step, without collectives on the host, in microseconds."""
         return self._by_stage(lambda stage: stage.total_us - stage.communication_us)
 
     def _by_stage(self, time_us: Callable[[StageSummary], float]) -> dict[str, float]:
@@ -184,7 +184,7 @@ class RankView:
 
     @property
     def host_steps(self) -> int:
-        """The number of steps on the host; 1 for a recording."""
+        """Number of steps on the host, or 1 if there are no steps."""
         times = self.rank.host_times
         return max(1, times.steps) if times else 1
 

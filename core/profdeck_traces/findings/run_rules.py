@@ -53,7 +53,7 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
 
 
 def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
-    """Launches without device work, and device events with times outside of the recording."""
+    """Launches without device work, and device events with times outside the recording."""
     labels = labels_of(run.ranks)
     lost = [rank for rank in run.ranks if rank.launches and rank.launches_without_work == rank.launches]
     if lost:

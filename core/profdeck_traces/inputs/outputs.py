@@ -12,7 +12,7 @@ from profdeck_traces.inputs.facts import run_records
 HTML = re.compile(
     rb'\s*<!doctype html>[^"]*"en">\s*<head>\s*<meta charset="utf-8">\s*<meta name="generator" content="profdeck">'
 )
-"""Start of the pages that profdeck writes."""
+"""Start of the HTML pages that profdeck writes."""
 _HEAD_BYTES = 4096
 _TRACES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 
@@ -20,12 +20,12 @@ _TRACES = (".json", ".json.gz", ".pftrace", ".pftrace.gz")
 def check_output(path: Path, replaced: re.Pattern[bytes] | None = None) -> None:
     """Check that a command can write its output to `path` without overwriting another kind of file.
 
-    Only files written by the same command are replaced. Links and other spellings of a path need no special case:
-    inputs, manifests, ``run.json`` and traces start differently.
+    Only files written by the same command are replaced; they are recognised by their contents. Other files, such as
+    inputs, manifests, ``run.json`` and traces, start differently, even if `path` reaches them through a link.
 
     Args:
         path: Path of the output.
-        replaced: Pattern for the start of files that the output may replace. By default, it replaces no file.
+        replaced: Pattern for the start of files that the output may replace. By default, no file is replaced.
 
     Raises:
         ConfigError: `path` is another kind of file, or it is inside a run and would be read as one of its traces.

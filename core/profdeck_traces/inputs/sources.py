@@ -207,7 +207,7 @@ def recorded_sources(
 
 
 def _capture_statuses(paths: Sequence[Path]) -> str:
-    """Return the end of a message about a run without traces: the statuses of its captures, and how to list them."""
+    """Return the end of an error message for a run without traces: the capture statuses, and how to list them."""
     captures = run_records().state(paths, {}).captures
     if not captures:
         return ""

@@ -22,7 +22,7 @@ def speedscope(run: RunSummary) -> dict[str, Any] | None:
         return None
     return {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
-        "exporter": "profdeck",  # at the start, because `profdeck export` replaces only its own files
+        "exporter": "profdeck",  # near the start, where `profdeck export` recognises its own files
         "shared": {"frames": [{"name": name} for name in frames]},
         "profiles": profiles,
     }

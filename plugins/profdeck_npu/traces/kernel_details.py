@@ -55,7 +55,7 @@ _SPELLINGS = {_simplified(column): column for column in (*_REQUIRED, _STREAM, _S
     "taskduration(us)": _DURATION,
     "tasktype": _CORE,
 }
-"""Columns by their names without case, spaces and underscores, which differ between releases, and those of msprof."""
+"""Columns by simplified name, because case, spaces and underscores differ between releases. Includes msprof's names."""
 _HCCL = ("HCCL", "COMMUNICATION")  # values of Accelerator Core for HCCL, in older and newer CANN
 # The field limit of the csv module is process-wide. Lines of real files are much shorter.
 _MAX_LINE = 1 << 20
@@ -83,10 +83,10 @@ class StepKernels:
 
 @attrs.frozen(kw_only=True)
 class KernelDetails:
-    """Contents of a ``kernel_details.csv``."""
+    """Contents of a ``kernel_details.csv`` file."""
 
     kernels: Columns
-    """In file order."""
+    """Kernels in file order."""
     check: TraceCheck
     """Its event count is the number of kernels."""
     steps: tuple[StepKernels, ...]
@@ -100,11 +100,11 @@ class KernelDetails:
 
 
 def read_kernel_details(path: Path, on_progress: Progress | None = None) -> KernelDetails:
-    """Read the kernels.
+    """Read a kernel table.
 
-    If a kernel's name consists of its type, or the start of its type, and a counter ("Cast66", "Cast67"), the type
-    replaces the name. The process of a kernel is its device, and the thread is its stream. HCCL kernels have no stream.
-    Their thread is the process group.
+    If a kernel's name consists of its type, or the start of its type, followed by a counter ("Cast66", "Cast67"), the
+    name is replaced by the type. A kernel's process is its device, and its thread is its stream. HCCL kernels have no
+    stream; their thread is the process group.
 
     Args:
         path: The file.
@@ -301,7 +301,7 @@ def _parse_kernel(name: str, kind: str, core: str, device: str, stream: str) -> 
 
 
 def parse_time_ns(time_us: str) -> int | None:
-    """Return a number of microseconds in nanoseconds; ``None`` for other texts."""
+    """Convert a number of microseconds to nanoseconds. Return ``None`` if the text is not a number."""
     time_ns = read_time(time_us.strip().encode(), NO_TIME)
     return None if time_ns == NO_TIME else time_ns
 

@@ -105,7 +105,7 @@ def _attempt(read: Callable[[], _T], problems: list[str]) -> _T | None:
 
 
 def _without_host(path: Path, details: KernelDetails) -> Trace:
-    """Return a trace with the kernels and with step annotations."""
+    """Return a trace that contains the kernels, and step annotations derived from them."""
     kernels, annotations = combined([details.kernels, columns_of(steps_as_annotations(details.steps))])
     return Trace(
         path=path,
@@ -119,7 +119,7 @@ def _without_host(path: Path, details: KernelDetails) -> Trace:
 
 
 def _with_host(host: Trace, details: KernelDetails) -> Trace:
-    """Return a trace with the kernels and with the events of a Chrome trace, except its device lanes."""
+    """Return a trace that contains the kernels, and all events of a Chrome trace except those on device lanes."""
     steps = steps_on_devices(details.steps)
     if not _has_steps(host.tables):
         steps += steps_as_annotations(details.steps)
