@@ -32,7 +32,8 @@ BASES = {
     "pair_rank0": REAL_TRACE.with_name("pair_rank0.json.gz"),
     DECODE: None,
 }
-"""Base traces that inputs repeat. `random_base` adds a random one, so that results do not depend only on these."""
+"""Base traces that are repeated to generate inputs. `random_base` adds a random trace, so that results do not depend
+only on these traces."""
 
 
 def random_base(seed: int) -> tuple[str, Path] | None:

@@ -1,13 +1,13 @@
-"""Measure the time and memory that profdeck needs to read, summarise and merge traces, and compare other tools.
+"""Measure the time and memory needed to read, summarise and merge traces, with profdeck and with other tools.
 
 python -m benchmarks.traces.reading [--quick] [--only SECTION ...] [--without-peers] [--rounds N] [--seed SEED]
     [--json FILE]
 
-Each run is a separate process. Reported are the CPU time of the process and its children, the wall time from start to
-exit, and the peak memory of the largest process. Ratios compare CPU times, because they depend less on the machine's
-load. Runs of profdeck and its peers alternate; a peer that takes more than 20 s runs only once. profdeck's results must
-equal those computed with the standard library's json, both for small inputs before the measurement and in each run. If
-a peer's result differs, the table says so.
+Each run is a separate process. The results are the CPU time of the process and its children, the wall time from start
+to exit, and the peak memory of the largest process. Ratios compare CPU times, because they depend less on the
+machine's load. Runs of profdeck and its peers alternate; a peer that takes more than 20 s runs only once. What profdeck
+computes must equal what the standard library's json yields, both for small inputs before the measurement and in each
+run. If a peer's result differs, the table says so.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StepSource:
-    """Starts and stops the profiler's global steps at the steps of one optimizer, the clock.
+    """Drives a profiler with the steps of one optimizer, called the clock: each of them ends a global step.
 
     The first optimizer that steps becomes the clock. Alternating optimizers, such as those of a generator and a
     discriminator, each step once between two steps of the clock. If another optimizer steps twice in that time, the

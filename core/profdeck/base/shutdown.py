@@ -199,7 +199,7 @@ class _SignalWatch:
         self._reader = reader
         self._writer = writer
         self._host_descriptor = host_descriptor
-        # Duplicated, because if the host closes its descriptor, another file can be given the same number.
+        # Duplicated, because the host may close its descriptor, whose number can then be reused for another file.
         self._forward: int | None = None
         if host_descriptor != -1:
             with contextlib.suppress(OSError):  # the host has closed its descriptor

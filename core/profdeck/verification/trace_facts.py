@@ -23,7 +23,7 @@ from profdeck_traces.inputs.artifact_kinds import TRACE, FileCheck, kind_named
 from profdeck_traces.inputs.facts import CaptureStatus, RecordedTraces, RecordingAbout, RunState, TraceFacts
 
 _MAX_TIME_NS = 1 << 62
-"""Largest valid time, in the year 2116. It is limited so that the sum of two times fits into 64 bits."""
+"""Largest valid time (in the year 2116), chosen so that the sum of two times fits into 64 bits."""
 
 
 def recorded_traces(path: Path) -> RecordedTraces:

@@ -48,8 +48,8 @@ class CallTree:
 
         Args:
             events: All events of the trace.
-            is_other_call: For each name, whether it is an operator or an annotation. False for step annotations, which
-                would give each step its own tree.
+            is_other_call: For each event name, whether it is an operator or an annotation. False for step annotations,
+                because otherwise each step would have its own tree.
             thread_names: Thread names, by process and thread.
         """
         self._tables = events.tables
@@ -99,7 +99,7 @@ class CallTree:
         self._nodes[thread].total_ns += int(duration[nested.parent < 0].sum())
 
     def _is_thread_of_profdeck(self, calls: Columns) -> bool:
-        """Return whether profdeck started the thread: a profdeck function then follows the functions of `threading`.
+        """Return whether profdeck started the thread. If so, a profdeck function follows the functions of `threading`.
 
         Args:
             calls: The calls on the thread, outer calls first.

@@ -204,7 +204,7 @@ _MAX_TEXT_LENGTH = 4096
 
 @attrs.frozen
 class StatedCollective:
-    """Args that are the same for all calls of a collective with the same process group and size."""
+    """Args shared by all calls of one collective in the same process group and with the same size."""
 
     name: str
     group: str

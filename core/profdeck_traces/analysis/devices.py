@@ -50,12 +50,12 @@ class DeviceTimes:
 
         Args:
             events: All events of the trace, sorted by start.
-            work: For each name of device work, its kind: `COMPUTES`, `COMMUNICATES` or `MOVES`.
+            work: For each event name, its kind of device work: `COMPUTES`, `COMMUNICATES` or `MOVES`.
             device_names: Names of the devices, by process.
             steps: Steps of the trace.
             host: Host activity, or ``None`` if the trace has no host events. In that case, the causes of idle time are
                 unknown.
-            unrecorded: For each step, whether its device work was not recorded.
+            unrecorded: For each step, whether its device work is missing from the trace.
         """
         self._tables = events.tables
         self._device_names = device_names

@@ -37,7 +37,7 @@ class IdleTimes:
     times: Int
     """Time that the host spends in each state while the device is idle."""
     longest: tuple[IdleGap, ...]
-    """The longest gaps, longest first. Gaps of equal duration are sorted by start."""
+    """The longest gaps, in descending order of duration. Gaps of equal duration are sorted by start."""
 
     @classmethod
     def of(cls, busy: Spans, work: Columns, host: Host | None) -> IdleTimes:
@@ -68,6 +68,6 @@ class IdleTimes:
 
 
 def _name_at(times_ns: Int, time_ns: int, work: Columns) -> int | None:
-    """Return the name code of the event with this time. If there are several, choose the one that starts last."""
+    """Return the name code of the event at this time. If several events match, choose the one that starts last."""
     events = np.flatnonzero(times_ns == time_ns)
     return int(work.name[events[-1]]) if len(events) else None

@@ -101,7 +101,7 @@ class Host:
 
         Args:
             columns: All events of a trace, sorted by start.
-            annotations: For each name, whether to treat it as an annotation regardless of its category.
+            annotations: For each event name, whether to treat it as an annotation regardless of its category.
         """
         tables = columns.tables
         names = zip(tables.names, tables.name_category, strict=True)

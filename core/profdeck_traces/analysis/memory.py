@@ -31,7 +31,7 @@ def memory_of(trace: Trace, origin_ns: int) -> tuple[MemorySummary, ...]:
     rows = trace.raw.args["Total Allocated"].row.astype(np.int64)
     is_memory = np.array([name == "[memory]" for name in trace.raw.names], dtype=bool)
     rows = rows[is_memory[trace.raw.all["name"][rows]]]
-    # The default for missing values, -1, is the ID of the CPU.
+    # Missing values are NO_TIME, because the default, -1, is the CPU's device ID.
     kinds, numbers = (trace.raw.arg(key, rows, missing=NO_TIME) for key in ("Device Type", "Device Id"))
     allocated, reserved = trace.arg("Total Allocated", rows), trace.raw.arg("Total Reserved", rows, missing=0)
     time_ns = trace.raw.all["start_ns"][rows]

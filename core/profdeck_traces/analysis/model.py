@@ -203,7 +203,7 @@ class IterationStatistics:
 
 @attrs.frozen(kw_only=True)
 class ImplausibleEvents:
-    """Device events that have the same name and implausible times."""
+    """Device events that share a name and have implausible times."""
 
     name: str
     count: int

@@ -55,7 +55,7 @@ class OperatorShapes:
         sums: dict[tuple[str, str], tuple[int, int, int]] = {}
         for key, *values in zip(keys.tolist(), count.tolist(), total.tolist(), longest.tolist(), strict=True):
             name, code = divmod(key, len(texts) + 1)
-            # Normalise the white space, so that equal shapes have equal texts.
+            # Normalise whitespace, so that equal shapes have equal texts.
             shapes = texts[code].translate(_WITHOUT_SPACE).replace(",", ", ")
             before = sums.get((trace.tables.names[name], shapes), (0, 0, 0))
             sums[trace.tables.names[name], shapes] = (
@@ -81,7 +81,7 @@ class OperatorShapes:
         )
 
     def product_flops(self) -> int | None:
-        """Return the number of floating-point operations in all matrix products, or ``None`` without shapes."""
+        """Return the floating-point operations in all matrix products, or ``None`` if no shapes were recorded."""
         if not self.rows:
             return None
         return sum((flops_of(name, shapes) or 0) * count for name, shapes, count, *_ in self.rows)

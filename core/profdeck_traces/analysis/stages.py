@@ -39,7 +39,7 @@ class StageTimes:
         Args:
             events: All events of the trace, sorted by start.
             marks: All annotations of the trace.
-            is_stage: For each name, whether it can be a stage: a host annotation that is not a step.
+            is_stage: For each event name, whether it can be a stage: a host annotation that is not a step.
             steps: Steps of the trace.
             host: Host activity, or ``None`` if the trace has no host events.
         """

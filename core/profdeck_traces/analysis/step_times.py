@@ -52,7 +52,7 @@ class StepTimes:
             device: Kernels, copies and fills.
             operators: Operators, and the self time of each one in nanoseconds.
             annotations: Host annotations.
-            unrecorded: For each step, whether its device work was not recorded.
+            unrecorded: For each step, whether its device work is missing from the trace.
         """
         self._unrecorded = unrecorded
         self._steps = steps
@@ -86,7 +86,7 @@ class StepTimes:
         """Return the variation in time of each kernel class, by class number.
 
         Args:
-            class_of_name: For each name, the number of its class.
+            class_of_name: For each event name, the number of its class.
         """
         step, code, time_ns = self._kernels
         classes = int(class_of_name.max(initial=0)) + 1
@@ -219,7 +219,7 @@ class StepTimes:
         return sum(filter(None, tokens)) * _NS_PER_S / wall_ns if wall_ns else None
 
     def _per_step(self, sums: _Sums) -> dict[int, PerStep]:
-        """Return the variation of each code's time over comparable steps; see the class."""
+        """Return the variation of each code's time over comparable steps; see `StepTimes`."""
         count = len(self._groups)
         group_sizes = np.bincount(self._group[self._group >= 0], minlength=count)
         group = self._group[sums.step] if len(sums.step) else sums.step

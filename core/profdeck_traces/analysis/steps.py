@@ -216,7 +216,7 @@ class _Twins:
 
         Args:
             columns: Host and device annotations.
-            on_host: For each name, whether it is the name of a host annotation.
+            on_host: For each event name, whether it is the name of a host annotation.
             ids: The ``External id`` of each annotation, or -1 if it has none.
         """
         of_device = columns.tables.names_of_categories(frozenset({DEVICE_ANNOTATION}))

@@ -102,7 +102,7 @@ def read_summary(
     buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankReading:
-    """Summarise a trace like `summarise_trace`, and also return its calls of collectives."""
+    """Summarise a trace like `summarise_trace`, and also return its collective calls."""
     trace = read_trace(source.path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
     _check_categories(trace)
     return summary_of(trace, source, classifier=classifier, step_names=step_names, buckets=buckets)

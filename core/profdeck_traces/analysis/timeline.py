@@ -90,7 +90,7 @@ class Picture:
         self.title = title
         self._kinds = kinds
         self._begin_ns, self._end_ns = begin_ns, max(end_ns, begin_ns + buckets)
-        # Only differences are computed as floats: Unix times in nanoseconds exceed their precision.
+        # Only differences are computed as floats, because floats cannot represent Unix times in nanoseconds exactly.
         self._edges = begin_ns + np.linspace(0, self._end_ns - begin_ns, buckets + 1).astype(np.int64)
         self._lanes: dict[_Key, dict[str, Int]] = {}
         self._events: dict[_Key, list[tuple[int, int, int]]] = {}

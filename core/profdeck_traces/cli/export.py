@@ -103,7 +103,7 @@ def _check_tables(directory: Path) -> None:
     """
     from profdeck_traces.tables.table import arrow
 
-    arrow()  # reports a missing library before any trace is read
+    arrow()  # fails before any trace is read if pyarrow is missing
     from profdeck_traces.tables.of_run import NAMES
 
     for name in NAMES:

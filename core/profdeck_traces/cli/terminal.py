@@ -127,7 +127,7 @@ def show_progress(text: str) -> Iterator[Callable[[int, int], None]]:
         A callback that takes the completed amount and the total. Any thread may call it.
     """
     console = None
-    if sys.stderr.isatty() or not _FORCES_TERMINAL.isdisjoint(os.environ):  # skip the import if possible
+    if sys.stderr.isatty() or not _FORCES_TERMINAL.isdisjoint(os.environ):  # rich is slow to import
         from rich.console import Console
 
         console = Console(stderr=True)

@@ -151,7 +151,8 @@ class RankView:
     def per_step(self, total_us: float) -> float:
         """Return the time per step and device, given the total over all devices in the recording.
 
-        This assumes that each kernel spends the same share of its time inside steps as the devices are busy there.
+        This assumes that steps contain the same proportion of each kernel's time as of the total busy time of the
+        devices.
         """
         return total_us * self._share_of_steps / self.count / self.device_count
 
@@ -168,12 +169,12 @@ class RankView:
 
     @functools.cached_property
     def stage_us(self) -> dict[str, float]:
-        """Time of each stage per step, in microseconds."""
+        """Time in each stage per step, in microseconds."""
         return self._by_stage(lambda stage: stage.total_us)
 
     @functools.cached_property
     def stage_without_collectives_us(self) -> dict[str, float]:
-        """Time of each stage per step, without collectives on the host, in microseconds."""
+        """Time in each stage per step, in microseconds, excluding collectives on the host."""
         return self._by_stage(lambda stage: stage.total_us - stage.communication_us)
 
     def _by_stage(self, time_us: Callable[[StageSummary], float]) -> dict[str, float]:

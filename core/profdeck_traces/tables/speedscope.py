@@ -22,7 +22,7 @@ def speedscope(run: RunSummary) -> dict[str, Any] | None:
         return None
     return {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
-        "exporter": "profdeck",  # near the start, where `profdeck export` recognises its own files
+        "exporter": "profdeck",  # must be near the start: `profdeck export` recognises its files by it
         "shared": {"frames": [{"name": name} for name in frames]},
         "profiles": profiles,
     }

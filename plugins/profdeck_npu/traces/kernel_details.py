@@ -193,7 +193,7 @@ class _Lines:
 
 
 class _RowReader:
-    """Yields the kernels of all readable rows.
+    """Yields the kernels in all readable rows.
 
     Raises:
         csv.Error: No row can be read.
