@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.analysis.detail_model import FunctionTime, StackFrame
-from profdeck_traces.reading.columns import Columns
+from profdeck_traces.reading.columns import PYTHON, Columns
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import groups, nesting, nesting_order
 
-PYTHON = "python_function"
 _OTHERS = "(other calls)"
 # A program that runs for long has far fewer places from which something is called.
 _MOST_NODES = 100_000

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.reading.columns import ANNOTATION, OPERATOR, Columns
+from profdeck_traces.reading.columns import ANNOTATION, OPERATOR, PYTHON, RUNTIMES, Columns
 from profdeck_traces.reading.intervals import Int, Spans, complement, groups, intersection, joined, time_before, union
 
 CAUSES = {
@@ -41,19 +41,11 @@ OUTSIDE_OPERATORS = frozenset({"Python and other host code", "nothing recorded"}
 _STATES = tuple(CAUSES)
 _OPERATORS, _SYNCHRONISING = _STATES.index("operators"), _STATES.index("synchronising")
 _NOTHING = len(_STATES) - 1
-# Kineto's, but for the last: Ascend's runtime, whose events have no category, by the name of its process.
-RUNTIMES = frozenset(
-    {
-        *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime"),
-        *("privateuse1_runtime", "privateuse1_driver", "CANN"),
-    }
-)
-"""Categories of calls to a device's runtime or driver."""
 _STATE_OF_CATEGORY = {
     "overhead": "profiler overhead",
     OPERATOR: "operators",
     ANNOTATION: "Python and other host code",
-    "python_function": "Python and other host code",
+    PYTHON: "Python and other host code",
     "enqueue": "Python and other host code",
     "dequeue": "Python and other host code",
 } | dict.fromkeys(RUNTIMES, "other runtime calls")

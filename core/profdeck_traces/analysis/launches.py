@@ -1,7 +1,4 @@
-"""Launches of device work, and steps whose device work was not recorded.
-
-Kineto gives a launch the same ``correlation`` as its kernel, or as all kernels of the launched graph.
-"""
+"""Launches of device work, and steps whose device work was not recorded."""
 
 from __future__ import annotations
 
@@ -10,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.analysis.device_steps import step_kind
-from profdeck_traces.analysis.host_states import CAUSES, RUNTIMES, Host
+from profdeck_traces.analysis.host_states import CAUSES, Host
 from profdeck_traces.analysis.steps import LaunchedWork, TraceSteps
+from profdeck_traces.attribution.launches import launch_rows
 from profdeck_traces.reading.columns import DEVICE_CATEGORIES
 from profdeck_traces.reading.trace import Trace
 
@@ -20,20 +18,16 @@ _LAUNCHING = tuple(CAUSES).index("launching")
 
 
 def launched_work(trace: Trace) -> LaunchedWork | None:
-    """Return device work with its launch times, or ``None`` if less than 90 % of it can be matched to a launch."""
-    tables, events = trace.tables, trace.events
-    work = events[np.flatnonzero(tables.names_of_categories(DEVICE_CATEGORIES)[events.name])]
-    calls = events[np.flatnonzero(tables.names_of_categories(RUNTIMES)[events.name])]
-    of_work, of_call = trace.arg("correlation", work.row), trace.arg("correlation", calls.row)
-    calls, of_call = calls[of_call >= 0], of_call[of_call >= 0]
-    order = np.argsort(of_call, kind="stable")
-    calls, of_call = calls[order], of_call[order]
-    place = np.searchsorted(of_call, of_work)
-    linked = (of_work >= 0) & (place < len(calls))
-    linked[linked] = of_call[place[linked]] == of_work[linked]
-    if not len(work) or linked.mean() < _LEAST_LINKED:
+    """Return the work on devices with the times of its launches, or ``None`` if less than 90 % states its launch."""
+    if trace.raw is None:
         return None
-    return LaunchedWork(calls.start_ns[place[linked]], work.start_ns[linked], work.end_ns[linked])
+    work = trace.events[np.flatnonzero(trace.tables.names_of_categories(DEVICE_CATEGORIES)[trace.events.name])]
+    launch = launch_rows(trace.raw)[work.row]
+    is_launched = launch >= 0
+    if not len(work) or is_launched.mean() < _LEAST_LINKED:
+        return None
+    work = work[is_launched]
+    return LaunchedWork(trace.raw.start_ns[launch[is_launched]], work.start_ns, work.end_ns)
 
 
 @attrs.frozen

@@ -20,6 +20,7 @@ from profdeck_traces.reading.intervals import Int
 MAX_NAME_LENGTH = 4096
 
 OPERATOR = "cpu_op"
+PYTHON = "python_function"
 ANNOTATION = "user_annotation"
 DEVICE_ANNOTATION = "gpu_user_annotation"
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op"})
@@ -30,6 +31,15 @@ MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
 """Categories that may annotate steps."""
 DEVICE_PROCESSES = frozenset({"Ascend Hardware"})
 """Processes whose events without a category are work on a device."""
+
+
+RUNTIMES = frozenset(
+    {
+        *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime"),
+        *("privateuse1_runtime", "privateuse1_driver", "CANN"),
+    }
+)
+"""Categories of calls into the runtime or driver of a device. ``CANN`` is the process name of Ascend's runtime."""
 
 
 @attrs.frozen

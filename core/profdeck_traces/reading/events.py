@@ -194,22 +194,17 @@ class Events:
         at = np.minimum(np.searchsorted(pairs.row, rows), len(pairs) - 1)
         return np.where(pairs.row[at] == rows, pairs.value[at], missing)
 
-    def nearest(self, rows: NDArray[np.integer[Any]], kind: Mask) -> NDArray[np.int32]:
-        """Return the innermost event of a kind that contains each of some rows, or -1.
+    def innermost(self, kind: Mask) -> NDArray[np.int32]:
+        """Return the innermost event of a kind that is open on the same track when each complete event starts, or -1.
+
+        For events of the kind, this is the event itself.
 
         Args:
-            rows: Complete events.
             kind: True for each complete event of the kind.
         """
-        # Every event jumps to its parent unless it is of the kind; squaring the jumps takes log(depth) rounds.
-        jump = np.append(np.where(kind, np.arange(self.complete, dtype=np.int32), self.parent), np.int32(-1))
-        while True:
-            further = jump[jump]
-            if np.array_equal(further, jump):
-                break
-            jump = further
-        found: NDArray[np.int32] = jump[self.parent[rows]]
-        return found
+        # Events of other kinds get no duration, so that none of them is open.
+        around = parents(self.track, self.start_ns, np.where(kind, self.end_ns, self.start_ns))
+        return np.where(kind, np.arange(self.complete, dtype=np.int32), around)
 
     def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return one value per row in the order of the file, for copying events."""

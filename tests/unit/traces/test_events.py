@@ -54,7 +54,7 @@ def test_events_are_sorted_and_have_parents(tmp_path: Path, in_python: bool) -> 
     assert events.all["row"].tolist() == [1, 4, 2, 0, 3, 5, 6, 7]
     assert events.in_file_order(np.arange(8)).tolist() == [3, 0, 2, 4, 1, 5, 6, 7]
     kind = events.has_name({"outer", "inner"}.__contains__)
-    assert events.nearest(np.arange(6), kind).tolist() == [-1, 0, 0, 0, -1, -1]
+    assert events.innermost(kind).tolist() == [0, 0, 0, 3, -1, -1]
 
 
 def test_parents_and_order_are_equal_to_a_simple_search(tmp_path: Path) -> None:

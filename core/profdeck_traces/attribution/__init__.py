@@ -1,0 +1,1 @@
+"""Finds the operator, annotation, module and line of code of each event."""

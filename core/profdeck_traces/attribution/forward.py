@@ -1,0 +1,63 @@
+"""Forward operators of backward operators.
+
+Autograd numbers the nodes of each thread's graph. An operator states the number of the next node as ``Sequence
+number``, so the last forward operator with a number created the node. A backward operator states the number of its node
+and, as ``Fwd thread id``, torch's id of the thread that created it. No event states the id of its own thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.reading.events import Events, Mask
+from profdeck_traces.reading.intervals import Int
+
+_MAX_THREADS = 256  # each thread needs a pass over the operators
+
+
+def backward_operators(events: Events, is_operator: Mask) -> Mask:
+    """Return whether each complete event is a backward operator with a sequence number."""
+    backward: Mask = is_operator & (events.arg("Fwd thread id") > 0) & (events.arg("Sequence number") >= 0)
+    return backward
+
+
+def forward_rows(events: Events, is_operator: Mask) -> NDArray[np.int32]:
+    """Return the row of the forward operator of each backward operator; -1 for other events or if it is unknown."""
+    forward = np.full(events.complete, -1, np.int32)
+    is_backward = backward_operators(events, is_operator)
+    number = events.arg("Sequence number")
+    candidates = np.flatnonzero(is_operator & ~is_backward & (number >= 0))
+    backward = np.flatnonzero(is_backward)
+    thread = events.arg("Fwd thread id", backward)
+    for thread_id in np.unique(thread)[:_MAX_THREADS].tolist():
+        of_thread = backward[thread == thread_id]
+        created = _of_thread(events, candidates, number, of_thread)
+        forward[of_thread] = _last_before(events.start_ns, number, created, of_thread)
+    return forward
+
+
+def _of_thread(events: Events, candidates: Int, number: Int, backward: Int) -> Int:
+    """Return the candidates on the thread with most of the backward operators' numbers; none if threads are tied."""
+    matching = candidates[np.isin(number[candidates], number[backward])]
+    matching = matching[np.lexsort((number[matching], events.track[matching]))]
+    track = events.track[matching]
+    is_first = np.ones(len(matching), np.bool_)
+    is_first[1:] = (track[1:] != track[:-1]) | (number[matching[1:]] != number[matching[:-1]])
+    tracks, matched = np.unique(track[is_first], return_counts=True)
+    best = tracks[matched == matched.max(initial=0)]
+    return matching[track == best[0]] if len(best) == 1 else matching[:0]
+
+
+def _last_before(start_ns: Int, number: Int, candidates: Int, rows: Int) -> Int:
+    """Return for each row the last candidate with the same number that starts before the row, or -1."""
+    both = np.concatenate([candidates, rows])
+    is_row = np.arange(len(both)) >= len(candidates)
+    order = np.lexsort((~is_row, start_ns[both], number[both]))
+    index = np.where(is_row[order], -1, np.arange(len(both)))
+    last = np.maximum.accumulate(index)
+    found = np.where(last >= 0, both[order][last], -1)
+    found[(last >= 0) & (number[found] != number[both[order]])] = -1
+    result = np.empty(len(both), np.int64)
+    result[order] = found
+    return result[len(candidates) :]

@@ -1,0 +1,39 @@
+"""Kinds of Python frames, by the names that torch writes.
+
+A frame is named ``file(line): function``, and the line is the first line of the function. torch removes the directory
+of ``sys.path`` from the file, so a package's origin is visible only for packages outside of ``sys.path``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+_MODULE = re.compile(r"nn\.Module: (?P<class_name>.+?)(?:_\d+)?")
+_FRAME = re.compile(r"(?P<file>.+)\(\d+\): (?P<function>.*)", re.DOTALL)
+_LIBRARY = re.compile(
+    r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|profdeck(?:_\w+)?)[\\/]"
+    r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*|(?:core|plugins)[\\/]profdeck(?:_\w+)?)[\\/]"
+    r"|.*[\\/]torchinductor_"
+)
+_TYPED_IN = re.compile(r"<stdin>|<ipython-input.*")
+
+
+def module_class(name: str) -> str | None:
+    """Return the class of an ``nn.Module`` frame, or None for other frames."""
+    module = _MODULE.fullmatch(name)
+    return None if module is None else module["class_name"]
+
+
+def is_user_frame(name: str) -> bool:
+    """Return whether a frame is a function outside of torch, the standard library, site-packages and profdeck."""
+    frame = _FRAME.fullmatch(name)
+    if frame is None:
+        return False
+    file = frame["file"]
+    if file.startswith("<"):
+        return _TYPED_IN.fullmatch(file) is not None or (file, frame["function"]) == ("<string>", "<module>")
+    first, *others = re.split(r"[\\/]", file)
+    package = first if others else first.removesuffix(".py")
+    is_standard = package in sys.stdlib_module_names and package != "test"
+    return not is_standard and _LIBRARY.match(file) is None
