@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.host_states import CAUSES, Host
 from profdeck_traces.analysis.steps import LaunchedWork, TraceSteps
-from profdeck_traces.attribution.launches import launch_rows
+from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import DEVICE_CATEGORIES
 from profdeck_traces.reading.trace import Trace
 
@@ -17,12 +17,12 @@ _LEAST_LINKED = 0.9
 _LAUNCHING = tuple(CAUSES).index("launching")
 
 
-def launched_work(trace: Trace) -> LaunchedWork | None:
+def launched_work(trace: Trace, names: Attribution | None) -> LaunchedWork | None:
     """Return the work on devices with the times of its launches, or ``None`` if less than 90 % states its launch."""
-    if trace.raw is None:
+    if trace.raw is None or names is None:
         return None
     work = trace.events[np.flatnonzero(trace.tables.names_of_categories(DEVICE_CATEGORIES)[trace.events.name])]
-    launch = launch_rows(trace.raw)[work.row]
+    launch = values_at(names.launch, work.row)
     is_launched = launch >= 0
     if not len(work) or is_launched.mean() < _LEAST_LINKED:
         return None

@@ -27,6 +27,7 @@ from profdeck_traces.analysis.detail_model import (
 )
 from profdeck_traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
 from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout
 from profdeck_traces.reading.identifiers import Id
 
@@ -293,6 +294,8 @@ class RankSummary:
     unit: str | None = None
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""
+    attributed: AttributedTimes | None = None
+    """Device time, or self time of operators, by owner. ``None`` for traces without events of the host."""
 
 
 @attrs.frozen(kw_only=True)

@@ -10,12 +10,12 @@ import attrs
 import numpy as np
 
 from profdeck_traces.analysis.detail_model import ShapeCalls
+from profdeck_traces.attribution.time_by_owner import shapes_text
 from profdeck_traces.reading.columns import OPERATOR
 from profdeck_traces.reading.trace import Trace
 
 _MOST = 500
 _NS_PER_US = 1000
-_WITHOUT_SPACE = dict.fromkeys(map(ord, " \t\n\r"))
 # Which inputs are the matrices: torch.utils.flop_counter counts the same operators so.
 _PRODUCTS = {
     "aten::mm": (0, 1),
@@ -55,8 +55,7 @@ class OperatorShapes:
         sums: dict[tuple[str, str], tuple[int, int, int]] = {}
         for key, *values in zip(keys.tolist(), count.tolist(), total.tolist(), longest.tolist(), strict=True):
             name, code = divmod(key, len(texts) + 1)
-            # Normalise whitespace, so that equal shapes have equal texts.
-            shapes = texts[code].translate(_WITHOUT_SPACE).replace(",", ", ")
+            shapes = shapes_text(texts[code])
             before = sums.get((trace.tables.names[name], shapes), (0, 0, 0))
             sums[trace.tables.names[name], shapes] = (
                 before[0] + values[0],

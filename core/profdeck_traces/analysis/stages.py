@@ -57,6 +57,8 @@ class StageTimes:
         if self._steps is not None and self._steps.end_ns is not None:
             # Clip annotations that end after their step.
             end = np.minimum(end, self._steps.end_ns[step])
+        self.track: int = track
+        """The thread of the stages: an index into the tracks of the trace, or -1."""
         self._pictured = [marks.tables.names[code] for code in own.name.tolist()], start, end
         if self._steps is not None and not (excluded := steps.excluded[self._steps.step]).all():
             counted = ~excluded[step]
@@ -104,6 +106,15 @@ class StageTimes:
             states=_states(self._of_all),
             stages=tuple(stages),
         )
+
+    def at(self, time_ns: Int) -> tuple[Int, list[str]]:
+        """Return the stage that is open at each time, as an index or -1, and the names of the stages."""
+        names, starts, ends = self._pictured
+        if not names:
+            return np.full(len(time_ns), -1), []
+        last = np.searchsorted(starts, time_ns, side="right") - 1
+        is_open = (last >= 0) & (time_ns < ends[last])
+        return np.where(is_open, last, -1), names
 
     def marks(self, origin_ns: int) -> list[TimelineMark]:
         """Return the positions of the stages, with times relative to an origin."""

@@ -36,6 +36,9 @@ from profdeck_traces.analysis.steps import find_steps
 from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
+from profdeck_traces.attribution.model import AttributedTimes
+from profdeck_traces.attribution.rows import Attribution, values_at
+from profdeck_traces.attribution.time_by_owner import time_by_owner
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.inputs.artifact_kinds import kind_of
@@ -171,11 +174,14 @@ class _Summary:
         events, annotated = trace.events, trace.annotations
         self._origin_ns = int(events.start_ns[0]) if len(events) else 0
         self._end_ns = int(events.end_ns.max()) if len(events) else 0
+        self._names = (
+            None if trace.raw is None else Attribution(trace.raw, lambda name: step_names.parse(name) is not None)
+        )
         self._trace_steps = steps = find_steps(
             annotated,
             step_names,
             trace.arg("External id", annotated.row),
-            launched_work(trace),
+            launched_work(trace, self._names),
             cold_first_step=source.facts is not None and source.facts.cold_first_step,
         )
         self_ns = np.zeros(len(events), dtype=np.int64)
@@ -185,11 +191,12 @@ class _Summary:
         self._host = Host.of(events, of_steps) if trace.has_host else None
         self._launches = Launches.of(trace, self._host, steps)
         of_operators = np.flatnonzero(self._is_operator[events.name])
+        self._operators = events[of_operators], self_ns[of_operators]
         self._sums = NameSums(events, self_ns)
         self._steps = StepTimes(
             steps,
             events[np.flatnonzero(self._on_device[events.name])],
-            (events[of_operators], self_ns[of_operators]),
+            self._operators,
             events[np.flatnonzero(self._is_annotation[events.name])],
             self._launches.unrecorded_steps,
         )
@@ -279,7 +286,29 @@ class _Summary:
             launches_without_work=self._launches.without_work,
             unrecorded_steps=self._unrecorded_steps(),
             unit=facts.unit if facts else None,
+            attributed=self._attributed(),
         )
+
+    def _attributed(self) -> AttributedTimes | None:
+        """Return the device time, or the self time of operators, by owner; ``None`` for a table of kernels."""
+        raw, names = self._trace.raw, self._names
+        if raw is None or names is None:
+            return None
+        events = self._trace.events
+        work = events[np.flatnonzero(self._on_device[events.name])]
+        basis, rows, time_ns = "device", work.row, work.duration_ns
+        if not len(work):
+            operators, time_ns = self._operators
+            basis, rows = "host", operators.row
+        host = values_at(names.host, rows)
+        has_host = np.flatnonzero(host >= 0)
+        host = host[has_host]
+        of_host, stages = self._stages.at(raw.start_ns[host])
+        # Autograd's threads run backward while the thread of the stages waits for them.
+        threads = np.append(np.unique(raw.track[names.is_backward]), self._stages.track)
+        stage = np.full(len(rows), -1)
+        stage[has_host] = np.where(np.isin(raw.track[host], threads), of_host, -1)
+        return time_by_owner(names, basis, rows, time_ns, (stage, stages))
 
     def _unrecorded_steps(self) -> tuple[int, ...]:
         steps = self._trace_steps

@@ -22,10 +22,9 @@ def backward_operators(events: Events, is_operator: Mask) -> Mask:
     return backward
 
 
-def forward_rows(events: Events, is_operator: Mask) -> NDArray[np.int32]:
+def forward_rows(events: Events, is_operator: Mask, is_backward: Mask) -> NDArray[np.int32]:
     """Return the row of the forward operator of each backward operator; -1 for other events or if it is unknown."""
     forward = np.full(events.complete, -1, np.int32)
-    is_backward = backward_operators(events, is_operator)
     number = events.arg("Sequence number")
     candidates = np.flatnonzero(is_operator & ~is_backward & (number >= 0))
     backward = np.flatnonzero(is_backward)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,18 +29,18 @@ class Attribution:
     its thread when it starts. A device event belongs to that of its launch.
     """
 
-    def __init__(self, events: Events, marks: NDArray[np.integer[Any]]) -> None:
+    def __init__(self, events: Events, is_step: Callable[[str], bool]) -> None:
         """Prepare the attribution.
 
         Args:
             events: Events of the trace.
-            marks: Rows of the annotations, including operators that mark steps.
+            is_step: Whether the name of an annotation or operator is the name of a step. Steps own no events.
         """
-        self._events = events
-        is_mark = np.zeros(events.complete, np.bool_)
-        is_mark[marks] = True
-        self._is_annotation = is_mark & events.has_category({ANNOTATION, OPERATOR})
-        self.is_operator: Mask = events.has_category({OPERATOR}) & ~is_mark
+        self.events = events
+        is_annotation, is_operator = events.has_category({ANNOTATION}), events.has_category({OPERATOR})
+        step = _with_name(events, is_annotation | is_operator, is_step)
+        self._is_annotation: Mask = is_annotation & ~step
+        self.is_operator: Mask = is_operator & ~step
         """True for each operator that is not a step."""
         self.is_device: Mask = events.has_category(DEVICE_CATEGORIES | DEVICE_PROCESSES)
         """True for each kernel, copy and fill."""
@@ -47,44 +48,58 @@ class Attribution:
     @functools.cached_property
     def launch(self) -> Rows:
         """The runtime call that launched each device event."""
-        return launch_rows(self._events)
+        return launch_rows(self.events)
 
     @functools.cached_property
     def host(self) -> Rows:
-        """The launch of each device event, and each other event itself."""
-        return np.where(self.is_device, self.launch, np.arange(self._events.complete, dtype=np.int32))
+        """The launch of each device event, and each other event itself.
+
+        For a device event without a launch, this is the operator that it states as ``External id``.
+        """
+        events = self.events
+        host = np.where(self.is_device, self.launch, np.arange(events.complete, dtype=np.int32))
+        external = events.arg("External id")
+        operators = np.flatnonzero(self.is_operator & (external > 0))
+        work = np.flatnonzero(self.is_device & (external > 0))
+        # Some versions of Kineto write the correlation as External id.
+        if not len(operators) or not len(work) or (external == events.arg("correlation"))[work].all():
+            return host
+        operators = operators[np.argsort(external[operators], kind="stable")]
+        keys = external[operators]
+        index = np.minimum(np.searchsorted(keys, external[work]), len(keys) - 1)
+        matches = keys[index] == external[work]
+        work, stated = work[matches], operators[index[matches]]
+        nested = values_at(self._open_operator, self.launch[work])
+        if ((nested >= 0) & (nested != stated)).any():
+            return host
+        host[work] = np.where(self.launch[work] >= 0, self.launch[work], stated)
+        return host
 
     @functools.cached_property
     def operator(self) -> Rows:
         """The innermost operator."""
-        nested = self._at_host(self._events.innermost(self.is_operator))
-        return self._with_external_ids(nested)
+        return self._at_host(self._open_operator)
 
     @functools.cached_property
     def annotation(self) -> Rows:
-        """The innermost annotation, which can be a step."""
-        return self._at_host(self._events.innermost(self._is_annotation))
+        """The innermost annotation that is not a step."""
+        return self._at_host(self.events.innermost(self._is_annotation))
 
     @functools.cached_property
     def forward(self) -> Rows:
         """The forward operator of the innermost backward operator."""
-        backward = self._events.innermost(backward_operators(self._events, self.is_operator))
-        return self._at_host(_taken(forward_rows(self._events, self.is_operator), backward))
+        backward = self.events.innermost(self.is_backward)
+        return self._at_host(values_at(forward_rows(self.events, self.is_operator, self.is_backward), backward))
 
     @functools.cached_property
     def module(self) -> Rows:
         """The innermost frame of an ``nn.Module`` around the forward operator, or around the event."""
-        return self._at_source(self._events.innermost(self._is_module))
+        return self._at_source(self.events.innermost(self._is_module))
 
     @functools.cached_property
     def frame(self) -> Rows:
         """The innermost frame of user code around the forward operator, or around the event."""
-        return self._at_source(self._events.innermost(self._is_python & self._events.has_name(is_user_frame)))
-
-    @property
-    def has_frames(self) -> bool:
-        """True if Python frames were recorded."""
-        return bool(self._is_python.any())
+        return self._at_source(self.events.innermost(_with_name(self.events, self._is_python, is_user_frame)))
 
     @functools.cached_property
     def module_paths(self) -> tuple[Rows, list[str]]:
@@ -92,7 +107,7 @@ class Attribution:
 
         Paths have classes without instance numbers, so that runs can be compared.
         """
-        events = self._events
+        events = self.events
         rows = np.flatnonzero(self._is_module)
         above = parents(events.track[rows], events.start_ns[rows], events.end_ns[rows]).tolist()
         codes: dict[tuple[int, int], int] = {}
@@ -112,47 +127,50 @@ class Attribution:
             of_row.append(code)
         code_of_row = np.full(events.complete, -1, np.int32)
         code_of_row[rows] = of_row
-        return _taken(code_of_row, self.module), [_SEPARATOR.join(path) for path in paths]
+        return values_at(code_of_row, self.module), [_SEPARATOR.join(path) for path in paths]
+
+    @functools.cached_property
+    def is_backward(self) -> Mask:
+        """True for each backward operator with a sequence number."""
+        return backward_operators(self.events, self.is_operator)
+
+    @property
+    def has_frames(self) -> bool:
+        """True if Python frames were recorded."""
+        return bool(self._is_python.any())
+
+    @functools.cached_property
+    def _open_operator(self) -> Rows:
+        return self.events.innermost(self.is_operator)
 
     @functools.cached_property
     def _is_python(self) -> Mask:
-        return self._events.has_category({PYTHON})
+        return self.events.has_category({PYTHON})
 
     @functools.cached_property
     def _is_module(self) -> Mask:
-        return self._is_python & self._events.has_name(lambda name: module_class(name) is not None)
+        return _with_name(self.events, self._is_python, lambda name: module_class(name) is not None)
 
     def _at_host(self, values: Rows) -> Rows:
-        return _taken(values, self.host)
+        return values_at(values, self.host)
 
     def _at_source(self, values: Rows) -> Rows:
         """Return the values of the forward operators; of events without one, the values of `host`."""
-        return np.where(self.forward >= 0, _taken(values, self.forward), self._at_host(values))
-
-    def _with_external_ids(self, nested: Rows) -> Rows:
-        """Add the operators that device events state as ``External id``, if their launch is in no operator.
-
-        Some versions of Kineto write other numbers there, such as the ``correlation``. The ids are used only if they
-        agree with the nesting of all launches.
-        """
-        external = self._events.arg("External id")
-        operators = np.flatnonzero(self.is_operator & (external > 0))
-        work = np.flatnonzero(self.is_device & (external > 0))
-        if not len(operators) or not len(work) or (external == self._events.arg("correlation"))[work].all():
-            return nested
-        operators = operators[np.argsort(external[operators], kind="stable")]
-        keys = external[operators]
-        index = np.minimum(np.searchsorted(keys, external[work]), len(keys) - 1)
-        matches = keys[index] == external[work]
-        stated = operators[index[matches]]
-        work = work[matches]
-        is_nested = nested[work] >= 0
-        if (nested[work] != stated)[is_nested].any():
-            return nested
-        nested[work] = stated
-        return nested
+        return np.where(self.forward >= 0, values_at(values, self.forward), self._at_host(values))
 
 
-def _taken(values: Rows, rows: Rows) -> Rows:
+def _with_name(events: Events, kind: Mask, matches: Callable[[str], bool]) -> Mask:
+    """Return which events of a kind have a name that matches. The predicate is called once for each of their names."""
+    names = np.zeros(len(events.names), np.bool_)
+    codes = np.unique(events.name[kind])
+    names[codes] = [matches(events.names[code]) for code in codes.tolist()]
+    selected: Mask = kind & names[events.name]
+    return selected
+
+
+def values_at(values: Rows, rows: NDArray[np.integer[Any]]) -> Rows:
     """Return the values of some rows; -1 for row -1."""
-    return np.where(rows >= 0, values[rows], np.int32(-1)) if len(values) else values
+    found = np.full(len(rows), -1, np.int32)
+    is_known = rows >= 0
+    found[is_known] = values[rows[is_known]]
+    return found

@@ -28,12 +28,34 @@ else:
     Rows = StrEnum("Rows", {name.upper(): name.replace("_", "-") for name in NAMES})
 
 
+_OWNERS = 20
+"""Default number of rows for ``--by``."""
+
+
+class TimeOwner(StrEnum):
+    """Kinds of owners for ``--by``."""
+
+    OPERATOR = "operator"
+    SHAPE = "shape"
+    MODULE = "module"
+    STAGE = "stage"
+    LINE = "line"
+
+
 def command(  # noqa: PLR0913  # the options of a command line
     paths: arguments.Paths,
     *,
     top: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="Number of kernels and operators; 0 for all. Default: as many as fit."),
+    ] = None,
+    by: Annotated[
+        TimeOwner | None,
+        typer.Option(
+            "--by",
+            metavar="OWNER",
+            help=f"Divide the device time, or without a device the self CPU time of operators: {', '.join(TimeOwner)}.",
+        ),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="Also print all tables of each trace.")] = False,
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten names.")] = False,
@@ -42,7 +64,10 @@ def command(  # noqa: PLR0913  # the options of a command line
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print a table as CSV. Default: --rows kernels, or operators without kernels.")
+        bool,
+        typer.Option(
+            "--csv", help="Print a table as CSV: --by or --rows. Default: --rows kernels, or operators without kernels."
+        ),
     ] = False,
     rows: Annotated[
         Rows | None,
@@ -52,6 +77,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     """Show where the time was spent, and what stands out."""
     if json and as_csv:
         raise typer.BadParameter("--json and --csv cannot be combined. Use only one of them.")
+    if by and (json or rows or full):
+        option = "--json" if json else "--rows" if rows else "--full"
+        raise typer.BadParameter(f"--by and {option} cannot be combined. Use only one of them.")
     if rows and not as_csv:
         raise typer.BadParameter("--rows requires --csv. Specify --csv as well.")
     run, problems = arguments.summarise_paths(
@@ -63,7 +91,14 @@ def command(  # noqa: PLR0913  # the options of a command line
     if json:
         terminal.print_json(run.to_dict())
     elif as_csv:
-        _print_csv(run, rows or _default_rows(run))
+        _print_csv(run, Rows[f"TIME_BY_{by.upper()}"] if by else rows or _default_rows(run))
+    elif by:
+        from profdeck_traces.cli import text_layout
+        from profdeck_traces.cli.time_by_owner import tables
+
+        console = terminal.stdout_console()
+        width = text_layout.width_of(console, full_names=full_names)
+        text_layout.show(console, tables(run, by, width, _OWNERS if top is None else top or None))
     else:
         show(run, paths, top=top, full=full, full_names=full_names)
     report_problems(run, problems)

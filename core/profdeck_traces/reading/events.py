@@ -30,11 +30,11 @@ ARGS: dict[str, int] = {
     **dict.fromkeys(("External id", "correlation", "Sequence number", "Fwd thread id", "stream", "device"), INTEGER),
     **dict.fromkeys(("Ev Idx", "Python id", "Python parent id", "Python module id", "graph node id"), INTEGER),
     **dict.fromkeys(("bytes", "Group size", "In msg nelems", "Out msg nelems", "sort_index"), INTEGER),
-    **dict.fromkeys(("Total Allocated", "Total Reserved", "Device Id", "Device Type", "Bytes", "Addr"), INTEGER),
+    **dict.fromkeys(("Total Allocated", "Total Reserved", "Device Id", "Device Type", "Bytes", "Addr", "@id"), INTEGER),
     **dict.fromkeys(("Collective name", "Process Group Name", "Process Group Ranks", "dtype"), TEXT),
     **dict.fromkeys(("Input Dims", "Input type", "name", "labels"), TEXT),
 }
-"""The args that become columns. Texts are JSON. ``@id`` would be the event's own ``id``."""
+"""The args that become columns. Texts are JSON. ``@id`` is the event's own ``id``."""
 MAX_NAME_LENGTH = 4096
 _MAX_CATEGORIES = 255
 _CATEGORIES = {

@@ -10,6 +10,7 @@ import attrs
 from profdeck_traces.analysis import detail_model, model, recorder_model, run_model
 from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
+from profdeck_traces.attribution.model import AttributedTime
 from profdeck_traces.inputs import facts
 from profdeck_traces.tables.fields import ColumnType, columns_of, values_of
 from profdeck_traces.tables.table import Table
@@ -23,6 +24,7 @@ _FRONT = {
     "run": ColumnType.TEXT,
 }
 _PATH = {"path": ColumnType.TEXT}
+_TEXT = ColumnType.TEXT
 
 _Row = tuple[tuple[Any, ...], Any]
 """Values of the columns before an item, and the item."""
@@ -74,6 +76,14 @@ def _operators(rank: RankSummary) -> Iterator[_Row]:
         yield from (((kind,), one) for one in items)
 
 
+def _attributed(table: str) -> _Kind:
+    def rows(rank: RankSummary) -> Iterator[_Row]:
+        if rank.attributed:
+            yield from (((rank.attributed.basis,), one) for one in getattr(rank.attributed, table))
+
+    return _of_ranks(AttributedTime, rows, basis=_TEXT)
+
+
 def _memory_points(rank: RankSummary) -> Iterator[_Row]:
     for device in rank.memory:
         yield from (((device.device,), point) for point in device.points)
@@ -123,7 +133,6 @@ def _findings(run: RunSummary) -> Iterator[_Row]:
         yield (*(getattr(rank, name, None) for name in _FRONT), ", ".join(one.ranks)), one
 
 
-_TEXT = ColumnType.TEXT
 _KINDS = {
     "ranks": _of_ranks(RankSummary, lambda rank: [((), rank)]),
     "kernels": _plain(model.KernelSummary, "kernels"),
@@ -148,6 +157,11 @@ _KINDS = {
     "functions": _plain(detail_model.FunctionTime, "functions"),
     "stacks": _plain(detail_model.StackFrame, "stacks"),
     "shapes": _plain(detail_model.ShapeCalls, "shapes"),
+    "time_by_operator": _attributed("operators"),
+    "time_by_shape": _attributed("shapes"),
+    "time_by_module": _attributed("modules"),
+    "time_by_stage": _attributed("stages"),
+    "time_by_line": _attributed("lines"),
     "memory": _plain(detail_model.MemorySummary, "memory"),
     "memory_points": _of_ranks(detail_model.MemoryPoint, _memory_points, device=_TEXT),
     "collectives": _plain(detail_model.CollectiveCalls, "collectives"),

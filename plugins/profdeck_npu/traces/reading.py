@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import attrs
+import numpy as np
 
 from profdeck.plugin import TraceError, file_size
 from profdeck_npu.traces.communication import read_communication
@@ -25,14 +26,19 @@ from profdeck_traces.reading.columns import (
     ANNOTATION,
     DEVICE_PROCESSES,
     OPERATOR,
+    Columns,
     Tables,
     by_start,
     columns_of,
     combined,
     concatenated,
 )
+from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.reading.trace import Trace
+
+_MAX_CONCURRENT = 16
+"""Number of device events with the same start that are compared with a kernel."""
 
 
 def read_directory(
@@ -124,8 +130,10 @@ def _with_host(host: Trace, details: KernelDetails) -> Trace:
     if not _has_steps(host.tables):
         steps += steps_as_annotations(details.steps)
     is_device = host.tables.names_of_categories(DEVICE_PROCESSES)
-    of_host = host.events[~is_device[host.events.name]]
-    kernels, events, annotations, of_steps = combined([details.kernels, of_host, host.annotations, columns_of(steps)])
+    of_device = is_device[host.events.name]
+    of_host = host.events[~of_device]
+    table = attrs.evolve(details.kernels, row=_rows_of_kernels(details.kernels, host.events[of_device]))
+    kernels, events, annotations, of_steps = combined([table, of_host, host.annotations, columns_of(steps)])
     return attrs.evolve(
         host,
         events=by_start(concatenated(kernels.tables, [kernels, of_steps, events])),
@@ -133,6 +141,25 @@ def _with_host(host: Trace, details: KernelDetails) -> Trace:
         kernel_types=details.types,
         cores=details.cores,
     )
+
+
+def _rows_of_kernels(kernels: Columns, device_events: Columns) -> Int:
+    """Return the trace row of each kernel: the device event with the same start and name, or -1.
+
+    Args:
+        kernels: Kernels of the table. If a name consists of a type and a counter, the table has only the type.
+        device_events: Device events of the trace, sorted by start.
+    """
+    rows = np.full(len(kernels), -1, dtype=np.int64)
+    first = np.searchsorted(device_events.start_ns, kernels.start_ns)
+    for offset in range(_MAX_CONCURRENT):
+        index = np.flatnonzero((rows < 0) & (first + offset < len(device_events)))
+        index = index[device_events.start_ns[first[index] + offset] == kernels.start_ns[index]]
+        pairs = zip(kernels.name[index].tolist(), device_events.name[first[index] + offset].tolist(), strict=True)
+        names, device_names = kernels.tables.names, device_events.tables.names
+        matches = np.array([device_names[other].startswith(names[name]) for name, other in pairs], dtype=np.bool_)
+        rows[index[matches]] = device_events.row[first[index[matches]] + offset]
+    return rows
 
 
 def _has_steps(tables: Tables) -> bool:

@@ -48,12 +48,16 @@ def forward(name: str, start: float, end: float, number: int, thread: int = MAIN
     return op(name, start, end, thread, Sequence_number=number, Fwd_thread_id=0)
 
 
+def is_step(name: str) -> bool:
+    return name.startswith("ProfilerStep")
+
+
 def owners(path: Path, events: Sequence[Event], kind: str) -> dict[str, str | None]:
     """Return the owner of each event by name. Names are unique."""
     path.write_text(json.dumps({"traceEvents": [*events]}))
-    trace = read_trace(path, is_step=lambda name: name.startswith("ProfilerStep"))
+    trace = read_trace(path)
     assert trace.raw is not None
-    raw, rows = trace.raw, getattr(Attribution(trace.raw, trace.annotations.row), kind)
+    raw, rows = trace.raw, getattr(Attribution(trace.raw, is_step), kind)
     names = [raw.names[code] for code in raw.name.tolist()]
     return {name: None if row < 0 else names[row] for name, row in zip(names, rows.tolist(), strict=True)}
 
@@ -116,10 +120,11 @@ def test_wrong_external_ids_are_ignored(tmp_path: Path, others: list[Event]) -> 
     assert owner(tmp_path / "a.json", events, "k", "operator") is None
 
 
-def test_steps_are_no_operators(tmp_path: Path) -> None:
-    events = [op("ProfilerStep#1", 0, 10), launch(1, 5), kernel("k", 5, 5)]
+def test_steps_own_no_events(tmp_path: Path) -> None:
+    events = [op("ProfilerStep#1", 0, 10), complete("user_annotation", "ProfilerStep#1", 0, 9)]
+    events += [launch(1, 5), kernel("k", 5, 5)]
     assert owner(tmp_path / "a.json", events, "k", "operator") is None
-    assert owner(tmp_path / "a.json", events, "k", "annotation") == "ProfilerStep#1"
+    assert owner(tmp_path / "a.json", events, "k", "annotation") is None
 
 
 def test_an_annotation_can_start_and_end_in_different_frames(tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ def test_backward_kernels_have_the_module_and_line_of_the_forward_operator(tmp_p
     assert owner(path, events, "gemm", "frame") == "model.py(7): forward"
     trace = read_trace(path)
     assert trace.raw is not None
-    codes, texts = Attribution(trace.raw, trace.annotations.row).module_paths
+    codes, texts = Attribution(trace.raw, is_step).module_paths
     row = next(row for row, name in enumerate(trace.raw.name.tolist()) if trace.raw.names[name] == "gemm")
     assert texts[codes[row]] == "Net > Linear"
 
@@ -268,7 +273,7 @@ def test_real_device_events_have_the_operator_around_their_launch(path: Path) ->
         expected.append([other["name"] if other else None for other in (call, operator, module)])
     trace = read_trace(path)
     assert trace.raw is not None
-    raw, names = trace.raw, Attribution(trace.raw, trace.annotations.row)
+    raw, names = trace.raw, Attribution(trace.raw, is_step)
     in_file = np.flatnonzero(names.is_device)
     in_file = in_file[np.argsort(raw.all["row"][in_file])][::every]
     found = [
@@ -279,6 +284,33 @@ def test_real_device_events_have_the_operator_around_their_launch(path: Path) ->
     for row in np.flatnonzero(is_forward).tolist():
         found[row][2] = expected[row][2]  # the module of the forward operator
     assert found == expected
+
+
+@pytest.mark.shared_data
+@each("gpu/amd_mi250.json.gz", "gpu/nccl.json.gz", "gpu/ns_resolution*.json.gz", "npu/trace_view.json")
+def test_forward_operators_equal_the_flows_of_the_recorder(path: Path) -> None:
+    """Kineto draws a flow ``fwdbwd`` from each forward operator to its backward operator."""
+    starts: dict[Any, dict[str, Any]] = {}
+    ends: dict[Any, dict[str, Any]] = {}
+    for event in oracle.events_of(path):
+        if event.get("cat") == "fwdbwd":
+            (starts if event["ph"] == "s" else ends)[event["id"]] = event
+    trace = read_trace(path)
+    assert trace.raw is not None
+    raw, names = trace.raw, Attribution(trace.raw, is_step)
+    rows = {
+        (raw.tracks[track], time_ns): row
+        for row, (track, time_ns) in enumerate(zip(raw.track.tolist(), raw.start_ns.tolist(), strict=True))
+        if names.is_operator[row]
+    }
+
+    def row_of(flow: dict[str, Any]) -> int | None:
+        return rows.get(((flow["pid"], flow["tid"]), oracle.nanoseconds(flow["ts"])))
+
+    flows = [(row_of(ends[key]), row_of(starts[key])) for key in starts.keys() & ends.keys()]
+    assert flows
+    found = [(end, names.forward[end]) for end, _ in flows if end is not None]
+    assert found == flows
 
 
 SPANS = st.lists(
@@ -302,7 +334,7 @@ def test_owners_are_open_when_an_event_starts(
     path.write_text(json.dumps({"traceEvents": events}))
     trace = read_trace(path)
     assert trace.raw is not None
-    raw, names = trace.raw, Attribution(trace.raw, trace.annotations.row)
+    raw, names = trace.raw, Attribution(trace.raw, is_step)
     in_order = [events[row] for row in raw.all["row"].tolist()]
     kinds = {"operator": "cpu_op", "annotation": "user_annotation", "frame": "python_function"}
     for kind, category in kinds.items():

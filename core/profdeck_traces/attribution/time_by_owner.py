@@ -1,0 +1,224 @@
+"""Sums of device time or self CPU time by operator, shape, module, stage and line of code."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.attribution.model import AttributedTime, AttributedTimes
+from profdeck_traces.attribution.rows import Attribution, values_at
+from profdeck_traces.reading.intervals import Int
+
+NO_LAUNCH, OUTSIDE_STAGES = "not attributed: no launch recorded", "outside stages"
+_MAX_ROWS = 500
+_MAX_NAMED = 4 * _MAX_ROWS  # shapes in different JSON layouts become one row
+_NS_PER_US = 1000
+_NONE = "none"
+_DTYPES = {
+    "float": "float32",
+    "double": "float64",
+    "c10::Half": "float16",
+    "c10::BFloat16": "bfloat16",
+    "long int": "int64",
+    "long": "int64",
+    "int": "int32",
+    "short int": "int16",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
+"""torch names of C++ types."""
+_WITHOUT_SPACE = dict.fromkeys(map(ord, " \t\n\r"))
+
+_Key = tuple[str, str, str | None, str | None]
+"""Kind, name, shapes and data types of an owner."""
+
+
+class _Column(NamedTuple):
+    """Owners of the selected events."""
+
+    codes: Int
+    """Code of each event, or -1."""
+    size: int
+    """Number of codes."""
+    key: Callable[[int], _Key]
+    """Function that returns the key of a code."""
+
+
+def time_by_owner(
+    names: Attribution, basis: str, rows: Int, time_ns: Int, stages: tuple[Int, Sequence[str]]
+) -> AttributedTimes:
+    """Sum the time of device events, or of operators, by their owners.
+
+    Args:
+        names: Owners of the events.
+        basis: ``device`` or ``host``.
+        rows: The device events, or the operators if there are none; -1 for events of other files.
+        time_ns: Durations of the device events, or self times of the operators.
+        stages: Index of the stage of each of `rows`, or -1, and the names of the stages.
+    """
+    tables = _Tables(names, rows, time_ns)
+    return AttributedTimes(
+        basis=basis,
+        total_us=int(time_ns.sum()) / _NS_PER_US,
+        has_stacks=names.has_frames,
+        has_shapes=bool(len(names.events.args["Input Dims"])),
+        operators=tables.by_operator(),
+        shapes=tables.by_shape(),
+        modules=tables.by_module(),
+        stages=tables.by_stage(*stages),
+        lines=tables.by_line(),
+    )
+
+
+class _Tables:
+    """Tables of one trace."""
+
+    def __init__(self, names: Attribution, rows: Int, time_ns: Int) -> None:
+        self._events, self._names, self._rows, self._time_ns = names.events, names, rows, time_ns
+
+    def by_operator(self) -> tuple[AttributedTime, ...]:
+        return self._sums([self._operator, self._call])
+
+    def by_shape(self) -> tuple[AttributedTime, ...]:
+        return self._sums([self._operator_shapes, self._call])
+
+    def by_module(self) -> tuple[AttributedTime, ...]:
+        return self._sums([self._module, self._annotation, self._operator, self._call])
+
+    def by_line(self) -> tuple[AttributedTime, ...]:
+        frame = self._named("line", self._names.frame)
+        return self._sums([frame, self._module, self._annotation, self._operator, self._call])
+
+    def by_stage(self, stage: Int, stage_names: Sequence[str]) -> tuple[AttributedTime, ...]:
+        of_stages = _Column(stage, len(stage_names), lambda code: ("stage", stage_names[code], None, None))
+        has_host = self._at(self._names.host) >= 0
+        outside = _Column(np.where(has_host, 0, -1), 1, lambda _: (_NONE, OUTSIDE_STAGES, None, None))
+        return self._sums([of_stages, outside])
+
+    @functools.cached_property
+    def _operator(self) -> _Column:
+        return self._named("operator", self._names.operator)
+
+    @functools.cached_property
+    def _annotation(self) -> _Column:
+        return self._named("annotation", self._names.annotation)
+
+    @functools.cached_property
+    def _call(self) -> _Column:
+        return self._named("runtime call", self._names.launch)
+
+    @functools.cached_property
+    def _module(self) -> _Column:
+        codes, paths = self._names.module_paths
+        return _Column(self._at(codes), len(paths), lambda code: ("module", paths[code], None, None))
+
+    @functools.cached_property
+    def _operator_shapes(self) -> _Column:
+        events = self._events
+        owner = self._at(self._names.operator)
+        has_owner = owner >= 0
+        owner = owner[has_owner]
+        dims, types = events.texts["Input Dims"], events.texts["Input type"]
+        inputs, input_codes = np.unique(
+            (events.arg("Input Dims", owner) + 1) * (len(types) + 1) + events.arg("Input type", owner) + 1,
+            return_inverse=True,
+        )
+        values, codes = np.unique(events.name[owner] * np.int64(len(inputs)) + input_codes, return_inverse=True)
+
+        def key(code: int) -> _Key:
+            name, of_input = divmod(int(values[code]), len(inputs))
+            of_dims, of_types = divmod(int(inputs[of_input]), len(types) + 1)
+            shapes = shapes_text(dims[of_dims - 1]) if of_dims else None
+            return "operator", events.names[name], shapes, _dtypes(types[of_types - 1]) if of_types else None
+
+        column = np.full(len(self._rows), -1)
+        column[has_owner] = codes
+        return _Column(column, len(values), key)
+
+    def _at(self, values: NDArray[np.int32]) -> Int:
+        return values_at(values, self._rows).astype(np.int64)
+
+    def _named(self, kind: str, owners: NDArray[np.int32]) -> _Column:
+        """Return the names of the owners as a column."""
+        owner = self._at(owners)
+        codes = np.full(len(owner), -1)
+        used, codes[owner >= 0] = np.unique(self._events.name[owner[owner >= 0]], return_inverse=True)
+        return _Column(codes, len(used), lambda code: (kind, self._events.names[used[code]], None, None))
+
+    def _sums(self, columns: Sequence[_Column]) -> tuple[AttributedTime, ...]:
+        """Return the sums by the first of some columns that has a key for an event."""
+        unknown = _Column(np.zeros(len(self._rows), np.int64), 1, lambda _: (_NONE, NO_LAUNCH, None, None))
+        columns = [*columns, unknown]
+        first = np.cumsum([0, *(column.size for column in columns)])
+        code = np.full(len(self._rows), -1)
+        for offset, column in zip(first.tolist(), columns, strict=False):
+            applies = (code < 0) & (column.codes >= 0)
+            code[applies] = offset + column.codes[applies]
+        counts = np.bincount(code, minlength=first[-1])
+        # A float of 64 bits holds 104 days of nanoseconds exactly.
+        times = np.bincount(code, weights=self._time_ns, minlength=first[-1]).astype(np.int64)
+        used = np.flatnonzero(counts)
+        used = used[np.argsort(-times[used], kind="stable")]
+        sums: dict[_Key, list[int]] = {}
+        for owner in used[:_MAX_NAMED].tolist():
+            index = int(np.searchsorted(first, owner, side="right")) - 1
+            # Different JSON layouts state the same shapes.
+            row = sums.setdefault(columns[index].key(owner - int(first[index])), [0, 0])
+            row[0] += int(counts[owner])
+            row[1] += int(times[owner])
+        rest = used[_MAX_NAMED:]
+        return self._rows_of(sums, len(rest), [int(counts[rest].sum()), int(times[rest].sum())])
+
+    def _rows_of(self, sums: dict[_Key, list[int]], others: int, of_others: list[int]) -> tuple[AttributedTime, ...]:
+        """Return the largest rows, and a row for the remaining owners.
+
+        Args:
+            sums: Count and time by owner.
+            others: Number of owners that are not in `sums`.
+            of_others: Their count and time.
+        """
+        total_ns = int(self._time_ns.sum())
+        order = sorted(sums, key=lambda key: (-sums[key][1], *(part or "" for part in key)))
+        shown = {key: sums[key] for key in order[:_MAX_ROWS]}
+        smaller = [*(sums[key] for key in order[_MAX_ROWS:]), of_others]
+        others += len(smaller) - 1
+        if others:
+            count, time_ns = (sum(values) for values in zip(*smaller, strict=True))
+            shown[_NONE, f"{others:,} smaller rows", None, None] = [count, time_ns]
+        return tuple(
+            AttributedTime(
+                name=name,
+                kind=kind,
+                shapes=shapes,
+                dtypes=dtypes,
+                count=count,
+                time_us=time_ns / _NS_PER_US,
+                share=time_ns / total_ns if total_ns else 0.0,
+            )
+            for (kind, name, shapes, dtypes), (count, time_ns) in shown.items()
+        )
+
+
+def shapes_text(dims: str) -> str:
+    """Return the JSON text of shapes in one layout, ``[[2, 3], []]``."""
+    return dims.translate(_WITHOUT_SPACE).replace(",", ", ")
+
+
+def _dtypes(types: str) -> str | None:
+    """Return the distinct data types of input tensors, in their order."""
+    try:
+        names = json.loads(types)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(names, list):
+        return None
+    # Only names of other kinds, such as Scalar and GenericList, start with a capital letter.
+    distinct = dict.fromkeys(name for name in names if isinstance(name, str) and name[:1].islower())
+    return ", ".join(_DTYPES.get(name, name.removeprefix("c10::")) for name in distinct) or None
