@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from profdeck_traces.attribution.model import AttributedTime, AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
+from profdeck_traces.base.text import plural
 from profdeck_traces.reading.intervals import Int
 
 NO_LAUNCH, OUTSIDE_STAGES = "not attributed: no launch recorded", "outside stages"
@@ -191,7 +192,7 @@ class _Tables:
         others += len(smaller) - 1
         if others:
             count, time_ns = (sum(values) for values in zip(*smaller, strict=True))
-            shown[_NONE, f"{others:,} smaller rows", None, None] = [count, time_ns]
+            shown[_NONE, plural(others, "smaller row"), None, None] = [count, time_ns]
         return tuple(
             AttributedTime(
                 name=name,

@@ -39,7 +39,11 @@ def tables(run: RunSummary, by: str, width: int, limit: int | None) -> list[Text
             if of_basis:
                 lines += [Text()] if lines else []
                 lines += _of_team(team.name if len(teams) > 1 else "", of_basis, by, width, limit)
-    return lines or wrapped("The traces have no device events and no operators.", width)
+    if not lines:
+        lines = wrapped("No trace has operators, or device events together with events of the host.", width)
+    elif tables_only := sum(rank.attributed is None for rank in run.ranks):
+        lines += wrapped(f"Excluded: {plural(tables_only, 'trace')} without events of the host.", width)
+    return lines
 
 
 def _of_team(name: str, times: Sequence[AttributedTimes], by: str, width: int, limit: int | None) -> Iterator[Text]:
@@ -51,7 +55,7 @@ def _of_team(name: str, times: Sequence[AttributedTimes], by: str, width: int, l
     shown = [*sums.items()][:limit]
     others = [*sums.values()][len(shown) :]
     if others:
-        key = "none", f"{len(others):,} more rows (--top 0 shows all)", "", ""
+        key = "none", f"{plural(len(others), 'more row')} (--top 0 shows all)", "", ""
         shown.append((key, (sum(time_us for time_us, _ in others), sum(count for _, count in others))))
     rows = [
         [ms(time_us), percent(time_us / total_us), f"{count:,}", dtypes, f"{_label(kind, name, by)} {shapes}".strip()]

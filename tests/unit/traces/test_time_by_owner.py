@@ -330,8 +330,9 @@ def test_summary_by_owner_fits_the_terminal(trace: Path) -> None:
 
 
 def test_hidden_rows_are_summed(trace: Path) -> None:
-    assert run("summary", trace, "--by", "operator", "--top", 1).splitlines()[-1].split()[:3] == ["0.010", "25.0%", "1"]
-    assert "more rows" not in run("summary", trace, "--by", "operator", "--top", 0)
+    hidden = run("summary", trace, "--by", "operator", "--top", 1).splitlines()[-1]
+    assert hidden.split() == ["0.010", "25.0%", "1", "1", "more", "row", "(--top", "0", "shows", "all)"]
+    assert "more row" not in run("summary", trace, "--by", "operator", "--top", 0)
 
 
 def test_ranks_of_a_role_are_summed(trace: Path, tmp_path: Path) -> None:
@@ -360,7 +361,15 @@ def test_contradicting_options_are_rejected(trace: Path, option: str) -> None:
 
 def test_traces_without_owners_say_so(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", complete("user_annotation", "alone", 0, 20))
-    assert "no device events and no operators" in run("summary", path, "--by", "operator")
+    assert "No trace has operators" in run("summary", path, "--by", "operator")
+
+
+def test_tables_of_kernels_have_no_owners(trace: Path, tmp_path: Path) -> None:
+    table = tmp_path / "kernel_details.csv"
+    table.write_text(ascend_files.kernel_rows(ascend_files.KERNELS, ascend_files.LEVEL_1, steps=False))
+    assert "No trace has operators, or device events together" in run("summary", table, "--by", "operator")
+    output = run("summary", table, trace, "--by", "operator")
+    assert "Excluded: 1 trace without events of the host." in output
 
 
 def test_cached_summaries_have_the_same_times(trace: Path) -> None:
