@@ -18,12 +18,15 @@ _LAUNCHING = tuple(CAUSES).index("launching")
 
 
 def launched_work(trace: Trace, names: Attribution | None) -> LaunchedWork | None:
-    """Return the work on devices with the times of its launches, or ``None`` if less than 90 % states its launch."""
+    """Return the work on devices with the times of its launches, or ``None`` if less than 90 % states its launch.
+
+    Only launches by ``correlation`` count. Ascend states the step of each kernel instead.
+    """
     if trace.raw is None or names is None:
         return None
     work = trace.events[np.flatnonzero(trace.tables.names_of_categories(DEVICE_CATEGORIES)[trace.events.name])]
     launch = values_at(names.launch, work.row)
-    is_launched = launch >= 0
+    is_launched = (launch >= 0) & (trace.arg("correlation", work.row) > 0)
     if not len(work) or is_launched.mean() < _LEAST_LINKED:
         return None
     work = work[is_launched]

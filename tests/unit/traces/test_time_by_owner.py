@@ -240,6 +240,24 @@ def test_kernels_of_ascend_tables_have_the_operator_of_their_device_event(tmp_pa
     }
 
 
+def test_flows_of_ascend_leave_the_steps_unchanged(tmp_path: Path) -> None:
+    """The table of kernels assigns kernels to steps, even if the flow starts in another step."""
+    flow = {"cat": "async_npu", "name": "torch_to_npu", "id": 100}
+    flows = [
+        {"ph": "s", "pid": ascend_files.HOST, "tid": ascend_files.HOST, "ts": ascend_files.time_us(1030), **flow},
+        {"ph": "f", "pid": ascend_files.HARDWARE, "tid": 16, "ts": ascend_files.time_us(100), **flow},
+    ]
+    steps = []
+    for name, extra in (("a", []), ("b", flows)):
+        trace = ascend_files.trace_view([*ascend_files.framework_events(), *extra], ascend_files.msprof_events())
+        directory = ascend_files.raw(tmp_path / name)
+        ascend_files.analysed(
+            directory, kernels=ascend_files.kernel_rows(ascend_files.KERNELS[:1], ascend_files.LEVEL_1), trace=trace
+        )
+        steps.append(summarise_trace(directory).steps)
+    assert steps[0] == steps[1]
+
+
 @pytest.mark.torch
 def test_self_times_equal_torchs_averages(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
