@@ -1,4 +1,4 @@
-"""Plans the sources, and joins their segments."""
+"""Merges traces: plans the sources, writes their segments and joins the segments."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck
 from profdeck_traces.writing.deflate import GZIP_HEADER, gzip_trailer
 
-# Pids of operating systems are kept if no earlier source has them. Smaller pids are devices. New pids are larger than
-# any thread id: Perfetto treats a thread with the id of its process as the main thread.
+# Keep an operating-system pid unless an earlier source already uses it. Smaller pids denote devices. New pids are
+# larger than any thread id, because Perfetto treats a thread whose id equals its pid as the main thread.
 _FIRST_KEPT_PID, _FIRST_NEW_PID, _LAST_PID = 1000, 1_000_000_000, 2**31 - 1
 _MAX_PIDS_EACH, _MAX_PROCESSES = 1_000_000, 50_000
 _ORIGIN_UNIT_NS = 10**12
@@ -46,46 +46,46 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
 ) -> TraceCheck:
     """Merge Chrome traces into one file, in bounded memory.
 
-    Events keep their members, the text of their values and their order. The following values change:
+    The events keep their order, their members and the text of their values, with these exceptions:
 
-    - ``pid``: each process of each source has its own number. Pids of host processes are kept if no earlier source
-      has them. Events without a pid get one.
-    - ``id`` of flows and async events, ``bind_id`` and the global ``id2``: each becomes a number that no other source
-      has. A hexadecimal string equals its number.
-    - ``ts``: all times count from the smallest ``baseTimeNanoseconds``, plus `origin_ns`. The difference and the
-      ``shift_ns`` of the source are added exactly, in nanoseconds, to numbers and strings. A trace without a base
-      counts from 0.
-    - ``tid`` of events on a lane of a device that overlap without nesting: Perfetto would drop the later one. It moves
-      to another lane with the same name and " (overlapping)". Flows at its start move, too.
-    - Metadata: each process has one ``process_name`` that begins with the label of its source, and one
-      ``process_sort_index``, by the order of the sources and then by its own index, or 0.
+    - ``pid``: each process of each source gets a unique number. The pid of a host process is kept unless an earlier
+      source already uses it. Events without a pid get one.
+    - ``id`` of flows and async events, ``bind_id`` and the global ``id2``: each id becomes a number that is unique
+      across sources. A hexadecimal string and the number it represents are the same id.
+    - ``ts``: all times are relative to the smallest ``baseTimeNanoseconds`` plus `origin_ns`. The difference from the
+      source's own base and the ``shift_ns`` of the source are added exactly, in nanoseconds, whether a time is a
+      number or a string. A trace without a base is treated as having base 0.
+    - ``tid`` of device events that overlap without nesting: Perfetto would drop the later event, so it moves to
+      another lane that has the same name with the suffix " (overlapping)". Flows at its start move with it.
+    - Metadata: each process has one ``process_name``, which starts with the label of its source, and one
+      ``process_sort_index``. Processes are sorted by source, then by their original sort index (0 if missing).
 
-    Elements of ``traceEvents`` without a ``ph`` are omitted. The object ``profdeck`` of the new file describes each
+    Elements of ``traceEvents`` without a ``ph`` are omitted. The ``profdeck`` object in the new file describes each
     source: its label, base, ``distributedInfo`` and ``deviceProperties``, and the original pids of its processes.
 
-    The file does not depend on the number of processes. Each source is read twice.
+    The new file does not depend on `processes`. Each source is read twice.
 
     Args:
-        sources: The traces. Of a damaged trace, the readable events are merged. If it ends before its base, the
-            smallest base of the other traces is assumed.
+        sources: The traces. If a trace is damaged, its readable events are merged. If it is truncated before its base
+            time, the smallest base of the other traces is assumed.
         destination: The new file, in an existing directory. It appears only when it is complete and on disk (fsync).
-            Until then, a hidden directory next to it needs the same space again, and 13 bytes for each event.
+            Until then, a hidden directory next to it uses as much space again, plus 13 bytes per event.
         gzip: Write one gzip member instead of plain JSON.
-        origin_ns: Origin of the new file's times, after the base of the sources. The base of the new file is later by
-            this value. ``None``: 0, or a multiple of 1,000 s before the first event if the times of all sources are
-            too large for doubles of microseconds, which Perfetto uses.
-        processes: Number of sources that are read at the same time.
-        on_progress: Called with the bytes of the sources (as on disk) read so far and in total. Each of the two
-            readings counts half.
-        on_unread: Called with each damaged source that has no readable event.
+        origin_ns: Time origin of the new file, relative to the smallest base of the sources. The new file's base is
+            later by this value. ``None`` selects 0, unless the times of all sources are too large for Perfetto, which
+            stores microseconds as doubles. In that case, the origin is a multiple of 1,000 s before the first event.
+        processes: Number of sources to read in parallel.
+        on_progress: Called with the number of source bytes (as on disk) read so far and the total. Each of the two
+            passes counts half.
+        on_unread: Called for each damaged source that has no readable event.
 
     Returns:
-        The check of the new file, made while it was written. ``whole`` is True only if all sources are intact.
-        Otherwise, ``problem`` has a sentence with the label of each damaged source.
+        The check result for the new file, computed while it was written. ``whole`` is True only if all sources are
+        intact. Otherwise, ``problem`` has a sentence for each damaged source, with the label of the source.
 
     Raises:
         FileExistsError: ``destination`` exists. It is not changed.
-        TraceError: No source has a readable event, or a process was killed.
+        TraceError: No source has a readable event, a source has too many processes, or a worker process was killed.
         OSError: The new file cannot be written.
     """
     ordered = sorted(sources, key=lambda source: source.sort_index)
@@ -104,13 +104,13 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
 
 
 class _Merge:
-    """The sources of one new file.
+    """Merge of several sources into one new file.
 
     Args:
-        sources: In their order in the viewer.
-        directory: Directory of arrays and segments.
-        gzip: Deflate the segments.
-        processes: Number of sources that are read at the same time.
+        sources: The sources, in the order in which viewers show them.
+        directory: Temporary directory for arrays and segments.
+        gzip: Compress the segments.
+        processes: Number of sources to read in parallel.
     """
 
     def __init__(self, sources: Sequence[MergeSource], directory: Path, *, gzip: bool, processes: int) -> None:
@@ -126,10 +126,10 @@ class _Merge:
         self._origin_ns = 0
 
     def read_plans(self, origin_ns: int | None, on_progress: Progress | None) -> None:
-        """Read the plans of all sources.
+        """Plan all sources.
 
         Raises:
-            TraceError: No source has an event, one has too many processes, or a process was killed.
+            TraceError: No source has an event, a source has too many processes, or a worker process was killed.
         """
         tasks = [PlanTask(source, self._directory / f"{rank}.rows") for rank, source in enumerate(self._sources)]
         results = map_traces(plan_source, tasks, self._sizes, processes=self._processes, on_progress=on_progress)
@@ -144,7 +144,7 @@ class _Merge:
         self._origin_ns = _far_origin_ns(plans) if origin_ns is None else origin_ns
 
     def unread_sources(self) -> list[MergeSource]:
-        """Return the damaged sources without a readable event."""
+        """Return the damaged sources that have no readable event."""
         return [
             source
             for source, plan in zip(self._sources, self._plans, strict=True)
@@ -155,7 +155,7 @@ class _Merge:
         """Write the segments of all sources that have events.
 
         Raises:
-            TraceError: A source cannot be read any more, or a process was killed.
+            TraceError: A source can no longer be read, or a worker process was killed.
         """
         tasks: dict[int, SegmentTask] = {}
         assumed_ns = min((plan.base_ns for plan in self._plans if plan.processes and plan.base_ns), default=0)
@@ -181,11 +181,11 @@ class _Merge:
         self._segments = dict(zip(tasks, _without_errors(results), strict=True))
 
     def join(self, file: BinaryIO) -> TraceCheck:
-        """Write the new file."""
+        """Join the segments into the new file."""
         problems = [plan.problem for plan in self._plans if plan.problem]
         output = _Output(file, gzip=self._gzip)
         output.text(b"{\n")
-        for key, value in self._members().items():  # first, so that the beginning of the file describes it
+        for key, value in self._members().items():  # first, so that the start of the file identifies it
             output.text(encoded({key: value})[1:-1] + SEPARATOR)
         output.text(b'"traceEvents": [\n')
         events = processes = 0
@@ -205,7 +205,7 @@ class _Merge:
         return TraceCheck(size_bytes, json_bytes, events, whole=not problems, problem=" ".join(problems) or None)
 
     def _members(self) -> dict[str, Any]:
-        """Return the other members of the top-level object. The first one identifies a merged file."""
+        """Return the top-level members other than ``traceEvents``. The first member identifies a merged file."""
         members: dict[str, Any] = {}
         described = []
         for source, plan, pids in zip(self._sources, self._plans, self._pids, strict=True):
@@ -230,9 +230,10 @@ class _Merge:
         return {"profdeck": {"sources": described}, **members}
 
     def _metadata(self, rank: int, first_sort_index: int) -> list[bytes]:
-        """Return metadata events of a source: names of new lanes, and names and order of processes.
+        """Return metadata events for a source: the names of new lanes, and the names and sort indices of processes.
 
-        Viewers store sort indices in 32 bits. Therefore the original ones cannot be kept with gaps between sources.
+        Processes are numbered consecutively across sources. Viewers store sort indices in 32 bits, which is too few to
+        add an offset for each source to the original indices.
         """
         label, plan, pids = self._sources[rank].label, self._plans[rank], self._pids[rank]
         events = [event for lane in plan.new_lanes for event in lane.metadata(pids[lane.process])]
@@ -255,7 +256,7 @@ def _without_errors(results: Sequence[R | TraceError]) -> list[R]:
 
 
 def _new_pids(plans: Sequence[SourcePlan]) -> list[list[int]]:
-    """Return the new pids of the processes of each source.
+    """Return the new pids for the processes of each source.
 
     Raises:
         TraceError: A source has too many processes.
@@ -286,10 +287,10 @@ def _new_pids(plans: Sequence[SourcePlan]) -> list[list[int]]:
 
 
 def _far_origin_ns(plans: Sequence[SourcePlan]) -> int:
-    """Return the origin that makes times fit into doubles; 0 unless the times of all sources are too large.
+    """Return the time origin to subtract so that times fit in a double; 0 unless all sources have large times.
 
-    Perfetto reads microseconds as doubles. Traces without ``baseTimeNanoseconds`` count from 1970, where doubles have
-    steps of 250 ns: nested events would overlap, and Perfetto drops these.
+    Perfetto reads times as microseconds in a double. Traces without ``baseTimeNanoseconds`` count from 1970, and
+    doubles of that size have a resolution of only 250 ns. Nested events would overlap, and Perfetto would drop them.
     """
     first_ns = [plan.first_large_ns for plan in plans if plan.processes]
     large_ns = [time_ns for time_ns in first_ns if time_ns is not None]
@@ -297,7 +298,7 @@ def _far_origin_ns(plans: Sequence[SourcePlan]) -> int:
 
 
 class _Output:
-    """The new file: text, and copied segments."""
+    """Writes the new file from text and segment files."""
 
     def __init__(self, file: BinaryIO, *, gzip: bool) -> None:
         self._file = file
@@ -315,13 +316,13 @@ class _Output:
         self._deflater.write(text)
 
     def piece(self, piece: SegmentPiece, path: Path) -> None:
-        """Append the file of a segment."""
+        """Append a segment file."""
         self._end_text(last=False)
         append_file(self._file, path)
         self._add(piece)
 
     def finish(self) -> tuple[int, int]:
-        """End the file and return its size, and the size of its text."""
+        """Finish the file. Return its size and the size of the uncompressed JSON."""
         self._end_text(last=True)
         if self._gzip:
             write_all(self._file, gzip_trailer(self._crc, self._json_bytes))

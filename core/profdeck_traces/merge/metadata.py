@@ -1,4 +1,4 @@
-"""JSON of metadata events."""
+"""JSON encoding of metadata events."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 
 def metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> bytes:
-    """Return the JSON of a metadata event."""
+    """Return a metadata event as JSON."""
     return encoded({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})
 
 
 def encoded(value: Any) -> bytes:
-    """Return JSON text."""
+    """Encode a value as JSON."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # lone surrogates: JSON has escapes for them
+    except UnicodeEncodeError:  # lone surrogates, which json.dumps escapes
         return json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""First reading of a source: the events to keep, and the processes, ids and lanes that change."""
+"""First pass over a source: selects the events to keep, and plans their new processes, ids and lanes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMON_KEYS = ("schemaVersion", "displayTimeUnit")
 SOURCE_KEYS = ("distributedInfo", "deviceProperties")
 _MAX_BASE_NS = 2**62
 
-# Kineto's categories of device events. Ascend's events have no category.
+# Kineto's categories for device events. Events in Ascend traces have no category.
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _MAX_DEPTH = 512  # kMaxDepth of Perfetto's SliceTracker
 # Larger than the ids of threads and streams, smaller than new pids.
@@ -43,7 +43,7 @@ _ARGS: dict[str, int] = {
     **dict.fromkeys(("@id", "@bind_id"), Kind.ID),
     **dict.fromkeys(("@id2", "name", "sort_index"), TEXT),
 }
-# From this time on, a double of microseconds has steps of more than a nanosecond.
+# From this time on, microseconds in a double can no longer represent every nanosecond.
 _LARGE_NS = 2**53 // 1000 * 1000
 _KEEP, _MARK = 1, 2
 _HEXADECIMAL = re.compile("(?:0[xX])?[0-9a-fA-F]+")
@@ -52,11 +52,11 @@ _NO_ID = int(np.iinfo(np.int64).min)
 
 @attrs.frozen
 class PlanTask:
-    """One source to read."""
+    """A source to plan."""
 
     source: MergeSource
     directory: Path
-    """Directory of the source's arrays."""
+    """Directory for the source's arrays."""
 
     def __str__(self) -> str:
         return str(self.source.path)
@@ -64,24 +64,24 @@ class PlanTask:
 
 @attrs.frozen
 class SourceProcess:
-    """One process of a source."""
+    """A process in a source."""
 
     pid: Id
     name: str | None
-    """The name in the source, if there is one."""
+    """Name in the source; ``None`` if there is none."""
     sort_index: float
 
 
 @attrs.frozen
 class NewLane:
-    """A lane for events that overlap with others of their lane without nesting."""
+    """An additional lane for events that partially overlap other events in their original lane."""
 
     process: int
-    """Index of its process."""
+    """Index of the lane's process."""
     tid: int
     name: str
     sort_index: bytes | None
-    """JSON text of the sort index of the original lane."""
+    """Sort index of the original lane, as JSON text."""
 
     def metadata(self, pid: int) -> list[bytes]:
         """Return the metadata events of the lane."""
@@ -93,36 +93,36 @@ class NewLane:
 
 @attrs.frozen(kw_only=True)
 class SourcePlan:
-    """The result of reading a source."""
+    """Result of planning a source."""
 
     problem: str | None = None
     base_ns: int | None = None
-    """``None`` if the trace ends before it."""
+    """Base time of the source; ``None`` if the trace is truncated before it."""
     processes: tuple[SourceProcess, ...] = ()
-    """In the order of their first events."""
+    """Processes of the source, ordered by their first events."""
     new_lanes: tuple[NewLane, ...] = ()
     id_count: int = 0
-    """The number of different ids."""
+    """Number of distinct ids."""
     first_large_ns: int | None = None
-    """The earliest time that needs more precision than doubles have."""
+    """Earliest time that a double cannot represent to the nanosecond; ``None`` if there is none."""
     members: dict[str, bytes] = attrs.field(factory=dict)
-    """JSON texts of members of the top-level object that the new file contains."""
+    """JSON texts of the top-level members to include in the new file."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Rows:
-    """The plan of each event, by its position in the file."""
+    """Planned changes for each event, in file order."""
 
     keep: NDArray[np.uint8]
-    """As in `Changes.keep`. Events with other ids than ``id`` are marked."""
+    """As in `Changes.keep`. Events with a ``bind_id`` or a global ``id2`` are marked."""
     lane: NDArray[np.int32]
-    """Index of the process, or number of processes + index of the new lane."""
+    """Index of the event's process or, for a new lane, the number of processes plus the index of the lane."""
     ids: Int
-    """Number of the ``id`` in the source, from 0, or -1."""
+    """Number of the event's ``id`` within the source, from 0; -1 if it has none."""
     bind_ids: dict[int, int] = attrs.field(factory=dict)
-    """Numbers of the ``bind_id`` of some events."""
+    """Maps file positions of events to the numbers of their ``bind_id``."""
     global_ids: dict[int, int] = attrs.field(factory=dict)
-    """Numbers of the global ``id2`` of some events."""
+    """Maps file positions of events to the numbers of their global ``id2``."""
 
     def save(self, directory: Path) -> None:
         """Write the arrays to a new directory."""
@@ -134,18 +134,18 @@ class Rows:
 
     @classmethod
     def load(cls, directory: Path) -> Rows:
-        """Map the arrays into memory."""
+        """Load the arrays as memory maps."""
         keep, lane, ids = (np.load(directory / f"{name}.npy", mmap_mode="r") for name in ("keep", "lane", "ids"))
         marks = msgspec.json.decode((directory / "marks").read_bytes())
         return cls(keep=keep, lane=lane, ids=ids, **{name: dict(pairs) for name, pairs in marks.items()})
 
 
 def plan_source(task: PlanTask, on_progress: Progress | None) -> SourcePlan:
-    """Read a source, and write its arrays.
+    """Read a source and plan its changes. Arrays with one value per event are written to the task's directory.
 
     Args:
         task: The source.
-        on_progress: Called with the bytes of the source, as on disk, read so far and in total.
+        on_progress: Called with the number of source bytes (as on disk) read so far and the total.
     """
     source = task.source
     try:
@@ -181,7 +181,7 @@ def plan_source(task: PlanTask, on_progress: Progress | None) -> SourcePlan:
 
 
 class _Planner:
-    """Plans the events of one source."""
+    """Plans the changes to the events of one source."""
 
     def __init__(self, events: Events, source: MergeSource) -> None:
         self._events = events
@@ -192,7 +192,7 @@ class _Planner:
         self.id_count = 0
 
     def rows(self) -> Rows:
-        """Return the plan of each event."""
+        """Return the planned changes for all events."""
         events, source = self._events, self._source
         keep = (
             np.full(len(events), _KEEP, np.uint8)
@@ -221,7 +221,7 @@ class _Planner:
     # ------------------------------------------------------------ processes and lanes
 
     def _lanes(self, is_kept: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Return the lane of each row, and set the processes and the new lanes."""
+        """Return the lane of each row. Also set `processes` and `new_lanes`."""
         events = self._events
         row, track = events.all["row"], events.all["track"]
         first = np.full(len(events.tracks), len(events), np.int64)
@@ -238,9 +238,9 @@ class _Planner:
         return lane
 
     def _spread(self, lane: NDArray[np.int32], is_kept: NDArray[np.bool_]) -> None:
-        """Move events of devices that overlap without nesting, and flows at their starts, to new lanes."""
+        """Move device events that overlap without nesting to new lanes, together with the flows at their starts."""
         events = self._events
-        # Events without a category have the name of their process as category.
+        # Events without a category use their process name as the category.
         is_device = events.has_category({"", *_DEVICE_CATEGORIES, *events.process_names.values()})
         rows = np.flatnonzero(is_device & is_kept[: events.complete])
         tracks, starts = events.track[rows].astype(np.int64), events.start_ns[rows]
@@ -253,7 +253,7 @@ class _Planner:
         )
         moves = numbers > 0
         lane[rows[moves]] = new[codes[moves]]
-        # A flow stays if any of the events at its time stays.
+        # A flow stays if any event that starts at the same time on its track stays.
         first = np.flatnonzero(np.diff(tracks, prepend=-1) | np.diff(starts, prepend=starts[:1]))
         target = new[np.minimum.reduceat(codes, first)]
         flows = np.concatenate([events.rows_of(phase) for phase in _FLOW_PHASES])
@@ -263,7 +263,7 @@ class _Planner:
         lane[flows[moves]] = target[at[moves]]
 
     def _numbers(self, rows: Int, tracks: Int) -> Int:
-        """Return 0 for events that stay on their lane, and the number of the new lane for others."""
+        """Return, for each event, 0 if it stays on its lane, or the number of its new lane."""
         events, numbers = self._events, np.zeros(len(rows), np.int64)
         bounds = [0, *(np.flatnonzero(np.diff(tracks)) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise(bounds):
@@ -276,7 +276,7 @@ class _Planner:
         return numbers
 
     def _add_lane(self, track: int, number: int, process: int) -> int:
-        """Add a new lane, and return its index; -1 for the lane that exists."""
+        """Add a new lane and return its index. For number 0, which is the original lane, return -1."""
         if not number:
             return -1
         pid, tid = self._events.tracks[track]
@@ -291,7 +291,7 @@ class _Planner:
         return self._sort_indices("thread_sort_index")
 
     def _sort_indices(self, kind: str) -> dict[tuple[Id, Id | None], bytes]:
-        """Return JSON texts of sort indices by process, or by process and thread."""
+        """Return sort indices as JSON texts, keyed by process or by process and thread."""
         events = self._events
         rows = _named(events, kind)
         texts, codes = events.texts["sort_index"], events.arg("sort_index", rows)
@@ -305,7 +305,7 @@ class _Planner:
     # ------------------------------------------------------------ ids
 
     def _ids(self) -> tuple[tuple[Int, Int], ...]:
-        """Return the position in the file and the number of each ``id``, ``bind_id`` and global id."""
+        """Number all ids. Return the file positions and numbers for ``id``, ``bind_id`` and the global ``id2``."""
         events = self._events
         phases = np.frombuffer((_FLOW_PHASES + _ASYNC_PHASES).encode(), np.uint8)
         codes: dict[Any, int] = {}
@@ -334,14 +334,14 @@ class _Planner:
 
 
 def _first(keys: Int, codes: Int) -> Iterator[tuple[int, int]]:
-    """Yield each key and the index of its first code."""
+    """Yield each key and the index of its first occurrence in `codes`."""
     at = np.full(len(keys), len(codes), np.int64)
     np.minimum.at(at, codes, np.arange(len(codes)))
     return zip(keys.tolist(), at.tolist(), strict=True)
 
 
 def _find(tracks: Int, starts: Int, of_tracks: NDArray[Any], of_starts: Int) -> Int:
-    """Return the index of each wanted pair in pairs of tracks and starts, which are sorted; -1 if there is none."""
+    """Look up pairs of track and start in sorted arrays. Return the index of each pair, or -1 if it is missing."""
     times = np.unique(starts)
     at = np.minimum(np.searchsorted(times, of_starts), len(times) - 1)
     keys, wanted = tracks * len(times) + np.searchsorted(times, starts), of_tracks * np.int64(len(times)) + at
@@ -351,7 +351,7 @@ def _find(tracks: Int, starts: Int, of_tracks: NDArray[Any], of_starts: Int) -> 
 
 
 def _without_texts(values: Int, texts: list[str], codes: dict[Any, int]) -> Int:
-    """Replace codes of texts by numbers that are the same for all members."""
+    """Replace the codes of JSON texts by numbers that identify the same id in every member."""
     of_text = np.array([_id_of(_value(text), codes) for text in texts], np.int64)
     is_text = values < 0
     if is_text.any():
@@ -367,7 +367,7 @@ def _global_id(text: str, codes: dict[Any, int]) -> int:
 
 
 def _id_of(value: Any, codes: dict[Any, int]) -> int:
-    """Return a number from 0 as it is, and a negative number for any other id. Hexadecimal strings are numbers."""
+    """Return nonnegative integers unchanged, and a negative code for other ids. Hexadecimal strings are integers."""
     if isinstance(value, str):
         number = int(value, 16) if _HEXADECIMAL.fullmatch(value) else None
     elif isinstance(value, float) and value.is_integer():
@@ -383,7 +383,7 @@ def _id_of(value: Any, codes: dict[Any, int]) -> int:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # such as a number of more digits than Python reads
+    except (ValueError, RecursionError):  # for example, a number with more digits than Python converts
         return text
 
 

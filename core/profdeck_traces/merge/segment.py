@@ -1,4 +1,4 @@
-"""Second reading of a source: its events with their new ids, lanes and times, as a segment of the new file."""
+"""Second pass over a source: writes its events, with new ids, lanes and times, as a segment of the new file."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ SEPARATOR = b",\n"
 
 @attrs.frozen
 class SegmentPiece:
-    """Text in the new file: plain, or deflated so that other text can precede and follow it."""
+    """Text in the new file, either plain or deflated in a form that can be concatenated with other pieces."""
 
     json_bytes: int
     crc: int
-    """CRC-32 of the text."""
+    """CRC-32 of the uncompressed text."""
 
 
 @attrs.frozen
 class SegmentTask:
-    """One source to write."""
+    """A source to write as a segment."""
 
     source: MergeSource
     directory: Path
-    """Directory of the source's arrays."""
+    """Directory with the source's arrays."""
     file: Path
-    """The file of its segment."""
+    """The segment file to write."""
     gzip: bool
     lanes: tuple[tuple[bytes, bytes], ...]
     """As in `Changes.lanes`."""
     first_id: int
-    """The new id of number 0."""
+    """New id for the source's id number 0."""
     shift_ns: int
     """Added to each time."""
 
@@ -55,7 +55,7 @@ class Segment:
     """The events of one source in the new file."""
 
     piece: SegmentPiece
-    """Events with separators between them."""
+    """The events, with separators between them."""
     events: int
 
 
@@ -75,7 +75,7 @@ class Deflater:
         write_all(self._file, text if self._deflater is None else self._deflater.compress(text))
 
     def finish(self, *, last: bool = False) -> SegmentPiece:
-        """Return the written piece. With `last`, the deflate stream ends."""
+        """Flush the compressor and return the written piece. If `last` is True, end the deflate stream."""
         if self._deflater is not None:
             write_all(self._file, self._deflater.flush(isal_zlib.Z_FINISH if last else isal_zlib.Z_FULL_FLUSH))
         return SegmentPiece(self._json_bytes, self._crc)
@@ -86,10 +86,10 @@ def write_segment(task: SegmentTask, on_progress: Progress | None) -> Segment:
 
     Args:
         task: The source.
-        on_progress: Called with the bytes of the source, as on disk, read so far and in total.
+        on_progress: Called with the number of source bytes (as on disk) read so far and the total.
 
     Raises:
-        TraceError: The source cannot be read any more.
+        TraceError: The source can no longer be read.
     """
     rows = Rows.load(task.directory)
     changes = Changes(
@@ -111,7 +111,7 @@ def write_segment(task: SegmentTask, on_progress: Progress | None) -> Segment:
 
 
 def _with_other_ids(text: bytes, bind_id: int | None, global_id: int | None, first_id: int) -> bytes:
-    """Return the text of an event with a new ``bind_id`` and a new global ``id2``."""
+    """Replace the ``bind_id`` and the global ``id2`` in the text of an event."""
     latin = text.decode("latin-1")
     spans = member_spans(latin)
     new: list[tuple[tuple[int, int], bytes]] = []

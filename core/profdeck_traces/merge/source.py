@@ -1,4 +1,4 @@
-"""The sources of a merge."""
+"""Sources of a merge."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from profdeck_traces.reading.events import Events
 
 
 class EventFilter(Protocol):
-    """Selects events. It is sent to other processes, so it must be picklable."""
+    """Selects the events to merge. It must be picklable, because it is sent to other processes."""
 
     def rows(self, events: Events) -> NDArray[np.bool_]:
-        """Return whether each event is kept, by its position in the file."""
+        """Return a mask of the events to keep, in file order."""
 
 
 @attrs.frozen
@@ -27,19 +27,19 @@ class MergeSource:
     path: Path
     """A Chrome trace, plain or compressed, or an artifact that contains one."""
     label: str
-    """Prefix of the names of its processes, such as ``"rollout/2 rank 1 (tp1)"``."""
+    """Prefix for the names of the source's processes, such as ``"rollout/2 rank 1 (tp1)"``."""
     sort_index: int
-    """Position of its processes in the viewer. Sources with equal values keep their order."""
+    """Position of the source in the viewer. Sources with equal values keep their order."""
     shift_ns: int = 0
-    """Added to all of its times, for clocks that differ."""
+    """Added to all times of the source, to align its clock with the other sources."""
     select: EventFilter | None = None
-    """The events to merge; ``None``: all."""
+    """Filter for the events to merge; ``None`` merges all events."""
 
     @property
     def file(self) -> Path:
-        """The Chrome trace.
+        """The source's Chrome trace.
 
         Raises:
-            TraceError: The artifact contains none.
+            TraceError: The artifact does not contain a Chrome trace.
         """
         return chrome_trace(self.path)
