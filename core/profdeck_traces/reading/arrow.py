@@ -1,4 +1,4 @@
-"""The events of a trace as Arrow batches."""
+"""Export of trace events as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _BATCH_EVENTS = 1 << 16
 
 
 def record_batches(events: Columns) -> pa.RecordBatchReader:
-    """Return events as batches of 65,536 rows.
+    """Return events as record batches of up to 65,536 rows.
 
-    Columns: ``name``, ``category``, ``pid`` and ``tid``, as dictionaries of texts; ``start_ns`` and ``end_ns``.
+    The columns ``name``, ``category``, ``pid`` and ``tid`` are dictionary-encoded strings; ``start_ns`` and ``end_ns``
+    are integers.
 
     Raises:
         ImportError: pyarrow is not installed.
@@ -44,7 +45,7 @@ def record_batches(events: Columns) -> pa.RecordBatchReader:
 
 
 class _Texts:
-    """Texts by code, as a dictionary without duplicates. Names that were shortened can have the same text."""
+    """Strings by code, stored as a dictionary without duplicates. Truncated names can be equal."""
 
     def __init__(self, pa: Any, values: list[str]) -> None:
         self._pa = pa

@@ -1,7 +1,7 @@
-"""Complete events of a trace as columns of numbers.
+"""Complete events of a trace as numeric columns.
 
-Categories are those of Kineto (``libkineto/src/ActivityType.cpp`` in pytorch/kineto). Ascend's ``trace_view.json``
-has events without a category. For these, the name of the process is the category.
+Categories are those of Kineto (``libkineto/src/ActivityType.cpp`` in pytorch/kineto). Ascend's
+``trace_view.json`` contains events without a category; their process name is used instead.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ PYTHON = "python_function"
 ANNOTATION = "user_annotation"
 DEVICE_ANNOTATION = "gpu_user_annotation"
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op"})
-"""Categories of work on a device. The process of such an event is the device."""
+"""Categories of device work. The process of such an event is the device."""
 DEVICE_WAIT = "device wait"
-"""Category of device events that wait, such as those of MTIA. A waiting device is idle."""
+"""Category for device events that represent waiting, as on MTIA. A waiting device counts as idle."""
 MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
-"""Categories that may annotate steps."""
+"""Categories of annotations, which may mark steps."""
 DEVICE_PROCESSES = frozenset({"Ascend Hardware"})
-"""Processes whose events without a category are work on a device."""
+"""Names of processes whose events without a category are device work."""
 
 
 RUNTIMES = frozenset(
@@ -44,22 +44,22 @@ RUNTIMES = frozenset(
 
 @attrs.frozen
 class Tables:
-    """Meaning of the codes in columns."""
+    """Tables that decode the codes in columns."""
 
     names: list[str] = attrs.field(factory=list)
-    """A name has one code for each category in which it occurs."""
+    """Names by code. A name has a separate code for each category in which it occurs."""
     name_category: list[int] = attrs.field(factory=list)
-    """Category of each name: an index into ``categories``."""
+    """Category of each name, as an index into ``categories``."""
     categories: list[str] = attrs.field(factory=list)
     tracks: list[tuple[Id, Id]] = attrs.field(factory=list)
-    """Process and thread; for work on devices, device and stream."""
+    """Process and thread of each track or, for device work, device and stream."""
 
     def category_of_names(self) -> NDArray[np.int16]:
         """Return ``name_category`` as an array."""
         return np.array(self.name_category, dtype=np.int16)
 
     def names_of_categories(self, categories: frozenset[str]) -> NDArray[np.bool_]:
-        """Return whether each name is in one of these categories."""
+        """Return a mask of the names that are in one of these categories."""
         codes = [code for code, category in enumerate(self.categories) if category in categories]
         return np.isin(self.category_of_names(), codes)
 
@@ -76,7 +76,7 @@ class Columns:
     start_ns: Int
     end_ns: Int
     row: Int
-    """Row in the trace's `profdeck_traces.reading.events.Events`; -1 for events of other files."""
+    """Row in the trace's `profdeck_traces.reading.events.Events`; -1 for events from other files."""
 
     @property
     def duration_ns(self) -> Int:
@@ -93,7 +93,7 @@ class Columns:
 
 
 class CompleteEvent(NamedTuple):
-    """A complete event of a file other than a Chrome trace."""
+    """A complete event from a file that is not a Chrome trace."""
 
     name: str
     category: str
@@ -104,7 +104,7 @@ class CompleteEvent(NamedTuple):
 
 
 def columns_of(events: Iterable[CompleteEvent]) -> Columns:
-    """Return events as columns, in their order. Names are shortened to `MAX_NAME_LENGTH`."""
+    """Convert events to columns in the same order. Names are truncated to `MAX_NAME_LENGTH` characters."""
     names: dict[tuple[str, str], int] = {}
     categories: dict[str, int] = {}
     tracks: dict[tuple[Id, Id], int] = {}
@@ -129,12 +129,12 @@ def columns_of(events: Iterable[CompleteEvent]) -> Columns:
 
 
 def shortened(name: str) -> str:
-    """Return a name of at most `MAX_NAME_LENGTH` characters."""
+    """Truncate a name to `MAX_NAME_LENGTH` characters."""
     return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
 def combined(parts: Sequence[Columns]) -> list[Columns]:
-    """Return parts with different tables as parts that share one."""
+    """Convert parts that have separate tables into parts that share the same tables."""
     names: dict[tuple[str, str], int] = {}
     categories: dict[str, int] = {}
     tracks: dict[tuple[Id, Id], int] = {}

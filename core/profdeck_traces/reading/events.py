@@ -34,7 +34,7 @@ ARGS: dict[str, int] = {
     **dict.fromkeys(("Collective name", "Process Group Name", "Process Group Ranks", "dtype"), TEXT),
     **dict.fromkeys(("Input Dims", "Input type", "name", "labels"), TEXT),
 }
-"""The args that become columns. Texts are JSON. ``@id`` is the event's own ``id``."""
+"""Args to read as columns. Text values are JSON. A key such as ``@id`` selects a member of the event itself."""
 MAX_NAME_LENGTH = 4096
 _MAX_CATEGORIES = 255
 _CATEGORIES = {
@@ -44,25 +44,25 @@ _CATEGORIES = {
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-"""Spellings of torch 1.8 and 1.9."""
+"""Maps category names in traces from torch 1.8 and 1.9 to the current names."""
 _BEGIN, _END, _COMPLETE, _METADATA = (ord(phase) for phase in "BEXM")
-# Columns of larger traces are kept in temporary files. Compressed traces are 8 to 30 times smaller.
+# Larger traces keep their columns in temporary files. Compression makes traces 8 to 30 times smaller.
 _LARGE_JSON_BYTES, _LARGE_FILE_BYTES = 1 << 30, 100 << 20
 
 
 @attrs.frozen
 class EventCheck(TraceCheck):
-    """A `TraceCheck` with the malformed places."""
+    """A `TraceCheck` that also lists the malformed parts."""
 
     skips: int = 0
-    """The number of malformed places that were skipped."""
+    """Number of malformed parts that were skipped."""
     skipped: tuple[tuple[int, int], ...] = ()
-    """Their byte ranges in the JSON, at most 1,000 of them."""
+    """Byte ranges of the skipped parts in the JSON (at most 1,000 ranges)."""
 
 
 @attrs.frozen
 class Pairs:
-    """The values of one arg, sorted by row. Of a key of texts, the values are codes."""
+    """Values of one arg, sorted by row. For text-valued args, the values are codes."""
 
     row: NDArray[np.uint32]
     value: NDArray[np.integer[Any]]
@@ -74,15 +74,15 @@ class Pairs:
 class Events:
     """All events of a trace.
 
-    One row is one event. Rows ``0:complete`` are the complete events, sorted by track, start time, and the longest
-    first. Events of other phases follow, in the order of the file. ``B`` and ``E`` events that match are one complete
-    event. `start_ns`, `duration_ns`, `end_ns`, `name`, `category`, `track` and `parent` have the complete events;
-    `all` has all rows.
+    Each row is one event. Rows ``0:complete`` are the complete events, sorted by track, then by start time, longest
+    first. Events of other phases follow in file order. A ``B`` event with a matching ``E`` event becomes a complete
+    event. `start_ns`, `duration_ns`, `end_ns`, `name`, `category`, `track` and `parent` cover only the complete
+    events; `all` covers all rows.
 
-    An event needs 28 bytes, and each arg 8 to 12 bytes: 44 to 52 bytes in traces of PyTorch.
+    Each event takes 28 bytes, plus 8 to 12 bytes per arg. In PyTorch traces, this amounts to 44 to 52 bytes per event.
     """
 
-    def __init__(  # noqa: PLR0913 - everything a trace has
+    def __init__(  # noqa: PLR0913 - one parameter per attribute
         self,
         path: Path,
         check: EventCheck,
@@ -102,15 +102,15 @@ class Events:
         """Columns of all rows: ``start_ns``, ``duration_ns``, ``name``, ``track``, ``phase``, ``category``, ``row``."""
         self.args = args
         self.complete = complete
-        """The number of complete events."""
+        """Number of complete events."""
         self.names, self.categories, self.tracks = names, categories, tracks
-        """The strings for the codes, and process and thread of each track."""
+        """Strings for the name and category codes, and the process and thread of each track."""
         self.texts = texts
-        """JSON texts for the codes of args."""
+        """JSON texts for the codes of each text-valued arg."""
         self.member_texts = member_texts
-        """JSON texts of the members of the top-level object. The value of the events is empty."""
+        """Top-level members as JSON texts of key and value. The value of ``traceEvents`` is empty."""
         self.pairs = pairs
-        """Positions in the file of ``B`` events that became complete events, and of their ``E`` events."""
+        """File positions of the ``B`` events that became complete events, and of the matching ``E`` events."""
 
     def __len__(self) -> int:
         return len(self.all["phase"])
@@ -132,57 +132,57 @@ class Events:
 
     @property
     def name(self) -> NDArray[np.int32]:
-        """Indices into `names` of the complete events."""
+        """Name of each complete event, as an index into `names`."""
         return self.all["name"][: self.complete]
 
     @property
     def category(self) -> NDArray[np.uint8]:
-        """Indices into `categories` of the complete events."""
+        """Category of each complete event, as an index into `categories`."""
         return self.all["category"][: self.complete]
 
     @property
     def track(self) -> NDArray[np.integer[Any]]:
-        """Indices into `tracks` of the complete events."""
+        """Track of each complete event, as an index into `tracks`."""
         return self.all["track"][: self.complete]
 
     @functools.cached_property
     def parent(self) -> NDArray[np.int32]:
-        """The innermost complete event that is open on the same track when an event starts, or -1."""
+        """For each complete event, the innermost complete event open on its track when it starts, or -1."""
         return parents(self.track, self.start_ns, self.end_ns)
 
     @functools.cached_property
     def members(self) -> dict[str, Any]:
-        """The other members of the top-level object, such as ``distributedInfo``."""
+        """Decoded top-level members other than ``traceEvents``, such as ``distributedInfo``."""
         return {json.loads(key): _decode(value) for key, value in self.member_texts if value}
 
     @functools.cached_property
     def process_names(self) -> dict[Id, str]:
-        """Names of processes, by metadata events."""
+        """Process names from metadata events, by pid."""
         return {self.tracks[track][0]: name for track, name in self._metadata("process_name")}
 
     @functools.cached_property
     def thread_names(self) -> dict[tuple[Id, Id], str]:
-        """Names of threads, by metadata events."""
+        """Thread names from metadata events, by pid and tid."""
         return {self.tracks[track]: name for track, name in self._metadata("thread_name")}
 
     def has_category(self, categories: Iterable[str]) -> Mask:
-        """Return which complete events have one of these categories."""
+        """Return a mask of the complete events that have one of these categories."""
         selected = np.zeros(256, np.bool_)
         wanted = set(categories)
         selected[[code for code, category in enumerate(self.categories) if category in wanted]] = True
         return selected[self.category]
 
     def has_name(self, matches: Callable[[str], bool]) -> Mask:
-        """Return which complete events have a name that matches. The predicate is called once for each name."""
+        """Return a mask of the complete events whose names match. The predicate is called once for each name."""
         selected = np.fromiter(map(matches, self.names), np.bool_, len(self.names))
         return selected[self.name]
 
     def rows_of(self, phase: str) -> Int:
-        """Return the rows of another phase than ``X``."""
+        """Return the rows of events with the given phase, which must not be ``X``."""
         return self.complete + np.flatnonzero(self.all["phase"][self.complete :] == ord(phase))
 
     def arg(self, key: str, rows: NDArray[np.integer[Any]] | None = None, *, missing: int = -1) -> Int:
-        """Return the value of an arg in some rows, or in all complete events; `missing` where there is none."""
+        """Return the values of an arg for `rows` or all complete events, with `missing` for events without the arg."""
         pairs = self.args[key]
         if rows is None:
             found = np.full(self.complete, missing, np.int64)
@@ -195,25 +195,25 @@ class Events:
         return np.where(pairs.row[at] == rows, pairs.value[at], missing)
 
     def innermost(self, kind: Mask) -> NDArray[np.int32]:
-        """Return the innermost event of a kind that is open on the same track when each complete event starts, or -1.
+        """Return, for each complete event, the innermost event of a kind open on its track when it starts, or -1.
 
-        For events of the kind, this is the event itself.
+        For an event of the kind, this is the event itself.
 
         Args:
-            kind: True for each complete event of the kind.
+            kind: Mask of the complete events that are of the kind.
         """
-        # Events of other kinds get no duration, so that none of them is open.
+        # Events of other kinds get duration 0, so that none of them counts as open.
         around = parents(self.track, self.start_ns, np.where(kind, self.end_ns, self.start_ns))
         return np.where(kind, np.arange(self.complete, dtype=np.int32), around)
 
     def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return one value per row in the order of the file, for copying events."""
+        """Reorder an array with one value per row into file order, as needed for copying events."""
         found = np.empty_like(values)
         found[self.all["row"]] = values
         return found
 
     def _metadata(self, kind: str) -> list[tuple[int, str]]:
-        """Return tracks and names of metadata events, in the order of the file."""
+        """Return the track and the name from each metadata event of this kind, in file order."""
         rows = self.rows_of("M")
         rows = rows[[self.names[code] == kind for code in self.all["name"][rows].tolist()]] if len(rows) else rows
         names = [_decode(text.encode("utf-8", "surrogatepass")) for text in self.texts["name"]]
@@ -234,14 +234,14 @@ def read_events(
 ) -> Events:
     """Read a Chrome trace.
 
-    Malformed events are skipped; the check lists them.
+    Malformed events are skipped and listed in the check.
 
     Args:
-        path: A trace: plain, gzip, bzip2 or zip; UTF-8, UTF-16 or UTF-32.
-        args: The args to read, as `ARGS`.
-        on_progress: Called with the bytes of the file read so far and its size, from another thread.
+        path: A plain, gzip, bzip2 or zip file in UTF-8, UTF-16 or UTF-32.
+        args: The args to read and their kinds, in the form of `ARGS`.
+        on_progress: Called from another thread with the number of bytes read so far and the file size.
         max_json_bytes: Stop after this many bytes of JSON.
-        in_python: Use the slower parser in Python.
+        in_python: Use the slower Python parser.
 
     Raises:
         TraceError: The file cannot be read.
@@ -263,7 +263,7 @@ def read_events(
 
 
 class _Builder:
-    """Sorts the columns of a parser. Each is freed before the next, so that memory never has all of them twice."""
+    """Sorts the columns of a parser, and frees each one before sorting the next to limit peak memory."""
 
     def __init__(self, parser: Parser, args: dict[str, int], *, in_files: bool) -> None:
         self._parser, self._args, self._in_files = parser, args, in_files
@@ -350,9 +350,9 @@ class _Builder:
 
 
 def _unique(texts: list[bytes], decode: Callable[[bytes], Any]) -> tuple[list[Any], NDArray[np.int32] | None]:
-    """Return decoded strings without duplicates, and the code of each text; None if the codes stay the same.
+    """Decode strings and remove duplicates. Return the unique strings, and new codes or None if no code changes.
 
-    One name can be written with different escapes.
+    Duplicates arise because the same name can be written with different escapes.
     """
     codes: dict[Any, int] = {}
     found = [codes.setdefault(decode(text), len(codes)) for text in texts]
@@ -387,12 +387,12 @@ def _id(value: Any) -> Id:
 def _decode(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # such as a number of more digits than Python reads
+    except (ValueError, RecursionError):  # for example, a number with more digits than Python converts
         return None
 
 
 def _order(is_complete: Mask, track: NDArray[Any], start: Int, duration: Int) -> Int:
-    """Return the rows sorted: complete events by track, start, and longest first; then the others."""
+    """Return the sort order of rows: complete events by track, then start, longest first; then all other events."""
     rows = np.flatnonzero(is_complete)
     if not len(rows):
         return np.arange(len(is_complete))
@@ -410,12 +410,12 @@ def _order(is_complete: Mask, track: NDArray[Any], start: Int, duration: Int) ->
 
 
 def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], is_annotation: Mask) -> tuple[Int, Int]:
-    """Turn matching ``B`` and ``E`` events into complete events, and return their rows.
+    """Convert matching ``B`` and ``E`` events to complete events. Return the rows of the ``B`` and of the ``E`` events.
 
-    If an annotation of a stream and its first kernel begin at the same time, the annotation is the outer event.
+    If the annotation of a stream and its first kernel start at the same time, the annotation is the outer event.
 
-    An ``E`` event ends the last open ``B`` event of its track. Between two events of one depth, the depth of a track
-    does not go below it, so that they match if they follow each other.
+    An ``E`` event ends the last open ``B`` event on its track. Between consecutive events of the same depth, the track
+    never drops below that depth. A ``B`` event therefore matches an ``E`` event that directly follows it at its depth.
     """
     rows = np.flatnonzero(((phase == _BEGIN) | (phase == _END)) & (start != NO_TIME))
     rows = rows[np.lexsort((start[rows], track[rows]))]
@@ -441,7 +441,7 @@ def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], i
 
 
 def _name_categories(events: Events) -> None:
-    """Let the name of its process be the category of an event without one, as in traces of Ascend."""
+    """Use the process name as the category of events that have none, as in Ascend traces."""
     category = events.all["category"]
     missing = category == 0
     if not missing[: events.complete].any() or not events.process_names:

@@ -1,7 +1,7 @@
-"""Checks whether a trace file is intact, by reading all of it.
+"""Checks whether a trace file is intact by reading it to its end.
 
-A profiler that dies, a full disk or two ranks with the same file name leave a file that looks like a trace. The
-absence of an exception does not prove that it is intact. `TraceCheck` defines what is proved.
+If a profiler crashes, the disk fills up, or two ranks write to the same file, the result can still look like a trace.
+A file that can be read without an exception is not necessarily intact. `TraceCheck` lists what is verified.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ MAX_JSON_BYTES = 64 << 30
 class TraceCheck:
     """Result of reading a trace file to its end.
 
-    ``whole`` means all of the following, in every layout of the JSON. Files may be plain, gzip, bzip2, or a zip archive
-    of one file, in UTF-8, UTF-16 or UTF-32, with or without a byte-order mark.
+    If ``whole`` is True, all of the following hold, regardless of how the JSON is laid out. Files may be plain, gzip,
+    bzip2, or a zip archive of one file, in UTF-8, UTF-16 or UTF-32, with or without a byte-order mark.
 
     - The compressed stream is complete, its checksums and lengths match, and nothing follows it.
-    - Every byte of the document was parsed. It is valid text and JSON (RFC 8259, plus ``NaN`` and ``Infinity``, as in
-      Python's ``json``), and only white space follows.
-    - No event has values of more than 512 levels, and no event or other member is longer than 64 MiB.
-    - It is a Chrome trace: an array of events, or an object with exactly one ``traceEvents`` array.
-    - It has at least one event.
+    - Every byte of the document was parsed. The text is correctly encoded, it is valid JSON (RFC 8259, plus ``NaN``
+      and ``Infinity``, as in Python's ``json``), and only whitespace follows the document.
+    - No value in an event is nested more than 512 levels deep, and no event or other member is longer than 64 MiB.
+    - The document is a Chrome trace: an array of events, or an object with exactly one ``traceEvents`` array.
+    - The trace has at least one event.
     """
 
     size_bytes: int
     """The file's size on disk."""
     json_bytes: int
-    """Bytes of uncompressed JSON that could be read, in UTF-8."""
+    """Size in bytes of the uncompressed JSON that could be read, encoded in UTF-8."""
     events: int
-    """Trace events: objects in the events array that have a ``ph`` member. Malformed events are skipped."""
+    """Number of objects in the events array that have a ``ph`` member. Malformed events are not counted."""
     whole: bool
     problem: str | None
     """The first problem and its position, in one sentence; ``None`` if the trace is intact."""
 
 
 class TraceChecker:
-    """Checks the chunks of a trace in bounded memory, so that a writer can check what it writes.
+    """Checks a trace chunk by chunk in bounded memory, so that a writer can check its own output.
 
     Args:
-        name: Keep the columns of the events with this name, which JSON must not escape.
+        name: Keep columns for the events with this name, which must not contain characters that JSON escapes.
     """
 
     def __init__(self, name: str = "") -> None:
         parser = new_parser({})
         parser.count_events(name.encode())
         self.parser = parser
-        """Has the columns of the events with the name, and members of the top-level object."""
+        """Parser that holds the columns of the events with the given name, and the top-level members."""
         self._walker = Walker(parser)
 
     def read(self, chunks: Generator[Chunk, None, None], max_json_bytes: int = MAX_JSON_BYTES) -> None:
-        """Check all chunks of a document in UTF-8, and damage of their stream.
+        """Check all UTF-8 chunks of a document. If the stream is damaged, the damage is reported as the problem.
 
         Args:
-            chunks: From `profdeck_traces.reading.content`.
-            max_json_bytes: Limit of the size of the document.
+            chunks: Chunks from `profdeck_traces.reading.content`.
+            max_json_bytes: Maximum size of the document.
 
         Raises:
             TraceError: The file cannot be read.
@@ -94,14 +94,14 @@ def check_trace(
     on_progress: Callable[[int, int], None] | None = None,
     max_json_bytes: int = MAX_JSON_BYTES,
 ) -> TraceCheck:
-    """Read a trace file to its end, and return whether it is intact.
+    """Check whether a trace file is intact by reading it to its end.
 
-    Decompression runs on a second thread. Memory does not depend on the size of the file.
+    Decompression runs on a second thread. Memory use does not depend on the file size.
 
     Args:
-        path: A Chrome trace: plain, gzip, bzip2 or zip; UTF-8, UTF-16 or UTF-32.
-        on_progress: Called with the bytes of the file read so far and its size, from the reading thread.
-        max_json_bytes: Limit of the uncompressed size, because a small file can inflate without end.
+        path: A Chrome trace: a plain, gzip, bzip2 or zip file in UTF-8, UTF-16 or UTF-32.
+        on_progress: Called from the reading thread with the number of bytes read so far and the file size.
+        max_json_bytes: Maximum uncompressed size, needed because a small file can expand to an enormous size.
 
     Raises:
         TraceError: The file cannot be opened or read.
@@ -114,10 +114,10 @@ def check_trace(
 
 
 def file_size(path: Path) -> int:
-    """Return the size in bytes.
+    """Return the size of a file in bytes.
 
     Raises:
-        TraceError: The file does not exist.
+        TraceError: The file does not exist or cannot be accessed.
     """
     try:
         return path.stat().st_size

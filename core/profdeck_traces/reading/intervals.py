@@ -21,19 +21,20 @@ _MAX_INT16 = 2**15 - 1
 
 
 def self_times(track: NDArray[np.integer], start: Int, end: Int) -> Int:
-    """Return the time of each interval that no interval inside it takes.
+    """Return the self time of each interval, which is the time not covered by intervals inside it.
 
-    Each instant of a track belongs to one of the open intervals: the interval that started last. Of intervals that
-    start together, it is the first to end, and of equal intervals the last. If intervals nest, the self time is the
-    duration minus the durations of the direct children. The sum over a track is the time in which any interval is open.
+    Each instant on a track belongs to the open interval that started last. If several intervals started together, it
+    belongs to the one that ends first; if these are equal, to the last one. For nested intervals, the self time is the
+    duration minus the durations of the direct children. The self times of a track add up to the time during which any
+    interval is open.
     """
     own = end - start
-    used = np.flatnonzero(own > 0)  # empty intervals own nothing, and would make the nesting ambiguous
+    used = np.flatnonzero(own > 0)  # empty intervals have no self time and would make the nesting ambiguous
     used = used[nesting_order(track[used], start[used], end[used])]
     tracks, starts, ends = track[used], start[used], end[used]
     parent = parents(tracks, starts, ends)
     above = _ending_later(parent, ends)
-    # Each interval takes its time from the intervals that are open when it starts, innermost first.
+    # The time of each interval is deducted from the intervals that are open when it starts, innermost first.
     taker = np.flatnonzero(parent >= 0)
     giver, since = parent[taker], starts[taker]
     while len(taker):
@@ -45,7 +46,7 @@ def self_times(track: NDArray[np.integer], start: Int, end: Int) -> Int:
 
 
 def _ending_later(parent: NDArray[np.int32], ends: Int) -> NDArray[np.int32]:
-    """Return the innermost ancestor that ends after each interval, or -1."""
+    """Return, for each interval, the innermost ancestor that ends after it, or -1."""
     above = parent.copy()
     rows = np.flatnonzero(above >= 0)
     while len(rows := rows[ends[above[rows]] <= ends[rows]]):
@@ -55,9 +56,9 @@ def _ending_later(parent: NDArray[np.int32], ends: Int) -> NDArray[np.int32]:
 
 
 def parents(track: NDArray[np.integer], start: Int, end: Int) -> NDArray[np.int32]:
-    """Return the innermost interval that is open on the same track when each interval starts, or -1.
+    """Return, for each interval, the innermost interval open on the same track when it starts, or -1.
 
-    Intervals are sorted by track, start, and longest first.
+    Intervals must be sorted by track, then by start, longest first.
     """
     library = compiled.load_library()
     if library is not None:
@@ -88,11 +89,11 @@ def nesting_order(track: NDArray[np.integer], start: Int, end: Int) -> Int:
 
 
 def order_by(key: Int, then: Callable[[Int], NDArray[np.generic]]) -> Int:
-    """Return the order by `key`, and of equal keys by `then`: of these, the values are computed and sorted only.
+    """Return the indices that sort by `key`, then by `then`, which is computed only for elements with equal keys.
 
     Args:
-        key: The first key, of which few values are equal.
-        then: Returns the second key of the given indices.
+        key: Primary sort key, with few equal values.
+        then: Returns the secondary sort key for the given indices.
     """
     order = np.argsort(key, kind="stable")
     key = key[order]

@@ -1,4 +1,4 @@
-"""Positions of the members in the text of a JSON object."""
+"""Positions of the member values in the text of a JSON object."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import json
 import re
 from typing import Any
 
-# The values are only measured, and Python does not read integers of more than 4,300 digits.
+# Only positions matter, and Python refuses to convert integers with more than 4,300 digits.
 scan: Any = json.JSONDecoder(parse_int=len, parse_float=len).scan_once  # type: ignore[attr-defined]
 _match_space = re.compile(r"[ \t\n\r]*").match
 
 
 def member_spans(text: str, at: int = 0) -> dict[str, tuple[int, int]]:
-    """Return the begin and end of each value of an object. The last member of a repeated key counts.
+    """Return the start and end of each value in an object. If a key is repeated, its last value counts.
 
     Args:
-        text: Valid JSON, with one character per byte (Latin-1), so that positions are those of the bytes.
+        text: Valid JSON, decoded as Latin-1 so that character positions equal byte positions.
         at: Position of the object.
     """
     spans: dict[str, tuple[int, int]] = {}

@@ -1,4 +1,4 @@
-"""Reads one trace of any kind."""
+"""Reads a trace of any supported kind."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def read_trace(
 ) -> Trace:
     """Read a Chrome trace, plain or compressed, or an artifact of another kind.
 
-    A corrupt trace is read as far as possible, and ``check`` states the problem. Times are exact to the nanosecond.
+    A corrupt trace is read as far as possible, and ``check`` describes the problem. Times are exact to the nanosecond.
 
     Args:
-        path: A Chrome trace, or an artifact that a plugin reads; see `profdeck_traces.inputs.artifact_kinds`.
-        is_step: Whether a name is the name of a step; called once for each name of an operator.
-        on_progress: Called with the number of bytes read so far and the file size, from the reading thread.
+        path: A Chrome trace, or an artifact that a plugin can read; see `profdeck_traces.inputs.artifact_kinds`.
+        is_step: Returns whether a name is the name of a step. Called once for each operator name.
+        on_progress: Called from the reading thread with the number of bytes read so far and the file size.
         max_json_bytes: Stop reading after this number of uncompressed bytes.
 
     Raises:

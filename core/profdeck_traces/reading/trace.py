@@ -27,13 +27,13 @@ from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck
 from profdeck_traces.reading.intervals import Int, order_by
 
-# Written by Kineto at the head and the end of the file (libkineto/src/output_json.cpp).
+# Written by Kineto at the beginning and end of the file (libkineto/src/output_json.cpp).
 _MEMBERS = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
-# Device work may start before the first event of the host that is recorded, and end after the last one.
+# Device work may start before the first recorded host event, and end after the last one.
 _TOLERANCE_NS, _TOLERANCE_SPANS = 100_000_000, 10
 _MTIA, _WAIT = "mtia_ccp_events", re.compile("wait", re.IGNORECASE)
 _NO_ROW = np.uint32(2**32 - 1)
-_MAX_BASE_NS = 2**62  # leaves as much for the times that count from it
+_MAX_BASE_NS = 2**62  # leaves an equal range for the times relative to it
 
 
 @attrs.frozen
@@ -45,25 +45,25 @@ class Trace:
     events: Columns
     """All complete events, sorted by start."""
     annotations: Columns
-    """Annotations of hosts and devices, and the operators that mark steps, in file order."""
+    """Host and device annotations, and the operators that mark steps, in file order."""
     raw: Events | None = None
-    """Events of any phase with their args; ``None`` for a table of kernels."""
+    """Events of all phases, with their args; ``None`` if the file is a table of kernels."""
     members: dict[str, Any] = attrs.field(factory=dict)
     """``distributedInfo``, ``deviceProperties`` and ``baseTimeNanoseconds``, if present."""
     process_names: dict[Id, str] = attrs.field(factory=dict)
     thread_names: dict[tuple[Id, Id], str] = attrs.field(factory=dict)
     kernel_types: dict[str, str] = attrs.field(factory=dict)
-    """Operator type of each kernel by kernel name, where Ascend states it."""
+    """Operator type by kernel name, if it is recorded, as in Ascend's files."""
     cores: dict[str, tuple[int, int]] = attrs.field(factory=dict)
-    """Kernel count and total time in nanoseconds by kind of core, where Ascend states it."""
+    """Kernel count and total time in nanoseconds by core type, if it is recorded, as in Ascend's files."""
     implausible: tuple[tuple[str, int], ...] = ()
-    """Names and counts of device events with times outside of the recording. ``events`` does not contain them."""
+    """Names and counts of device events whose times are outside the recording. ``events`` excludes them."""
     has_host: bool = True
-    """False for a table of kernels."""
+    """False if the file is a table of kernels, which has no host events."""
 
     @property
     def tables(self) -> Tables:
-        """Meaning of the codes in ``events`` and ``annotations``."""
+        """Tables that decode the codes in ``events`` and ``annotations``."""
         return self.events.tables
 
     @property
@@ -83,7 +83,7 @@ class Trace:
 
     @property
     def base_ns(self) -> int:
-        """Origin of the times in Unix nanoseconds: ``baseTimeNanoseconds``, or 0."""
+        """Origin of the times in Unix nanoseconds: ``baseTimeNanoseconds``, or 0 if it is missing or invalid."""
         base = self.members.get("baseTimeNanoseconds")
         return base if isinstance(base, int) and abs(base) < _MAX_BASE_NS else 0
 
@@ -98,11 +98,11 @@ class Trace:
         }
 
     def arg(self, key: str, rows: Int) -> Int:
-        """Return an arg of events: an integer, or a code for `texts`; -1 for events without it.
+        """Return the values of an arg for some events: integers, or codes into `texts`; -1 for events without the arg.
 
         Args:
             key: Name of the arg.
-            rows: Rows as in ``Columns.row``.
+            rows: Rows of the events, as in ``Columns.row``.
         """
         missing = np.full(len(rows), -1, dtype=np.int64)
         if self.raw is None:
@@ -112,11 +112,11 @@ class Trace:
         return missing
 
     def texts(self, key: str) -> list[str]:
-        """Return the JSON texts that the codes of an arg stand for."""
+        """Return the JSON text for each code of an arg."""
         return [] if self.raw is None else self.raw.texts[key]
 
     def text(self, key: str, code: int) -> str | None:
-        """Decode a code of `arg`: a string, or other values as JSON text; ``None`` for -1."""
+        """Decode a code returned by `arg`. Values other than strings are converted to strings; -1 becomes ``None``."""
         if code < 0:
             return None
         value = json.loads(self.texts(key)[code])
@@ -124,11 +124,11 @@ class Trace:
 
 
 def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
-    """Convert the events of a Chrome trace.
+    """Convert the events of a Chrome trace to a `Trace`.
 
     Args:
         raw: The events.
-        is_step: Whether a name is the name of a step; called once for each name of an operator.
+        is_step: Returns whether a name is the name of a step. Called once for each operator name.
     """
     row = raw.all["row"][: raw.complete]
     tables, name = _name_codes(raw, row)
@@ -161,9 +161,9 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
 
 
 def _outside_of_recording(events: Columns) -> NDArray[np.bool_]:
-    """Return whether each event is device work that starts long before the host's events, or ends long after them.
+    """Return a mask of device events that start long before the host's events, or end long after them.
 
-    Device timestamps can be missing (0), be from an earlier recording, or be late by seconds.
+    Device timestamps can be missing (0), come from an earlier recording, or be several seconds late.
     """
     of_devices = events.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES | {DEVICE_ANNOTATION})
     is_device = of_devices[events.name]
@@ -179,8 +179,8 @@ def _outside_of_recording(events: Columns) -> NDArray[np.bool_]:
 
 
 def _name_codes(raw: Events, row: NDArray[np.uint32]) -> tuple[Tables, NDArray[np.int32]]:
-    """Return tables with one name code per name and category, in order of their first event, and each event's code."""
-    # Most names occur in one category only: the codes of these names stay as they are.
+    """Return tables with one code per pair of name and category, ordered by first event, and the code of each event."""
+    # Most names occur in only one category. Additional codes are needed only for the others.
     category = np.zeros(len(raw.names), np.uint8)
     category[raw.name] = raw.category
     differs = np.flatnonzero(category[raw.name] != raw.category)

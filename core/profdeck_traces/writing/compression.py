@@ -31,9 +31,9 @@ class Compressed:
 
     check: TraceCheck
     anchors_ns: tuple[int, ...]
-    """Start of each clock anchor, in the order of the file and on its clock."""
+    """Start of each clock anchor, in file order, on the clock of the trace."""
     base_time_ns: int | None
-    """``baseTimeNanoseconds`` of the file, to add to times for Unix time; ``None`` if it is missing."""
+    """The file's ``baseTimeNanoseconds``, to be added to times to get Unix time; ``None`` if it is missing."""
     sha256: str
     """The SHA-256 of the new file, in hexadecimal digits."""
 
@@ -44,21 +44,21 @@ _decode_result = msgspec.json.Decoder(Compressed).decode
 def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Compressed:
     """Copy a Chrome trace to its final name, checking it and collecting its clock anchors in the same pass.
 
-    The copy appears under ``destination`` when it is complete and on disk (fsync), or not at all; a trace that is
-    not whole is copied as well, and the result says so. ``source`` stays.
+    The copy appears at ``destination`` only when it is complete and on disk (fsync). A trace that is not whole is
+    also copied, and the result describes the problem. ``source`` is not removed.
 
     Args:
         source: The trace as the profiler wrote it, plain or gzip.
-        destination: The new file, in a directory that exists.
+        destination: The new file, in an existing directory.
         gzip: Write one gzip member rather than plain JSON.
-        anchor_name: The name of the events whose times are returned as anchors: letters, digits and ``_.:-``, which
-            JSON does not escape.
+        anchor_name: Name of the events whose times are returned as anchors. Only letters, digits and ``_.:-`` are
+            allowed, because JSON does not escape them.
 
     Raises:
-        FileExistsError: There is something at ``destination``; it was left as it is.
+        FileExistsError: ``destination`` exists. It is not changed.
         TraceError: ``source`` cannot be read.
         OSError: The copy cannot be written.
-        ValueError: ``anchor_name`` has other characters.
+        ValueError: ``anchor_name`` contains other characters.
     """
     if not _ANCHOR_NAME.fullmatch(anchor_name):
         raise ValueError(f"anchor_name is {anchor_name!r}; letters, digits and any of _.:- are allowed.")
@@ -127,7 +127,7 @@ def _main(source: str, destination: str, gzip: str, anchor_name: str) -> None:
 
 
 def _copy(source: Path, write: Callable[[Chunk], None], checker: TraceChecker, *, gzip: bool) -> None:
-    """Write the content of ``source`` and check it at the same time."""
+    """Write the content of ``source`` and check it in the same pass."""
     with contextlib.closing(SmallGzip(write)) if gzip else contextlib.nullcontext() as packer:
 
         def written() -> Generator[Chunk, None, None]:

@@ -1,4 +1,4 @@
-"""Spread intervals over lanes in which they nest, as viewers require. Times are integers."""
+"""Assigns intervals to lanes in which they nest, as viewers require. Times are integers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from numpy.typing import NDArray
 from profdeck_traces.reading.intervals import Int
 
 MAX_LANES = 256
-"""No recording needs as many. Each lane costs time for all intervals that follow."""
+"""No recording needs this many. Each additional lane slows down the placement of all later intervals."""
 
 
 def place_on_lanes(start: Int, end: Int, max_depth: int) -> Int:
-    """Return the lane of each interval of a track, from 0.
+    """Return the lane of each interval on a track, numbered from 0.
 
-    Each interval gets the first lane in which it nests with earlier intervals. Two intervals nest if one contains the
-    other, or if they have no more than an end in common. Almost all tracks have one lane. Only the intervals that
-    overlap with an interval that does not nest, at any distance, are placed one by one.
+    Each interval goes to the first lane in which it nests with the earlier intervals. Two intervals nest if one
+    contains the other, or if they share at most an endpoint. Almost all tracks need only one lane. Intervals are placed
+    one by one only in groups of overlapping intervals that do not all nest.
 
     Args:
-        start: Sorted. Of intervals that start together, the last to end comes first.
+        start: Start of each interval, sorted. If intervals start together, the one that ends last comes first.
         end: End of each interval.
-        max_depth: Maximum number of intervals that are open at once on a lane, not counting empty ones.
+        max_depth: Maximum number of intervals open at the same time on a lane, not counting empty ones.
 
     Raises:
         ValueError: More than `MAX_LANES` lanes are needed.
@@ -41,10 +41,11 @@ def place_on_lanes(start: Int, end: Int, max_depth: int) -> Int:
 
 
 def _fits(starts: Int, ends: Int, max_depth: int) -> NDArray[np.bool_]:
-    """Return which intervals are inside the last earlier one that is one level up, or are outermost.
+    """Return a mask of intervals that are outermost, or lie inside the last earlier interval one level up.
 
-    The level of an interval is the number of earlier ones that are still open. If all intervals of an island (in which
-    there is always one open) fit, they nest: see ``nesting`` in :mod:`profdeck_traces.reading.intervals`.
+    The level of an interval is the number of earlier intervals that are still open; it must be below `max_depth`. If
+    all intervals fit in an island (a range in which an interval is always open), they nest. The proof is in
+    ``nesting`` in :mod:`profdeck_traces.reading.intervals`.
     """
     count = len(starts)
     index = np.arange(count)

@@ -82,7 +82,7 @@ class PerfettoSource:
 
 
 def encode_source(source: PerfettoSource, events: Columns) -> Iterator[bytes]:
-    """Yield a Perfetto trace of events, each of them a slice. The traces of several sources can be concatenated.
+    """Yield a Perfetto trace in which each event is a slice. The traces of several sources can be concatenated.
 
     Tracks are ``Ranks / label / device 0 / stream 7`` and ``Ranks / label / thread 1234``. Events that overlap
     without nesting are spread over ``stream 7``, ``stream 7 (2)`` and so on.
@@ -92,13 +92,13 @@ def encode_source(source: PerfettoSource, events: Columns) -> Iterator[bytes]:
         events: The events.
 
     Raises:
-        TraceError: With the shift, an event is before 0, which the format cannot express, or beyond 2**63 ns.
-        ValueError: Too many events of a track overlap without nesting.
+        TraceError: After the shift, a time is negative or at least 2**63 ns, which the format cannot represent.
+        ValueError: Too many events on a track overlap without nesting.
     """
     rows = _Rows(source)
     yield rows.packet(_field(_SEQUENCE_FLAGS, _STATE_CLEARED))
     if len(events):
-        # Of events that start together, the last to end comes first.
+        # If events start together, the one that ends last comes first.
         events = events[np.lexsort((-events.end_ns, events.start_ns))]
         _check_times(events, source)
         tracks = _Tracks(source, events)
@@ -117,7 +117,7 @@ def _check_times(events: Columns, source: PerfettoSource) -> None:
 
 
 def _interned_strings(events: Columns) -> bytes:
-    """Return the packet's field with all names and categories of events. Ids are codes plus 1."""
+    """Return the packet field that defines all event names and categories. Their ids are the codes plus 1."""
     tables = events.tables
     names = np.unique(events.name).tolist()
     categories = sorted({tables.name_category[name] for name in names})
@@ -136,12 +136,12 @@ class _Tracks:
     """Tracks of a source in the new trace."""
 
     def __init__(self, source: PerfettoSource, events: Columns) -> None:
-        """Create the tracks of events, which are sorted by start, the longest first."""
+        """Create the tracks for events, which must be sorted by start, longest first."""
         self._process_names = source.process_names
         self._thread_names = source.thread_names
         self._next_uuid = (source.index + 1) * _UUIDS_PER_SOURCE
         self.descriptors = [_track(_ROOT_UUID, 0, _ROOT_NAME, 0)]
-        """The packets' fields that describe the tracks."""
+        """Packet fields that describe the tracks."""
         tables = events.tables
         self._threads = Counter(thread for _, thread in tables.tracks)
         root = self._make(_ROOT_UUID, source.label, source.sort_index)
@@ -155,7 +155,7 @@ class _Tracks:
                 name = name if name in DEVICE_PROCESSES else _numbered("device", process)
                 devices[process] = self._make(root, name, order[code] * _LANE_RANKS)
         self.uuids = np.empty(len(events), dtype=np.int64)
-        """The track of each event. Events of one track nest."""
+        """The track of each event. Events on the same track nest."""
         for of_track in groups(events.track):
             code = int(events.track[of_track[0]])
             process, thread = tables.tracks[code]
@@ -246,8 +246,8 @@ class _Rows:
         """Yield the packets of events.
 
         Args:
-            events: Sorted by start, the longest first.
-            uuids: Their tracks, on which they nest.
+            events: The events, sorted by start, longest first.
+            uuids: The track of each event. Events on the same track must nest.
         """
         event, is_end, time_ns = _edges(events)
         category = events.tables.category_of_names()

@@ -1,6 +1,6 @@
-"""Selection of events of a trace: a time window, categories, or both.
+"""Selection of trace events by time window, by category, or both.
 
-Format: phases, ``ts`` and ``dur`` are those of "Trace Event Format",
+Format: phases, ``ts`` and ``dur`` follow "Trace Event Format",
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
 
@@ -17,51 +17,51 @@ from profdeck_traces.reading.walking import NO_TIME
 _METADATA, _FLOW = "M", "stf"
 _ALL_ELSE, _HOST, _WORK = range(3)  # indices into `Selection.windows`
 WORK_CATEGORIES = DEVICE_CATEGORIES | {DEVICE_ANNOTATION}
-"""Categories of events that are selected by `Selection.work`."""
+"""Categories of the events to which `Selection.work` applies."""
 
 
 @attrs.frozen
 class TimeWindow:
-    """Time window on the clock of the ``ts`` of a trace."""
+    """Time window on the ``ts`` clock of a trace."""
 
     begin_ns: int | None = None
-    """First nanosecond; ``None``: no bound."""
+    """First nanosecond of the window; ``None`` for no bound."""
     end_ns: int | None = None
-    """The nanosecond after the last one."""
+    """First nanosecond after the window; ``None`` for no bound."""
 
 
 @attrs.frozen
 class Selection:
-    """Which events of a trace are kept. An event must match every criterion; without criteria, all events are kept.
+    """Criteria for keeping events. An event must match every criterion; without criteria, all events are kept.
 
-    - Metadata (``ph`` "M") is always kept: without it, a viewer shows numbers instead of names.
-    - Complete events (X) are kept if they overlap the window; without a duration, if they start in it.
-    - Duration events (B and E) are kept in pairs, as a complete event would be. A B or E without a partner is kept.
-    - All other events are kept by their ``ts``. Of an asynchronous event or a flow (s, t, f) that crosses an edge of
-      the window, one end is kept; viewers ignore a flow with one end.
+    - Metadata (``ph`` "M") is always kept, because viewers would otherwise show numbers instead of names.
+    - Complete events (X) are kept if they overlap the window or, if they have no duration, start in it.
+    - Duration events (B and E) are kept in pairs, like complete events. A B or E without a partner is always kept.
+    - All other events are kept if their ``ts`` is in the window. If an asynchronous event or a flow (s, t, f) crosses
+      an edge of the window, only one end is kept. Viewers ignore a flow with one end.
 
-    An event without a readable time is in no window.
+    An event without a readable time is outside every window.
     """
 
     begin_ns: int | None = None
-    """First nanosecond of the window, on the clock of the ``ts`` of the trace; ``None``: no bound."""
+    """First nanosecond of the window, on the ``ts`` clock of the trace; ``None`` for no bound."""
     end_ns: int | None = None
-    """The nanosecond after the window."""
+    """First nanosecond after the window; ``None`` for no bound."""
     categories: frozenset[str] | None = None
-    """Values of ``cat``. Of several values, separated by commas, one must match. "" matches events without one."""
+    """Values of ``cat`` to keep. For a comma-separated ``cat``, one match suffices. "" matches a missing ``cat``."""
     host: TimeWindow | None = None
-    """Window of events with a category of the host, if it differs: a device works later than the host."""
+    """Window for events in host categories, if it differs, because devices run work later than the host."""
     work: TimeWindow | None = None
-    """Window of events with a category of a device. These must start in it, like the events of a step."""
+    """Window for events in device categories, if it differs. These must start in it, like the events of a step."""
 
     @property
     def windows(self) -> tuple[TimeWindow, TimeWindow, TimeWindow]:
-        """Windows of events without a category and of flows, of the host's events and of the devices' events."""
+        """Windows for uncategorized events and flows, for host events, and for device events, in this order."""
         all_else = TimeWindow(self.begin_ns, self.end_ns)
         return all_else, self.host or all_else, self.work or all_else
 
     def rows(self, events: Events) -> NDArray[np.bool_]:
-        """Return whether each event is kept, by its position in the file."""
+        """Return a mask of the events to keep, in file order."""
         columns, complete = events.all, events.complete
         phase, category = columns["phase"], columns["category"]
         start, duration = columns["start_ns"], columns["duration_ns"].copy()
@@ -84,7 +84,7 @@ class Selection:
                 if window.end_ns is not None:
                     inside &= start < window.end_ns
                 kept &= inside | (place != number)
-        kept[complete:] |= np.isin(phase[complete:], [ord("B"), ord("E")])  # without a partner
+        kept[complete:] |= np.isin(phase[complete:], [ord("B"), ord("E")])  # those without a partner
         kept |= is_metadata
         by_row: NDArray[np.bool_] = events.in_file_order(kept)
         begins, ends = events.pairs

@@ -50,17 +50,17 @@ class SlimSource:
 
 @attrs.frozen
 class SlimTrace:
-    """What was written."""
+    """Result of `write_slim`."""
 
     slices: int
-    """How many events."""
+    """Number of events written."""
     device_slices: int
-    """How many of them are work of devices."""
+    """Number of these events that are device work."""
     size_bytes: int
     problems: tuple[str, ...]
-    """One message for each damaged source. The file contains its readable events."""
+    """One message for each damaged source. The readable events of these sources are in the file."""
     unread: int = 0
-    """Number of damaged sources without a readable event."""
+    """Number of damaged sources that have no readable event."""
 
 
 def write_slim(
@@ -71,19 +71,18 @@ def write_slim(
     processes: int = 1,
     on_progress: Progress | None = None,
 ) -> SlimTrace:
-    """Write the complete events of traces as slices of one Perfetto trace: names, categories and times, no arguments.
+    """Write the complete events of traces as slices of one Perfetto trace, without their args.
 
     Args:
         sources: The traces.
-        destination: The new file, in a directory that exists. It appears when it is complete and on disk (fsync), or
-            not at all.
-        gzip: Deflate it, one gzip member for each source.
-        processes: How many sources are read at once.
-        on_progress: Called with the bytes of the sources read so far and in all.
+        destination: The new file, in an existing directory. It appears only when it is complete and on disk (fsync).
+        gzip: Compress the file, with one gzip member for each source.
+        processes: Number of sources to read in parallel.
+        on_progress: Called with the number of source bytes read so far and the total.
 
     Raises:
-        FileExistsError: There is something at ``destination``; it was left as it is.
-        TraceError: No event is selected, an event cannot be encoded, or a process was killed.
+        FileExistsError: ``destination`` exists. It is not changed.
+        TraceError: No event is selected, an event cannot be encoded, or a worker process was killed.
         OSError: The new file cannot be written.
     """
     with (
@@ -164,13 +163,13 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
 
 
 def _selected(trace: Trace, selection: Selection) -> Columns:
-    """Return the complete events that are selected."""
+    """Return the selected complete events."""
     categories, tables, events = selection.categories, trace.tables, trace.events
     selected = np.ones(len(events), dtype=np.bool_)
     if categories is not None:
         selected = tables.names_of_categories(categories)[events.name]
     all_else, host, work = selection.windows
-    # For events without a category, the name of their process is the category.
+    # Events without a category use their process name as the category.
     is_work = tables.names_of_categories(WORK_CATEGORIES)[events.name]
     is_else = tables.names_of_categories(frozenset({"", *trace.process_names.values()}))[events.name]
     stop_ns = np.where(is_work, events.start_ns, events.end_ns) if selection.work else events.end_ns

@@ -1,4 +1,4 @@
-"""Write the part of a trace that a selection keeps.
+"""Write the selected part of a trace.
 
 Format: "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU: an
 object with the member ``traceEvents``, or the bare array of events.
@@ -31,9 +31,9 @@ def trim_trace(
 ) -> TraceCheck:
     """Write the selected events of a trace to a new trace.
 
-    The source is read twice: to select events, and to copy their text, in their order. Other members of the
-    trace are copied too, and remain before or after the events. If the trace is damaged, the readable part is trimmed
-    and its JSON is closed. The new file is UTF-8.
+    The source is read twice: once to select the events, and once to copy their text in the original order. Other
+    top-level members are also copied and stay before or after the events. If the trace is damaged, only its readable
+    part is trimmed, and the new file is still complete JSON. The new file is encoded in UTF-8.
 
     Args:
         source: A Chrome trace, plain or compressed, or an artifact that contains one.
@@ -41,10 +41,10 @@ def trim_trace(
             member; otherwise, the file is plain JSON. It appears only when it is complete and on disk (fsync).
         selection: The events to keep.
         on_progress: Called from the reading thread with the number of bytes of the source (as on disk) read so far and
-            the total. Each of the two readings counts half.
+            the total. Each of the two passes counts half.
 
     Returns:
-        The check of the new file, made while it was written. If the source is damaged, ``whole`` is
+        The check result for the new file, computed while it was written. If the source is damaged, ``whole`` is
         False and ``problem`` describes the damage.
 
     Raises:
@@ -59,17 +59,17 @@ def trim_trace(
 
 def _trim(source: Path, selection: Selection, writer: _Writer, on_progress: Progress | None) -> TraceCheck:
     on_selection, on_copying = halves(on_progress)
-    events = read_events(source, args={"name": TEXT}, on_progress=on_selection)  # for names of processes
+    events = read_events(source, args={"name": TEXT}, on_progress=on_selection)  # this arg contains the process names
     check, members = events.check, events.member_texts
     if not len(events):
         raise TraceError(f"{source}: {check.problem}")
     keep = selection.rows(events)
     if not (keep & events.in_file_order(events.all["phase"] != ord("M"))).any():
         raise _nothing_selected(source, check)
-    del events  # frees the columns before the second reading
+    del events  # frees the columns before the second pass
 
     if members and _EVENTS[1] not in (value for _, value in members):
-        members = [*members, _EVENTS]  # the beginning of the trace is damaged
+        members = [*members, _EVENTS]  # damage at the beginning of the trace hid "traceEvents"
     copied = 0
     writer.write(b"{\n" if members else b"[\n")
     for number, (key, value) in enumerate(members or [_EVENTS]):
@@ -106,7 +106,7 @@ class _Writer:
         write_all(self._file, text if self._deflater is None else self._deflater.compress(text))
 
     def finish(self) -> int:
-        """End the file and return its size."""
+        """Finish the file and return its size."""
         if self._deflater is not None:
             write_all(self._file, self._deflater.flush())
         return self._file.tell()

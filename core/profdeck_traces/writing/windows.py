@@ -1,4 +1,4 @@
-"""Time windows of a trace: a time range, steps or iterations of an engine."""
+"""Time windows of a trace, defined by times, steps or engine iterations."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class Extent:
     """Time range and categories of a trace."""
 
     begin_ns: int | None
-    """Start of the earliest complete event, on the clock of the ``ts``; ``None`` without any."""
+    """Start of the earliest complete event, on the ``ts`` clock; ``None`` if there are no complete events."""
     duration_s: float
-    """From there to the end of the latest complete event."""
+    """Time from the start of the earliest complete event to the end of the latest."""
     categories: tuple[str, ...]
-    """Of all events, sorted."""
+    """Categories of all events, sorted."""
     check: TraceCheck
 
     @classmethod
     def of(cls, trace: Trace) -> Extent:
-        """Return the extent of a trace that was read."""
+        """Return the extent of a trace that has already been read."""
         events = trace.events
         begin_ns = int(events.start_ns[0]) if len(events) else None
         duration_ns = 0 if begin_ns is None else int(events.end_ns.max()) - begin_ns
@@ -57,7 +57,7 @@ class Extent:
 
 
 def read_extent(path: Path, *, on_progress: Progress | None = None) -> Extent:
-    """Read the time range and the categories of a trace.
+    """Read the time range and categories of a trace.
 
     Args:
         path: A Chrome trace, plain or compressed, or an artifact that contains one.
@@ -95,27 +95,27 @@ def time_window(
 
 
 def step_window(path: Path, steps: range, *, on_progress: Progress | None = None) -> Selection:
-    """Find the window of steps, by their ``ProfilerStep#N`` annotations.
+    """Find the window of steps from their ``ProfilerStep#N`` annotations.
 
     The window extends from the start of the first step to the end of the last, on the host and on the devices. Work
-    that a step launched is included, although it runs later. For each annotation, Kineto writes the span of the kernels
-    that were launched in it, if it is the innermost one. A step therefore includes the kernels of all annotations that
-    start in it, which the ``External id`` identifies. In a directory of torch_npu, ``kernel_details.csv`` contains the
-    kernels of a step.
+    that a step launched is included even if it runs later. For each annotation, Kineto writes the span of the kernels
+    for which it was the innermost annotation at launch. A step therefore includes the kernels of all annotations that
+    start in it; ``External id`` identifies them. In torch_npu directories, ``kernel_details.csv`` contains the kernels
+    of a step.
 
     Args:
         path: As for `read_extent`.
-        steps: Not empty, and without gaps.
+        steps: A nonempty range of consecutive step numbers.
         on_progress: As for `read_extent`.
 
     Raises:
-        TraceError: The file cannot be read, or one of the steps is not in it.
+        TraceError: The file cannot be read, or one of the steps is missing from it.
     """
     trace = _read(path, on_progress)
     found = _steps(path, trace, StepNames(()))
     number_of = {row: found.marks[name].step for row, name in enumerate(found.name.tolist())}
     numbers = {number for number in number_of.values() if number is not None}
-    if not numbers:  # a trace of devices only
+    if not numbers:  # the host has no step annotations
         return _window_on_devices(path, steps, trace)
     if sum(step in steps for step in numbers) < steps.stop - steps.start:
         raise _not_there(path, "step", steps, numbers, trace.check)
@@ -125,19 +125,19 @@ def step_window(path: Path, steps: range, *, on_progress: Progress | None = None
 def iteration_window(
     path: Path, iterations: range, names: StepNames, *, on_progress: Progress | None = None
 ) -> Selection:
-    """Find the window of iterations of an engine, as `step_window` does for steps.
+    """Find the window of engine iterations, as `step_window` does for steps.
 
-    Iterations are the annotations of the host with names of iterations, counted from 0 in the order of their starts. An
-    annotation inside another one on the same thread is the same iteration.
+    Iterations are host annotations whose names match `names`, numbered from 0 by start time. If such an annotation is
+    nested in another one on the same thread, both belong to the same iteration.
 
     Args:
         path: As for `read_extent`.
-        iterations: Not empty, and without gaps.
-        names: Names of iterations.
+        iterations: A nonempty range of consecutive iteration numbers.
+        names: Recognizes the names of iterations.
         on_progress: As for `read_extent`.
 
     Raises:
-        TraceError: The file cannot be read, or one of the iterations is not in it.
+        TraceError: The file cannot be read, or one of the iterations is missing from it.
     """
     trace = _read(path, on_progress)
     found = _steps(path, trace, names)
@@ -148,20 +148,20 @@ def iteration_window(
 
 
 def _read(path: Path, on_progress: Progress | None) -> Trace:
-    # Ascend annotates steps by operators.
+    # In Ascend traces, operators mark the steps.
     return read_trace(
         chrome_trace(path), is_step=lambda name: _STEP.fullmatch(name) is not None, on_progress=on_progress
     )
 
 
 def _steps(path: Path, trace: Trace, names: StepNames) -> TraceSteps:
-    """Find the steps as summaries do."""
+    """Find the steps in the same way as trace summaries."""
     annotations = _with_steps_on_devices(path, trace)
     return find_steps(annotations, names, trace.arg("External id", annotations.row))
 
 
 def _with_steps_on_devices(path: Path, trace: Trace) -> Columns:
-    """Return the annotations, with the steps on devices from other files than the Chrome trace."""
+    """Return the annotations, including device steps from files other than the Chrome trace."""
     kind = kind_of(path)
     steps = [
         CompleteEvent(
@@ -205,7 +205,7 @@ def _at_least_1_ns(begin_ns: int, end_ns: int) -> TimeWindow:
 
 
 def _window_on_devices(path: Path, steps: range, trace: Trace) -> Selection:
-    """Find the window by the annotations on devices, if the host has none."""
+    """Find the window from device annotations, for traces whose host has no step annotations."""
     annotations = _with_steps_on_devices(path, trace)
     matches = map(_STEP.fullmatch, annotations.tables.names)
     number_of_name = np.array([int(match[1]) if match else -1 for match in matches], dtype=np.int64)
