@@ -1,7 +1,7 @@
-"""Compiles the reader of traces for wheels and editable installs.
+"""Build hook that compiles the trace reader for wheels and editable installs.
 
-Without a compiler, the requirement `ziglang` provides one. If the build fails, profdeck reads traces in Python.
-`python hatch_build.py` compiles the library in a checkout.
+If the machine has no C++ compiler, the build installs `ziglang`, which provides one. If compilation fails, profdeck
+reads traces in Python. To compile the library in a checkout, run `python hatch_build.py`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ReaderBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Return the compiler as a requirement if the machine has none."""
+        """Return a compiler as a build requirement if the machine has none."""
         return [] if os.environ.get("PROFDECK_PURE") or next(compilers(), None) else ["ziglang>=0.13"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the library. Without it, the wheel is pure Python."""
+        """Compile the library. If that fails, build a pure-Python wheel."""
         if self.target_name != "wheel":
             return
         library = Path(self.root) / "core" / PACKAGED
@@ -50,20 +50,20 @@ class ReaderBuildHook(BuildHookInterface[Any]):
 
 
 def compilers() -> Iterator[list[str]]:
-    """Yield the commands of the compilers on this machine."""
+    """Yield the command for each C++ compiler on this machine."""
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and shutil.which(name.split()[0]):
             yield name.split()
     if importlib.util.find_spec("ziglang"):
-        # Without a target, zig compiles for the CPU of this machine only.
+        # Without a target, zig generates code that may run only on this machine's CPU model.
         target = ["-target", f"{platform.machine()}-linux-gnu.2.17"] if sys.platform == "linux" else []
         yield [sys.executable, "-m", "ziglang", "c++", *target]
 
 
 def compile_library(root: Path) -> str | None:
-    """Compile the library unless it is up to date; return the problem if that fails.
+    """Compile the library unless it is up to date. Return the problem if compilation fails.
 
-    A library of other sources is deleted, so that it is neither used nor packed.
+    A library built from different sources is deleted, so that it is neither loaded nor packaged.
     """
     library, sources = root / "core" / PACKAGED, root / "native"
     if os.environ.get("PROFDECK_PURE"):
@@ -76,7 +76,7 @@ def compile_library(root: Path) -> str | None:
     library.unlink(missing_ok=True)
     problem = "there is no C++ compiler."
     for compiler in compilers():
-        # Wheels are installed on machines with another C++ runtime.
+        # Wheels may be installed on machines with a different C++ runtime.
         for linking in (("-static-libstdc++", "-static-libgcc"), ()):
             with tempfile.TemporaryDirectory(dir=library.parent) as directory:
                 built = Path(directory) / library.name
@@ -88,7 +88,7 @@ def compile_library(root: Path) -> str | None:
                     output = str(getattr(error, "stderr", None) or error).strip().splitlines()
                     problem = f"{compiler[0]} failed: {output[-1] if output else error}"
                     continue
-                built.replace(library)  # a running process keeps the library that it has loaded
+                built.replace(library)  # a rename, so that running processes keep the library that they have loaded
                 return None
     return problem
 

@@ -32,11 +32,11 @@ _QUERY = re.compile(
     re.IGNORECASE,
 )
 _KEYS = r"pass(?:word|wd|phrase)|secret|token|signature|credential|(?:api|access|account|private|storage)[_-]?key|_pwd"
-# The lookbehind keeps the time linear in the length of a word. Error messages can contain words of many kilobytes.
+# The lookbehind keeps matching time linear in word length. Words in error messages can be many kilobytes long.
 _KEY = rf"(?<![\w-])[\w-]*(?:{_KEYS})"
 _VALUE = r"""(?:b(?=["']))?(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(?!\d+\b|\$)["']?[^\s"'&,;)]+)"""
 _WORD = r"""(?![a-z]+(?:'s)?[ ]+[^\s=]|(?:none|null|true|false)\b|//|[()\[\]{}<*])"""
-"""Excludes the start of a phrase, such as ``token: expected a string``, and values that are not credentials."""
+"""Lookahead that excludes prose, such as ``token: expected a string``, and values that are not credentials."""
 _ASSIGNMENTS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

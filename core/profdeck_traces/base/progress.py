@@ -32,7 +32,7 @@ class Meter:
 
 
 def halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
-    """Return progress callbacks for the first and the second reading of the same files."""
+    """Return progress callbacks for two passes over the same files. Each pass counts half."""
     if on_progress is None:
         return None, None
     return (

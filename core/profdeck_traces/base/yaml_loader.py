@@ -1,7 +1,7 @@
-"""PyYAML loader for the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), as in TOML and JSON.
+"""PyYAML loader for the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema).
 
-010 is the number 10, and 10:20, yes and 2026-02-30 are strings. PyYAML implements YAML 1.1, which parses them as
-8, 620, True and an invalid date.
+The core schema is close to JSON and TOML: ``010`` is the number 10, and ``10:20``, ``yes`` and ``2026-02-30`` are
+strings. By default, PyYAML implements YAML 1.1, which parses them as 8, 620, True and an invalid date.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import yaml
 
 
 class CoreLoader(yaml.SafeLoader):
-    """YAML loader for the core schema that rejects duplicate keys. PyYAML silently keeps the last value of a key."""
+    """YAML loader for the core schema. It rejects duplicate keys, for which PyYAML silently keeps the last value."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's signature
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  # as above
-        """Convert a mapping node, and raise ``ConstructorError`` if it contains a key twice."""
+        """Convert a mapping node. Raise ``ConstructorError`` if it contains a duplicate key."""
         seen = set[Any]()
         for key, _ in node.value:
             text = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else None

@@ -1,4 +1,4 @@
-"""The compiled parser of traces: loads the library, and checks what passes through ctypes."""
+"""The compiled trace parser: loads the library, and checks the arguments of calls through ctypes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from profdeck_traces.reading.walking import Changes, Mark, Parser, ParseState, P
 FORMAT = 1
 LIBRARY = Path(__file__).with_name("_reader.so")
 SOURCES = Path(__file__).parents[3] / "native"
-"""The source in a checkout; an installed package has none."""
+"""Source directory in a checkout; installed packages do not contain it."""
 MAX_NAMES = 1 << 20
-"""Names beyond this number are read as ``(other)``."""
+"""Maximum number of distinct names. Further names are read as ``(other)``."""
 COLUMNS: dict[str, tuple[int, type[np.generic]]] = {
     "start_ns": (0, np.int64),
     "duration_ns": (1, np.int64),
@@ -64,7 +64,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 
 
 class UnusableLibraryError(Exception):
-    """The library is missing, or was built from other sources."""
+    """The library is missing, cannot be loaded, or was built from different sources."""
 
 
 def source_hash(directory: Path) -> str:
@@ -77,7 +77,7 @@ def open_library(path: Path, sources: Path) -> ctypes.CDLL:
     """Load the library.
 
     Raises:
-        UnusableLibraryError: It is missing, cannot be loaded, or does not fit this version.
+        UnusableLibraryError: The library is missing, cannot be loaded, or does not match this version.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -103,12 +103,12 @@ def load_library() -> ctypes.CDLL | None:
 
 
 class CompiledParser(Parser):
-    """A `Parser` in C++.
+    """A `Parser` implemented in C++.
 
     Args:
-        library: From `open_library`.
-        args: The args to collect, and the `Kind` of each. ``@id`` is the event's own ``id``.
-        max_names: Limit of the number of names, tracks and texts of an arg.
+        library: The library returned by `open_library`.
+        args: The args to collect, with the `Kind` of each. A key such as ``@id`` selects a member of the event itself.
+        max_names: Maximum number of names, of tracks, and of texts per arg.
         in_files: Keep columns in temporary files, for traces that are larger than memory.
     """
 
@@ -197,7 +197,7 @@ class CompiledParser(Parser):
     @override
     def copy_events(self, changes: Changes) -> None:
         typed = ((changes.keep, np.uint8), (changes.lane, np.int32), (changes.ids, np.int64))
-        # The library reads the arrays while it is fed.
+        # Keep the arrays alive: the library reads them in later calls of `feed`.
         self._arrays = [None if array is None else np.ascontiguousarray(array, dtype) for array, dtype in typed]
         texts = (ctypes.c_char_p * (2 * len(changes.lanes)))(*itertools.chain.from_iterable(changes.lanes))
         if self._library.reader_copy(
@@ -241,7 +241,7 @@ class CompiledParser(Parser):
         return [raw[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
 
     def _array(self, number: int, dtype: type[np.generic]) -> NDArray[Any]:
-        """Return a column in the reader's memory: valid until it is dropped, or the parser is freed."""
+        """Return a view of a column in the library's memory. It is valid until the next `feed` or `drop`."""
         at = ctypes.c_void_p()
         size = self._library.reader_column(self._handle, number, ctypes.byref(at), 0)
         if not size or not at.value:
@@ -254,9 +254,9 @@ class CompiledParser(Parser):
 def nest(
     library: ctypes.CDLL, track: NDArray[np.generic], start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return the innermost event that is open on its track when each event starts, or -1.
+    """Return, for each event, the innermost event open on its track when it starts, or -1.
 
-    Events are sorted by track, start, and longest first.
+    Events must be sorted by track, then by start, longest first.
     """
     if not len(track) == len(start_ns) == len(end_ns):
         raise ValueError("The columns have different lengths.")
@@ -269,12 +269,12 @@ def nest(
 
 
 def demangle(library: ctypes.CDLL, names: Iterable[str]) -> list[str]:
-    """Return C++ names in readable form. Names that are not mangled stay as they are."""
+    """Demangle C++ names. Names that cannot be demangled are returned unchanged."""
     room = ctypes.create_string_buffer(_DEMANGLED_BYTES)
     found = []
     for name in names:
         is_mangled = name.startswith("_Z") and name.isascii() and "\0" not in name
-        # GNU's demangler knows bfloat16 since GCC 13: replace it by another builtin type.
+        # GNU's demangler supports bfloat16 only since GCC 13. If it fails, substitute another builtin type.
         for code, stand_in, readable in (("", "", ""), (*_BFLOAT16,)) if is_mangled else ():
             length = library.reader_demangle(name.replace(code, stand_in).encode(), room, len(room))
             if length >= 0:

@@ -1,4 +1,4 @@
-"""Yields the content of a trace file as UTF-8, whatever its compression and encoding."""
+"""Reads the content of a trace file as UTF-8, regardless of its compression and encoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_READ = {
     b"\xfd7zXZ\x00": "xz: decompress it with xz -d",
     b"7z\xbc\xaf\x27\x1c": "7-Zip: extract it first",
 }
-# UTF-32 before UTF-16: its little-endian mark begins with that of UTF-16.
+# UTF-32 comes before UTF-16, because its little-endian mark starts with that of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -33,24 +33,24 @@ _ZEROS = {
     b"\1\0\1\0": "utf-16-le",
     b"\0\1\0\1": "utf-16-be",
 }
-"""Encodings of two ASCII characters without a mark, by the bytes that are not zero."""
-# Traces of real jobs inflate to 8 to 30 times their size.
+"""Encodings without a byte-order mark. The keys show which of the first four bytes are nonzero in ASCII text."""
+# Traces of real jobs expand to 8 to 30 times their compressed size.
 _MOST_INFLATION, _SMALL_BYTES = 300, 128 << 20
 _DAMAGE = (OSError, EOFError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
 def read_content(path: Path, *, on_read: Callable[[int], None] | None = None) -> Generator[Chunk, None, None]:
-    """Yield the uncompressed UTF-8 content of a file: plain, gzip, bzip2, or a zip archive of one file.
+    """Yield the uncompressed content of a file in UTF-8. The file is plain, gzip, bzip2, or a zip archive of one file.
 
-    A chunk is valid until the next is taken. Decompression runs on a second thread. Files that inflate to more than 300
-    times their size, and to more than 128 MiB, are read up to there.
+    A chunk is valid only until the next chunk is requested. Decompression runs on a second thread. The content is read
+    up to 300 times the size of the file, or up to 128 MiB if that is more.
 
     Args:
         path: The file.
-        on_read: Called with the bytes of the file read so far.
+        on_read: Called with the number of bytes of the file read so far.
 
     Raises:
-        DamagedStreamError: After everything readable, if the compressed stream is truncated or corrupt.
+        DamagedStreamError: The compressed stream is truncated or corrupt. All readable content was yielded before.
         TraceError: The file cannot be read.
     """
     try:
@@ -114,14 +114,14 @@ def _zip(path: Path, on_read: Callable[[int], None] | None) -> Generator[Chunk, 
 
 
 def to_utf8(chunks: Generator[Chunk, None, None], size_bytes: int) -> Generator[Chunk, None, None]:
-    """Yield uncompressed chunks in UTF-8, without a byte-order mark.
+    """Convert uncompressed chunks to UTF-8 without a byte-order mark.
 
     Args:
         chunks: The content of a file.
-        size_bytes: The size of the compressed file, which limits that of the content.
+        size_bytes: Size of the file on disk, which determines the size limit for the content.
 
     Raises:
-        DamagedStreamError: The text has another encoding, or the content is implausibly large.
+        DamagedStreamError: The text cannot be decoded, or the content is implausibly large.
     """
     chunks = _limited(chunks, max(_SMALL_BYTES, size_bytes * _MOST_INFLATION))
     try:

@@ -16,12 +16,12 @@ from profdeck_traces.reading.parsers import new_parser
 from profdeck_traces.reading.stream import Chunk
 from profdeck_traces.reading.walking import Changes, Mark, walk
 
-# Both pass the parsers, as they pass Python's json, but viewers reject the file.
+# The parsers accept both, as does Python's json, but viewers reject the file.
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _STRING_OR_CONSTANT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|NaN|-?Infinity', re.DOTALL)
 
 Rewrite = Callable[[int, bytes], bytes]
-"""Returns the new text of an event, by its position in the file and its text with the other changes."""
+"""Returns the new text of an event, given its position in the file and its text with all other changes made."""
 
 
 def copy_events(  # noqa: PLR0913 - all but three have defaults
@@ -33,20 +33,20 @@ def copy_events(  # noqa: PLR0913 - all but three have defaults
     on_progress: Progress | None = None,
     in_python: bool = False,
 ) -> int:
-    """Copy events of a Chrome trace in their order, and return their number. The text is valid JSON; see `strict_json`.
+    """Copy events of a Chrome trace in file order, and return the number of events copied.
 
-    Rows are those of `read_events`: the position of each event in the file.
+    The copied text is valid JSON; see `strict_json`. In `changes`, the row of an event is its position in the file.
 
     Args:
         path: As for `read_events`.
-        changes: The events to copy, and their changes.
-        write: Called with the text of some events. Separators are included.
+        changes: The events to copy, and the changes to make.
+        write: Called repeatedly with the text of copied events, including the separators.
         rewrite: Called for each marked event.
-        on_progress: Called with the number of bytes of the file read so far and its size, from another thread.
-        in_python: Use the parser in Python.
+        on_progress: Called from another thread with the number of bytes read so far and the file size.
+        in_python: Use the Python parser.
 
     Raises:
-        TraceError: The file cannot be read, or does not have the rows of `changes` any more.
+        TraceError: The file cannot be read, or its events no longer match `changes`.
     """
     size_bytes = file_size(path)
     parser = new_parser({}, in_python=in_python)
@@ -64,7 +64,7 @@ def copy_events(  # noqa: PLR0913 - all but three have defaults
         try:
             for chunk in content:
                 yield chunk
-                write_copied()  # after the parser has read the chunk
+                write_copied()  # the parser has now read the chunk
         finally:
             content.close()
 
@@ -76,10 +76,10 @@ def copy_events(  # noqa: PLR0913 - all but three have defaults
 
 
 def strict_json(text: bytes) -> bytes:
-    """Return JSON text that every reader accepts: encoded surrogates become escapes, NaN and infinities become null.
+    """Return JSON text that every reader accepts. Encoded surrogates become escapes; NaN and infinities become null.
 
     Args:
-        text: Whole values that a parser has accepted.
+        text: Complete JSON values that a parser has accepted.
     """
     if b"\xed" in text:
         text = _SURROGATE.sub(lambda match: b"\\u%04x" % ord(match[0].decode("utf-8", "surrogatepass")), text)

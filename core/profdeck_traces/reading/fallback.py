@@ -1,4 +1,4 @@
-"""A parser of traces in Python, for machines without the compiled one. Tests compare both."""
+"""A trace parser in Python, for machines without the compiled parser. Tests compare their results."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NO_DURATION = -1
 _OTHER_PHASE = 1
 _MAX_DEPTH = 512
 _MAX_CATEGORIES = 255
-_MAX_COUNTED_BYTES = 1 << 20  # of members, if events are only counted
+_MAX_COUNTED_BYTES = 1 << 20  # limit for top-level members while counting events
 _MAX_INTEGER = 2**63
 _MAX_TIME_NS = 2**52 * 1000
-_MARKED = 2  # in `Changes.keep`
-_NEAR_END = 16  # an error so near to the end may be a token that continues
+_MARKED = 2  # value in `Changes.keep`
+_NEAR_END = 16  # an error this close to the end may be a token that continues in the next buffer
 _CUT = re.compile(rb"(\})[ \t\n\r]*,[ \t\n\r]*\{")
 _CUT_BYTES = 1 << 18
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -41,7 +41,7 @@ _NO_TEXT = msgspec.Raw(b"")
 
 
 class _BadError(Exception):
-    """Malformed JSON at an offset of the buffer."""
+    """Malformed JSON at an offset in the buffer."""
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(reason)
@@ -53,7 +53,7 @@ class _MoreError(Exception):
 
 
 class _Codes(dict[bytes, int]):
-    """Codes of strings, in the order of first appearance. Beyond the limit, new strings have code 1."""
+    """Assigns codes to strings in order of first appearance. Beyond the limit, new strings get code 1."""
 
     def __init__(self, limit: int, *texts: bytes) -> None:
         super().__init__((text, code) for code, text in enumerate(texts))
@@ -67,10 +67,10 @@ class _Codes(dict[bytes, int]):
 
 
 class _Object:
-    """Reads the texts of some members of objects into a struct.
+    """Reads the JSON texts of selected object members into a struct.
 
     Args:
-        fields: Key of the member by field name.
+        fields: Maps field names of the struct to keys of members.
     """
 
     def __init__(self, fields: Mapping[str, str]) -> None:
@@ -82,17 +82,17 @@ class _Object:
     def read(self, text: bytes) -> Any:
         try:
             return self._decode(text)
-        except msgspec.DecodeError:  # such as NaN
+        except msgspec.DecodeError:  # for example, for NaN
             spans = member_spans(text.decode("latin-1"))
             fields = {name: spans[key] for name, key in self._fields.items() if key in spans}
             return self.type(**{name: msgspec.Raw(text[begin:end]) for name, (begin, end) in fields.items()})
 
 
 class PythonParser(Parser):
-    """A `Parser` by msgspec. It takes the arguments of `CompiledParser`."""
+    """A `Parser` implemented with msgspec. It takes the same arguments as `CompiledParser`, except for the library."""
 
     def __init__(self, args: Mapping[str, int], *, max_names: int = MAX_NAMES, in_files: bool = False) -> None:
-        del in_files  # lists of Python are larger than the columns
+        del in_files  # the values are in Python lists, which stay in memory
         self.state, self.has_events, self.rows = ParseState.START, False, 0
         self.error, self.error_at = "", -1
         self._is_array = False
@@ -192,8 +192,8 @@ class PythonParser(Parser):
 
     # ------------------------------------------------------------ document
 
-    def _step(self, at: int) -> int:  # noqa: C901 - one branch for each state
-        """Read one part of the document; return the offset after it."""
+    def _step(self, at: int) -> int:  # noqa: C901 - one branch per state
+        """Read the next element of the document. Return the offset after it."""
         byte, state = self._buffer[at : at + 1], self.state
         if state == ParseState.START:
             if byte not in b"{[":
@@ -237,7 +237,7 @@ class PythonParser(Parser):
             return value + 1
         end = self._end_of(value)
         if self._skip_space(end) >= self._length:
-            raise _MoreError  # a number may continue
+            raise _MoreError  # a number may continue in the next buffer
         texts = [text.replace(b"\n", b" ") for text in (self._buffer[at:key_end], self._buffer[value:end])]
         self.state = ParseState.AFTER_MEMBER
         size = len(texts[0]) + len(texts[1])
@@ -258,12 +258,12 @@ class PythonParser(Parser):
             else:
                 self._add([self._event.read(self._buffer[at:end])])
         elif self._buffer[at : at + 1] != b"[" and self._skip_space(end) >= self._length:
-            raise _MoreError  # a scalar may continue
+            raise _MoreError  # a scalar may continue in the next buffer
         self.state = ParseState.AFTER_EVENT
         return end
 
     def _read_many(self, at: int) -> int | None:
-        """Read events up to a cut near the end; return None if that is not possible."""
+        """Read many events at once, up to a boundary near the end. Return None if that is not possible."""
         if self._bad_byte < self._length or self._changes is not None:
             return None
         cut = None
@@ -277,7 +277,7 @@ class PythonParser(Parser):
         try:
             events = self._decode_events(b"[%b]" % text)
         except (msgspec.DecodeError, RecursionError):
-            return None  # the cut was inside of an event, or something is malformed
+            return None  # the boundary was inside an event, or the JSON is malformed
         self._add(events)
         return cut
 
@@ -313,7 +313,7 @@ class PythonParser(Parser):
     def _replaced(
         self, changes: Changes, row: int, at: int, spans: Mapping[str, tuple[int, int]]
     ) -> Iterator[tuple[int, int, bytes]]:
-        """Yield begin, end and new text of the values that change."""
+        """Yield the start, end and new text of each value that changes."""
         has_row = row < changes.rows
         if changes.lane is not None and has_row and (lane := int(changes.lane[row])) >= 0:
             for key, text in zip(("pid", "tid"), changes.lanes[lane], strict=True):
@@ -340,13 +340,13 @@ class PythonParser(Parser):
         return at
 
     def _characters(self) -> str:
-        """Return the buffer with one character per byte, so that offsets are the same."""
+        """Decode the buffer with one character per byte, so that offsets stay the same."""
         if not self._text:
             self._text = self._buffer.decode("latin-1")
         return self._text
 
     def _end_of(self, at: int) -> int:
-        """Return the end of the value at an offset."""
+        """Return the end of the value that starts at `at`."""
         text = self._characters()
         try:
             _, end = scan(text, at)
@@ -370,7 +370,7 @@ class PythonParser(Parser):
         return int(end)
 
     def _check_depth(self, at: int, end: int) -> None:
-        """Check that no value of an event, or of its args, is nested too deeply before `end`."""
+        """Check that the value at `at` is not nested too deeply. In an event, check its members and args separately."""
         text = self._characters()
         if text.count("[", at, end) + text.count("{", at, end) <= _MAX_DEPTH:
             return
@@ -380,7 +380,7 @@ class PythonParser(Parser):
         for match in _BRACKETS.finditer(text, at, end):
             symbol = match.group()
             if symbol == '"':
-                return  # a string that does not end
+                return  # an unterminated string
             if symbol[0] == '"':
                 key = symbol
             elif symbol in "[{":
@@ -393,7 +393,7 @@ class PythonParser(Parser):
                 stack.pop()
 
     def _read_key(self, at: int) -> tuple[str, int, int]:
-        """Return a decoded key, its end, and the offset of the colon."""
+        """Return the decoded key at `at`, the end of the key, and the offset of the colon."""
         text = self._characters()
         if text[at] != '"':
             self._bad(at, "a key is expected")
@@ -406,9 +406,9 @@ class PythonParser(Parser):
         return json.loads(text[at:end].encode("latin-1").decode("utf-8", "surrogatepass")), end, colon
 
     def _find_bad_byte(self) -> int:
-        """Return the offset of the first byte that is not UTF-8, or the length."""
+        """Return the offset of the first invalid UTF-8 byte, or the length of the buffer if there is none."""
         try:
-            # Unlike `bytes.decode`, this accepts an encoded surrogate that the end cuts.
+            # Unlike `bytes.decode`, this accepts an encoded surrogate that is truncated at the end of the buffer.
             codecs.utf_8_decode(self._buffer, "surrogatepass", self._is_last)
         except UnicodeDecodeError as error:
             return error.start
@@ -479,24 +479,24 @@ class PythonParser(Parser):
 
 
 def _string(text: bytes, *, scalars: bool) -> bytes:
-    """Return a string without its quotes, and optionally the text of another scalar."""
+    """Return a string without its quotes. If `scalars` is set, also return the text of other scalars."""
     if text[:1] == b'"':
         return text[1:-1]
     return text if scalars and text[:1] not in (b"{", b"[", b"n") else b""
 
 
 def read_integer(text: bytes) -> int | None:
-    """Return an integer of 64 bits, written as a number or as a string; None for other values."""
+    """Parse a signed 64-bit integer, given as a number or a string. Return None for other values."""
     if text[:1] == b'"':
         text = text[1:-1]
-    if not _INTEGER.fullmatch(text) or len(text) > 20:  # noqa: PLR2004 - digits of 64 bits, and a sign
+    if not _INTEGER.fullmatch(text) or len(text) > 20:  # noqa: PLR2004 - digits of a 64-bit integer, and a sign
         return None
     value = int(text)
     return value if -_MAX_INTEGER <= value < _MAX_INTEGER else None
 
 
 def read_id(text: bytes) -> int | None:
-    """Return a number from 0, or a string of hexadecimal digits, as an integer; None for other values."""
+    """Parse a nonnegative integer, given as a number or a hexadecimal string. Return None for other values."""
     if match := _HEXADECIMAL.fullmatch(text):
         return int(match[1], 16)
     value = None if text.startswith(b'"') else read_integer(text)
@@ -504,7 +504,7 @@ def read_id(text: bytes) -> int | None:
 
 
 def read_time(text: bytes, missing: int) -> int:
-    """Return a number of microseconds as the nearest nanosecond, ties to even, or `missing` for other values."""
+    """Convert microseconds to nanoseconds, rounding half to even. Return `missing` if the value is not a valid time."""
     if text[-4:-3] == b"." and (digits := text[:-4] + text[-3:]).isdigit() and len(digits) < 19:  # noqa: PLR2004
         value = int(digits)
         return value if value < _MAX_TIME_NS else missing
@@ -514,7 +514,7 @@ def read_time(text: bytes, missing: int) -> int:
     sign, digits, exponent = match.groups()
     try:
         number = Decimal(digits.decode()).scaleb(min(max(int((exponent or b"0")[:20]), -9999), 9999), _EXACT)
-        if number and number.adjusted() > 20:  # noqa: PLR2004 - beyond all times
+        if number and number.adjusted() > 20:  # noqa: PLR2004 - outside the range of times
             return missing
         value = int(_EXACT.multiply(number, 1000).to_integral_value(context=_EXACT))
     except ArithmeticError:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from profdeck_traces.reading.stream import Chunk, DamagedStreamError
 
 _SPACE = rb"[ \t\n\r]{0,1000}"
-# The resumption rule: the first opening brace at or after the error that follows a comma or a bracket, and is followed
-# by a member of events. Both are searched in the bytes, because an unescaped quote makes strings and syntax swap.
-# They are compiled on first use, because this takes 5 ms and few traces are damaged.
+# After an error, parsing resumes at the first opening brace that follows a comma or a bracket and precedes a key of
+# events. The patterns search raw bytes, because after an unescaped quote, strings and syntax trade places. They are
+# compiled on first use, because compilation takes 5 ms and few traces are damaged.
 _NEXT_EVENT = rb'[,\[}]%b(\{)%b"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"%b:' % (_SPACE, _SPACE, _SPACE)
 _NEXT_ARRAY = rb'"traceEvents"%b:%b(\[)' % (_SPACE, _SPACE)
-_MATCH_BYTES = 4096  # more than either matches
-_ROOM = 64  # a parser may read and write these bytes after the content
+_MATCH_BYTES = 4096  # longer than any match of either pattern
+_ROOM = 64  # bytes after the content that a parser may read and write
 _WINDOW_BYTES = 1 << 15
 MAX_VALUE_BYTES = 64 << 20
 _MAX_RANGES = 1000
@@ -28,18 +28,18 @@ _WHITE_SPACE = b" \t\n\r"
 
 
 NO_TIME = int(np.iinfo(np.int64).min)
-"""Time of an event without one."""
+"""Stands for the time of an event that has no valid time."""
 
 
 class ParseStatus(enum.IntEnum):
-    """The result of feeding a parser."""
+    """Result of feeding a parser."""
 
     MORE = 0
     BAD = 1
 
 
 class ParseState(enum.IntEnum):
-    """The position of a parser in the document."""
+    """Position of a parser in the document."""
 
     START = 0
     FIRST_MEMBER = 1
@@ -52,20 +52,20 @@ class ParseState(enum.IntEnum):
 
 
 class Kind(enum.IntEnum):
-    """The kind of an arg's values."""
+    """Representation of the values of an arg."""
 
     TEXT = 0
-    """A code of its JSON text, in `Parser.texts`."""
+    """Code of the value's JSON text in `Parser.texts`."""
     INTEGER = 1
     ID = 2
-    """A number from 0, or a string of hexadecimal digits, as this number. Other values: -2 - code of the JSON text."""
+    """A nonnegative integer, given as a number or hexadecimal string. Other values are -2 - code of the JSON text."""
 
 
 EVENT_STATES = frozenset({ParseState.FIRST_EVENT, ParseState.EVENT, ParseState.AFTER_EVENT})
 
 
 class Mark(NamedTuple):
-    """The position of a marked event in copied text."""
+    """Position of a marked event in copied text."""
 
     row: int
     begin: int
@@ -77,22 +77,22 @@ _MAX_SHIFT_NS = 2**62
 
 @attrs.frozen(eq=False)
 class Changes:
-    """Changes to the text of copied events. Arrays have one value for each row.
+    """Changes to make in the text of copied events. Each array has one value per row.
 
     Raises:
-        ValueError: The values do not fit together.
+        ValueError: The arrays have different lengths, or a lane or `shift_ns` is out of range.
     """
 
     keep: NDArray[np.uint8] | None = None
-    """0: the event is not copied; 1: it is copied; 2: it is copied, and `Parser.take_copied` returns its position."""
+    """0: skip the event; 1: copy it; 2: copy it, and return its position from `Parser.take_copied`."""
     lane: NDArray[np.int32] | None = None
-    """Index in `lanes`, or -1."""
+    """Index of the event's new lane in `lanes`, or -1 to keep its lane."""
     lanes: Sequence[tuple[bytes, bytes]] = ()
-    """JSON texts of new process and thread ids. A missing member is inserted; empty: the member does not change."""
+    """New process and thread ids as JSON texts. An empty text keeps the member; a missing member is inserted."""
     ids: NDArray[np.int64] | None = None
-    """The new ``id``, or -1."""
+    """The new ``id``, or -1 to keep the ``id``."""
     shift_ns: int = 0
-    """Added to each time that is valid. Times are written with three decimals, and remain strings or numbers."""
+    """Added to every valid time. Times are written with three decimals; strings stay strings, numbers stay numbers."""
     separator: bytes = b",\n"
     """Written between two events."""
 
@@ -111,7 +111,7 @@ class Changes:
 
 
 class Parser(Protocol):
-    """Reads the rows of a trace. `compiled` and `fallback` have equal ones."""
+    """Interface of trace parsers. The parsers in `compiled` and `fallback` give the same results."""
 
     error: str
     """The last error, without its position."""
@@ -123,70 +123,74 @@ class Parser(Protocol):
     rows: int
 
     def feed(self, buffer: bytearray, length: int, base: int, *, is_last: bool) -> tuple[ParseStatus, int]:
-        """Read what is complete in ``buffer[:length]``; return the status and the number of bytes read.
+        """Parse the complete part of ``buffer[:length]``. Return the status and the number of bytes consumed.
 
         Args:
-            buffer: Has 64 bytes of room after the content.
+            buffer: The content, followed by at least 64 bytes of room.
             length: Size of the content.
             base: Offset of the buffer in the document.
-            is_last: True if the document ends there.
+            is_last: True if the document ends with this content.
         """
 
     def count_events(self, name: bytes = b"") -> None:
-        """Count events from now on, in bounded memory: keep few members, and columns only of events with a name.
+        """From now on, count events in bounded memory. Keep columns only for events with `name`, and few members.
 
         Args:
-            name: The name, as it is written in the file; empty: no event has columns.
+            name: The name as written in the file. If it is empty, no columns are kept.
         """
 
     def resume(self) -> None:
-        """Expect an event next."""
+        """Resume after an error, with an event as the next input."""
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return a column by row: ``start_ns``, ``duration_ns``, ``name``, ``track``, ``phase`` or ``category``."""
+        """Return a column, which has one value per row.
+
+        Args:
+            name: ``start_ns``, ``duration_ns``, ``name``, ``track``, ``phase`` or ``category``.
+        """
 
     def pairs(self, key: str) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Return the rows that have an arg, and its values: integers, or codes of `texts`."""
+        """Return the rows that have an arg, and the values of the arg: integers, or codes into `texts`."""
 
     def drop(self, name: str) -> None:
         """Free a column."""
 
     def drop_pairs(self, key: str) -> None:
-        """Free the pairs of an arg."""
+        """Free the rows and values of an arg."""
 
     def strings(self, name: str) -> list[bytes]:
-        """Return the JSON text of each code in a column: ``name``, ``category`` or ``track``."""
+        """Return the JSON text for each code in a column: ``name``, ``category`` or ``track``."""
 
     def texts(self, key: str) -> list[bytes]:
-        """Return the JSON text of each code of an arg."""
+        """Return the JSON text for each code of an arg."""
 
     def members(self) -> list[tuple[bytes, bytes]]:
-        """Return the JSON texts of the members of the top-level object. The value of the events is empty."""
+        """Return the top-level members as JSON texts of key and value. The value of ``traceEvents`` is empty."""
 
     copied: int
-    """The number of events copied so far."""
+    """Number of events copied so far."""
 
     def copy_events(self, changes: Changes) -> None:
-        """Copy the text of events from now on instead of adding rows."""
+        """From now on, copy the text of events instead of adding rows."""
 
     def take_copied(self) -> tuple[bytes, list[Mark]]:
-        """Return the text copied since the last call, and the marked events in it."""
+        """Return the text copied since the last call, and the positions of the marked events in it."""
 
 
 @attrs.define
 class Walk:
-    """The result of walking over a document."""
+    """Result of parsing a document."""
 
     json_bytes: int = 0
     problem: str | None = None
-    """The first problem, in one sentence; None if the document is a Chrome trace and intact."""
+    """The first problem, in one sentence; None if the document is an intact Chrome trace."""
     skipped: list[tuple[int, int]] = attrs.field(factory=list)
-    """Byte ranges of malformed events, at most 1,000 of them."""
+    """Byte ranges of malformed events (at most 1,000 ranges)."""
     skips: int = 0
-    """The number of malformed places."""
+    """Number of malformed byte ranges, including those not listed in `skipped`."""
 
     def note(self, problem: str) -> None:
-        """Record a problem, unless an earlier one is known."""
+        """Record a problem unless one has already been recorded."""
         self.problem = self.problem or problem
 
     def skip(self, begin: int, end: int) -> None:
@@ -197,14 +201,14 @@ class Walk:
 
 
 class Walker:
-    """Feeds a document to a parser, and holds the bytes that the parser has not read.
+    """Feeds a document to a parser, and buffers the bytes that the parser has not consumed.
 
-    After a malformed event, reading resumes at the next object that follows a comma or a bracket and begins with a
-    member of events.
+    After a malformed event, parsing resumes at the next object that follows a comma or a bracket and starts with a key
+    of events.
 
     Args:
-        parser: Reads the rows.
-        max_value_bytes: Skip an event or member that is longer: it has to fit in memory.
+        parser: The parser to feed.
+        max_value_bytes: Skip any longer event or member, because each of them must fit in memory.
     """
 
     def __init__(self, parser: Parser, max_value_bytes: int = MAX_VALUE_BYTES) -> None:
@@ -215,14 +219,14 @@ class Walker:
         self._filled = self._base = 0
         self._needed = 0
         self._window = 0
-        """Bytes to feed at once after an error, so that many errors take linear time; 0: all."""
+        """Number of bytes to feed at once after an error, so that many errors take linear time; 0 feeds all bytes."""
         self._error_at: int | None = None
-        """Offset of an error after which no event was found yet."""
+        """Offset of an error, until the next event after it is found."""
         self._element_at = 0
         self._is_over = False
 
     def add_all(self, chunks: Generator[Chunk, None, None], max_json_bytes: int) -> None:
-        """Read all chunks of UTF-8, but at most `max_json_bytes`.
+        """Read all UTF-8 chunks, up to `max_json_bytes` in total.
 
         Raises:
             TraceError: The file cannot be read.
@@ -239,7 +243,7 @@ class Walker:
             chunks.close()
 
     def add(self, chunk: Chunk, *, is_last: bool = False) -> None:
-        """Read the next chunk of UTF-8."""
+        """Read the next UTF-8 chunk."""
         self.result.json_bytes += len(chunk)
         if self._is_over:
             return
@@ -297,7 +301,7 @@ class Walker:
     def _handle_error(self, error_at: int) -> None:
         self.result.note(f"Malformed JSON at offset {error_at:,}: {self.parser.error}.")
         if self.parser.state not in EVENT_STATES and self.parser.has_events:
-            self._is_over = True  # after the events: nothing that could be read is lost
+            self._is_over = True  # after the events, so no event is lost
             return
         self._error_at, self._element_at = error_at, self._base
         offset = error_at - self._base
@@ -305,7 +309,7 @@ class Walker:
             self._resume_at(offset)  # only the comma between two events is missing
 
     def _resume(self) -> bool:
-        """Find the next event after an error; return False if it is not in the buffer."""
+        """Find the next event after an error. Return False if the buffer does not contain one."""
         in_events = self.parser.state in EVENT_STATES
         error_at = (self._error_at or 0) - self._base
         pattern = re.compile(_NEXT_EVENT if in_events else _NEXT_ARRAY)
@@ -330,13 +334,13 @@ def walk(
     max_json_bytes: int,
     max_value_bytes: int = MAX_VALUE_BYTES,
 ) -> Walk:
-    """Feed all chunks to a parser, as `Walker`.
+    """Feed all chunks to a parser, using a `Walker`.
 
     Args:
         chunks: The document in UTF-8.
-        parser: Reads the rows.
-        max_json_bytes: Stop before this many bytes are exceeded.
-        max_value_bytes: Skip an event or member that is longer.
+        parser: The parser to feed.
+        max_json_bytes: Stop before the chunks exceed this total size.
+        max_value_bytes: Skip any longer event or member.
 
     Raises:
         TraceError: The file cannot be read.
