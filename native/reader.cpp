@@ -1,8 +1,9 @@
-// Reads a Chrome trace into columns. The interface is plain C for ctypes: nothing here depends on Python or a profiler.
+// Reads a Chrome trace into columns. The interface is plain C for use with ctypes. The code does not depend on
+// Python or a profiler.
 //
-// One walk proves the JSON grammar of every byte. Each object of the events array with a "ph" member is one row, in the
-// order of the file. The caller lists the args that become (row, value) pairs. After a malformed event, the caller
-// looks for the next one, and the walk resumes there.
+// The grammar of the whole JSON document is checked in a single pass. Each object in the events array that has a "ph"
+// member becomes one row, in file order. The args that the caller lists are stored as (row, value) pairs. After a
+// malformed event, the caller searches for the next event, and parsing resumes there.
 #include <cxxabi.h>
 #include <setjmp.h>
 #include <stdio.h>
@@ -14,17 +15,17 @@
 
 static const i64 NO_TIME = INT64_MIN, NO_DURATION = -1;
 static const u8 OTHER_PHASE = 1;     // "ph" is not a string of one ASCII character
-static const u8 OTHER_CATEGORY = 1;  // more categories than codes
+static const u8 OTHER_CATEGORY = 1;  // for further categories when all codes are in use
 static const int MOST_DEPTH = 512;
-static const size_t MOST_COUNTED_BYTES = 1 << 20;  // of members, if events are only counted
+static const size_t MOST_COUNTED_BYTES = 1 << 20;  // limit for top-level members while counting events
 
-// TEXT: the JSON text of any value, as a code of the column's own table. ID: a number from 0, or a string of hexadecimal
-// digits, as that number; -2 - code of any other value.
+// TEXT: any value, stored as the code of its JSON text in the column's own table. ID: a nonnegative integer, given as a
+// number or a hexadecimal string; any other value is stored as -2 - code of its JSON text.
 enum Kind : u8 { TEXT, INTEGER, ID };
 enum Status { MORE, BAD, OUT_OF_MEMORY };
 enum State { START, FIRST_MEMBER, MEMBER, AFTER_MEMBER, FIRST_EVENT, EVENT, AFTER_EVENT, END };
 
-// A column that grows without copies. With a file, its pages can leave memory.
+// A column that grows by remapping if it is large. If it is backed by a file, its pages can be evicted from memory.
 template <class T>
 struct Column {
   T* p = nullptr;
@@ -74,7 +75,7 @@ struct Column {
   }
 };
 
-// Values of one key in args. Most events have few keys.
+// Values of one arg, stored as pairs because most events have few args.
 struct Pairs {
   std::string key;
   Kind kind;
@@ -92,17 +93,17 @@ struct Text {
   size_t n = 0;
 };
 
-// Changes to the text of the events that are copied. The caller keeps the arrays, which have one value a row.
+// Changes to make in the text of copied events. The arrays belong to the caller and have one value per row.
 struct Copy {
-  const u8* keep;     // 0: not copied, 1: copied, 2: copied and marked; null: all are copied
-  const i32* lane;    // index in `lanes`, or -1; null: no lane changes
-  const i64* ids;     // the new id, or -1; null: no id changes
-  size_t rows;        // the length of the arrays
+  const u8* keep;     // 0: skip, 1: copy, 2: copy and mark; null: copy all events
+  const i32* lane;    // index in `lanes`, or -1 to keep the lane; null: keep all lanes
+  const i64* ids;     // new id, or -1 to keep the id; null: keep all ids
+  size_t rows;        // length of the arrays
   i64 shift_ns;
-  std::vector<std::string> lanes;  // JSON texts of pid and tid, by turns; empty: unchanged
+  std::vector<std::string> lanes;  // alternating JSON texts of pid and tid; empty: unchanged
   std::string separator;
   std::vector<u8> out;
-  std::vector<i64> marks;  // of marked events: row, begin and end in `out`
+  std::vector<i64> marks;  // for each marked event: its row, and its start and end in `out`
   u64 written = 0;
 };
 
@@ -112,24 +113,24 @@ struct Reader {
   Column<u8> phase, category;
   Table names, categories{255}, tracks;
   std::vector<Pairs> args;
-  i32 slot[256];          // hash table of the keys of `args`
-  std::vector<std::pair<std::string, size_t>> own;  // columns of the event's own members, listed as "@id"
-  // The members of the top-level object: key, value, each followed by a line feed. That of the events has no value.
+  i32 slot[256];          // hash table from arg keys to indices in `args`
+  std::vector<std::pair<std::string, size_t>> own;  // columns for members of the event itself, such as "@id"
+  // Top-level members: each key and each value is followed by a line feed. The value of traceEvents is empty.
   std::vector<u8> members;
   Copy* copy = nullptr;
   bool is_counting = false;
-  std::string counted_name;  // the only events with rows, if events are counted
+  std::string counted_name;  // while counting, only events with this name are added to columns
 
   u64 rows = 0;
   State state = START;
   bool is_array = false, had_events = false, has_backslash = false;
-  std::unique_ptr<u32[]> tokens;  // not initialised: most of its pages are never used
+  std::unique_ptr<u32[]> tokens;  // not initialised, because most of its pages are never used
   size_t token_room = 0;
   size_t token_count = 0;
   const char* error = nullptr;
   i64 error_at = -1;
 
-  // Repeated values are found without hashing.
+  // Recent values, to look up repeated values without hashing.
   i64 last_pid[4] = {}, last_tid[4] = {};
   i32 last_track[4] = {-1, -1, -1, -1};
   int next_track = 0;
@@ -145,7 +146,7 @@ struct Reader {
 
 // ---------------------------------------------------------------- values
 
-// Skip the value at token i and check its grammar.
+// Check the grammar of the value at token i, and advance i past the value.
 static bool skip_value(Reader& r, const u8* b, const u32* t, size_t& i) {
   u8 c = b[t[i]];
   if (c == '"') {
@@ -161,7 +162,7 @@ static bool skip_value(Reader& r, const u8* b, const u32* t, size_t& i) {
   int depth = 0;
   bool object = false;
   for (;;) {
-    // A value begins at token i.
+    // A value starts at token i.
     c = b[t[i]];
     if (c == '{' || c == '[') {
       if (depth == MOST_DEPTH) FAIL("nested too deeply");
@@ -223,7 +224,7 @@ static void append_utf8(std::string& out, u32 c) {
   }
 }
 
-// Decode the escapes of a key. Keys that matter are ASCII, so surrogates stay two characters.
+// Decode the escapes in a key. Surrogate pairs are not combined, because all keys of interest are ASCII.
 static std::string unescaped(Text text) {
   std::string out;
   for (const u8 *p = text.p, *end = p + text.n; p < end; p++) {
@@ -244,7 +245,7 @@ static std::string unescaped(Text text) {
   return out;
 }
 
-// A key, without escapes, with room for 8 bytes to be read.
+// A key with its escapes decoded. It is always safe to read 8 bytes from its start.
 struct Key {
   Text text;
   std::string decoded;
@@ -273,14 +274,14 @@ static inline i32 column_of(const Reader& r, Text key) {
   }
 }
 
-// Return the text of the value between two tokens, without white space after it.
+// Return the text of the value between two tokens, without trailing whitespace.
 static Text value_text(const u8* b, const u32* t, size_t from, size_t to) {
   const u8 *p = b + t[from], *q = b + t[to] - 1;
   while (q > p && CLASS[*q] & SPACE) q--;
   return {p, (size_t)(q + 1 - p)};
 }
 
-// Read hexadecimal digits, at most 60 bits.
+// Convert hexadecimal digits, optionally with the prefix 0x, to an integer of at most 60 bits.
 static bool hex_integer(Text text, i64* out) {
   const u8 *p = text.p, *end = p + text.n;
   if (text.n > 2 && *p == '0' && (p[1] | 0x20) == 'x') p += 2;
@@ -293,7 +294,7 @@ static bool hex_integer(Text text, i64* out) {
   return true;
 }
 
-// Skip the value at token i and add it to a column. Of a repeated key, the last value counts, as in json.loads.
+// Skip the value at token i and add it to a column. If a key is repeated, its last value counts, as in json.loads.
 static bool keep_value(Reader& r, size_t column, const u8* b, const u32* t, size_t& i) {
   size_t from = i;
   if (!skip_value(r, b, t, i)) return false;
@@ -303,7 +304,7 @@ static bool keep_value(Reader& r, size_t column, const u8* b, const u32* t, size
   i64 x;
   if (pairs.kind != INTEGER) {
     Text text = value_text(b, t, from, i);
-    if (*text.p == 'n') return true;  // null: missing
+    if (*text.p == 'n') return true;  // null counts as missing
     if (pairs.kind == TEXT)
       x = pairs.texts.code_of(text.p, text.n);
     else if (!(*text.p == '"' ? hex_integer(text_at(b, t, from), &x) : exact_integer(text.p, text.p + text.n, &x)) || x < 0)
@@ -332,10 +333,10 @@ struct Event {
   u8 phase = 0;  // 0: no "ph" member
   i64 start = NO_TIME, duration = NO_DURATION;
   Text name, category;
-  Text pid, tid;            // JSON texts; empty: missing
+  Text pid, tid;            // JSON texts; empty if missing
   i64 pid_number = 0, tid_number = 0;
   bool had_args = false, pid_is_number = false, tid_is_number = false;
-  Text at_ts, at_id, at_pid, at_tid;  // texts that a copy may change
+  Text at_ts, at_id, at_pid, at_tid;  // values that may change in a copy
 };
 
 static bool read_text(Reader& r, const u8* b, const u32* t, size_t& i, Text& out, bool scalars) {
@@ -396,7 +397,7 @@ static bool read_time(Reader& r, const u8* b, const u32* t, size_t& i, i64& out,
 }
 
 static bool read_args(Reader& r, const u8* b, const u32* t, size_t& i, bool& had_args) {
-  if (had_args)  // of repeated args, the last count
+  if (had_args)  // if args is repeated, the last one counts
     for (Pairs& pairs : r.args)
       if (pairs.key[0] != '@') pairs.undo(r.rows);
   had_args = true;
@@ -434,14 +435,14 @@ constexpr u64 word_of(const char* s) {
   return word;
 }
 
-// Read another member of an event.
+// Add any other member of an event to its column if there is one; otherwise, skip the member.
 static bool read_own(Reader& r, Text key, const u8* b, const u32* t, size_t& i) {
   for (const auto& [name, column] : r.own)
     if (name.size() == key.n && !memcmp(name.data(), key.p, key.n)) return keep_value(r, column, b, t, i);
   return skip_value(r, b, t, i);
 }
 
-// Read the object at token i.
+// Read the event object at token i.
 static bool read_event(Reader& r, const u8* b, const u32* t, size_t& i, Event& e) {
   i++;
   if (b[t[i]] == '}') {
@@ -538,7 +539,7 @@ static bool has_row(const Reader& r, const Event& e) {
   return !r.is_counting || (!name.empty() && name.size() == e.name.n && !memcmp(name.data(), e.name.p, e.name.n));
 }
 
-// Copy the text of an event, and replace the values that change.
+// Copy the text of an event, replacing the values that change.
 static void copy_event(Reader& r, const u8* from, const u8* to, const Event& e) {
   Copy& copy = *r.copy;
   u64 row = r.rows++;
@@ -555,7 +556,7 @@ static void copy_event(Reader& r, const u8* from, const u8* to, const Event& e) 
   };
   if (copy.lane && row < copy.rows && copy.lane[row] >= 0) {
     const std::string* lane = &copy.lanes[2 * (size_t)copy.lane[row]];
-    // A member that is missing is inserted after the opening brace.
+    // A missing member is inserted after the opening brace.
     if (!lane[0].empty()) e.at_pid.n ? replace(e.at_pid, lane[0].c_str()) : replace({from + 1, 0}, lane[0].c_str(), "\"pid\": ", ", ");
     if (!lane[1].empty()) e.at_tid.n ? replace(e.at_tid, lane[1].c_str()) : replace({from + 1, 0}, lane[1].c_str(), "\"tid\": ", ", ");
   }
@@ -606,7 +607,7 @@ static bool read_element(Reader& r, const u8* b, const u32* t, size_t& i) {
 
 // ---------------------------------------------------------------- document
 
-// Read a member of the top-level object at token i. Events are read by the caller.
+// Read the top-level member at token i. The elements of traceEvents are left to the caller.
 static bool read_member(Reader& r, const u8* b, const u32* t, size_t& i) {
   if (b[t[i]] != '"') FAIL("a key is expected");
   if (b[t[i + 1]] != ':') {
@@ -633,7 +634,7 @@ static bool read_member(Reader& r, const u8* b, const u32* t, size_t& i) {
   r.state = is_events ? FIRST_EVENT : AFTER_MEMBER;
   if (r.is_counting && r.members.size() + raw.n + 2 + value.n > MOST_COUNTED_BYTES) return true;
   for (Text text : {Text{b + t[from], raw.n + 2}, value}) {
-    // Line feeds outside of strings become spaces: they separate the texts.
+    // Replace line feeds in whitespace by spaces, because line feeds separate the texts.
     size_t at = r.members.size();
     r.members.insert(r.members.end(), text.p, text.p + text.n);
     std::replace(r.members.begin() + (long)at, r.members.end(), (u8)'\n', (u8)' ');
@@ -642,7 +643,7 @@ static bool read_member(Reader& r, const u8* b, const u32* t, size_t& i) {
   return true;
 }
 
-// Read as much as is complete. `taken` is the position after the last complete token.
+// Parse the complete part of the buffer. Set `taken` to the number of bytes consumed.
 static Status walk(Reader& r, const u8* b, i64 base, size_t& taken) {
   const u32* t = r.tokens.get();
   size_t n = r.token_count, i = 0;
@@ -710,7 +711,7 @@ static Status walk(Reader& r, const u8* b, i64 base, size_t& taken) {
       return BAD;
     }
     c = b[t[i - 1]];
-    // Strings and scalars end before the next token.
+    // The last token may be only the start of a string or scalar, which ends before the next token.
     taken = CLASS[c] & OPERATOR ? t[i - 1] + 1 : t[i];
     while (taken && CLASS[b[taken - 1]] & SPACE) taken--;
   }
@@ -729,8 +730,8 @@ static Status feed(Reader& r, u8* b, size_t len, i64 base, bool is_last, size_t&
   Flags flags;
   size_t n = index_tokens(b, len, r.tokens.get(), flags);
   r.has_backslash = flags.backslash != 0;
-  // Strings are checked in a second pass, only if they have such bytes. A character that the end cuts is left to the
-  // next call.
+  // UTF-8 and escapes are checked in a second pass, which runs only if there are non-ASCII bytes or backslashes. The
+  // next call checks any character that is truncated at the end.
   i64 bad = flags.control;
   const char* why = "a control character in a string";
   if (flags.nonascii) {
@@ -743,7 +744,7 @@ static Status feed(Reader& r, u8* b, size_t len, i64 base, bool is_last, size_t&
   }
   if (bad >= 0)
     n = (size_t)(std::upper_bound(r.tokens.get(), r.tokens.get() + n, (u32)bad) - r.tokens.get());
-  else if (!is_last)  // tokens before a bracket are complete
+  else if (!is_last)  // all tokens up to a closing bracket are complete
     while (n && b[r.tokens[n - 1]] != '}' && b[r.tokens[n - 1]] != ']') n--;
   r.token_count = n;
   for (size_t k = 0; k < 4; k++) r.tokens[n + k] = (u32)len;
@@ -758,7 +759,7 @@ static Status feed(Reader& r, u8* b, size_t len, i64 base, bool is_last, size_t&
 
 // ---------------------------------------------------------------- names
 
-// The demangler of GNU, which passes the text on as it is made. Other runtimes do not have it.
+// GNU's demangler, which passes the text to a callback piece by piece. Other runtimes do not have this function.
 extern "C" __attribute__((weak)) int __gcclibcxx_demangle_callback(const char*, void (*)(const char*, size_t, void*), void*);
 
 struct Demangled {
@@ -769,12 +770,12 @@ struct Demangled {
 
 static void append(const char* text, size_t n, void* to) {
   Demangled& demangled = *(Demangled*)to;
-  if (n >= demangled.room - demangled.n) longjmp(demangled.full, 1);  // the demangler is in C and holds no memory
+  if (n >= demangled.room - demangled.n) longjmp(demangled.full, 1);  // safe: the demangler is C and owns no memory
   memcpy(demangled.out + demangled.n, text, n);
   demangled.n += n;
 }
 
-// Each reference to an earlier part of a mangled name can multiply the length of the text.
+// Each back-reference in a mangled name can multiply the length of the demangled text.
 static const int MOST_REFERENCES = 24;
 static int count_references(const char* name) {
   int count = 0;
@@ -791,11 +792,11 @@ static int count_references(const char* name) {
 extern "C" {
 #define API __attribute__((visibility("default")))
 
-// The version of this interface, and of the source.
+// Version of this interface, and hash of the source files.
 API int reader_format() { return 1; }
 API const char* reader_source() { return SOURCE_HASH; }
 
-// Limit the width of the instructions, for tests: 512, 256, or 0 for portable code. Returns the selected set.
+// Limit the instruction width to 512, 256, or 0 (portable code) bits; tests use this. Return the selected set.
 API const char* reader_instructions(int limit) {
   fill_tables();
   select_block(limit);
@@ -813,7 +814,7 @@ API Reader* reader_new(const char** keys, const u8* kinds, int n, size_t most_na
     for (Table* table : {&r->names, &r->categories}) {
       table->code_of(none, 0);  // code 0: missing
       memcpy(none, "(other)", 8);
-      table->code_of(none, 7);  // code 1: beyond the limit
+      table->code_of(none, 7);  // code 1: table is full
       none[0] = 0;
     }
     r->tracks.code_of((const u8*)"null,null\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 9);
@@ -849,7 +850,7 @@ API Reader* reader_new(const char** keys, const u8* kinds, int n, size_t most_na
 
 API void reader_free(Reader* r) { delete r; }
 
-// Keep a column in a file, whose descriptor the reader closes. Call it before the first event.
+// Store a column in a file. The reader takes ownership of the descriptor. Call this before the first event.
 API void reader_map(Reader* r, int column, int file) {
   switch (column) {
     case 0: r->start.file = file; return;
@@ -867,7 +868,7 @@ API void reader_map(Reader* r, int column, int file) {
   }
 }
 
-// Copy events from here on instead of adding rows. The copied text is column 7, and its marks are column 8.
+// From now on, copy events instead of adding rows. Column 7 is the copied text, and column 8 its marks.
 API int reader_copy(Reader* r, const u8* keep, const i32* lane, const i64* ids, size_t rows, const char** lanes,
                     size_t lane_count, i64 shift_ns, const char* separator) {
   try {
@@ -880,7 +881,7 @@ API int reader_copy(Reader* r, const u8* keep, const i32* lane, const i64* ids, 
   return 0;
 }
 
-// Count events from here on. Only those with this name, as it is written in the file, become rows.
+// From now on, only count events. Events with this name, as written in the file, are also added to the columns.
 API int reader_count(Reader* r, const char* name) {
   try {
     r->counted_name = name;
@@ -891,10 +892,10 @@ API int reader_count(Reader* r, const char* name) {
   return 0;
 }
 
-// Read the complete tokens of b[0:len], which is at `base` of the document. b has room for 64 bytes more.
+// Read the complete tokens in b[0:len], which is at offset `base` in the document. b must have 64 more bytes of room.
 API int reader_feed(Reader* r, u8* b, size_t len, i64 base, int is_last, size_t* taken) {
   u8 after[64];
-  memcpy(after, b + len, 64);  // the caller may feed less than it has
+  memcpy(after, b + len, 64);  // may be content that the caller feeds later
   int status;
   try {
     status = feed(*r, b, len, base, is_last, *taken);
@@ -905,7 +906,7 @@ API int reader_feed(Reader* r, u8* b, size_t len, i64 base, int is_last, size_t*
   return status;
 }
 
-// Expect an event next: after a malformed one, or after a malformed member before the events.
+// Resume with an event, either after a malformed event or after a malformed member that precedes the events.
 API void reader_resume(Reader* r) {
   if (!r->had_events) r->had_events = true;
   r->state = EVENT;
@@ -925,7 +926,7 @@ API i64 reader_number(Reader* r, int which) {
 
 API const char* reader_error(Reader* r) { return r->error ? r->error : ""; }
 
-// The address and the size in bytes of a column. It is valid until the next feed, or until it is dropped.
+// Return the size of a column in bytes, and set `at` to its address, which is valid until the next feed or drop.
 API i64 reader_column(Reader* r, int column, const void** at, int drop) {
 #define RETURN_COLUMN(v)                      \
   do {                                        \
@@ -956,7 +957,8 @@ API i64 reader_column(Reader* r, int column, const void** at, int drop) {
   }
 }
 
-// The strings of a table: 0 names, 1 categories, 2 tracks, 16 + c those of an arg. Without buffers, only their sizes.
+// Copy the strings of a table: 0 names, 1 categories, 2 tracks, 16 + c texts of arg c. If a buffer is null, it is not
+// filled; `count` and `size` are always set.
 API void reader_table(Reader* r, int which, u32* lengths, u8* bytes, i64* count, i64* size) {
   const Table& table = which == 0 ? r->names : which == 1 ? r->categories : which == 2 ? r->tracks : r->args[(size_t)which - 16].texts;
   *count = (i64)table.entries.size();
@@ -966,8 +968,8 @@ API void reader_table(Reader* r, int which, u32* lengths, u8* bytes, i64* count,
     for (size_t k = 0; k < table.entries.size(); k++) lengths[k] = table.entries[k].length;
 }
 
-// For each event, the innermost event that is open on its track when it starts, or -1. Rows are sorted by track, start,
-// and longest first.
+// Set `parent` of each event to the innermost event open on its track when it starts, or -1. Rows must be sorted by
+// track, then by start, longest first.
 API int reader_nest(const i32* track, const i64* start, const i64* end, size_t n, i32* parent) {
   try {
     std::vector<i32> open;
@@ -983,8 +985,8 @@ API int reader_nest(const i32* track, const i64* start, const i64* end, size_t n
   return 0;
 }
 
-// Demangle a C++ name into `out`, which has `room` bytes. Returns the length, or -1 if it is not a mangled name, or too
-// long: a name of 300 bytes can stand for gigabytes.
+// Demangle a C++ name into `out`, which has `room` bytes. Return the length, or -1 if the name is not mangled or the
+// result is too long: a name of 300 bytes can expand to gigabytes.
 API i64 reader_demangle(const char* name, char* out, size_t room) {
   Demangled demangled{out, 0, room, {}};
   if (__gcclibcxx_demangle_callback) {

@@ -1,4 +1,4 @@
-// Structural index by SIMD (the method of simdjson), string tables, and exact numbers.
+// SIMD structural indexing (the method of simdjson), string tables, and exact number parsing.
 #pragma once
 
 #include <stdint.h>
@@ -33,14 +33,14 @@ static inline u64 load64(const u8* p) {
 // ---------------------------------------------------------------- structural index
 
 struct Flags {
-  i64 control = -1;  // position of the first control character in a string
+  i64 control = -1;  // position of the first control character in a string, or -1
   u64 nonascii = 0, backslash = 0;
 };
 struct Carry {
   u64 in_string = 0, escaped = 0, scalar = 0;
 };
 
-// Character classes for the portable code.
+// Character classes. `block_portable` depends on the order of the bits.
 enum : u8 { QUOTE = 1, BACKSLASH = 2, OPERATOR = 4, SPACE = 8, CONTROL = 16, HIGH = 32 };
 static u8 CLASS[256];
 static u8 ENDS[256];  // characters that may follow a number or literal
@@ -74,7 +74,7 @@ static inline u64 prefix_xor_portable(u64 m) {
   return m;
 }
 
-// Return the bits of operators and of the first characters of strings and scalars.
+// Set `bits`, which has a bit for each operator and for the first character of each string or scalar.
 #define COMBINE(prefix_xor, quote_raw, backslashes, op, ws, ctl, high)                              \
   f.backslash |= backslashes;                                                                       \
   f.nonascii |= high;                                                                               \
@@ -115,7 +115,7 @@ static u32* block_avx512(const u8* p, u32 at, u32* out, Carry& c, Flags& f) {
   const __m512i v = _mm512_loadu_si512(p);
 #define EQUAL(ch) _mm512_cmpeq_epi8_mask(v, _mm512_set1_epi8(ch))
   u64 quote_raw = EQUAL('"'), backslashes = EQUAL('\\');
-  const __m512i low = _mm512_or_si512(v, _mm512_set1_epi8(0x20));  // brackets become braces
+  const __m512i low = _mm512_or_si512(v, _mm512_set1_epi8(0x20));  // turns brackets into braces
   u64 op = _mm512_cmpeq_epi8_mask(low, _mm512_set1_epi8('{')) | _mm512_cmpeq_epi8_mask(low, _mm512_set1_epi8('}')) |
            EQUAL(',') | EQUAL(':');
   u64 ctl = _mm512_cmplt_epu8_mask(v, _mm512_set1_epi8(0x20));
@@ -170,12 +170,12 @@ typedef u32* (*Block)(const u8*, u32, u32*, Carry&, Flags&);
 static Block index_block = block_portable;
 static const char* index_name = "portable";
 
-// Select the widest instructions that the CPU and the operating system support, but at most `limit` bits.
+// Select the widest instructions that the CPU and the operating system support, up to `limit` bits.
 static void select_block(int limit) {
   index_block = block_portable;
   index_name = "portable";
 #if defined(__x86_64__)
-  // __builtin_cpu_supports needs a symbol that some compilers' runtimes do not have.
+  // Not __builtin_cpu_supports, because it needs a symbol that some compiler runtimes lack.
   u32 a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return;
   bool pclmul = c >> 1 & 1, xsave = c >> 27 & 1;
@@ -195,7 +195,7 @@ static void select_block(int limit) {
 #endif
 }
 
-// Write the positions of all tokens; `out` has room for len + 64 of them.
+// Write the positions of all tokens to `out`, which must have room for len + 64 positions. Return their number.
 static size_t index_tokens(const u8* p, size_t len, u32* out, Flags& f) {
   Carry c;
   u32* o = out;
@@ -210,8 +210,8 @@ static size_t index_tokens(const u8* p, size_t len, u32* out, Flags& f) {
   return (size_t)(o - out);
 }
 
-// Return the position of the first byte that is not UTF-8, or -1. Encoded surrogates pass, as in json.loads. A character
-// that the end cuts is valid unless it is the last.
+// Return the position of the first invalid UTF-8 byte, or -1. Encoded surrogates are accepted, as in json.loads. A
+// character that is truncated at the end is invalid only if `is_last` is set.
 static i64 find_bad_utf8(const u8* s, size_t n, bool is_last) {
   for (size_t i = 0; i < n;) {
     if (i + 8 <= n && !(load64(s + i) & 0x8080808080808080ULL)) {
@@ -242,7 +242,8 @@ static inline int hex_value(u8 c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-// Return the position of the first backslash that begins no valid escape, or -1. The end may cut an escape as above.
+// Return the position of the first backslash that does not start a valid escape, or -1. An escape that is truncated at
+// the end is invalid only if `is_last` is set.
 static i64 find_bad_escape(const u8* s, size_t n, bool is_last) {
   const u8* end = s + n;
   for (const u8* p = s; (p = (const u8*)memchr(p, '\\', (size_t)(end - p)));) {
@@ -268,7 +269,7 @@ static inline u64 mix(u64 a, u64 b) {
   return (u64)r ^ (u64)(r >> 64);
 }
 
-// Hash n bytes. Reads up to 16 bytes after the end.
+// Hash n bytes. This can read up to 16 bytes past the end.
 static inline u64 hash_bytes(const u8* p, size_t n) {
   u64 h = mix(n ^ 0x9E3779B97F4A7C15ULL, 0xD6E8FEB86659FD93ULL);
   for (; n > 16; p += 16, n -= 16) h = mix(load64(p) ^ h, load64(p + 8) ^ 0xA0761D6478BD642FULL);
@@ -282,7 +283,7 @@ static inline u64 hash_bytes(const u8* p, size_t n) {
   return mix(a ^ h, b ^ 0xE7037ED1A0B428DBULL);
 }
 
-// Codes of strings, in the order of first appearance. Beyond its limits it returns code 1 for new strings.
+// Assigns codes to strings in order of first appearance. When the table is full, new strings get code 1.
 struct Table {
   struct Entry {
     u64 hash;
@@ -332,11 +333,11 @@ struct Table {
 
 // ---------------------------------------------------------------- numbers
 
-// Return how many of the 8 bytes are digits, from the first on.
+// Return the number of leading digits in 8 bytes.
 static inline int count_digits8(u64 w) {
   u64 x = w ^ 0x3030303030303030ULL;
   u64 not_digit = ((x + 0x0606060606060606ULL) | x) & 0xF0F0F0F0F0F0F0F0ULL;
-  // A carry from a byte above 0xF9 reaches only bytes after one that is already no digit.
+  // A byte above 0xF9 can affect the next byte by a carry, but is not a digit itself, so the count stops before it.
   return not_digit ? __builtin_ctzll(not_digit) >> 3 : 8;
 }
 
@@ -346,7 +347,7 @@ static inline u64 value_of_digits8(u64 w) {
   return ((w & 0x000000FF000000FFULL) * 0x000F424000000064ULL + (w >> 16 & 0x000000FF000000FFULL) * 0x0000271000000001ULL) >> 32;
 }
 
-// The first n digits, 1 to 8, as a number.
+// Convert the first n digits (1 to 8) to a number.
 static inline u64 value_of_digits(u64 w, int n) {
   if (n < 8) w = w << (64 - 8 * n) | (0x3030303030303030ULL >> (8 * n));
   return value_of_digits8(w);
@@ -368,7 +369,7 @@ static inline Digits read_digits(const u8* p) {
 
 static inline bool is_digit(u8 c) { return c >= '0' && c <= '9'; }
 
-// Return the end of a JSON number or literal, or nullptr. NaN and Infinity pass, as in json.loads.
+// Return the end of a JSON number or literal, or nullptr if it is invalid. NaN and Infinity pass, as in json.loads.
 static const u8* slow_number_end(const u8* p) {
   struct Literal {
     const char* text;
@@ -394,7 +395,8 @@ static const u8* slow_number_end(const u8* p) {
   return p;
 }
 
-// Return the end of a scalar that is followed by white space, a comma or a closing bracket, or nullptr.
+// Return the end of a number or literal. Return nullptr if it is invalid, or if no whitespace, comma or closing bracket
+// follows it.
 static inline const u8* scalar_end(const u8* p) {
   int n = count_digits8(load64(p));
   if (n > 0 && n < 8 && ENDS[p[n]] && (p[0] != '0' || n == 1)) return p + n;
@@ -402,7 +404,8 @@ static inline const u8* scalar_end(const u8* p) {
   return end && ENDS[*end] ? end : nullptr;
 }
 
-// Convert a decimal number of microseconds to the nearest nanosecond, ties to even. Spaces around it are allowed.
+// Convert decimal microseconds to nanoseconds, rounding half to even. Surrounding whitespace is allowed. Return false
+// if the text is not a valid time.
 static bool exact_time(const u8* p, const u8* end, i64* out) {
   while (p < end && CLASS[*p] & SPACE) p++;
   while (p < end && CLASS[end[-1]] & SPACE) end--;
@@ -455,7 +458,7 @@ static bool exact_time(const u8* p, const u8* end, i64* out) {
   return true;
 }
 
-// Read the time at p. Return false if it is not the usual form: digits, and three digits after a point.
+// Read a time in one of the usual forms: an integer, optionally with three decimals. Return false for other forms.
 static inline bool usual_time(const u8* p, const u8** end, i64* out) {
   Digits whole = read_digits(p);
   const u8* q = p + whole.count;
@@ -473,7 +476,7 @@ static inline bool usual_time(const u8* p, const u8** end, i64* out) {
   return whole.value < 1ULL << 52;
 }
 
-// Read an integer of 64 bits that ends before `end`. Leading zeros are not allowed.
+// Convert the text before `end` to a signed 64-bit integer. Return false if it is not one or has leading zeros.
 static bool exact_integer(const u8* p, const u8* end, i64* out) {
   bool negative = p < end && *p == '-';
   if (negative) p++;
