@@ -31,7 +31,7 @@ class ReaderBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def dependencies(self) -> list[str]:
-        """Return a compiler as a build requirement if the machine has none."""
+        """Return `ziglang` as a build requirement if the machine has no C++ compiler."""
         return [] if os.environ.get("PROFDECK_PURE") or next(compilers(), None) else ["ziglang>=0.13"]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

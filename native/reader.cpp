@@ -1,5 +1,5 @@
 // Reads a Chrome trace into columns. The interface is plain C for use with ctypes. The code does not depend on
-// Python or a profiler.
+// Python or on any profiler.
 //
 // The grammar of the whole JSON document is checked in a single pass. Each object in the events array that has a "ph"
 // member becomes one row, in file order. The args that the caller lists are stored as (row, value) pairs. After a
@@ -15,7 +15,7 @@
 
 static const i64 NO_TIME = INT64_MIN, NO_DURATION = -1;
 static const u8 OTHER_PHASE = 1;     // "ph" is not a string of one ASCII character
-static const u8 OTHER_CATEGORY = 1;  // for further categories when all codes are in use
+static const u8 OTHER_CATEGORY = 1;  // shared by all categories beyond the limit
 static const int MOST_DEPTH = 512;
 static const size_t MOST_COUNTED_BYTES = 1 << 20;  // limit for top-level members while counting events
 
@@ -25,7 +25,7 @@ enum Kind : u8 { TEXT, INTEGER, ID };
 enum Status { MORE, BAD, OUT_OF_MEMORY };
 enum State { START, FIRST_MEMBER, MEMBER, AFTER_MEMBER, FIRST_EVENT, EVENT, AFTER_EVENT, END };
 
-// A column that grows by remapping if it is large. If it is backed by a file, its pages can be evicted from memory.
+// A growable column. Large columns grow by remapping their pages. With a backing file, pages can leave memory.
 template <class T>
 struct Column {
   T* p = nullptr;
@@ -634,7 +634,7 @@ static bool read_member(Reader& r, const u8* b, const u32* t, size_t& i) {
   r.state = is_events ? FIRST_EVENT : AFTER_MEMBER;
   if (r.is_counting && r.members.size() + raw.n + 2 + value.n > MOST_COUNTED_BYTES) return true;
   for (Text text : {Text{b + t[from], raw.n + 2}, value}) {
-    // Replace line feeds in whitespace by spaces, because line feeds separate the texts.
+    // Replace line feeds in whitespace with spaces, because line feeds separate the texts.
     size_t at = r.members.size();
     r.members.insert(r.members.end(), text.p, text.p + text.n);
     std::replace(r.members.begin() + (long)at, r.members.end(), (u8)'\n', (u8)' ');
@@ -711,7 +711,7 @@ static Status walk(Reader& r, const u8* b, i64 base, size_t& taken) {
       return BAD;
     }
     c = b[t[i - 1]];
-    // The last token may be only the start of a string or scalar, which ends before the next token.
+    // A token marks only the start of a string or scalar, which ends before the next token.
     taken = CLASS[c] & OPERATOR ? t[i - 1] + 1 : t[i];
     while (taken && CLASS[b[taken - 1]] & SPACE) taken--;
   }
@@ -744,7 +744,7 @@ static Status feed(Reader& r, u8* b, size_t len, i64 base, bool is_last, size_t&
   }
   if (bad >= 0)
     n = (size_t)(std::upper_bound(r.tokens.get(), r.tokens.get() + n, (u32)bad) - r.tokens.get());
-  else if (!is_last)  // all tokens up to a closing bracket are complete
+  else if (!is_last)  // tokens up to a closing bracket are complete; drop later ones
     while (n && b[r.tokens[n - 1]] != '}' && b[r.tokens[n - 1]] != ']') n--;
   r.token_count = n;
   for (size_t k = 0; k < 4; k++) r.tokens[n + k] = (u32)len;
@@ -796,7 +796,7 @@ extern "C" {
 API int reader_format() { return 1; }
 API const char* reader_source() { return SOURCE_HASH; }
 
-// Limit the instruction width to 512, 256, or 0 (portable code) bits; tests use this. Return the selected set.
+// Select an instruction set of at most 512 or 256 bits, or portable code (0). Tests use this. Return its name.
 API const char* reader_instructions(int limit) {
   fill_tables();
   select_block(limit);
@@ -892,7 +892,7 @@ API int reader_count(Reader* r, const char* name) {
   return 0;
 }
 
-// Read the complete tokens in b[0:len], which is at offset `base` in the document. b must have 64 more bytes of room.
+// Read the complete tokens in b[0:len], which is at offset `base` in the document. b must have room for 64 more bytes.
 API int reader_feed(Reader* r, u8* b, size_t len, i64 base, int is_last, size_t* taken) {
   u8 after[64];
   memcpy(after, b + len, 64);  // may be content that the caller feeds later

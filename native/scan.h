@@ -175,7 +175,7 @@ static void select_block(int limit) {
   index_block = block_portable;
   index_name = "portable";
 #if defined(__x86_64__)
-  // Not __builtin_cpu_supports, because it needs a symbol that some compiler runtimes lack.
+  // Do not use __builtin_cpu_supports: it needs a symbol that some compiler runtimes lack.
   u32 a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return;
   bool pclmul = c >> 1 & 1, xsave = c >> 27 & 1;
@@ -337,7 +337,7 @@ struct Table {
 static inline int count_digits8(u64 w) {
   u64 x = w ^ 0x3030303030303030ULL;
   u64 not_digit = ((x + 0x0606060606060606ULL) | x) & 0xF0F0F0F0F0F0F0F0ULL;
-  // A byte above 0xF9 can affect the next byte by a carry, but is not a digit itself, so the count stops before it.
+  // A byte above 0xF9 carries into the next byte. This is harmless, because the count stops at the first non-digit.
   return not_digit ? __builtin_ctzll(not_digit) >> 3 : 8;
 }
 

@@ -25,7 +25,7 @@ from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import TraceCheck
 from profdeck_traces.writing.deflate import GZIP_HEADER, gzip_trailer
 
-# Keep an operating-system pid unless an earlier source already uses it. Smaller pids denote devices. New pids are
+# Keep an operating-system pid unless an earlier source already uses it. Pids below 1000 denote devices. New pids are
 # larger than any thread id, because Perfetto treats a thread whose id equals its pid as the main thread.
 _FIRST_KEPT_PID, _FIRST_NEW_PID, _LAST_PID = 1000, 1_000_000_000, 2**31 - 1
 _MAX_PIDS_EACH, _MAX_PROCESSES = 1_000_000, 50_000
@@ -232,8 +232,8 @@ class _Merge:
     def _metadata(self, rank: int, first_sort_index: int) -> list[bytes]:
         """Return metadata events for a source: the names of new lanes, and the names and sort indices of processes.
 
-        Processes are numbered consecutively across sources. Viewers store sort indices in 32 bits, which is too few to
-        add an offset for each source to the original indices.
+        Processes are numbered consecutively across sources. Viewers store sort indices in 32 bits, which leaves no room
+        for adding an offset per source to the original indices.
         """
         label, plan, pids = self._sources[rank].label, self._plans[rank], self._pids[rank]
         events = [event for lane in plan.new_lanes for event in lane.metadata(pids[lane.process])]
@@ -287,7 +287,7 @@ def _new_pids(plans: Sequence[SourcePlan]) -> list[list[int]]:
 
 
 def _far_origin_ns(plans: Sequence[SourcePlan]) -> int:
-    """Return the time origin to subtract so that times fit in a double; 0 unless all sources have large times.
+    """Return the time origin to subtract so that times fit in a double, or 0 if the times of any source already fit.
 
     Perfetto reads times as microseconds in a double. Traces without ``baseTimeNanoseconds`` count from 1970, and
     doubles of that size have a resolution of only 250 ns. Nested events would overlap, and Perfetto would drop them.

@@ -305,7 +305,7 @@ class _Planner:
     # ------------------------------------------------------------ ids
 
     def _ids(self) -> tuple[tuple[Int, Int], ...]:
-        """Number all ids. Return the file positions and numbers for ``id``, ``bind_id`` and the global ``id2``."""
+        """Assign numbers to all ids. Return file positions and numbers for ``id``, ``bind_id`` and global ``id2``."""
         events = self._events
         phases = np.frombuffer((_FLOW_PHASES + _ASYNC_PHASES).encode(), np.uint8)
         codes: dict[Any, int] = {}
@@ -351,7 +351,7 @@ def _find(tracks: Int, starts: Int, of_tracks: NDArray[Any], of_starts: Int) -> 
 
 
 def _without_texts(values: Int, texts: list[str], codes: dict[Any, int]) -> Int:
-    """Replace the codes of JSON texts by numbers that identify the same id in every member."""
+    """Replace the codes of JSON texts with ids that are comparable across members."""
     of_text = np.array([_id_of(_value(text), codes) for text in texts], np.int64)
     is_text = values < 0
     if is_text.any():

@@ -42,7 +42,7 @@ class SegmentTask:
     lanes: tuple[tuple[bytes, bytes], ...]
     """As in `Changes.lanes`."""
     first_id: int
-    """New id for the source's id number 0."""
+    """New id that replaces id number 0 of the source."""
     shift_ns: int
     """Added to each time."""
 

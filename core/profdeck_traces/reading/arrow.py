@@ -45,7 +45,7 @@ def record_batches(events: Columns) -> pa.RecordBatchReader:
 
 
 class _Texts:
-    """Strings by code, stored as a dictionary without duplicates. Truncated names can be equal."""
+    """Strings by code, stored as a dictionary without duplicates. Truncated names, for example, can be equal."""
 
     def __init__(self, pa: Any, values: list[str]) -> None:
         self._pa = pa

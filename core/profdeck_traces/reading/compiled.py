@@ -197,7 +197,7 @@ class CompiledParser(Parser):
     @override
     def copy_events(self, changes: Changes) -> None:
         typed = ((changes.keep, np.uint8), (changes.lane, np.int32), (changes.ids, np.int64))
-        # Keep the arrays alive: the library reads them in later calls of `feed`.
+        # Keep the arrays alive: the library reads them in later calls to `feed`.
         self._arrays = [None if array is None else np.ascontiguousarray(array, dtype) for array, dtype in typed]
         texts = (ctypes.c_char_p * (2 * len(changes.lanes)))(*itertools.chain.from_iterable(changes.lanes))
         if self._library.reader_copy(

@@ -40,7 +40,7 @@ _DAMAGE = (OSError, EOFError, ValueError, zipfile.BadZipFile, NotImplementedErro
 
 
 def read_content(path: Path, *, on_read: Callable[[int], None] | None = None) -> Generator[Chunk, None, None]:
-    """Yield the uncompressed content of a file in UTF-8. The file is plain, gzip, bzip2, or a zip archive of one file.
+    """Yield the uncompressed content of a file in UTF-8. It can be plain, gzip, bzip2, or a zip archive of one file.
 
     A chunk is valid only until the next chunk is requested. Decompression runs on a second thread. The content is read
     up to 300 times the size of the file, or up to 128 MiB if that is more.

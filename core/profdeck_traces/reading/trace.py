@@ -33,7 +33,7 @@ _MEMBERS = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
 _TOLERANCE_NS, _TOLERANCE_SPANS = 100_000_000, 10
 _MTIA, _WAIT = "mtia_ccp_events", re.compile("wait", re.IGNORECASE)
 _NO_ROW = np.uint32(2**32 - 1)
-_MAX_BASE_NS = 2**62  # leaves an equal range for the times relative to it
+_MAX_BASE_NS = 2**62  # leaves the same range for times relative to the base
 
 
 @attrs.frozen
@@ -116,7 +116,7 @@ class Trace:
         return [] if self.raw is None else self.raw.texts[key]
 
     def text(self, key: str, code: int) -> str | None:
-        """Decode a code returned by `arg`. Values other than strings are converted to strings; -1 becomes ``None``."""
+        """Decode a code returned by `arg` to a string. Return ``None`` for -1 and for a null value."""
         if code < 0:
             return None
         value = json.loads(self.texts(key)[code])
@@ -180,7 +180,7 @@ def _outside_of_recording(events: Columns) -> NDArray[np.bool_]:
 
 def _name_codes(raw: Events, row: NDArray[np.uint32]) -> tuple[Tables, NDArray[np.int32]]:
     """Return tables with one code per pair of name and category, ordered by first event, and the code of each event."""
-    # Most names occur in only one category. Additional codes are needed only for the others.
+    # Most names occur in only one category. Only names in several categories need additional codes.
     category = np.zeros(len(raw.names), np.uint8)
     category[raw.name] = raw.category
     differs = np.flatnonzero(category[raw.name] != raw.category)

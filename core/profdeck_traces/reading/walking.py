@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from profdeck_traces.reading.stream import Chunk, DamagedStreamError
 
 _SPACE = rb"[ \t\n\r]{0,1000}"
-# After an error, parsing resumes at the first opening brace that follows a comma or a bracket and precedes a key of
-# events. The patterns search raw bytes, because after an unescaped quote, strings and syntax trade places. They are
-# compiled on first use, because compilation takes 5 ms and few traces are damaged.
+# At or after an error, parsing resumes at the first opening brace that follows a comma or a bracket and precedes a key
+# used by events. The patterns search raw bytes, because after an unescaped quote, strings and syntax trade places. They
+# are compiled on first use, because compilation takes 5 ms and few traces are damaged.
 _NEXT_EVENT = rb'[,\[}]%b(\{)%b"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"%b:' % (_SPACE, _SPACE, _SPACE)
 _NEXT_ARRAY = rb'"traceEvents"%b:%b(\[)' % (_SPACE, _SPACE)
 _MATCH_BYTES = 4096  # longer than any match of either pattern
@@ -28,7 +28,7 @@ _WHITE_SPACE = b" \t\n\r"
 
 
 NO_TIME = int(np.iinfo(np.int64).min)
-"""Stands for the time of an event that has no valid time."""
+"""Start time of events that have no valid time."""
 
 
 class ParseStatus(enum.IntEnum):
@@ -133,14 +133,14 @@ class Parser(Protocol):
         """
 
     def count_events(self, name: bytes = b"") -> None:
-        """From now on, count events in bounded memory. Keep columns only for events with `name`, and few members.
+        """From now on, count events in bounded memory, with columns only for events named `name` and few members.
 
         Args:
             name: The name as written in the file. If it is empty, no columns are kept.
         """
 
     def resume(self) -> None:
-        """Resume after an error, with an event as the next input."""
+        """Resume parsing after an error. The next value must be an event."""
 
     def column(self, name: str) -> NDArray[Any]:
         """Return a column, which has one value per row.
@@ -204,7 +204,7 @@ class Walker:
     """Feeds a document to a parser, and buffers the bytes that the parser has not consumed.
 
     After a malformed event, parsing resumes at the next object that follows a comma or a bracket and starts with a key
-    of events.
+    used by events.
 
     Args:
         parser: The parser to feed.

@@ -44,7 +44,7 @@ def _fits(starts: Int, ends: Int, max_depth: int) -> NDArray[np.bool_]:
     """Return a mask of intervals that are outermost, or lie inside the last earlier interval one level up.
 
     The level of an interval is the number of earlier intervals that are still open; it must be below `max_depth`. If
-    all intervals fit in an island (a range in which an interval is always open), they nest. The proof is in
+    all intervals of an island (a range in which an interval is always open) fit, they nest, as explained in
     ``nesting`` in :mod:`profdeck_traces.reading.intervals`.
     """
     count = len(starts)

@@ -50,9 +50,9 @@ class Selection:
     categories: frozenset[str] | None = None
     """Values of ``cat`` to keep. For a comma-separated ``cat``, one match suffices. "" matches a missing ``cat``."""
     host: TimeWindow | None = None
-    """Window for events in host categories, if it differs, because devices run work later than the host."""
+    """Window for events in host categories, if it differs. Devices run work later than the host launches it."""
     work: TimeWindow | None = None
-    """Window for events in device categories, if it differs. These must start in it, like the events of a step."""
+    """Window for events in device categories, if it differs. Events must start in it, like the events of a step."""
 
     @property
     def windows(self) -> tuple[TimeWindow, TimeWindow, TimeWindow]:

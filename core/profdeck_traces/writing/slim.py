@@ -71,7 +71,7 @@ def write_slim(
     processes: int = 1,
     on_progress: Progress | None = None,
 ) -> SlimTrace:
-    """Write the complete events of traces as slices of one Perfetto trace, without their args.
+    """Write the names, categories and times of complete events as slices of one Perfetto trace, without args.
 
     Args:
         sources: The traces.
