@@ -52,9 +52,9 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
       source already uses it. Events without a pid get one.
     - ``id`` of flows and async events, ``bind_id`` and the global ``id2``: each id becomes a number that is unique
       across sources. A hexadecimal string and the number it represents are the same id.
-    - ``ts``: all times are relative to the smallest ``baseTimeNanoseconds`` plus `origin_ns`. The difference from the
-      source's own base and the ``shift_ns`` of the source are added exactly, in nanoseconds, whether a time is a
-      number or a string. A trace without a base is treated as having base 0.
+    - ``ts``: all times are relative to the smallest ``baseTimeNanoseconds`` plus `origin_ns`. The difference between
+      that origin and the source's own base, and the source's ``shift_ns``, are applied exactly, in nanoseconds, whether
+      a time is a number or a string. A trace without a base is treated as having base 0.
     - ``tid`` of device events that overlap without nesting: Perfetto would drop the later event, so it moves to
       another lane that has the same name with the suffix " (overlapping)". Flows at its start move with it.
     - Metadata: each process has one ``process_name``, which starts with the label of its source, and one
@@ -73,7 +73,7 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
         gzip: Write one gzip member instead of plain JSON.
         origin_ns: Time origin of the new file, relative to the smallest base of the sources. The new file's base is
             later by this value. ``None`` selects 0, unless the times of all sources are too large for Perfetto, which
-            stores microseconds as doubles. In that case, the origin is a multiple of 1,000 s before the first event.
+            reads microseconds as doubles. In that case, the origin is a multiple of 1,000 s before the first event.
         processes: Number of sources to read in parallel.
         on_progress: Called with the number of source bytes (as on disk) read so far and the total. Each of the two
             passes counts half.

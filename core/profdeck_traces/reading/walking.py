@@ -94,7 +94,7 @@ class Changes:
     shift_ns: int = 0
     """Added to every valid time. Times are written with three decimals; strings stay strings, numbers stay numbers."""
     separator: bytes = b",\n"
-    """Written between two events."""
+    """Text written between two events."""
 
     def __attrs_post_init__(self) -> None:
         if len({len(array) for array in (self.keep, self.lane, self.ids) if array is not None}) > 1:
