@@ -79,7 +79,7 @@ class Events:
     event. `start_ns`, `duration_ns`, `end_ns`, `name`, `category`, `track` and `parent` cover only the complete
     events; `all` covers all rows.
 
-    Each event takes 28 bytes, and each arg value 8 to 12 bytes. In PyTorch traces, this amounts to 44 to 52 bytes per
+    Each event takes 28 bytes, and each arg value 8 to 12 bytes. In PyTorch traces, this amounts to 44 to 59 bytes per
     event, including its args.
     """
 
