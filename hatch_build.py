@@ -61,7 +61,7 @@ def compilers() -> Iterator[list[str]]:
 
 
 def compile_library(root: Path) -> str | None:
-    """Compile the library unless it is up to date. Return the problem if compilation fails.
+    """Compile the library unless it is up to date. Return an explanation if the library cannot be built.
 
     A library built from different sources is deleted, so that it is neither loaded nor packaged.
     """
@@ -74,7 +74,7 @@ def compile_library(root: Path) -> str | None:
     if library.exists() and source_hash.encode() in library.read_bytes():
         return None
     library.unlink(missing_ok=True)
-    problem = "there is no C++ compiler."
+    problem = "no C++ compiler was found."
     for compiler in compilers():
         # Wheels may be installed on machines with a different C++ runtime.
         for linking in (("-static-libstdc++", "-static-libgcc"), ()):
@@ -88,7 +88,7 @@ def compile_library(root: Path) -> str | None:
                     output = str(getattr(error, "stderr", None) or error).strip().splitlines()
                     problem = f"{compiler[0]} failed: {output[-1] if output else error}"
                     continue
-                built.replace(library)  # a rename, so that running processes keep the library that they have loaded
+                built.replace(library)  # a rename, so that running processes keep the file they have loaded
                 return None
     return problem
 

@@ -1,1 +1,1 @@
-"""Finds the operator, annotation, module and line of code of each event."""
+"""Determines which operator, annotation, module and line of code each event belongs to."""

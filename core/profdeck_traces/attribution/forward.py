@@ -1,8 +1,9 @@
-"""Forward operators of backward operators.
+"""Matches backward operators to the forward operators that created their graph nodes.
 
-Autograd numbers the nodes of each thread's graph. An operator states the number of the next node as ``Sequence
-number``, so the last forward operator with a number created the node. A backward operator states the number of its node
-and, as ``Fwd thread id``, torch's id of the thread that created it. No event states the id of its own thread.
+Autograd numbers the graph nodes that each thread creates. An operator's ``Sequence number`` is the number of the next
+node, so the last forward operator with a given number created that node. A backward operator has the number of its node
+and, as ``Fwd thread id``, torch's id for the thread that created the node. Since events do not contain torch's id for
+their own thread, the forward thread is identified by its sequence numbers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ _MAX_THREADS = 256  # each thread needs a pass over the operators
 
 
 def backward_operators(events: Events, is_operator: Mask) -> Mask:
-    """Return whether each complete event is a backward operator with a sequence number."""
+    """Return a mask of the complete events that are backward operators with a sequence number."""
     backward: Mask = is_operator & (events.arg("Fwd thread id") > 0) & (events.arg("Sequence number") >= 0)
     return backward
 
 
 def forward_rows(events: Events, is_operator: Mask, is_backward: Mask) -> NDArray[np.int32]:
-    """Return the row of the forward operator of each backward operator; -1 for other events or if it is unknown."""
+    """Return the row of each backward operator's forward operator.
+
+    The value is -1 for other events, and for backward operators whose forward operator is unknown.
+    """
     forward = np.full(events.complete, -1, np.int32)
     number = events.arg("Sequence number")
     candidates = np.flatnonzero(is_operator & ~is_backward & (number >= 0))
@@ -37,7 +41,7 @@ def forward_rows(events: Events, is_operator: Mask, is_backward: Mask) -> NDArra
 
 
 def _of_thread(events: Events, candidates: Int, number: Int, backward: Int) -> Int:
-    """Return the candidates on the thread with most of the backward operators' numbers; none if threads are tied."""
+    """Return the candidates on the thread that matches the most backward sequence numbers, or none for a tie."""
     matching = candidates[np.isin(number[candidates], number[backward])]
     matching = matching[np.lexsort((number[matching], events.track[matching]))]
     track = events.track[matching]
@@ -49,7 +53,7 @@ def _of_thread(events: Events, candidates: Int, number: Int, backward: Int) -> I
 
 
 def _last_before(start_ns: Int, number: Int, candidates: Int, rows: Int) -> Int:
-    """Return for each row the last candidate with the same number that starts before the row, or -1."""
+    """Return, for each row, the last candidate that has the same number and starts before the row, or -1."""
     both = np.concatenate([candidates, rows])
     is_row = np.arange(len(both)) >= len(candidates)
     order = np.lexsort((~is_row, start_ns[both], number[both]))

@@ -1,7 +1,7 @@
-"""Kinds of Python frames, by the names that torch writes.
+"""Classifies Python frames by the names that torch records.
 
-A frame is named ``file(line): function``, and the line is the first line of the function. torch removes the directory
-of ``sys.path`` from the file, so a package's origin is visible only for packages outside of ``sys.path``.
+The name of a frame is ``file(line): function``, where the line is the first line of the function. torch strips the
+matching ``sys.path`` entry from the file path, so the origin of packages on ``sys.path`` is not visible.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _TYPED_IN = re.compile(r"<stdin>|<ipython-input.*")
 
 
 def module_class(name: str) -> str | None:
-    """Return the class of an ``nn.Module`` frame, or None for other frames."""
+    """Return the class name from an ``nn.Module`` frame, or None for other frames."""
     module = _MODULE.fullmatch(name)
     return None if module is None else module["class_name"]
 
 
 def is_user_frame(name: str) -> bool:
-    """Return whether a frame is a function outside of torch, the standard library, site-packages and profdeck."""
+    """Return whether a frame is a function outside torch, the standard library, site-packages and profdeck."""
     frame = _FRAME.fullmatch(name)
     if frame is None:
         return False

@@ -1,7 +1,7 @@
-"""Launches of device work.
+"""Matches device work to the host events that launched it.
 
-Kineto writes the same ``correlation`` to a launch and its kernel, or to a graph launch and all kernels of the graph.
-torch_npu draws a flow from the start of an operator to the start of each of its kernels.
+Kineto assigns the same ``correlation`` to a launch and its kernel, or to a graph launch and all kernels in the graph.
+torch_npu records a flow from the start of an operator to the start of each of its kernels.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _FLOWS = "async_npu"
 
 
 def launch_rows(events: Events) -> NDArray[np.int32]:
-    """Return the row of the host event that launched each complete event, or -1.
+    """Return, for each complete event, the row of the host event that launched it, or -1.
 
-    This is a runtime call, or on Ascend the operator. If several calls have the same ``correlation``, the first call is
-    used.
+    The host event is a runtime call or, on Ascend, an operator. If several calls have the same ``correlation``, the
+    earliest call is used.
     """
     launch = np.full(events.complete, -1, np.int32)
     correlation = events.arg("correlation")
@@ -35,7 +35,7 @@ def launch_rows(events: Events) -> NDArray[np.int32]:
 
 
 def _add_flows(events: Events, launch: NDArray[np.int32], is_work: NDArray[np.bool_]) -> None:
-    """Add the host events at the starts of flows that end at device events."""
+    """If a flow ends at a device event, set the launch of that event to the host event at the start of the flow."""
     code = events.categories.index(_FLOWS)
     starts, ends = (rows[events.all["category"][rows] == code] for rows in map(events.rows_of, "sf"))
     ids = events.arg("@id", starts), events.arg("@id", ends)
@@ -46,7 +46,7 @@ def _add_flows(events: Events, launch: NDArray[np.int32], is_work: NDArray[np.bo
 
 
 def _rows_at(events: Events, flows: Int) -> Int:
-    """Return the row of the last complete event that starts at the time and on the track of each flow event, or -1."""
+    """Return, for each flow event, the last complete event that starts at the same time on the same track, or -1."""
     rows = np.full(len(flows), -1)
     track, time_ns = events.all["track"][flows], events.all["start_ns"][flows]
     for code in np.unique(track).tolist():
@@ -59,15 +59,15 @@ def _rows_at(events: Events, flows: Int) -> Int:
 
 
 def _last_with_key(keys: Int, order: Int, wanted: Int) -> tuple[Int, Int]:
-    """Match keys.
+    """Look up keys in an array that may contain duplicates.
 
     Args:
-        keys: Keys, with duplicates.
-        order: Sort key. Of equal keys, the largest one is used.
+        keys: The array to search.
+        order: Sort value of each element of `keys`. Among equal keys, the element with the largest value is used.
         wanted: Keys to find.
 
     Returns:
-        The indices in `wanted` that were found, and for each of them the index in `keys`.
+        The indices of the elements of `wanted` that were found, and the index in `keys` for each of them.
     """
     if not len(keys):
         return np.empty(0, np.int64), np.empty(0, np.int64)

@@ -7,19 +7,19 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class AttributedTime:
-    """Time of one operator, module, stage or line."""
+    """Time attributed to one operator, module, stage or line."""
 
     name: str
-    """Name of the owner. For time without an owner, the reason."""
+    """Name of the owner, or the reason why the time has no owner."""
     kind: str
     """``operator``, ``module``, ``stage``, ``line``, ``annotation`` or ``runtime call``; ``none`` for time without an
     owner."""
     shapes: str | None = None
-    """Shapes of the inputs as JSON, in the table by shape."""
+    """Input shapes as JSON. Set only in the table by shape."""
     dtypes: str | None = None
-    """Data types of the input tensors, in the table by shape: ``bfloat16, float32``."""
+    """Data types of the input tensors, such as ``bfloat16, float32``. Set only in the table by shape."""
     count: int
-    """Number of kernels, copies and fills; without a device, of operator calls."""
+    """Number of kernels, copies and fills, or of operator calls if the trace has no device events."""
     time_us: float
     share: float
     """Fraction of ``total_us``."""
@@ -27,9 +27,10 @@ class AttributedTime:
 
 @attrs.frozen(kw_only=True)
 class AttributedTimes:
-    """Time of one trace by owner. The rows of each table add up to ``total_us``, and are sorted by time.
+    """Time in one trace by owner. The rows of each table add up to ``total_us`` and are sorted by time.
 
-    If an event has no owner of the requested kind, it belongs to the nearest owner of another kind.
+    If an event has no owner of the table's kind, its time is attributed to an owner of another kind, such as its
+    operator.
     """
 
     basis: str
@@ -42,10 +43,10 @@ class AttributedTimes:
     """True if input shapes were recorded."""
     operators: tuple[AttributedTime, ...]
     shapes: tuple[AttributedTime, ...]
-    """By operator, input shapes and data types."""
+    """Time by operator, input shapes and data types."""
     modules: tuple[AttributedTime, ...]
-    """By path of module classes, such as ``GPT > Block > Linear``. Backward operators belong to the module of their
-    forward operator."""
+    """Time by path of module classes, such as ``GPT > Block > Linear``. A backward operator belongs to the module of
+    its forward operator."""
     stages: tuple[AttributedTime, ...]
     lines: tuple[AttributedTime, ...]
-    """By the innermost function of user code, ``file(line): function``. The line is the first line of the function."""
+    """Time by innermost function in user code, as ``file(line): function``. The line is the function's first line."""

@@ -24,9 +24,9 @@ _SEPARATOR = " > "
 class Attribution:
     """Operator, annotation, module and Python frame of each complete event.
 
-    The properties are arrays with a row of the trace's events, or -1, for each complete event. They are computed on
-    first use, and each needs 4 bytes per event. A host event belongs to the innermost event of a kind that is open on
-    its thread when it starts. A device event belongs to that of its launch.
+    Most properties are arrays that hold, for each complete event, the row of another event, or -1. These arrays are
+    computed on first use and take 4 bytes per event. A host event belongs to the innermost operator (or annotation,
+    module or frame) that is open on its thread when it starts. A device event belongs to the same events as its launch.
     """
 
     def __init__(self, events: Events, is_step: Callable[[str], bool]) -> None:
@@ -34,7 +34,7 @@ class Attribution:
 
         Args:
             events: Events of the trace.
-            is_step: Whether the name of an annotation or operator is the name of a step. Steps own no events.
+            is_step: Returns whether the name of an annotation or operator denotes a step. Events never belong to steps.
         """
         self.events = events
         is_annotation, is_operator = events.has_category({ANNOTATION}), events.has_category({OPERATOR})
@@ -47,21 +47,22 @@ class Attribution:
 
     @functools.cached_property
     def launch(self) -> Rows:
-        """The runtime call that launched each device event."""
+        """The host event that launched each device event."""
         return launch_rows(self.events)
 
     @functools.cached_property
     def host(self) -> Rows:
-        """The launch of each device event, and each other event itself.
+        """For a device event, its launch; for any other event, the event itself.
 
-        For a device event without a launch, this is the operator that it states as ``External id``.
+        If a device event has no launch, the operator with the same ``External id`` is used, unless the ids of other
+        device events contradict their launches.
         """
         events = self.events
         host = np.where(self.is_device, self.launch, np.arange(events.complete, dtype=np.int32))
         external = events.arg("External id")
         operators = np.flatnonzero(self.is_operator & (external > 0))
         work = np.flatnonzero(self.is_device & (external > 0))
-        # Some versions of Kineto write the correlation as External id.
+        # In some Kineto versions, "External id" is a copy of the correlation.
         if not len(operators) or not len(work) or (external == events.arg("correlation"))[work].all():
             return host
         operators = operators[np.argsort(external[operators], kind="stable")]
@@ -87,25 +88,25 @@ class Attribution:
 
     @functools.cached_property
     def forward(self) -> Rows:
-        """The forward operator of the innermost backward operator."""
+        """The forward operator that matches the innermost backward operator."""
         backward = self.events.innermost(self.is_backward)
         return self._at_host(values_at(forward_rows(self.events, self.is_operator, self.is_backward), backward))
 
     @functools.cached_property
     def module(self) -> Rows:
-        """The innermost frame of an ``nn.Module`` around the forward operator, or around the event."""
+        """The innermost ``nn.Module`` frame around the event, or around its forward operator if it has one."""
         return self._at_source(self.events.innermost(self._is_module))
 
     @functools.cached_property
     def frame(self) -> Rows:
-        """The innermost frame of user code around the forward operator, or around the event."""
+        """The innermost user-code frame around the event, or around its forward operator if it has one."""
         return self._at_source(self.events.innermost(_with_name(self.events, self._is_python, is_user_frame)))
 
     @functools.cached_property
     def module_paths(self) -> tuple[Rows, list[str]]:
-        """Path of the module of each event, such as ``GPT > Block > Linear``: a code or -1, and the paths.
+        """The module path of each event as a code, or -1, and the path for each code, such as ``GPT > Block > Linear``.
 
-        Paths have classes without instance numbers, so that runs can be compared.
+        Paths contain class names without instance numbers, so that different runs can be compared.
         """
         events = self.events
         rows = np.flatnonzero(self._is_module)
@@ -155,12 +156,12 @@ class Attribution:
         return values_at(values, self.host)
 
     def _at_source(self, values: Rows) -> Rows:
-        """Return the values of the forward operators; of events without one, the values of `host`."""
+        """Return the value at each event's forward operator, or at its `host` if it has no forward operator."""
         return np.where(self.forward >= 0, values_at(values, self.forward), self._at_host(values))
 
 
 def _with_name(events: Events, kind: Mask, matches: Callable[[str], bool]) -> Mask:
-    """Return which events of a kind have a name that matches. The predicate is called once for each of their names."""
+    """Return a mask of the events of a kind whose names match. The predicate is called once per distinct name."""
     names = np.zeros(len(events.names), np.bool_)
     codes = np.unique(events.name[kind])
     names[codes] = [matches(events.names[code]) for code in codes.tolist()]
@@ -169,7 +170,7 @@ def _with_name(events: Events, kind: Mask, matches: Callable[[str], bool]) -> Ma
 
 
 def values_at(values: Rows, rows: NDArray[np.integer[Any]]) -> Rows:
-    """Return the values of some rows; -1 for row -1."""
+    """Return the values at the given rows, or -1 where the row is -1."""
     found = np.full(len(rows), -1, np.int32)
     is_known = rows >= 0
     found[is_known] = values[rows[is_known]]

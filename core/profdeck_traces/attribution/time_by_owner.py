@@ -17,7 +17,7 @@ from profdeck_traces.reading.intervals import Int
 
 NO_LAUNCH, OUTSIDE_STAGES = "not attributed: no launch recorded", "outside stages"
 _MAX_ROWS = 500
-_MAX_NAMED = 4 * _MAX_ROWS  # shapes in different JSON layouts become one row
+_MAX_NAMED = 4 * _MAX_ROWS  # larger, because shapes that differ only in JSON layout are merged
 _NS_PER_US = 1000
 _NONE = "none"
 _DTYPES = {
@@ -34,7 +34,7 @@ _DTYPES = {
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }
-"""torch names of C++ types."""
+"""Maps C++ type names to torch names."""
 _WITHOUT_SPACE = dict.fromkeys(map(ord, " \t\n\r"))
 
 _Key = tuple[str, str, str | None, str | None]
@@ -42,27 +42,27 @@ _Key = tuple[str, str, str | None, str | None]
 
 
 class _Column(NamedTuple):
-    """Owners of the selected events."""
+    """Owners of one kind for the selected events."""
 
     codes: Int
-    """Code of each event, or -1."""
+    """Code of each event's owner, or -1 if it has none."""
     size: int
     """Number of codes."""
     key: Callable[[int], _Key]
-    """Function that returns the key of a code."""
+    """Returns the key for a code."""
 
 
 def time_by_owner(
     names: Attribution, basis: str, rows: Int, time_ns: Int, stages: tuple[Int, Sequence[str]]
 ) -> AttributedTimes:
-    """Sum the time of device events, or of operators, by their owners.
+    """Sum the time of device events or operators by owner.
 
     Args:
-        names: Owners of the events.
+        names: The owners of all events in the trace.
         basis: ``device`` or ``host``.
-        rows: The device events, or the operators if there are none; -1 for events of other files.
+        rows: Rows of the device events, or of the operators if there are none. Events from other files have row -1.
         time_ns: Durations of the device events, or self times of the operators.
-        stages: Index of the stage of each of `rows`, or -1, and the names of the stages.
+        stages: The stage of each event in `rows`, as an index or -1, and the names of the stages.
     """
     tables = _Tables(names, rows, time_ns)
     return AttributedTimes(
@@ -79,7 +79,7 @@ def time_by_owner(
 
 
 class _Tables:
-    """Tables of one trace."""
+    """Computes the tables of one trace."""
 
     def __init__(self, names: Attribution, rows: Int, time_ns: Int) -> None:
         self._events, self._names, self._rows, self._time_ns = names.events, names, rows, time_ns
@@ -147,14 +147,14 @@ class _Tables:
         return values_at(values, self._rows).astype(np.int64)
 
     def _named(self, kind: str, owners: NDArray[np.int32]) -> _Column:
-        """Return the names of the owners as a column."""
+        """Return a column that identifies owners by name."""
         owner = self._at(owners)
         codes = np.full(len(owner), -1)
         used, codes[owner >= 0] = np.unique(self._events.name[owner[owner >= 0]], return_inverse=True)
         return _Column(codes, len(used), lambda code: (kind, self._events.names[used[code]], None, None))
 
     def _sums(self, columns: Sequence[_Column]) -> tuple[AttributedTime, ...]:
-        """Return the sums by the first of some columns that has a key for an event."""
+        """Sum the time by owner. An event's owner comes from the first column that has an owner for the event."""
         unknown = _Column(np.zeros(len(self._rows), np.int64), 1, lambda _: (_NONE, NO_LAUNCH, None, None))
         columns = [*columns, unknown]
         first = np.cumsum([0, *(column.size for column in columns)])
@@ -163,14 +163,14 @@ class _Tables:
             applies = (code < 0) & (column.codes >= 0)
             code[applies] = offset + column.codes[applies]
         counts = np.bincount(code, minlength=first[-1])
-        # A float of 64 bits holds 104 days of nanoseconds exactly.
+        # A 64-bit float represents integers exactly up to 2**53, or 104 days in nanoseconds.
         times = np.bincount(code, weights=self._time_ns, minlength=first[-1]).astype(np.int64)
         used = np.flatnonzero(counts)
         used = used[np.argsort(-times[used], kind="stable")]
         sums: dict[_Key, list[int]] = {}
         for owner in used[:_MAX_NAMED].tolist():
             index = int(np.searchsorted(first, owner, side="right")) - 1
-            # Different JSON layouts state the same shapes.
+            # The same shapes can occur in different JSON layouts.
             row = sums.setdefault(columns[index].key(owner - int(first[index])), [0, 0])
             row[0] += int(counts[owner])
             row[1] += int(times[owner])
@@ -181,9 +181,9 @@ class _Tables:
         """Return the largest rows, and a row for the remaining owners.
 
         Args:
-            sums: Count and time by owner.
+            sums: Event count and time by owner.
             others: Number of owners that are not in `sums`.
-            of_others: Their count and time.
+            of_others: Event count and time of these owners.
         """
         total_ns = int(self._time_ns.sum())
         order = sorted(sums, key=lambda key: (-sums[key][1], *(part or "" for part in key)))
@@ -208,18 +208,18 @@ class _Tables:
 
 
 def shapes_text(dims: str) -> str:
-    """Return the JSON text of shapes in one layout, ``[[2, 3], []]``."""
+    """Normalize the whitespace in the JSON text of shapes, as in ``[[2, 3], []]``."""
     return dims.translate(_WITHOUT_SPACE).replace(",", ", ")
 
 
 def _dtypes(types: str) -> str | None:
-    """Return the distinct data types of input tensors, in their order."""
+    """Return the distinct data types of the input tensors, in order of first appearance."""
     try:
         names = json.loads(types)
     except (ValueError, RecursionError):
         return None
     if not isinstance(names, list):
         return None
-    # Only names of other kinds, such as Scalar and GenericList, start with a capital letter.
+    # A leading capital means the name is not an element type but another kind, such as Scalar or GenericList.
     distinct = dict.fromkeys(name for name in names if isinstance(name, str) and name[:1].islower())
     return ", ".join(_DTYPES.get(name, name.removeprefix("c10::")) for name in distinct) or None
