@@ -1,4 +1,4 @@
-"""Tests of the build hook, which compiles the reader and never packages a library built from other sources."""
+"""Tests of the build hook, which compiles the reader and never packages a library built from different sources."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_a_wheel_without_the_library_is_pure(tree: Path, environ: dict[str, str]
 
 
 @needs_compiler
-def test_a_library_of_other_sources_is_refused(tree: Path) -> None:
+def test_a_library_built_from_different_sources_is_rejected(tree: Path) -> None:
     build_wheel(tree)
     (tree / "native" / "scan.h").write_text((tree / "native" / "scan.h").read_text() + "\n")
-    with pytest.raises(UnusableLibraryError, match="other sources"):
+    with pytest.raises(UnusableLibraryError, match="different sources"):
         open_library(tree / "core" / LIBRARY, tree / "native")
     with pytest.raises(UnusableLibraryError):
         open_library(tree / "README.md", tree / "native")

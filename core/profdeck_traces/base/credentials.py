@@ -36,7 +36,7 @@ _KEYS = r"pass(?:word|wd|phrase)|secret|token|signature|credential|(?:api|access
 _KEY = rf"(?<![\w-])[\w-]*(?:{_KEYS})"
 _VALUE = r"""(?:b(?=["']))?(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(?!\d+\b|\$)["']?[^\s"'&,;)]+)"""
 _WORD = r"""(?![a-z]+(?:'s)?[ ]+[^\s=]|(?:none|null|true|false)\b|//|[()\[\]{}<*])"""
-"""Lookahead that excludes prose, such as ``token: expected a string``, and values that are not credentials."""
+"""Lookahead that rejects prose, such as ``token: expected a string``, and values that cannot be credentials."""
 _ASSIGNMENTS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (

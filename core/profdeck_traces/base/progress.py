@@ -32,7 +32,7 @@ class Meter:
 
 
 def halves(on_progress: Progress | None) -> tuple[Progress | None, Progress | None]:
-    """Return progress callbacks for two passes over the same files. Each pass counts half."""
+    """Return progress callbacks for two passes over the same files. Each pass counts for half of the progress."""
     if on_progress is None:
         return None, None
     return (

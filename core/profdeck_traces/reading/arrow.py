@@ -45,7 +45,7 @@ def record_batches(events: Columns) -> pa.RecordBatchReader:
 
 
 class _Texts:
-    """Strings by code, stored as a dictionary without duplicates. Truncated names, for example, can be equal."""
+    """Strings by code, as an Arrow dictionary without duplicates. A name repeats if it occurs in several categories."""
 
     def __init__(self, pa: Any, values: list[str]) -> None:
         self._pa = pa

@@ -30,7 +30,7 @@ DEVICE_WAIT = "device wait"
 MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
 """Categories of annotations, which may mark steps."""
 DEVICE_PROCESSES = frozenset({"Ascend Hardware"})
-"""Names of processes whose events without a category are device work."""
+"""Names of processes whose uncategorized events are device work."""
 
 
 RUNTIMES = frozenset(

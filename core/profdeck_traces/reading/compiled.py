@@ -1,4 +1,4 @@
-"""The compiled trace parser: loads the library, and checks the arguments of calls through ctypes."""
+"""Wrapper for the compiled trace parser, which is a C++ library called through ctypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIBRARY = Path(__file__).with_name("_reader.so")
 SOURCES = Path(__file__).parents[3] / "native"
 """Source directory in a checkout; installed packages do not contain it."""
 MAX_NAMES = 1 << 20
-"""Maximum number of distinct names. Further names are read as ``(other)``."""
+"""Maximum number of distinct names. Additional names are read as ``(other)``."""
 COLUMNS: dict[str, tuple[int, type[np.generic]]] = {
     "start_ns": (0, np.int64),
     "duration_ns": (1, np.int64),
@@ -89,7 +89,7 @@ def open_library(path: Path, sources: Path) -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise UnusableLibraryError(str(error)) from error
     if sources.is_dir() and library.reader_source().decode() != source_hash(sources):
-        raise UnusableLibraryError(f"{path} was built from other sources")
+        raise UnusableLibraryError(f"{path} was built from different sources")
     return library
 
 
@@ -108,7 +108,7 @@ class CompiledParser(Parser):
     Args:
         library: The library returned by `open_library`.
         args: The args to collect, with the `Kind` of each. A key such as ``@id`` selects a member of the event itself.
-        max_names: Maximum number of names, of tracks, and of texts per arg.
+        max_names: Maximum number of distinct names, of distinct tracks, and of distinct texts per arg.
         in_files: Keep columns in temporary files, for traces that are larger than memory.
     """
 
@@ -145,7 +145,7 @@ class CompiledParser(Parser):
     @override
     def feed(self, buffer: bytearray, length: int, base: int, *, is_last: bool) -> tuple[ParseStatus, int]:
         if len(buffer) < length + 64:
-            raise ValueError("The buffer has no room for 64 bytes after the content.")
+            raise ValueError("The buffer must have room for 64 bytes after the content.")
         view = (ctypes.c_char * len(buffer)).from_buffer(buffer)
         status = self._library.reader_feed(self._handle, view, length, base, is_last, ctypes.byref(self._taken))
         if status == _OUT_OF_MEMORY:
@@ -274,7 +274,7 @@ def demangle(library: ctypes.CDLL, names: Iterable[str]) -> list[str]:
     found = []
     for name in names:
         is_mangled = name.startswith("_Z") and name.isascii() and "\0" not in name
-        # GNU's demangler supports bfloat16 only since GCC 13. If it fails, substitute another builtin type.
+        # Before GCC 13, GNU's demangler does not support bfloat16. If it fails, substitute another built-in type.
         for code, stand_in, readable in (("", "", ""), (*_BFLOAT16,)) if is_mangled else ():
             length = library.reader_demangle(name.replace(code, stand_in).encode(), room, len(room))
             if length >= 0:

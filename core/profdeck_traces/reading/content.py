@@ -19,7 +19,7 @@ _NOT_READ = {
     b"\xfd7zXZ\x00": "xz: decompress it with xz -d",
     b"7z\xbc\xaf\x27\x1c": "7-Zip: extract it first",
 }
-# UTF-32 comes before UTF-16, because its little-endian mark starts with that of UTF-16.
+# UTF-32 is tested before UTF-16, because its little-endian mark starts with the UTF-16 mark.
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -33,24 +33,25 @@ _ZEROS = {
     b"\1\0\1\0": "utf-16-le",
     b"\0\1\0\1": "utf-16-be",
 }
-"""Encodings without a byte-order mark. The keys show which of the first four bytes are nonzero in ASCII text."""
+"""Encodings to assume without a byte-order mark. The keys show which of the first four bytes are nonzero."""
 # Traces of real jobs expand to 8 to 30 times their compressed size.
 _MOST_INFLATION, _SMALL_BYTES = 300, 128 << 20
 _DAMAGE = (OSError, EOFError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
 def read_content(path: Path, *, on_read: Callable[[int], None] | None = None) -> Generator[Chunk, None, None]:
-    """Yield the uncompressed content of a file in UTF-8. It can be plain, gzip, bzip2, or a zip archive of one file.
+    """Yield the decompressed contents of a file, converted to UTF-8.
 
-    A chunk is valid only until the next chunk is requested. Decompression runs on a second thread. The content is read
-    up to 300 times the size of the file, or up to 128 MiB if that is more.
+    The file may be uncompressed, gzip, bzip2, or a zip archive that contains a single file. A chunk is valid only until
+    the next chunk is requested. Decompression runs on a second thread. The contents may be up to 300 times as large as
+    the file, or up to 128 MiB if that is more.
 
     Args:
         path: The file.
         on_read: Called with the number of bytes of the file read so far.
 
     Raises:
-        DamagedStreamError: The compressed stream is truncated or corrupt. All readable content was yielded before.
+        DamagedStreamError: The compressed stream is truncated or corrupt. All readable content has already been yielded.
         TraceError: The file cannot be read.
     """
     try:

@@ -16,7 +16,7 @@ from profdeck_traces.reading.parsers import new_parser
 from profdeck_traces.reading.stream import Chunk
 from profdeck_traces.reading.walking import Changes, Mark, walk
 
-# The parsers accept both, as does Python's json, but viewers reject the file.
+# Like Python's json, the parsers accept encoded surrogates, NaN and Infinity, but viewers reject such a file.
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 _STRING_OR_CONSTANT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|NaN|-?Infinity', re.DOTALL)
 
@@ -71,7 +71,7 @@ def copy_events(  # noqa: PLR0913 - all but three have defaults
     walk(chunks(), parser, max_json_bytes=MAX_JSON_BYTES)
     write_copied()
     if changes.keep is not None and parser.copied != np.count_nonzero(changes.keep):
-        raise TraceError(f"{path} changed while it was read.")
+        raise TraceError(f"{path} changed while it was being read.")
     return parser.copied
 
 

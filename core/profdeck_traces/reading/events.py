@@ -46,7 +46,7 @@ _CATEGORIES = {
 }
 """Maps category names in traces from torch 1.8 and 1.9 to the current names."""
 _BEGIN, _END, _COMPLETE, _METADATA = (ord(phase) for phase in "BEXM")
-# Larger traces keep their columns in temporary files. Compression makes traces 8 to 30 times smaller.
+# Above these limits, columns are stored in temporary files. The file limit assumes a compression ratio of 8 to 30.
 _LARGE_JSON_BYTES, _LARGE_FILE_BYTES = 1 << 30, 100 << 20
 
 
@@ -109,9 +109,9 @@ class Events:
         self.texts = texts
         """JSON texts for the codes of each text-valued arg."""
         self.member_texts = member_texts
-        """Top-level members as JSON texts of key and value. The value of ``traceEvents`` is empty."""
+        """Top-level members, with key and value as JSON text. The value of ``traceEvents`` is empty."""
         self.pairs = pairs
-        """File positions of the ``B`` events that became complete events, and of the matching ``E`` events."""
+        """File positions of the ``B`` events that became complete events, and of their matching ``E`` events."""
 
     def __len__(self) -> int:
         return len(self.all["phase"])
@@ -198,12 +198,12 @@ class Events:
     def innermost(self, kind: Mask) -> NDArray[np.int32]:
         """Return, for each complete event, the innermost event of a kind open on its track when it starts, or -1.
 
-        For an event of the kind, this is the event itself.
+        For an event of that kind, the result is the event itself.
 
         Args:
             kind: Mask of the complete events that are of the kind.
         """
-        # Events of other kinds get duration 0, so that none of them counts as open.
+        # Set the duration of all other events to 0, so that they never count as open.
         around = parents(self.track, self.start_ns, np.where(kind, self.end_ns, self.start_ns))
         return np.where(kind, np.arange(self.complete, dtype=np.int32), around)
 
@@ -351,7 +351,7 @@ class _Builder:
 
 
 def _unique(texts: list[bytes], decode: Callable[[bytes], Any]) -> tuple[list[Any], NDArray[np.int32] | None]:
-    """Decode strings and remove duplicates. Return the unique strings, and new codes or None if no code changes.
+    """Decode and deduplicate strings. Return the unique strings, and the new codes or None if the codes are unchanged.
 
     Duplicates arise because the same name can be written with different escapes.
     """
@@ -413,7 +413,7 @@ def _order(is_complete: Mask, track: NDArray[Any], start: Int, duration: Int) ->
 def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], is_annotation: Mask) -> tuple[Int, Int]:
     """Convert matching ``B`` and ``E`` events to complete events. Return the rows of the ``B`` and of the ``E`` events.
 
-    If the annotation of a stream and its first kernel start at the same time, the annotation is the outer event.
+    If a stream's annotation and its first kernel start at the same time, the annotation is treated as the outer event.
 
     An ``E`` event ends the last open ``B`` event on its track. Between consecutive events of the same depth, the track
     never drops below that depth. A ``B`` event therefore matches an ``E`` event that directly follows it at its depth.

@@ -1,4 +1,4 @@
-"""A trace parser in Python, for machines without the compiled parser. Tests compare their results."""
+"""Trace parser in Python, for machines without the compiled parser. Tests check that both give the same results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_COUNTED_BYTES = 1 << 20  # limit for top-level members while counting event
 _MAX_INTEGER = 2**63
 _MAX_TIME_NS = 2**52 * 1000
 _MARKED = 2  # value in `Changes.keep`
-_NEAR_END = 16  # an error this close to the end may be a token that continues in the next buffer
+_NEAR_END = 16  # an error this close to the end may only be a truncated token, which continues in the next buffer
 _CUT = re.compile(rb"(\})[ \t\n\r]*,[ \t\n\r]*\{")
 _CUT_BYTES = 1 << 18
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -92,7 +92,7 @@ class PythonParser(Parser):
     """A `Parser` implemented with msgspec. It takes the same arguments as `CompiledParser`, except for the library."""
 
     def __init__(self, args: Mapping[str, int], *, max_names: int = MAX_NAMES, in_files: bool = False) -> None:
-        del in_files  # the values are in Python lists, which stay in memory
+        del in_files  # values are kept in Python lists in memory
         self.state, self.has_events, self.rows = ParseState.START, False, 0
         self.error, self.error_at = "", -1
         self._is_array = False
@@ -263,7 +263,7 @@ class PythonParser(Parser):
         return end
 
     def _read_many(self, at: int) -> int | None:
-        """Read many events at once, up to a boundary near the end. Return None if that is not possible."""
+        """Read many events at once, up to a boundary near the end of the buffer. Return None if this is impossible."""
         if self._bad_byte < self._length or self._changes is not None:
             return None
         cut = None
@@ -277,7 +277,7 @@ class PythonParser(Parser):
         try:
             events = self._decode_events(b"[%b]" % text)
         except (msgspec.DecodeError, RecursionError):
-            return None  # the boundary was inside an event, or the JSON is malformed
+            return None  # the boundary is inside an event, or the JSON is malformed
         self._add(events)
         return cut
 

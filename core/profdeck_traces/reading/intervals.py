@@ -24,9 +24,9 @@ def self_times(track: NDArray[np.integer], start: Int, end: Int) -> Int:
     """Return the self time of each interval, which is the time not covered by intervals inside it.
 
     Each instant on a track belongs to the open interval that started last. If several intervals started together, it
-    belongs to the one that ends first; if these are equal, to the last one. For nested intervals, the self time is the
-    duration minus the durations of the direct children. The self times of a track add up to the time during which any
-    interval is open.
+    belongs to the one that ends first or, if they also end together, to the last of them. For nested intervals, the
+    self time is the duration minus the durations of the direct children. The self times of a track add up to the time
+    during which any interval is open.
     """
     own = end - start
     used = np.flatnonzero(own > 0)  # empty intervals have no self time and would make the nesting ambiguous

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-# Only positions matter, and Python refuses to convert integers with more than 4,300 digits.
+# Skip converting the digits: only positions are needed, and int() rejects strings of more than 4,300 digits.
 scan: Any = json.JSONDecoder(parse_int=len, parse_float=len).scan_once  # type: ignore[attr-defined]
 _match_space = re.compile(r"[ \t\n\r]*").match
 

@@ -21,11 +21,12 @@ def read_trace(
 ) -> Trace:
     """Read a Chrome trace, plain or compressed, or an artifact of another kind.
 
-    A corrupt trace is read as far as possible, and ``check`` describes the problem. Times are exact to the nanosecond.
+    If a trace is corrupt, its readable events are returned, and ``check`` describes the problem. Times are exact to the
+    nanosecond.
 
     Args:
         path: A Chrome trace, or an artifact that a plugin can read; see `profdeck_traces.inputs.artifact_kinds`.
-        is_step: Returns whether a name is the name of a step. Called once for each operator name.
+        is_step: Returns whether a name denotes a step. Called once for each operator name.
         on_progress: Called from the reading thread with the number of bytes read so far and the file size.
         max_json_bytes: Stop reading after this number of uncompressed bytes.
 

@@ -33,12 +33,12 @@ _MEMBERS = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
 _TOLERANCE_NS, _TOLERANCE_SPANS = 100_000_000, 10
 _MTIA, _WAIT = "mtia_ccp_events", re.compile("wait", re.IGNORECASE)
 _NO_ROW = np.uint32(2**32 - 1)
-_MAX_BASE_NS = 2**62  # leaves the same range for times relative to the base
+_MAX_BASE_NS = 2**62  # leaves an equal range for times relative to the base
 
 
 @attrs.frozen
 class Trace:
-    """The complete events of one trace, and the file's metadata."""
+    """The complete events of one trace, and the metadata of the file."""
 
     path: Path
     check: TraceCheck
@@ -53,9 +53,9 @@ class Trace:
     process_names: dict[Id, str] = attrs.field(factory=dict)
     thread_names: dict[tuple[Id, Id], str] = attrs.field(factory=dict)
     kernel_types: dict[str, str] = attrs.field(factory=dict)
-    """Operator type by kernel name, if it is recorded, as in Ascend's files."""
+    """Operator type by kernel name, if recorded, as in Ascend's files."""
     cores: dict[str, tuple[int, int]] = attrs.field(factory=dict)
-    """Kernel count and total time in nanoseconds by core type, if it is recorded, as in Ascend's files."""
+    """Kernel count and total time in nanoseconds by core type, if recorded, as in Ascend's files."""
     implausible: tuple[tuple[str, int], ...] = ()
     """Names and counts of device events whose times are outside the recording. ``events`` excludes them."""
     has_host: bool = True
@@ -128,7 +128,7 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
 
     Args:
         raw: The events.
-        is_step: Returns whether a name is the name of a step. Called once for each operator name.
+        is_step: Returns whether a name denotes a step. Called once for each operator name.
     """
     row = raw.all["row"][: raw.complete]
     tables, name = _name_codes(raw, row)

@@ -15,8 +15,8 @@ from profdeck_traces.reading.stream import Chunk, DamagedStreamError
 
 _SPACE = rb"[ \t\n\r]{0,1000}"
 # At or after an error, parsing resumes at the first opening brace that follows a comma or a bracket and precedes a key
-# used by events. The patterns search raw bytes, because after an unescaped quote, strings and syntax trade places. They
-# are compiled on first use, because compilation takes 5 ms and few traces are damaged.
+# used by events. The patterns search raw bytes, because an unescaped quote turns strings into syntax and vice versa.
+# They are compiled on first use, because compilation takes 5 ms and few traces are damaged.
 _NEXT_EVENT = rb'[,\[}]%b(\{)%b"(?:ph|name|cat|pid|tid|ts|dur|id|args|bp|s)"%b:' % (_SPACE, _SPACE, _SPACE)
 _NEXT_ARRAY = rb'"traceEvents"%b:%b(\[)' % (_SPACE, _SPACE)
 _MATCH_BYTES = 4096  # longer than any match of either pattern
@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     """Code of the value's JSON text in `Parser.texts`."""
     INTEGER = 1
     ID = 2
-    """A nonnegative integer, given as a number or hexadecimal string. Other values are -2 - code of the JSON text."""
+    """A nonnegative integer, given as a number or hexadecimal string. Others become -2 minus the code of the JSON text."""
 
 
 EVENT_STATES = frozenset({ParseState.FIRST_EVENT, ParseState.EVENT, ParseState.AFTER_EVENT})
@@ -100,7 +100,7 @@ class Changes:
         if len({len(array) for array in (self.keep, self.lane, self.ids) if array is not None}) > 1:
             raise ValueError("The arrays have different lengths.")
         if self.lane is not None and int(self.lane.max(initial=-1)) >= len(self.lanes):
-            raise ValueError("A lane is not in lanes.")
+            raise ValueError("`lane` contains an index that is not in `lanes`.")
         if abs(self.shift_ns) >= _MAX_SHIFT_NS:
             raise ValueError(f"Times cannot be shifted by {self.shift_ns} ns.")
 
@@ -133,7 +133,9 @@ class Parser(Protocol):
         """
 
     def count_events(self, name: bytes = b"") -> None:
-        """From now on, count events in bounded memory, with columns only for events named `name` and few members.
+        """From now on, only count events, in bounded memory. Columns are kept only for events named `name`.
+
+        The total size of the top-level members that are kept is also limited.
 
         Args:
             name: The name as written in the file. If it is empty, no columns are kept.
@@ -165,7 +167,7 @@ class Parser(Protocol):
         """Return the JSON text for each code of an arg."""
 
     def members(self) -> list[tuple[bytes, bytes]]:
-        """Return the top-level members as JSON texts of key and value. The value of ``traceEvents`` is empty."""
+        """Return the top-level members, with key and value as JSON text. The value of ``traceEvents`` is empty."""
 
     copied: int
     """Number of events copied so far."""
@@ -208,7 +210,7 @@ class Walker:
 
     Args:
         parser: The parser to feed.
-        max_value_bytes: Skip any longer event or member, because each of them must fit in memory.
+        max_value_bytes: Skip longer events and members, because each event or member must fit in memory.
     """
 
     def __init__(self, parser: Parser, max_value_bytes: int = MAX_VALUE_BYTES) -> None:
@@ -221,7 +223,7 @@ class Walker:
         self._window = 0
         """Number of bytes to feed at once after an error, so that many errors take linear time; 0 feeds all bytes."""
         self._error_at: int | None = None
-        """Offset of an error, until the next event after it is found."""
+        """Offset of the last error until the next event after it is found, then None."""
         self._element_at = 0
         self._is_over = False
 
@@ -301,7 +303,7 @@ class Walker:
     def _handle_error(self, error_at: int) -> None:
         self.result.note(f"Malformed JSON at offset {error_at:,}: {self.parser.error}.")
         if self.parser.state not in EVENT_STATES and self.parser.has_events:
-            self._is_over = True  # after the events, so no event is lost
+            self._is_over = True  # the error is after the events, so no event is lost
             return
         self._error_at, self._element_at = error_at, self._base
         offset = error_at - self._base
@@ -340,7 +342,7 @@ def walk(
         chunks: The document in UTF-8.
         parser: The parser to feed.
         max_json_bytes: Stop before the chunks exceed this total size.
-        max_value_bytes: Skip any longer event or member.
+        max_value_bytes: Skip longer events and members.
 
     Raises:
         TraceError: The file cannot be read.

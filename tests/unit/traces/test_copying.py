@@ -113,7 +113,7 @@ def test_trace_that_changed_is_refused(tmp_path: Path) -> None:
     written: list[bytes] = []
 
     assert copy_events(path, Changes(keep=np.ones(1, np.uint8)), written.append) == 1
-    with pytest.raises(TraceError, match="changed while it was read"):
+    with pytest.raises(TraceError, match="changed while it was being read"):
         copy_events(path, Changes(keep=np.ones(2, np.uint8)), written.append)
     assert written == [b'{"ph": "X"}'] * 2
 
