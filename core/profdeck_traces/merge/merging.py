@@ -53,9 +53,9 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
     - ``id`` of flows and async events, ``bind_id`` and the global ``id2``: each id becomes a number that is unique
       across sources. A hexadecimal string and the number it represents are the same id.
     - ``ts``: all times are relative to the smallest ``baseTimeNanoseconds`` plus `origin_ns`. The difference between
-      that origin and the source's own base, and the source's ``shift_ns``, are applied exactly, in nanoseconds, whether
-      a time is a number or a string. A trace without a base is treated as having base 0.
-    - ``tid`` of device events that overlap without nesting: Perfetto would drop the later event, so it moves to
+      that origin and the source's own base, and the source's ``shift_ns``, are applied exactly, in nanoseconds,
+      regardless of whether a time is a number or a string. A trace without a base is treated as having base 0.
+    - ``tid`` of device events that overlap without nesting: Perfetto would drop the later event, so it is moved to
       another lane that has the same name with the suffix " (overlapping)". Flows at its start move with it.
     - Metadata: each process has one ``process_name``, which starts with the label of its source, and one
       ``process_sort_index``. Processes are sorted by source, then by their original sort index (0 if missing).
@@ -290,7 +290,8 @@ def _far_origin_ns(plans: Sequence[SourcePlan]) -> int:
     """Return the time origin to subtract so that times fit in a double, or 0 if the times of any source already fit.
 
     Perfetto reads times as microseconds in a double. Traces without ``baseTimeNanoseconds`` count from 1970, and
-    doubles of that size have a resolution of only 250 ns. Nested events would overlap, and Perfetto would drop them.
+    doubles of that size have a resolution of only 250 ns. Rounded to that resolution, nested events could overlap, and
+    Perfetto would drop them.
     """
     first_ns = [plan.first_large_ns for plan in plans if plan.processes]
     large_ns = [time_ns for time_ns in first_ns if time_ns is not None]

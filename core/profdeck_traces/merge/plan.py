@@ -34,7 +34,7 @@ _MAX_BASE_NS = 2**62
 # Kineto's categories for device events. Events in Ascend traces have no category.
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"})
 _MAX_DEPTH = 512  # kMaxDepth of Perfetto's SliceTracker
-# Larger than the ids of threads and streams, smaller than new pids.
+# Larger than thread and stream ids, but smaller than new pids.
 _FIRST_NEW_TID = 900_000_000
 
 _FLOW_PHASES, _ASYNC_PHASES = "stf", "bneSTpF"
@@ -43,7 +43,7 @@ _ARGS: dict[str, int] = {
     **dict.fromkeys(("@id", "@bind_id"), Kind.ID),
     **dict.fromkeys(("@id2", "name", "sort_index"), TEXT),
 }
-# From this time on, microseconds in a double can no longer represent every nanosecond.
+# Beyond this time, a double that holds microseconds cannot represent every nanosecond.
 _LARGE_NS = 2**53 // 1000 * 1000
 _KEEP, _MARK = 1, 2
 _HEXADECIMAL = re.compile("(?:0[xX])?[0-9a-fA-F]+")
@@ -68,7 +68,7 @@ class SourceProcess:
 
     pid: Id
     name: str | None
-    """Name in the source; ``None`` if there is none."""
+    """Name in the source; ``None`` if the process has no name."""
     sort_index: float
 
 
@@ -97,7 +97,7 @@ class SourcePlan:
 
     problem: str | None = None
     base_ns: int | None = None
-    """Base time of the source; ``None`` if the trace is truncated before it."""
+    """Base time of the source; ``None`` if the trace is truncated before the base time."""
     processes: tuple[SourceProcess, ...] = ()
     """Processes of the source, ordered by their first events."""
     new_lanes: tuple[NewLane, ...] = ()
@@ -118,7 +118,7 @@ class Rows:
     lane: NDArray[np.int32]
     """Index of the event's process or, for a new lane, the number of processes plus the index of the lane."""
     ids: Int
-    """Number of the event's ``id`` within the source, from 0; -1 if it has none."""
+    """Number of the event's ``id`` within the source, from 0; -1 if the event has no ``id``."""
     bind_ids: dict[int, int] = attrs.field(factory=dict)
     """Maps file positions of events to the numbers of their ``bind_id``."""
     global_ids: dict[int, int] = attrs.field(factory=dict)
@@ -165,7 +165,7 @@ def plan_source(task: PlanTask, on_progress: Progress | None) -> SourcePlan:
     if planner.problem:
         problems.append(f"{source.label} ({path}): {planner.problem}")
     if problems and base_ns is None:
-        problems.append(f"Its {BASE} is lost: that of the other traces is assumed.")
+        problems.append(f"Its {BASE} is missing: the smallest base of the other traces is assumed.")
     start = events.all["start_ns"]
     large = start[start >= _LARGE_NS]
     texts = {json.loads(key): value for key, value in events.member_texts if value}
@@ -253,7 +253,7 @@ class _Planner:
         )
         moves = numbers > 0
         lane[rows[moves]] = new[codes[moves]]
-        # A flow stays if any event that starts at the same time on its track stays.
+        # A flow event keeps its lane if any event that starts at the same time on its track keeps its lane.
         first = np.flatnonzero(np.diff(tracks, prepend=-1) | np.diff(starts, prepend=starts[:1]))
         target = new[np.minimum.reduceat(codes, first)]
         flows = np.concatenate([events.rows_of(phase) for phase in _FLOW_PHASES])
@@ -263,7 +263,7 @@ class _Planner:
         lane[flows[moves]] = target[at[moves]]
 
     def _numbers(self, rows: Int, tracks: Int) -> Int:
-        """Return, for each event, 0 if it stays on its lane, or the number of its new lane."""
+        """Return the number of each event's new lane, or 0 if the event stays on its lane."""
         events, numbers = self._events, np.zeros(len(rows), np.int64)
         bounds = [0, *(np.flatnonzero(np.diff(tracks)) + 1).tolist(), len(rows)]
         for begin, end in itertools.pairwise(bounds):
@@ -272,7 +272,9 @@ class _Planner:
                 numbers[begin:end] = place_on_lanes(events.start_ns[of_track], events.end_ns[of_track], _MAX_DEPTH)
             except ValueError as error:
                 pid, tid = events.tracks[int(tracks[begin])]
-                self.problem = self.problem or f"Process {pid}, thread {tid}: {error}. Viewers do not show all of them."
+                self.problem = (
+                    self.problem or f"Process {pid}, thread {tid}: {error}. Viewers will not show all of them."
+                )
         return numbers
 
     def _add_lane(self, track: int, number: int, process: int) -> int:
@@ -367,7 +369,7 @@ def _global_id(text: str, codes: dict[Any, int]) -> int:
 
 
 def _id_of(value: Any, codes: dict[Any, int]) -> int:
-    """Return nonnegative integers unchanged, and a negative code for other ids. Hexadecimal strings are integers."""
+    """Return nonnegative integers, including hexadecimal strings, as they are, and a negative code for other ids."""
     if isinstance(value, str):
         number = int(value, 16) if _HEXADECIMAL.fullmatch(value) else None
     elif isinstance(value, float) and value.is_integer():

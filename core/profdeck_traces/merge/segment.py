@@ -22,7 +22,7 @@ SEPARATOR = b",\n"
 
 @attrs.frozen
 class SegmentPiece:
-    """Text in the new file, either plain or deflated in a form that can be concatenated with other pieces."""
+    """Text in the new file, either plain or deflated so that it can be concatenated with other pieces."""
 
     json_bytes: int
     crc: int
@@ -42,7 +42,7 @@ class SegmentTask:
     lanes: tuple[tuple[bytes, bytes], ...]
     """As in `Changes.lanes`."""
     first_id: int
-    """New id that replaces id number 0 of the source."""
+    """New id for id number 0 of the source."""
     shift_ns: int
     """Added to each time."""
 

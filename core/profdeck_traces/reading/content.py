@@ -51,7 +51,7 @@ def read_content(path: Path, *, on_read: Callable[[int], None] | None = None) ->
         on_read: Called with the number of bytes of the file read so far.
 
     Raises:
-        DamagedStreamError: The compressed stream is truncated or corrupt. All readable content has already been yielded.
+        DamagedStreamError: The compressed stream is truncated or corrupt. All readable content has been yielded.
         TraceError: The file cannot be read.
     """
     try:

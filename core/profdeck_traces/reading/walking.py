@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     """Code of the value's JSON text in `Parser.texts`."""
     INTEGER = 1
     ID = 2
-    """A nonnegative integer, given as a number or hexadecimal string. Others become -2 minus the code of the JSON text."""
+    """A nonnegative integer, given as a number or hexadecimal string. Others become -2 minus their JSON text's code."""
 
 
 EVENT_STATES = frozenset({ParseState.FIRST_EVENT, ParseState.EVENT, ParseState.AFTER_EVENT})

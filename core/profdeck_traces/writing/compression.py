@@ -33,7 +33,7 @@ class Compressed:
     anchors_ns: tuple[int, ...]
     """Start of each clock anchor, in file order, on the clock of the trace."""
     base_time_ns: int | None
-    """The file's ``baseTimeNanoseconds``, to be added to times to get Unix time; ``None`` if it is missing."""
+    """The file's ``baseTimeNanoseconds``, which converts its times to Unix time; ``None`` if missing."""
     sha256: str
     """The SHA-256 of the new file, in hexadecimal digits."""
 
@@ -44,8 +44,8 @@ _decode_result = msgspec.json.Decoder(Compressed).decode
 def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: str) -> Compressed:
     """Copy a Chrome trace to its final name, checking it and collecting its clock anchors in the same pass.
 
-    The copy appears at ``destination`` only when it is complete and on disk (fsync). A trace that is not whole is
-    also copied, and the result describes the problem. ``source`` is not removed.
+    The copy appears at ``destination`` only when it is complete and on disk (fsync). A damaged trace is also
+    copied, and the result describes the problem. ``source`` is not removed.
 
     Args:
         source: The trace as the profiler wrote it, plain or gzip.
@@ -127,7 +127,7 @@ def _main(source: str, destination: str, gzip: str, anchor_name: str) -> None:
 
 
 def _copy(source: Path, write: Callable[[Chunk], None], checker: TraceChecker, *, gzip: bool) -> None:
-    """Write the content of ``source`` and check it in the same pass."""
+    """Write the contents of ``source``, and check them in the same pass."""
     with contextlib.closing(SmallGzip(write)) if gzip else contextlib.nullcontext() as packer:
 
         def written() -> Generator[Chunk, None, None]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from profdeck_traces.reading.intervals import Int
 
 MAX_LANES = 256
-"""No recording needs this many. Each additional lane slows down the placement of all later intervals."""
+"""Maximum number of lanes. No known recording needs this many, and each lane slows down placing later intervals."""
 
 
 def place_on_lanes(start: Int, end: Int, max_depth: int) -> Int:
@@ -57,7 +57,7 @@ def _fits(starts: Int, ends: Int, max_depth: int) -> NDArray[np.bool_]:
 
 
 def _first_fit(stacks: list[list[int]], start: int, end: int, max_depth: int) -> int:
-    """Put an interval on the first lane that accepts it, and return the lane."""
+    """Place an interval on the first lane that accepts it, and return the lane."""
     for lane, stack in enumerate(stacks):
         while stack and stack[-1] <= start:
             stack.pop()

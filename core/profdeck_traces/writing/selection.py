@@ -36,7 +36,7 @@ class Selection:
 
     - Metadata (``ph`` "M") is always kept, because viewers would otherwise show numbers instead of names.
     - Complete events (X) are kept if they overlap the window or, if they have no duration, start in it.
-    - Duration events (B and E) are kept in pairs, like complete events. A B or E without a partner is always kept.
+    - Duration events (B and E) are kept in pairs, like complete events. A B or E event without a partner is kept.
     - All other events are kept if their ``ts`` is in the window. If an asynchronous event or a flow (s, t, f) crosses
       an edge of the window, only one end is kept. Viewers ignore a flow with one end.
 
@@ -50,9 +50,9 @@ class Selection:
     categories: frozenset[str] | None = None
     """Values of ``cat`` to keep. For a comma-separated ``cat``, one match suffices. "" matches a missing ``cat``."""
     host: TimeWindow | None = None
-    """Window for events in host categories, if it differs. Devices run work later than the host launches it."""
+    """Separate window for events in host categories, because devices run work later than the host launches it."""
     work: TimeWindow | None = None
-    """Window for events in device categories, if it differs. Events must start in it, like the events of a step."""
+    """Separate window for events in device categories. Events must start in it, like the events of a step."""
 
     @property
     def windows(self) -> tuple[TimeWindow, TimeWindow, TimeWindow]:
@@ -84,7 +84,7 @@ class Selection:
                 if window.end_ns is not None:
                     inside &= start < window.end_ns
                 kept &= inside | (place != number)
-        kept[complete:] |= np.isin(phase[complete:], [ord("B"), ord("E")])  # those without a partner
+        kept[complete:] |= np.isin(phase[complete:], [ord("B"), ord("E")])  # B and E events without a partner
         kept |= is_metadata
         by_row: NDArray[np.bool_] = events.in_file_order(kept)
         begins, ends = events.pairs

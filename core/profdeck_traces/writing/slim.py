@@ -55,10 +55,10 @@ class SlimTrace:
     slices: int
     """Number of events written."""
     device_slices: int
-    """Number of these events that are device work."""
+    """Number of written events that are device work."""
     size_bytes: int
     problems: tuple[str, ...]
-    """One message for each damaged source. The readable events of these sources are in the file."""
+    """One message for each damaged source. The readable events of damaged sources are in the file."""
     unread: int = 0
     """Number of damaged sources that have no readable event."""
 

@@ -59,7 +59,7 @@ def trim_trace(
 
 def _trim(source: Path, selection: Selection, writer: _Writer, on_progress: Progress | None) -> TraceCheck:
     on_selection, on_copying = halves(on_progress)
-    events = read_events(source, args={"name": TEXT}, on_progress=on_selection)  # this arg contains the process names
+    events = read_events(source, args={"name": TEXT}, on_progress=on_selection)  # the process names are in this arg
     check, members = events.check, events.member_texts
     if not len(events):
         raise TraceError(f"{source}: {check.problem}")
@@ -69,7 +69,7 @@ def _trim(source: Path, selection: Selection, writer: _Writer, on_progress: Prog
     del events  # frees the columns before the second pass
 
     if members and _EVENTS[1] not in (value for _, value in members):
-        members = [*members, _EVENTS]  # damage at the beginning of the trace hid "traceEvents"
+        members = [*members, _EVENTS]  # "traceEvents" is in a damaged part of the trace
     copied = 0
     writer.write(b"{\n" if members else b"[\n")
     for number, (key, value) in enumerate(members or [_EVENTS]):

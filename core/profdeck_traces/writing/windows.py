@@ -98,10 +98,10 @@ def step_window(path: Path, steps: range, *, on_progress: Progress | None = None
     """Find the window of steps from their ``ProfilerStep#N`` annotations.
 
     The window extends from the start of the first step to the end of the last, on the host and on the devices. Work
-    that a step launched is included even if it runs later. For each annotation, Kineto writes the span of the kernels
-    for which it was the innermost annotation at launch. A step therefore includes the kernels of all annotations that
-    start in it; ``External id`` identifies them. In torch_npu directories, ``kernel_details.csv`` contains the kernels
-    of a step.
+    that a step launched is included even if it runs later. The device span that Kineto writes for an annotation
+    covers only the kernels for which that annotation was the innermost one at launch. A step therefore includes the
+    kernels of all annotations that start in it; ``External id`` identifies them. In torch_npu directories,
+    ``kernel_details.csv`` contains the kernels of a step.
 
     Args:
         path: As for `read_extent`.
@@ -128,12 +128,12 @@ def iteration_window(
     """Find the window of engine iterations, as `step_window` does for steps.
 
     Iterations are host annotations whose names match `names`, numbered from 0 by start time. If such an annotation is
-    nested in another one on the same thread, both belong to the same iteration.
+    nested in another iteration annotation on the same thread, both belong to the same iteration.
 
     Args:
         path: As for `read_extent`.
         iterations: A nonempty range of consecutive iteration numbers.
-        names: Recognizes the names of iterations.
+        names: Patterns for the names of iterations.
         on_progress: As for `read_extent`.
 
     Raises:
@@ -148,7 +148,7 @@ def iteration_window(
 
 
 def _read(path: Path, on_progress: Progress | None) -> Trace:
-    # In Ascend traces, operators mark the steps.
+    # In Ascend traces, steps are marked by operators.
     return read_trace(
         chrome_trace(path), is_step=lambda name: _STEP.fullmatch(name) is not None, on_progress=on_progress
     )

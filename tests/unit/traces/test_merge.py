@@ -369,7 +369,9 @@ def test_readable_part_of_a_truncated_trace_is_merged(merged: Merged, keep: floa
     assert not check.whole
     assert check.problem is not None
     assert check.problem.startswith(f"cut ({path}): The JSON is not closed")
-    assert check.problem.endswith("Its baseTimeNanoseconds is lost: that of the other traces is assumed.")
+    assert check.problem.endswith(
+        "Its baseTimeNanoseconds is missing: the smallest base of the other traces is assumed."
+    )
     names = [event["name"] for event in merged.events if event["name"].startswith("e")]
     count = len(names) - 100
     assert 100 * keep - 5 < count < 100 * keep + 5
