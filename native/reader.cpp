@@ -2,7 +2,7 @@
 // Python or on any profiler.
 //
 // The grammar of the whole JSON document is checked in a single pass. Each object in the events array that has a "ph"
-// member becomes one row, in file order. The args that the caller lists are stored as (row, value) pairs. After a
+// member becomes one row, in file order. The args that the caller requests are stored as (row, value) pairs. After a
 // malformed event, the caller searches for the next event, and parsing resumes there.
 #include <cxxabi.h>
 #include <setjmp.h>
@@ -19,13 +19,13 @@ static const u8 OTHER_CATEGORY = 1;  // shared by all categories beyond the limi
 static const int MOST_DEPTH = 512;
 static const size_t MOST_COUNTED_BYTES = 1 << 20;  // limit for top-level members while counting events
 
-// TEXT: any value, stored as the code of its JSON text in the column's own table. ID: a nonnegative integer, given as a
-// number or a hexadecimal string; any other value is stored as -2 - code of its JSON text.
+// TEXT: any value, stored as the code of its JSON text in the column's table. ID: a nonnegative integer, given as a
+// number or a hexadecimal string; any other value is stored as -2 minus the code of its JSON text.
 enum Kind : u8 { TEXT, INTEGER, ID };
 enum Status { MORE, BAD, OUT_OF_MEMORY };
 enum State { START, FIRST_MEMBER, MEMBER, AFTER_MEMBER, FIRST_EVENT, EVENT, AFTER_EVENT, END };
 
-// A growable column. Large columns grow by remapping their pages. With a backing file, pages can leave memory.
+// A growable array. Large arrays grow by remapping rather than copying. An array in a file need not fit in memory.
 template <class T>
 struct Column {
   T* p = nullptr;
@@ -124,13 +124,13 @@ struct Reader {
   u64 rows = 0;
   State state = START;
   bool is_array = false, had_events = false, has_backslash = false;
-  std::unique_ptr<u32[]> tokens;  // not initialised, because most of its pages are never used
+  std::unique_ptr<u32[]> tokens;  // not zero-filled, because most of its pages are never used
   size_t token_room = 0;
   size_t token_count = 0;
   const char* error = nullptr;
   i64 error_at = -1;
 
-  // Recent values, to look up repeated values without hashing.
+  // Recent values, so that repeated values can be looked up without hashing.
   i64 last_pid[4] = {}, last_tid[4] = {};
   i32 last_track[4] = {-1, -1, -1, -1};
   int next_track = 0;
@@ -294,7 +294,8 @@ static bool hex_integer(Text text, i64* out) {
   return true;
 }
 
-// Skip the value at token i and add it to a column. If a key is repeated, its last value counts, as in json.loads.
+// Add the value at token i to a column, and advance i past the value. If a key is repeated, the last value is used, as
+// in json.loads.
 static bool keep_value(Reader& r, size_t column, const u8* b, const u32* t, size_t& i) {
   size_t from = i;
   if (!skip_value(r, b, t, i)) return false;
@@ -397,7 +398,7 @@ static bool read_time(Reader& r, const u8* b, const u32* t, size_t& i, i64& out,
 }
 
 static bool read_args(Reader& r, const u8* b, const u32* t, size_t& i, bool& had_args) {
-  if (had_args)  // if args is repeated, the last one counts
+  if (had_args)  // if the key is repeated, only the last value is used
     for (Pairs& pairs : r.args)
       if (pairs.key[0] != '@') pairs.undo(r.rows);
   had_args = true;
@@ -435,7 +436,7 @@ constexpr u64 word_of(const char* s) {
   return word;
 }
 
-// Add any other member of an event to its column if there is one; otherwise, skip the member.
+// Read any other member of an event. Add its value to a column if the caller requested one; otherwise, skip it.
 static bool read_own(Reader& r, Text key, const u8* b, const u32* t, size_t& i) {
   for (const auto& [name, column] : r.own)
     if (name.size() == key.n && !memcmp(name.data(), key.p, key.n)) return keep_value(r, column, b, t, i);
@@ -591,7 +592,8 @@ static bool read_element(Reader& r, const u8* b, const u32* t, size_t& i) {
   size_t from = i;
   Event e;
   bool good = b[t[i]] == '{' ? read_event(r, b, t, i, e) : skip_value(r, b, t, i);
-  if (good && i >= r.token_count && !(CLASS[b[t[i - 1]]] & OPERATOR)) good = false;  // a scalar may continue
+  // A scalar at the end of the buffer may continue in the next one.
+  if (good && i >= r.token_count && !(CLASS[b[t[i - 1]]] & OPERATOR)) good = false;
   if (!good || !e.phase) {
     for (Pairs& pairs : r.args) pairs.undo(r.rows);
     return good;
@@ -607,7 +609,7 @@ static bool read_element(Reader& r, const u8* b, const u32* t, size_t& i) {
 
 // ---------------------------------------------------------------- document
 
-// Read the top-level member at token i. The elements of traceEvents are left to the caller.
+// Read the top-level member at token i. For traceEvents, read only the opening bracket.
 static bool read_member(Reader& r, const u8* b, const u32* t, size_t& i) {
   if (b[t[i]] != '"') FAIL("a key is expected");
   if (b[t[i + 1]] != ':') {
@@ -643,7 +645,7 @@ static bool read_member(Reader& r, const u8* b, const u32* t, size_t& i) {
   return true;
 }
 
-// Parse the complete part of the buffer. Set `taken` to the number of bytes consumed.
+// Parse the complete elements in the buffer. Set `taken` to the number of bytes consumed.
 static Status walk(Reader& r, const u8* b, i64 base, size_t& taken) {
   const u32* t = r.tokens.get();
   size_t n = r.token_count, i = 0;
@@ -730,8 +732,8 @@ static Status feed(Reader& r, u8* b, size_t len, i64 base, bool is_last, size_t&
   Flags flags;
   size_t n = index_tokens(b, len, r.tokens.get(), flags);
   r.has_backslash = flags.backslash != 0;
-  // UTF-8 and escapes are checked in a second pass, which runs only if there are non-ASCII bytes or backslashes. The
-  // next call checks any character that is truncated at the end.
+  // UTF-8 and escapes are checked in a second pass, which runs only if there are non-ASCII bytes or backslashes. A
+  // character that is truncated at the end of the buffer is checked in the next call.
   i64 bad = flags.control;
   const char* why = "a control character in a string";
   if (flags.nonascii) {
@@ -744,7 +746,7 @@ static Status feed(Reader& r, u8* b, size_t len, i64 base, bool is_last, size_t&
   }
   if (bad >= 0)
     n = (size_t)(std::upper_bound(r.tokens.get(), r.tokens.get() + n, (u32)bad) - r.tokens.get());
-  else if (!is_last)  // tokens up to a closing bracket are complete; drop later ones
+  else if (!is_last)  // tokens up to the last closing bracket are complete; drop the rest
     while (n && b[r.tokens[n - 1]] != '}' && b[r.tokens[n - 1]] != ']') n--;
   r.token_count = n;
   for (size_t k = 0; k < 4; k++) r.tokens[n + k] = (u32)len;
@@ -759,7 +761,7 @@ static Status feed(Reader& r, u8* b, size_t len, i64 base, bool is_last, size_t&
 
 // ---------------------------------------------------------------- names
 
-// GNU's demangler, which passes the text to a callback piece by piece. Other runtimes do not have this function.
+// GNU's demangler, which passes its output to a callback in pieces. Other C++ runtimes lack this function.
 extern "C" __attribute__((weak)) int __gcclibcxx_demangle_callback(const char*, void (*)(const char*, size_t, void*), void*);
 
 struct Demangled {
@@ -796,7 +798,8 @@ extern "C" {
 API int reader_format() { return 1; }
 API const char* reader_source() { return SOURCE_HASH; }
 
-// Select an instruction set of at most 512 or 256 bits, or portable code (0). Tests use this. Return its name.
+// Select instructions with at most `limit` bits (512 or 256), or portable code (0). Return the name of the selection.
+// Exported for tests.
 API const char* reader_instructions(int limit) {
   fill_tables();
   select_block(limit);
@@ -850,7 +853,7 @@ API Reader* reader_new(const char** keys, const u8* kinds, int n, size_t most_na
 
 API void reader_free(Reader* r) { delete r; }
 
-// Store a column in a file. The reader takes ownership of the descriptor. Call this before the first event.
+// Store a column in a file. The reader takes ownership of the descriptor. Must be called before the first event.
 API void reader_map(Reader* r, int column, int file) {
   switch (column) {
     case 0: r->start.file = file; return;
@@ -868,7 +871,7 @@ API void reader_map(Reader* r, int column, int file) {
   }
 }
 
-// From now on, copy events instead of adding rows. Column 7 is the copied text, and column 8 its marks.
+// From now on, copy events instead of adding rows. Column 7 contains the copied text, and column 8 the marks.
 API int reader_copy(Reader* r, const u8* keep, const i32* lane, const i64* ids, size_t rows, const char** lanes,
                     size_t lane_count, i64 shift_ns, const char* separator) {
   try {
@@ -895,7 +898,7 @@ API int reader_count(Reader* r, const char* name) {
 // Read the complete tokens in b[0:len], which is at offset `base` in the document. b must have room for 64 more bytes.
 API int reader_feed(Reader* r, u8* b, size_t len, i64 base, int is_last, size_t* taken) {
   u8 after[64];
-  memcpy(after, b + len, 64);  // may be content that the caller feeds later
+  memcpy(after, b + len, 64);  // these bytes may be content that the caller feeds later
   int status;
   try {
     status = feed(*r, b, len, base, is_last, *taken);
@@ -906,7 +909,7 @@ API int reader_feed(Reader* r, u8* b, size_t len, i64 base, int is_last, size_t*
   return status;
 }
 
-// Resume with an event, either after a malformed event or after a malformed member that precedes the events.
+// Resume parsing at an event, after a malformed event or after a malformed member that precedes the events.
 API void reader_resume(Reader* r) {
   if (!r->had_events) r->had_events = true;
   r->state = EVENT;
@@ -968,8 +971,8 @@ API void reader_table(Reader* r, int which, u32* lengths, u8* bytes, i64* count,
     for (size_t k = 0; k < table.entries.size(); k++) lengths[k] = table.entries[k].length;
 }
 
-// Set `parent` of each event to the innermost event open on its track when it starts, or -1. Rows must be sorted by
-// track, then by start, longest first.
+// Set parent[i] to the innermost event that is open on the track of event i when it starts, or -1. Events must be
+// sorted by track, then by start, longest first.
 API int reader_nest(const i32* track, const i64* start, const i64* end, size_t n, i32* parent) {
   try {
     std::vector<i32> open;

@@ -74,7 +74,7 @@ static inline u64 prefix_xor_portable(u64 m) {
   return m;
 }
 
-// Set `bits`, which has a bit for each operator and for the first character of each string or scalar.
+// Declare `bits`, in which each operator and the first character of each string or scalar is marked.
 #define COMBINE(prefix_xor, quote_raw, backslashes, op, ws, ctl, high)                              \
   f.backslash |= backslashes;                                                                       \
   f.nonascii |= high;                                                                               \
@@ -175,7 +175,7 @@ static void select_block(int limit) {
   index_block = block_portable;
   index_name = "portable";
 #if defined(__x86_64__)
-  // Do not use __builtin_cpu_supports: it needs a symbol that some compiler runtimes lack.
+  // __builtin_cpu_supports is not used, because it needs a symbol that some compiler runtimes lack.
   u32 a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return;
   bool pclmul = c >> 1 & 1, xsave = c >> 27 & 1;
@@ -210,8 +210,8 @@ static size_t index_tokens(const u8* p, size_t len, u32* out, Flags& f) {
   return (size_t)(o - out);
 }
 
-// Return the position of the first invalid UTF-8 byte, or -1. Encoded surrogates are accepted, as in json.loads. A
-// character that is truncated at the end is invalid only if `is_last` is set.
+// Return the position of the first invalid UTF-8 byte, or -1. Like json.loads, accept encoded surrogates. A character
+// that is truncated at the end is invalid only if `is_last` is set.
 static i64 find_bad_utf8(const u8* s, size_t n, bool is_last) {
   for (size_t i = 0; i < n;) {
     if (i + 8 <= n && !(load64(s + i) & 0x8080808080808080ULL)) {
@@ -269,7 +269,7 @@ static inline u64 mix(u64 a, u64 b) {
   return (u64)r ^ (u64)(r >> 64);
 }
 
-// Hash n bytes. This can read up to 16 bytes past the end.
+// Hash n bytes. May read up to 16 bytes past the end.
 static inline u64 hash_bytes(const u8* p, size_t n) {
   u64 h = mix(n ^ 0x9E3779B97F4A7C15ULL, 0xD6E8FEB86659FD93ULL);
   for (; n > 16; p += 16, n -= 16) h = mix(load64(p) ^ h, load64(p + 8) ^ 0xA0761D6478BD642FULL);
@@ -369,7 +369,7 @@ static inline Digits read_digits(const u8* p) {
 
 static inline bool is_digit(u8 c) { return c >= '0' && c <= '9'; }
 
-// Return the end of a JSON number or literal, or nullptr if it is invalid. NaN and Infinity pass, as in json.loads.
+// Return the end of a JSON number or literal, or nullptr if it is invalid. Like json.loads, accept NaN and Infinity.
 static const u8* slow_number_end(const u8* p) {
   struct Literal {
     const char* text;
@@ -476,7 +476,7 @@ static inline bool usual_time(const u8* p, const u8** end, i64* out) {
   return whole.value < 1ULL << 52;
 }
 
-// Convert the text before `end` to a signed 64-bit integer. Return false if it is not one or has leading zeros.
+// Convert the text in [p, end) to a signed 64-bit integer. Return false if the text is not one, or has leading zeros.
 static bool exact_integer(const u8* p, const u8* end, i64* out) {
   bool negative = p < end && *p == '-';
   if (negative) p++;
