@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import Int
 
-_MAX_THREADS = 256  # each thread needs a pass over the operators
+_MAX_THREADS = 256  # each thread requires a pass over all operators
 
 
 def backward_operators(events: Events, is_operator: Mask) -> Mask:
@@ -41,7 +41,7 @@ def forward_rows(events: Events, is_operator: Mask, is_backward: Mask) -> NDArra
 
 
 def _of_thread(events: Events, candidates: Int, number: Int, backward: Int) -> Int:
-    """Return the candidates on the thread that matches the most backward sequence numbers, or none for a tie."""
+    """Return the candidates on the thread that matches the most backward sequence numbers, or none if tied."""
     matching = candidates[np.isin(number[candidates], number[backward])]
     matching = matching[np.lexsort((number[matching], events.track[matching]))]
     track = events.track[matching]

@@ -1,4 +1,4 @@
-"""Rows of the operator, annotation, module and Python frame that caused each event."""
+"""Determines which operator, annotation, module and Python frame caused each event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEPARATOR = " > "
 
 
 class Attribution:
-    """Operator, annotation, module and Python frame of each complete event.
+    """Attributes each complete event to an operator, annotation, module and Python frame.
 
     Most properties are arrays that hold, for each complete event, the row of another event, or -1. These arrays are
     computed on first use and take 4 bytes per event. A host event belongs to the innermost operator (or annotation,
@@ -78,17 +78,17 @@ class Attribution:
 
     @functools.cached_property
     def operator(self) -> Rows:
-        """The innermost operator."""
+        """The innermost operator around the event."""
         return self._at_host(self._open_operator)
 
     @functools.cached_property
     def annotation(self) -> Rows:
-        """The innermost annotation that is not a step."""
+        """The innermost annotation around the event that is not a step."""
         return self._at_host(self.events.innermost(self._is_annotation))
 
     @functools.cached_property
     def forward(self) -> Rows:
-        """The forward operator that matches the innermost backward operator."""
+        """The forward operator that corresponds to the innermost backward operator around the event."""
         backward = self.events.innermost(self.is_backward)
         return self._at_host(values_at(forward_rows(self.events, self.is_operator, self.is_backward), backward))
 

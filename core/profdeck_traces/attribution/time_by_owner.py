@@ -17,7 +17,7 @@ from profdeck_traces.reading.intervals import Int
 
 NO_LAUNCH, OUTSIDE_STAGES = "not attributed: no launch recorded", "outside stages"
 _MAX_ROWS = 500
-_MAX_NAMED = 4 * _MAX_ROWS  # larger, because shapes that differ only in JSON layout are merged
+_MAX_NAMED = 4 * _MAX_ROWS  # larger than _MAX_ROWS, because shapes that differ only in JSON layout are merged
 _NS_PER_US = 1000
 _NONE = "none"
 _DTYPES = {

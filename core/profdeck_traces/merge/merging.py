@@ -81,7 +81,7 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
 
     Returns:
         The check result for the new file, computed while it was written. ``whole`` is True only if all sources are
-        intact. Otherwise, ``problem`` has a sentence for each damaged source, with the label of the source.
+        intact. Otherwise, ``problem`` has a sentence for each damaged source that includes the source's label.
 
     Raises:
         FileExistsError: ``destination`` exists. It is not changed.
@@ -185,7 +185,7 @@ class _Merge:
         problems = [plan.problem for plan in self._plans if plan.problem]
         output = _Output(file, gzip=self._gzip)
         output.text(b"{\n")
-        for key, value in self._members().items():  # first, so that the start of the file identifies it
+        for key, value in self._members().items():  # before the events, so that the start of the file identifies it
             output.text(encoded({key: value})[1:-1] + SEPARATOR)
         output.text(b'"traceEvents": [\n')
         events = processes = 0

@@ -104,7 +104,7 @@ class SourcePlan:
     id_count: int = 0
     """Number of distinct ids."""
     first_large_ns: int | None = None
-    """Earliest time that a double cannot represent to the nanosecond; ``None`` if there is none."""
+    """Earliest event time that is too large for nanosecond precision in a double; ``None`` if there is none."""
     members: dict[str, bytes] = attrs.field(factory=dict)
     """JSON texts of the top-level members to include in the new file."""
 
@@ -336,7 +336,7 @@ class _Planner:
 
 
 def _first(keys: Int, codes: Int) -> Iterator[tuple[int, int]]:
-    """Yield each key and the index of its first occurrence in `codes`."""
+    """Yield each key and the index of its first occurrence in `codes`, which contains indices into `keys`."""
     at = np.full(len(keys), len(codes), np.int64)
     np.minimum.at(at, codes, np.arange(len(codes)))
     return zip(keys.tolist(), at.tolist(), strict=True)
@@ -353,7 +353,7 @@ def _find(tracks: Int, starts: Int, of_tracks: NDArray[Any], of_starts: Int) -> 
 
 
 def _without_texts(values: Int, texts: list[str], codes: dict[Any, int]) -> Int:
-    """Replace the codes of JSON texts with ids that are comparable across members."""
+    """Replace the codes of JSON texts, which are specific to a member, with ids that are comparable across members."""
     of_text = np.array([_id_of(_value(text), codes) for text in texts], np.int64)
     is_text = values < 0
     if is_text.any():
@@ -369,7 +369,7 @@ def _global_id(text: str, codes: dict[Any, int]) -> int:
 
 
 def _id_of(value: Any, codes: dict[Any, int]) -> int:
-    """Return nonnegative integers, including hexadecimal strings, as they are, and a negative code for other ids."""
+    """Return the number for a nonnegative integer or hexadecimal string, and a negative code for any other id."""
     if isinstance(value, str):
         number = int(value, 16) if _HEXADECIMAL.fullmatch(value) else None
     elif isinstance(value, float) and value.is_integer():

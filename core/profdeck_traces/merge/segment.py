@@ -42,7 +42,7 @@ class SegmentTask:
     lanes: tuple[tuple[bytes, bytes], ...]
     """As in `Changes.lanes`."""
     first_id: int
-    """New id for id number 0 of the source."""
+    """New id for the source's id number 0. The other new ids follow consecutively."""
     shift_ns: int
     """Added to each time."""
 

@@ -24,7 +24,7 @@ PYTHON = "python_function"
 ANNOTATION = "user_annotation"
 DEVICE_ANNOTATION = "gpu_user_annotation"
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op"})
-"""Categories of device work. The process of such an event is the device."""
+"""Categories of device work. The ``pid`` of such an event identifies the device."""
 DEVICE_WAIT = "device wait"
 """Category for device events that represent waiting, as on MTIA. A waiting device counts as idle."""
 MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
@@ -44,7 +44,7 @@ RUNTIMES = frozenset(
 
 @attrs.frozen
 class Tables:
-    """Tables that decode the codes in columns."""
+    """Lookup tables for the codes in columns."""
 
     names: list[str] = attrs.field(factory=list)
     """Names by code. A name has a separate code for each category in which it occurs."""

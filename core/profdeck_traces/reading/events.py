@@ -201,7 +201,7 @@ class Events:
         For an event of that kind, the result is the event itself.
 
         Args:
-            kind: Mask of the complete events that are of the kind.
+            kind: Mask of the complete events of that kind.
         """
         # Set the duration of all other events to 0, so that they never count as open.
         around = parents(self.track, self.start_ns, np.where(kind, self.end_ns, self.start_ns))
@@ -415,8 +415,8 @@ def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], i
 
     If a stream's annotation and its first kernel start at the same time, the annotation is treated as the outer event.
 
-    An ``E`` event ends the last open ``B`` event on its track. Between consecutive events of the same depth, the track
-    never drops below that depth. A ``B`` event therefore matches an ``E`` event that directly follows it at its depth.
+    An ``E`` event ends the last open ``B`` event on its track. Between two consecutive events at the same depth, the
+    depth never drops below that level. A ``B`` event therefore matches an ``E`` event that is next at its depth.
     """
     rows = np.flatnonzero(((phase == _BEGIN) | (phase == _END)) & (start != NO_TIME))
     rows = rows[np.lexsort((start[rows], track[rows]))]
@@ -442,7 +442,7 @@ def _pair(phase: NDArray[Any], start: Int, duration: Int, track: NDArray[Any], i
 
 
 def _name_categories(events: Events) -> None:
-    """Use the process name as the category of events that have none, as in Ascend traces."""
+    """Use the process name as the category of events without a category, which occur in Ascend traces."""
     category = events.all["category"]
     missing = category == 0
     if not missing[: events.complete].any() or not events.process_names:

@@ -30,7 +30,7 @@ class TraceCheck:
     - The compressed stream is complete, its checksums and lengths match, and nothing follows it.
     - Every byte of the document was parsed. The text is correctly encoded, it is valid JSON (RFC 8259, plus ``NaN``
       and ``Infinity``, as in Python's ``json``), and only whitespace follows the document.
-    - No value in an event is nested more than 512 levels deep, and no event or other member is longer than 64 MiB.
+    - No value in an event is nested more than 512 levels deep, and no event or top-level member is longer than 64 MiB.
     - The document is a Chrome trace: an array of events, or an object with exactly one ``traceEvents`` array.
     - The trace has at least one event.
     """
@@ -61,7 +61,7 @@ class TraceChecker:
         self._walker = Walker(parser)
 
     def read(self, chunks: Generator[Chunk, None, None], max_json_bytes: int = MAX_JSON_BYTES) -> None:
-        """Check all UTF-8 chunks of a document. If the stream is damaged, the damage is reported as the problem.
+        """Check all UTF-8 chunks of a document. If the stream is damaged, the result's ``problem`` says how.
 
         Args:
             chunks: Chunks from `profdeck_traces.reading.content`.
@@ -73,7 +73,7 @@ class TraceChecker:
         self._walker.add_all(chunks, max_json_bytes)
 
     def finish(self, size_bytes: int) -> TraceCheck:
-        """Return the result after the last chunk.
+        """Finish the check after the last chunk, and return the result.
 
         Args:
             size_bytes: The file's size on disk.

@@ -12,7 +12,7 @@ _match_space = re.compile(r"[ \t\n\r]*").match
 
 
 def member_spans(text: str, at: int = 0) -> dict[str, tuple[int, int]]:
-    """Return the start and end of each value in an object. If a key is repeated, its last value counts.
+    """Return the start and end of each value in an object. If a key is repeated, its last value is used.
 
     Args:
         text: Valid JSON, decoded as Latin-1 so that character positions equal byte positions.

@@ -33,7 +33,7 @@ _MEMBERS = ("distributedInfo", "deviceProperties", "baseTimeNanoseconds")
 _TOLERANCE_NS, _TOLERANCE_SPANS = 100_000_000, 10
 _MTIA, _WAIT = "mtia_ccp_events", re.compile("wait", re.IGNORECASE)
 _NO_ROW = np.uint32(2**32 - 1)
-_MAX_BASE_NS = 2**62  # leaves an equal range for times relative to the base
+_MAX_BASE_NS = 2**62  # so that the sum of base and time fits in 64 bits
 
 
 @attrs.frozen
@@ -63,7 +63,7 @@ class Trace:
 
     @property
     def tables(self) -> Tables:
-        """Tables that decode the codes in ``events`` and ``annotations``."""
+        """Lookup tables for the codes in ``events`` and ``annotations``."""
         return self.events.tables
 
     @property

@@ -58,7 +58,7 @@ class Kind(enum.IntEnum):
     """Code of the value's JSON text in `Parser.texts`."""
     INTEGER = 1
     ID = 2
-    """A nonnegative integer, given as a number or hexadecimal string. Others become -2 minus their JSON text's code."""
+    """A nonnegative integer from a number or hexadecimal string. For any other value, -2 minus its JSON text's code."""
 
 
 EVENT_STATES = frozenset({ParseState.FIRST_EVENT, ParseState.EVENT, ParseState.AFTER_EVENT})
@@ -123,7 +123,7 @@ class Parser(Protocol):
     rows: int
 
     def feed(self, buffer: bytearray, length: int, base: int, *, is_last: bool) -> tuple[ParseStatus, int]:
-        """Parse the complete part of ``buffer[:length]``. Return the status and the number of bytes consumed.
+        """Parse the complete elements in ``buffer[:length]``. Return the status and the number of bytes consumed.
 
         Args:
             buffer: The content, followed by at least 64 bytes of room.
@@ -221,7 +221,7 @@ class Walker:
         self._filled = self._base = 0
         self._needed = 0
         self._window = 0
-        """Number of bytes to feed at once after an error, so that many errors take linear time; 0 feeds all bytes."""
+        """Number of bytes to feed at once after an error, to keep time linear despite many errors; 0 feeds all bytes."""
         self._error_at: int | None = None
         """Offset of the last error until the next event after it is found, then None."""
         self._element_at = 0
@@ -258,7 +258,7 @@ class Walker:
             self._feed(is_last=is_last)
 
     def finish(self) -> Walk:
-        """Return the result after the last chunk."""
+        """Finish parsing after the last chunk, and return the result."""
         self.add(b"", is_last=True)
         parser, result = self.parser, self.result
         if not result.json_bytes:

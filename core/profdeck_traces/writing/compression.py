@@ -58,7 +58,7 @@ def compress_trace(source: Path, destination: Path, *, gzip: bool, anchor_name: 
         FileExistsError: ``destination`` exists. It is not changed.
         TraceError: ``source`` cannot be read.
         OSError: The copy cannot be written.
-        ValueError: ``anchor_name`` contains other characters.
+        ValueError: ``anchor_name`` contains characters that are not allowed.
     """
     if not _ANCHOR_NAME.fullmatch(anchor_name):
         raise ValueError(f"anchor_name is {anchor_name!r}; letters, digits and any of _.:- are allowed.")

@@ -155,7 +155,7 @@ def _read(path: Path, on_progress: Progress | None) -> Trace:
 
 
 def _steps(path: Path, trace: Trace, names: StepNames) -> TraceSteps:
-    """Find the steps in the same way as trace summaries."""
+    """Find the steps in the same way as trace summaries do."""
     annotations = _with_steps_on_devices(path, trace)
     return find_steps(annotations, names, trace.arg("External id", annotations.row))
 
