@@ -221,7 +221,7 @@ class Walker:
         self._filled = self._base = 0
         self._needed = 0
         self._window = 0
-        """Number of bytes to feed at once after an error, to keep time linear despite many errors; 0 feeds all bytes."""
+        """Number of bytes to feed at once after an error, so that time stays linear in the input; 0 feeds all bytes."""
         self._error_at: int | None = None
         """Offset of the last error until the next event after it is found, then None."""
         self._element_at = 0
