@@ -5,9 +5,9 @@ python -m benchmarks.traces.reading [--quick] [--only SECTION ...] [--without-pe
 
 Each run is a separate process. The results are the CPU time of the process and its children, the wall time from start
 to exit, and the peak memory of the largest process. Ratios compare CPU times, because they depend less on the
-machine's load. Runs of profdeck and its peers alternate; a peer that takes more than 20 s runs only once. What profdeck
-computes must equal what the standard library's json yields, both for small inputs before the measurement and in each
-run. If a peer's result differs, the table says so.
+machine's load. Runs of profdeck and its peers alternate; a peer that takes more than 20 s runs only once. Profdeck's
+results must equal results computed with the standard library's json, both for small inputs before the measurement and
+in each run. If a peer's result differs, the table says so.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def one_rank(bench: Bench) -> list[Row]:
 
 
 def bases(bench: Bench) -> list[Row]:
-    """Compare reading and summarising the trace of one rank with trace_processor, for several base traces."""
+    """Compare profdeck with trace_processor in reading and summarising one rank's trace, for several base traces."""
     rows = []
     drawn = inputs.random_base(bench.seed)
     for name, base in [*inputs.BASES.items(), *([] if drawn is None else [drawn])]:
@@ -300,7 +300,7 @@ def linear(bench: Bench) -> list[Row]:
 
 
 def start(bench: Bench) -> list[Row]:
-    """Measure the CPU time of `profdeck summary` for a 2 kB trace, which on an idle machine equals its wall time."""
+    """Measure the CPU time of `profdeck summary` for a 2 kB trace. On an idle machine, it equals the wall time."""
     of = bench.many("steps", 3)
     command = [sys.executable, "-m", "profdeck", "summary", "--json", "--no-cache", str(of.paths[0])]
     entry = Entry(name="profdeck summary of 2 kB", command=command, json_bytes=sum(of.json_bytes), truth={}, ours=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class StepSource:
-    """Drives a profiler with the steps of one optimizer, called the clock: each of them ends a global step.
+    """Drives a profiler from the steps of one optimizer, called the clock. Each step of the clock ends a global step.
 
     The first optimizer that steps becomes the clock. Alternating optimizers, such as those of a generator and a
     discriminator, each step once between two steps of the clock. If another optimizer steps twice in that time, the
@@ -146,8 +146,8 @@ class StepSource:
         if is_repeated:
             self.other_steps[name] -= 1
             self.profiler.close(
-                f"{name} stepped twice in step {self.step}, without the optimizer whose steps were counted; from now "
-                f"on, the steps of {name} are counted"
+                f"{name} stepped twice in step {self.step}, but the optimizer whose steps were counted did not step; "
+                f"from now on, the steps of {name} are counted"
             )
             self.step += 1
         else:

@@ -168,7 +168,7 @@ class TorchRecorder:
             reason = f"{shutil.disk_usage(raw.parent).free:,} bytes are free on the disk"
             limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
             if limit != resource.RLIM_INFINITY:
-                reason += f", and a file may have {limit:,} bytes at most (ulimit -f)"
+                reason += f", and files are limited to {limit:,} bytes (ulimit -f)"
             raise OSError(f"torch wrote no file; {reason}")
         # In an engine, this runs on a background thread. A child process avoids holding the GIL.
         compress = compress_in_child if self._capture.unit is Unit.ENGINE_ITERATION else compress_trace

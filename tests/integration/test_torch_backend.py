@@ -373,7 +373,7 @@ def test_file_size_limit_fails_only_the_capture(tmp_path: Path) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({}, resource.RLIM_INFINITY))"
     report = run_out_of_space(tmp_path, limit.format(100_000), limit.format("resource.RLIM_INFINITY"))
     (problem,) = report.captures[0].ranks[0].problems
-    assert "a file may have 100,000 bytes at most (ulimit -f)" in problem
+    assert "files are limited to 100,000 bytes (ulimit -f)" in problem
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can mount a small disk")

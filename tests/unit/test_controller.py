@@ -314,7 +314,7 @@ def test_step_without_a_batch_names_the_remedy(build: Build, tmp_path: Path, err
     with pytest.raises(error), profiler.capture(1):
         raise error
     (problem,) = read_manifests(tmp_path)["step1"]["problems"]
-    assert problem.endswith("If the data loader had no batch left, call next(loader) before the step begins.")
+    assert problem.endswith("If the data loader ran out of batches, call next(loader) before the step begins.")
 
 
 def test_unexpected_arguments_are_logged_once(build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

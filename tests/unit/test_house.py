@@ -49,7 +49,7 @@ def test_decoders_are_created_at_import() -> None:
     """
     allowed = {
         ("json_files.py", "__init__"),
-        ("fallback.py", "__init__"),  # each parser decodes to a class of its own
+        ("fallback.py", "__init__"),  # each parser decodes to its own class
     }
     created_in_functions = [
         f"{file.relative_to(ROOT)}:{call.lineno}: {ast.unparse(call)}"

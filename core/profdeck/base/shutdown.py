@@ -105,8 +105,8 @@ def _install() -> None:
     if threading.current_thread() is not threading.main_thread():
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             logger.info(
-                "This capture starts outside the main thread, where no signal handler can be set. SIGTERM ends the "
-                "process at once, without ending the capture."
+                "This capture was started outside the main thread, where signal handlers cannot be set. SIGTERM will "
+                "terminate the process immediately, without ending the capture."
             )
         return  # the atexit handler still ends the captures
     handler = signal.getsignal(signal.SIGTERM)
@@ -199,7 +199,7 @@ class _SignalWatch:
         self._reader = reader
         self._writer = writer
         self._host_descriptor = host_descriptor
-        # Duplicated, because the host may close its descriptor, whose number can then be reused for another file.
+        # Duplicated because the host may close its descriptor, and the number could then be reused for another file.
         self._forward: int | None = None
         if host_descriptor != -1:
             with contextlib.suppress(OSError):  # the host has closed its descriptor
@@ -232,7 +232,7 @@ class _SignalWatch:
             descriptor = signal.set_wakeup_fd(self._host_descriptor)
         except (OSError, ValueError):  # the host has closed its descriptor
             descriptor = signal.set_wakeup_fd(-1)
-        if descriptor != self._writer.fileno():  # the host has changed the setting in the meantime
+        if descriptor != self._writer.fileno():  # the host has set another descriptor since then
             signal.set_wakeup_fd(descriptor)
         self._writer.close()
         if not self._has_thread:

@@ -49,7 +49,7 @@ def with_cluster_options(name: str, command: Any) -> Any:
         return group
     if not callable(command) or _PARAMETER not in inspect.signature(command).parameters:
         return command
-    # Imported here, because most commands have no cluster options.
+    # Imported lazily because most commands have no cluster options.
     from profdeck.engine.clusters import installed_clusters
 
     functions = {

@@ -53,7 +53,7 @@ class RoleGroup:
             return None
         try:
             index = operator.index(value)
-        except BaseException as error:  # `__index__` of the host's object may raise any exception
+        except BaseException as error:  # the host object's `__index__` may raise any exception
             if is_interruption(error):
                 raise
             self._reject(argument, f"expected an integer, got {describe_value(value)}")
@@ -71,7 +71,7 @@ class RoleGroup:
         """Convert the arguments of `profdeck.Profiler.step`. Return None if they are invalid."""
         try:
             checked_unit = Unit(unit)
-        except BaseException as error:  # `__hash__` or `__eq__` of the host's object may raise any exception
+        except BaseException as error:  # the host object's `__hash__` or `__eq__` may raise any exception
             if is_interruption(error):
                 raise
             self._reject("unit", f"expected {_UNITS}, got {describe_value(unit)}")

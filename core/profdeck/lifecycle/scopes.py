@@ -29,7 +29,7 @@ class Scope(Generic[T_co]):
     """Reusable context manager for a global step or stage; see `Profiler.capture` and `Profiler.stage`.
 
     In code that ``torch.compile`` traces, `Profiler.capture` and `Profiler.stage` return ``contextlib.nullcontext()``
-    instead, because the compiler supports it around graph breaks.
+    instead, because the compiler supports that context manager around graph breaks.
     """
 
     __slots__ = ("_entered", "_group", "_nested", "_profiler", "_stage", "_step")
@@ -195,5 +195,5 @@ def reason_of(error: BaseException | None) -> str | None:
         return None
     reason = f"an exception ended it: {describe_error(error)}"
     if isinstance(error, StopIteration | StopAsyncIteration):
-        reason += ". If the data loader had no batch left, call next(loader) before the step begins"
+        reason += ". If the data loader ran out of batches, call next(loader) before the step begins"
     return reason

@@ -42,7 +42,7 @@ class _Claim:
 
 
 def find_conflicts(manifests: Iterable[tuple[Path, Manifest]]) -> dict[Path, tuple[str, ...]]:
-    """Find captures during which another process had the same role and rank. Return problems by manifest path.
+    """Find captures during which another process had the same role and rank. Return their problems by manifest path.
 
     If two such processes ran at the same time and captured the same step, both captures have a problem, even if the
     captures did not overlap.

@@ -29,7 +29,7 @@ _MAX_TIME_NS = 1 << 62
 def recorded_traces(path: Path) -> RecordedTraces:
     """Return the recorded traces at a path; see `profdeck_traces.inputs.facts.RunRecords`."""
     manifests = find_manifests(path)
-    # For engines, the clock of a host is stored in the target's manifest, not in the manifests of its ranks.
+    # For engines, a host's clock is stored in the target's manifest rather than in the manifests of the host's ranks.
     clocks = {
         (own.manifest.request_token, own.manifest.clock.host): own.manifest.clock
         for own in manifests.own
@@ -142,7 +142,7 @@ def _nanoseconds(trace_us: str) -> int | None:
         number = Decimal(trace_us)
     except InvalidOperation:
         return None
-    # Check the range first, because arithmetic on decimals with very large exponents raises an error.
+    # Check the range first, because arithmetic on decimals with very large exponents can raise an error.
     return round(number * 1000) if number.is_finite() and -_MAX_TIME_NS <= number <= _MAX_TIME_NS else None
 
 
@@ -166,7 +166,7 @@ def _recordings(manifests: Iterable[Manifest]) -> tuple[RecordingAbout, ...]:
 
 
 def _statuses(manifests: Sequence[RunManifest], checks: KnownChecks) -> Iterator[CaptureStatus]:
-    """Yield the status of every rank in every capture of a run, and of each target that is not complete."""
+    """Yield the status of every rank in each capture of a run, and of every target that is not complete."""
     by_file = {own.file: own.manifest for own in manifests}
     captures, targets = judge(by_file.items(), checks)
     run = str(manifests[0].run)

@@ -87,7 +87,7 @@ class CallTree:
             node[level] = np.array(ids)[which]
         found, which = np.unique(node, return_inverse=True)
         sums = np.zeros((3, len(found)), dtype=np.int64)
-        # Calls inside "(other calls)" belong to the same node, whose total already includes their duration.
+        # Calls nested in "(other calls)" share its node, and the total of the node already includes their duration.
         for row, values in enumerate((np.ones_like(own), np.where(node == above, 0, duration), own)):
             np.add.at(sums[row], which, values)
         for number, (count, total_ns, self_ns) in zip(found.tolist(), sums.T.tolist(), strict=True):
@@ -98,7 +98,7 @@ class CallTree:
         self._nodes[thread].total_ns += int(duration[nested.parent < 0].sum())
 
     def _is_thread_of_profdeck(self, calls: Columns) -> bool:
-        """Return whether profdeck started the thread. If so, a profdeck function follows the functions of `threading`.
+        """Return whether profdeck started the thread: its outermost function after those of `threading` is profdeck's.
 
         Args:
             calls: The calls on the thread, outer calls first.
@@ -110,14 +110,14 @@ class CallTree:
         return False
 
     def _add_overlapping(self, calls: Columns, thread: int) -> None:  # noqa: C901 - one sweep over time
-        """Add calls that overlap without being nested. Each call is treated as nested in the calls already open."""
+        """Add calls that overlap without nesting. Each call is treated as nested in the calls that are already open."""
         starts, ends, names = calls.start_ns.tolist(), calls.end_ns.tolist(), calls.name.tolist()
         changes = sorted(
             [*((end, 0, at) for at, end in enumerate(ends)), *((begin, 1, at) for at, begin in enumerate(starts))]
         )
         open_calls: list[int] = []
         path: list[int] = [thread]
-        depth: Counter[int] = Counter()  # number of times that each node is in the path
+        depth: Counter[int] = Counter()  # number of times that each node occurs in the path
         entered: dict[int, int] = {}
 
         def push(node: int, time_ns: int) -> None:

@@ -185,7 +185,7 @@ class Rule:
 
 @functools.cache
 def _rules() -> tuple[Rule, ...]:
-    """Compile the table of kernel classes on first use: this takes 20 ms, and not all traces have kernels."""
+    """Compile the table of kernel classes on first use, because it takes 20 ms and not all traces have kernels."""
     return tuple(Rule(category, re.compile(pattern, re.VERBOSE)) for category, pattern in _TABLE)
 
 

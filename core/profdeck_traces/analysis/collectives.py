@@ -185,7 +185,7 @@ def bus_bytes_per_s(collective: str, size_bytes: int, ranks: int, time_ns: int) 
     return size_bytes / time_ns * 1e9 * times * (ranks - less) / ranks
 
 
-# Element types as torch spells them (c10/core/ScalarType.h), by size in bytes. A complex number has two components.
+# Element types, spelled as torch writes them (c10/core/ScalarType.h), grouped by size in bytes.
 _BYTES_OF_TYPE = {
     name: size
     for size, names in {
@@ -204,7 +204,7 @@ _MAX_TEXT_LENGTH = 4096
 
 @attrs.frozen
 class StatedCollective:
-    """Args shared by all calls of one collective in the same process group and with the same size."""
+    """Args shared by all calls to a given collective that have the same process group and size."""
 
     name: str
     group: str

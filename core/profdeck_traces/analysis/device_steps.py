@@ -58,7 +58,7 @@ class DeviceWork:
 def steps_of_device(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     device: Id, work: DeviceWork, windows: StepWindows, host: Host | None, begin_ns: int, origin_ns: int
 ) -> list[tuple[int, StepOfDevice]]:
-    """Return the index of each step and the work of one device in that step.
+    """Return one device's work in each step, preceded by the index of the step.
 
     Args:
         device: ID of the device.

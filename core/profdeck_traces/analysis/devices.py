@@ -145,7 +145,7 @@ class _Device:
     """Times of one device."""
 
     streams: list[tuple[int, StreamSummary]]
-    """Summary of each stream, preceded by the code of its track."""
+    """Track code and summary of each stream."""
     work: DeviceWork
     idle: IdleTimes
     steps: list[tuple[int, StepOfDevice]]
@@ -160,7 +160,7 @@ class _Device:
         host: Host | None,
         origin_ns: int,
     ) -> _Device:
-        """Compute a device's times from its events, sorted by start, and the kind of work of each event."""
+        """Compute a device's times from its events, sorted by start, and the kind of each event's work."""
         streams = []
         for stream in groups(events.track):
             track, of_stream = int(events.track[stream[0]]), events[stream]

@@ -24,7 +24,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
 
     Args:
         role: The comparison of the role.
-        limit: Changes that are not significant are called "same" up to this fraction, and "inconclusive" above it.
+        limit: Insignificant changes are reported as "same" up to this fraction, and as "inconclusive" above it.
     """
     decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
     if not decisive:
@@ -74,7 +74,7 @@ def headline_of(role: RoleDiff, change: Change, limit: float) -> str:
     Args:
         role: The comparison of the role.
         change: A change in that comparison.
-        limit: Changes that are not significant are called "same" up to this fraction, and "inconclusive" above it.
+        limit: Insignificant changes are reported as "same" up to this fraction, and as "inconclusive" above it.
     """
     times = f"{ms(change.before_us)} ms -> {ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"

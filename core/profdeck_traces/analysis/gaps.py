@@ -68,6 +68,6 @@ class IdleTimes:
 
 
 def _name_at(times_ns: Int, time_ns: int, work: Columns) -> int | None:
-    """Return the name code of the event at this time. If several events match, choose the one that starts last."""
+    """Return the name code of the event with this time. If several events have it, choose the one that starts last."""
     events = np.flatnonzero(times_ns == time_ns)
     return int(work.name[events[-1]]) if len(events) else None

@@ -85,7 +85,7 @@ class Host:
     state: NDArray[np.int8]
     """State of each event, as an index into ``CAUSES``."""
     busy: tuple[Spans, ...]
-    """For each state, the intervals in which any thread is in that state or one before it in ``CAUSES``."""
+    """For each state, the intervals in which any thread is in that state or in one that precedes it in ``CAUSES``."""
 
     @classmethod
     def of(cls, columns: Columns, annotations: NDArray[np.bool_] | None = None) -> Host:

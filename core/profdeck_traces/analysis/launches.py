@@ -18,9 +18,9 @@ _LAUNCHING = tuple(CAUSES).index("launching")
 
 
 def launched_work(trace: Trace, names: Attribution | None) -> LaunchedWork | None:
-    """Return the work on devices with the times of its launches, or ``None`` if less than 90 % states its launch.
+    """Return device work with its launch times, or ``None`` if less than 90 % of the work can be linked to a launch.
 
-    Only launches by ``correlation`` count. Ascend states the step of each kernel instead.
+    Only links by ``correlation`` are used. For Ascend, a table lists the step of each kernel instead.
     """
     if trace.raw is None or names is None:
         return None

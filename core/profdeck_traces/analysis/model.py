@@ -283,7 +283,7 @@ class RankSummary:
     """Pictures, where they were asked for: of all that was recorded, and of a typical step, of a trace by itself of
     each step that may be called so."""
     implausible: tuple[ImplausibleEvents, ...] = ()
-    """Device events with times outside the recording. No other number includes them."""
+    """Device events with times outside the recording. They are excluded from all other numbers."""
     launches: int = 0
     """Number of runtime calls with a ``correlation`` that launch kernels or graphs."""
     launches_without_work: int = 0
@@ -295,7 +295,7 @@ class RankSummary:
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""
     attributed: AttributedTimes | None = None
-    """Device time, or self time of operators, by owner. ``None`` for traces without events of the host."""
+    """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
 
 
 @attrs.frozen(kw_only=True)

@@ -43,7 +43,7 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
         sources: The traces; :func:`profdeck_traces.inputs.sources.find_sources` finds them.
         classifier: Assigns kernel classes. Default: the built-in table.
         buckets: Number of intervals in the pictures of each trace; 0 for no pictures.
-        kept_buckets: Buckets of pictures to cache for later calls, if this call requests no pictures.
+        kept_buckets: Number of intervals in the pictures that are cached for later calls if this call requests none.
         processes: Number of traces to read in parallel, each in its own process.
         cache: Cache of results. Files that have not changed since they were read are not read again.
         on_progress: Called with the number of bytes read so far and the total.

@@ -40,7 +40,7 @@ class OperatorShapes:
 
     @classmethod
     def of(cls, trace: Trace) -> OperatorShapes:
-        """Sum up the operators in a trace whose shapes were recorded."""
+        """Sum up the operators for which the trace contains shapes."""
         is_operator = trace.tables.names_of_categories(frozenset({OPERATOR}))
         operators = trace.events[np.flatnonzero(is_operator[trace.events.name])]
         dims = trace.arg("Input Dims", operators.row)
@@ -80,7 +80,7 @@ class OperatorShapes:
         )
 
     def product_flops(self) -> int | None:
-        """Return the floating-point operations in all matrix products, or ``None`` if no shapes were recorded."""
+        """Return the number of floating-point operations in matrix products, or ``None`` if no shapes were recorded."""
         if not self.rows:
             return None
         return sum((flops_of(name, shapes) or 0) * count for name, shapes, count, *_ in self.rows)

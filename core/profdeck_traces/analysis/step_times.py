@@ -74,7 +74,7 @@ class StepTimes:
             keys.append(step[inside] * names + events.name[inside])
             times.append(time_ns[inside])
         key, which = np.unique(np.concatenate(keys), return_inverse=True)
-        # A 64-bit float represents up to 104 days in nanoseconds exactly.
+        # A 64-bit float represents any whole number of nanoseconds up to 104 days exactly.
         sums = np.bincount(which, weights=np.concatenate(times), minlength=len(key)).astype(np.int64)
         return _Sums(*np.divmod(key, names), sums)
 

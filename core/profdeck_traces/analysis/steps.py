@@ -81,7 +81,7 @@ class TraceSteps:
 
 @attrs.frozen(eq=False)
 class LaunchedWork:
-    """Parallel arrays of the device work for which the launch is known."""
+    """Device work with a known launch, as parallel arrays."""
 
     launch_ns: Int
     """Time at which the work was launched on the host."""

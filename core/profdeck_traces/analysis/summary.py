@@ -132,8 +132,8 @@ def _check_categories(trace: Trace) -> None:
         largest = np.argsort(-counts, kind="stable")[:_SHOWN_CATEGORIES].tolist()
         shown = ", ".join(f"{tables.categories[code] or 'none'} ({counts[code]:,})" for code in largest if counts[code])
         raise TraceError(
-            f"{trace.path}: almost no event has a category that profdeck knows, so there is nothing to summarise. "
-            f"Categories: {shown}. `profdeck view` shows the events."
+            f"{trace.path}: nothing to summarise, because profdeck recognises the category of almost none of its "
+            f"events. Categories found: {shown}. Use `profdeck view` to see the events."
         )
 
 
@@ -216,7 +216,7 @@ class _Summary:
         return RankReading(summary, self._collected(summary))
 
     def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
-        """Return pictures of the recording and of each step that may turn out to be the typical one."""
+        """Return pictures of the recording and of each step that is a candidate for the typical step."""
         origin_ns, trace = self._origin_ns, self._trace
         work = np.where(self._on_device, self._work, -1)
         track_ns = np.bincount(
@@ -290,7 +290,7 @@ class _Summary:
         )
 
     def _attributed(self) -> AttributedTimes | None:
-        """Return the device time, or the self time of operators, by owner; ``None`` for a table of kernels."""
+        """Return the device time, or the self time of operators, by owner; ``None`` for a kernel table."""
         raw, names = self._trace.raw, self._names
         if raw is None or names is None:
             return None
@@ -304,7 +304,7 @@ class _Summary:
         has_host = np.flatnonzero(host >= 0)
         host = host[has_host]
         of_host, stages = self._stages.at(raw.start_ns[host])
-        # Autograd's threads run backward while the thread of the stages waits for them.
+        # Autograd threads run the backward pass while the thread with the stages waits for them.
         threads = np.append(np.unique(raw.track[names.is_backward]), self._stages.track)
         stage = np.full(len(rows), -1)
         stage[has_host] = np.where(np.isin(raw.track[host], threads), of_host, -1)

@@ -162,7 +162,7 @@ def _compare(file: Path, run: Path, *, processes: int, cache: bool) -> tuple[Run
         The comparison, and an error message for each trace that cannot be read.
 
     Raises:
-        TraceError: The baseline or all traces of the run cannot be read, or they have no trace in common.
+        TraceError: The baseline or all traces of the run cannot be read, or run and baseline have no trace in common.
     """
     from profdeck_traces.analysis.diff import diff_runs, load_summary
     from profdeck_traces.cli.diff import warn
@@ -207,7 +207,7 @@ def _delete(report: Path) -> None:
 
 
 def _write_junit(file: Path, name: str, judgement: Judgement | None, problems: Sequence[str]) -> None:
-    """Write the result in the XML format of Apache Ant's JUnit task, which Jenkins, GitLab and GitHub actions can read.
+    """Write the result in the XML format of Apache Ant's JUnit task, which Jenkins, GitLab and GitHub Actions can read.
 
     Args:
         file: Path of the XML file.

@@ -155,7 +155,7 @@ def _lines(role: RoleDiff, limit: float, top: int | None, width: int, diff: RunD
 
     Args:
         role: The comparison of the role.
-        limit: Changes that are not significant are called "same" up to this fraction, and "inconclusive" above it.
+        limit: Insignificant changes are reported as "same" up to this fraction, and as "inconclusive" above it.
         top: Number of changes of each kind; ``None`` for all.
         width: Width of the terminal.
         diff: The comparison of all roles.

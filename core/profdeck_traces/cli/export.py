@@ -103,7 +103,7 @@ def _check_tables(directory: Path) -> None:
     """
     from profdeck_traces.tables.table import arrow
 
-    arrow()  # fails before any trace is read if pyarrow is missing
+    arrow()  # if pyarrow is missing, fail before any trace is read
     from profdeck_traces.tables.of_run import NAMES
 
     for name in NAMES:

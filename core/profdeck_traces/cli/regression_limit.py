@@ -105,7 +105,7 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
         diff: The comparison.
         fail_over: The limit as a fraction. If it is ``None``, no change counts as a regression, and a role is undecided
             if its verdict is inconclusive.
-        fail_on: The times that the limit applies to. Default: steps.
+        fail_on: The times to which the limit applies. Default: steps.
     """
     limit = CALLED_SAME if fail_over is None else fail_over
     pairs = [(role, basis) for role in diff.roles for basis in fail_on or [Judge.STEPS]]
@@ -124,5 +124,5 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
         judged + [pair for pair in regressions if pair not in judged],
         regressions,
         undecided,
-        [f"{role}: the second run has no trace of it." for role in diff.lost_roles],
+        [f"{role}: the second run has no trace of this role." for role in diff.lost_roles],
     )

@@ -73,14 +73,14 @@ def _of_team(name: str, times: Sequence[AttributedTimes], by: str, width: int, l
 
 
 def _label(kind: str, name: str, by: str) -> str:
-    """Return the name of an owner, with its kind if it is not the requested kind."""
+    """Return an owner's name, preceded by its kind if that is not the requested kind."""
     if kind == "none":
         return name
     return name if kind == by or (by, kind) == ("shape", "operator") else f"{kind} {name}"
 
 
 def _sums(rows: Iterator[AttributedTime]) -> dict[_Key, tuple[float, int]]:
-    """Return time and count of each owner in all traces, sorted by time."""
+    """Return each owner's total time and count over all traces, sorted by time."""
     sums: dict[_Key, list[float]] = {}
     for row in rows:
         times = sums.setdefault((row.kind, row.name, row.shapes or "", row.dtypes or ""), [0.0, 0])

@@ -151,8 +151,8 @@ class RankView:
     def per_step(self, total_us: float) -> float:
         """Return the time per step and device, given the total over all devices in the recording.
 
-        This assumes that steps contain the same proportion of each kernel's time as of the total busy time of the
-        devices.
+        This assumes that the share of the total that falls within steps equals the share of the devices' busy time
+        that falls within steps.
         """
         return total_us * self._share_of_steps / self.count / self.device_count
 

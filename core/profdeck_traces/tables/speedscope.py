@@ -22,7 +22,7 @@ def speedscope(run: RunSummary) -> dict[str, Any] | None:
         return None
     return {
         "$schema": "https://www.speedscope.app/file-format-schema.json",
-        "exporter": "profdeck",  # must be near the start: `profdeck export` recognises its files by it
+        "exporter": "profdeck",  # near the start of the file, where `profdeck export` looks for it
         "shared": {"frames": [{"name": name} for name in frames]},
         "profiles": profiles,
     }

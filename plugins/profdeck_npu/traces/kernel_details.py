@@ -213,7 +213,7 @@ class _RowReader:
                 if kernel is not None:
                     yield kernel
                 elif self.problem is None:
-                    self.problem = f"Line {rows.line_num:,} is not a row of {table.columns} columns with its times."
+                    self.problem = f"Line {rows.line_num:,} does not have {table.columns} columns with valid times."
         except csv.Error as error:
             if not table.kernel_count:
                 raise

@@ -38,7 +38,7 @@ from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.reading.trace import Trace
 
 _MAX_CONCURRENT = 16
-"""Number of device events with the same start that are compared with a kernel."""
+"""Maximum number of device events with the same start that are compared with a kernel."""
 
 
 def read_directory(
@@ -144,10 +144,10 @@ def _with_host(host: Trace, details: KernelDetails) -> Trace:
 
 
 def _rows_of_kernels(kernels: Columns, device_events: Columns) -> Int:
-    """Return the trace row of each kernel: the device event with the same start and name, or -1.
+    """Return the trace row of each kernel: that of the device event with the same start and name, or -1.
 
     Args:
-        kernels: Kernels of the table. If a name consists of a type and a counter, the table has only the type.
+        kernels: Kernels of the table. Counters have been removed from their names; see `read_kernel_details`.
         device_events: Device events of the trace, sorted by start.
     """
     rows = np.full(len(kernels), -1, dtype=np.int64)

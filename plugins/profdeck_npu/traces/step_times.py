@@ -88,7 +88,7 @@ def _read(file: TextIO) -> tuple[list[DeviceStepSummary], str | None]:
             if step:
                 steps.append(step)
             else:
-                problem = problem or f"Line {reader.line_num:,} is not a row of {len(header)} columns with times."
+                problem = problem or f"Line {reader.line_num:,} does not have {len(header)} columns with valid times."
     except csv.Error as error:
         return steps, f"Line {reader.line_num:,} is not a row of step times: {error}."
     return steps, problem or (None if steps else "The file has no rows.")

@@ -1,4 +1,4 @@
-"""Fuzz test of the commands that read traces. They must not print a traceback or report a corrupt trace as whole.
+"""Fuzz test of the commands that read traces: they must not print a traceback or report a corrupt trace as intact.
 
 ``PROFDECK_FUZZ_COMMANDS`` sets the number of files. ``PROFDECK_TEST_SEED`` sets the seed of the first file.
 """

@@ -12,7 +12,7 @@ import pytest
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# typer and its imports. It uses pydantic to validate arguments.
+# typer and the packages that it imports. It validates arguments with pydantic.
 COMMAND_LINE = {
     "typer",
     "annotated_doc",
@@ -53,7 +53,7 @@ LARGE_STANDARD_MODULES = {
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """The path of a trace that has one step and does not belong to a run."""
+    """Path of a trace that has one step and does not belong to a run."""
     times = {"ph": "X", "pid": 1, "tid": 1, "ts": 1000, "dur": 50}
     events = [
         {"cat": "user_annotation", "name": "ProfilerStep#0", **times},

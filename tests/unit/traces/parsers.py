@@ -32,7 +32,7 @@ def chunks(data: bytes, size: int = 1 << 20) -> Generator[Chunk, None, None]:
 
 
 def facts(parser: Parser, result: Walk) -> dict[str, Any]:
-    """Return all data that a parser read, with the codes of args replaced by their texts."""
+    """Return all data that a parser has read, with codes for args replaced by the texts."""
     texts = {key: parser.texts(key) for key, is_integer in ARGS.items() if not is_integer}
     pairs = {key: [values.tolist() for values in parser.pairs(key)] for key in ARGS}
     return {
@@ -60,5 +60,5 @@ def read_both(content: bytes | Path, size: int = 1 << 20) -> dict[str, Any]:
 
 
 def pack(events: Iterable[str], before: str = "", after: str = "") -> bytes:
-    """Return a trace that contains JSON events, and other members before and after them."""
+    """Return a trace that contains the given JSON events, and other members before and after them."""
     return f'{{{before}"traceEvents": [{", ".join(events)}]{after}}}'.encode("utf-8", "surrogatepass")

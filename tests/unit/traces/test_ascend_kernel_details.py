@@ -193,7 +193,7 @@ def test_invalid_row_is_reported_and_skipped(tmp_path: Path, row: str) -> None:
     summary = summarise_trace(kernel_details(tmp_path, OLD, good, row, good))
 
     assert not summary.whole
-    assert summary.problem == "Line 3 is not a row of 11 columns with its times."
+    assert summary.problem == "Line 3 does not have 11 columns with valid times."
     assert summary.kernels[0].count == 2
 
 

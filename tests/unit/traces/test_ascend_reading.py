@@ -239,7 +239,7 @@ def test_problems_of_both_files_are_reported(directory: Path) -> None:
 
     assert problem is not None
     assert problem.startswith(
-        "kernel_details.csv: Line 7 is not a row of 16 columns with its times. trace_view.json: The"
+        "kernel_details.csv: Line 7 does not have 16 columns with valid times. trace_view.json: The"
     )
 
 

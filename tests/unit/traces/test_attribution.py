@@ -1,4 +1,4 @@
-"""Tests of attribution: launches, operators, annotations, modules, frames and forward operators of events."""
+"""Tests of attribution: the launch, operator, annotation, module, frame and forward operator of each event."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def is_step(name: str) -> bool:
 
 
 def owners(path: Path, events: Sequence[Event], kind: str) -> dict[str, str | None]:
-    """Return the owner of each event by name. Names are unique."""
+    """Return the name of each event's owner, keyed by the name of the event. Names must be unique."""
     path.write_text(json.dumps({"traceEvents": [*events]}))
     trace = read_trace(path)
     assert trace.raw is not None
@@ -106,7 +106,7 @@ def test_external_ids_count_without_launches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "others",
     [
-        [],  # all ids are correlations
+        [],  # every external id equals the correlation
         [launch(1, 5), kernel("nested", 5, 5, **{"External id": 4}), kernel("other", 6, 99, **{"External id": 6})],
     ],
 )
@@ -128,7 +128,7 @@ def test_steps_own_no_events(tmp_path: Path) -> None:
 
 
 def test_an_annotation_can_start_and_end_in_different_frames(tmp_path: Path) -> None:
-    """An annotation begins in ``__enter__`` and ends in ``__exit__``."""
+    """An annotation starts in ``__enter__`` and ends in ``__exit__``."""
     events = [
         complete("python_function", "train.py(1): main", 0, 100),
         complete("python_function", "stages.py(1): begin", 10, 20),
@@ -173,7 +173,7 @@ def test_backward_kernels_have_the_module_and_line_of_the_forward_operator(tmp_p
 
 
 def test_threads_number_their_operators_independently(tmp_path: Path) -> None:
-    """Two threads run forward; the numbers of the second thread match only its own backward operators."""
+    """Two threads use overlapping numbers. Backward operators must match the operators of their own forward thread."""
     events = [
         *(forward(f"main {number}", 10 * number, 10 * number + 5, number) for number in range(6)),
         *(forward(f"other {number}", 10 * number, 10 * number + 5, number, OTHER) for number in range(3, 9)),
@@ -242,7 +242,7 @@ def test_frames_of_other_code(name: str) -> None:
 
 
 def around(events: Sequence[Event], inner: Event, matches: Any) -> Event | None:
-    """Return the last event to start of the matching events that are open on the thread at the start of `inner`."""
+    """Among the matching events still open on the thread when `inner` starts, return the one that started last."""
     start = oracle.span(inner)[0]
     is_open = [
         (oracle.span(event)[0], -oracle.span(event)[1], index)
@@ -256,7 +256,7 @@ def around(events: Sequence[Event], inner: Event, matches: Any) -> Event | None:
 @pytest.mark.shared_data
 @each("gpu/*.json.gz", "public/*.json.gz")
 def test_real_device_events_have_the_operator_around_their_launch(path: Path) -> None:
-    """An independent search in the JSON, for about 30 device events."""
+    """Compare about 30 device events with an independent search of the JSON."""
     events = [event for event in oracle.events_of(path) if event.get("ph") == "X"]
     spellings = {"Operator": "cpu_op", "Runtime": "cuda_runtime", "Kernel": "kernel", "Memset": "gpu_memset"}
     spellings["Memcpy"] = "gpu_memcpy"
@@ -282,14 +282,14 @@ def test_real_device_events_have_the_operator_around_their_launch(path: Path) ->
     ]
     is_forward = names.forward[in_file] >= 0
     for row in np.flatnonzero(is_forward).tolist():
-        found[row][2] = expected[row][2]  # the module of the forward operator
+        found[row][2] = expected[row][2]  # here, the module is that of the forward operator
     assert found == expected
 
 
 @pytest.mark.shared_data
 @each("gpu/amd_mi250.json.gz", "gpu/nccl.json.gz", "gpu/ns_resolution*.json.gz", "npu/trace_view.json")
 def test_forward_operators_equal_the_flows_of_the_recorder(path: Path) -> None:
-    """Kineto draws a flow ``fwdbwd`` from each forward operator to its backward operator."""
+    """Kineto writes a flow ``fwdbwd`` from each forward operator to its backward operator."""
     starts: dict[Any, dict[str, Any]] = {}
     ends: dict[Any, dict[str, Any]] = {}
     for event in oracle.events_of(path):
@@ -325,7 +325,7 @@ SPANS = st.lists(
 def test_owners_are_open_when_an_event_starts(
     tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[str, int, int]]
 ) -> None:
-    """Events of any overlap: the owner is the open event of its kind that started last."""
+    """However events overlap, the owner is the open event of its kind that started last."""
     path = tmp_path_factory.getbasetemp() / "attribution.json"
     events = [
         complete(category, f"f.py({index}): {index}", start, start + length)

@@ -1,4 +1,4 @@
-"""Tests of sorted columns, begin and end pairs, parent events, and files in other encodings and formats."""
+"""Tests of sorted columns, begin/end pairs, parent events, and files in other encodings and formats."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_parents_and_order_are_equal_to_a_simple_search(tmp_path: Path) -> None:
             for other in range(row)
             if events.track[other] == events.track[row] and events.end_ns[other] > events.start_ns[row]
         ]
-        # The parent is the last open event of the track, even if the two events overlap without nesting.
+        # The parent is the open event on the track that started last, even if the two events overlap without nesting.
         assert parent == -1 or parent in opened
         assert parent == (opened[-1] if opened else -1)
     assert events.parent.tolist() == read_events(events.path, in_python=True).parent.tolist()

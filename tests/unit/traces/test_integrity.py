@@ -112,7 +112,7 @@ def test_mutated_trace_is_complete_only_if_json_accepts_it(
     check = check_bytes(mutated, feed_bytes)
     expected = events_by_json(mutated)
 
-    # For these traces, the checker is stricter than json only in rejecting a second array of events.
+    # Here, the checker is stricter than json in only one respect: it rejects a second array of events.
     if check.problem is None or "a second array of events" not in check.problem:
         assert check.whole == bool(expected), check
     if check.whole:

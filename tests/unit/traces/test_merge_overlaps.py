@@ -192,7 +192,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=25)
 @given(SPANS, st.sampled_from(LAYOUTS), st.none() | st.integers(0, 12))
 def test_perfetto_shows_all_events(spans: list[Span], layout: dict[str, Any], odd_at: int | None) -> None:
     trace = [kernel(start, start + duration) for start, duration in spans] + [kernel(1000, 1001, tid=9)] * 12
-    if odd_at is not None:  # add an event whose times use another notation
+    if odd_at is not None:  # add an event whose times use a different notation
         trace.insert(odd_at, {**kernel(15, 25), "ts": 0.0150, "dur": "0.01"})
 
     lanes = lanes_of(merged(dumps(trace, **layout)))

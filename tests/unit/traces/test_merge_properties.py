@@ -218,7 +218,7 @@ def compare_event(old: dict[str, Any], new: dict[str, Any], context: Context) ->
 
 
 def pid_of(event: dict[str, Any]) -> str:
-    """Return the same text for equal pids. A null pid is treated as missing."""
+    """Return a text that is the same for equal pids. A null pid is treated as missing."""
     pid = event.get("pid")
     if isinstance(pid, Number) and float(pid.text).is_integer():
         return str(int(float(pid.text)) if "." in pid.text or "e" in pid.text else int(pid.text))

@@ -109,7 +109,7 @@ def overlaps(start: int, stop: int, selection: Selection) -> bool:
 
 
 def expected(decoded: list[dict[str, Any]], selection: Selection) -> list[bool]:
-    """Return whether the selection should keep each event."""
+    """Return, for each event, whether the selection should keep it."""
     pairs = pairs_in(decoded)
 
     def is_kept(index: int) -> bool:
@@ -134,7 +134,7 @@ def expected(decoded: list[dict[str, Any]], selection: Selection) -> list[bool]:
 
 
 def selected(selection: Selection, texts: list[str]) -> list[bool]:
-    """Return whether `Selection.rows` selects each event of a trace."""
+    """Return, for each event of a trace, whether `Selection.rows` selects it."""
     with tempfile.NamedTemporaryFile() as file:
         path = Path(file.name)
         path.write_bytes(f"[{', '.join(texts)}]".encode("utf-8", "surrogatepass"))

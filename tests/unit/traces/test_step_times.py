@@ -76,7 +76,7 @@ def test_invalid_row_is_reported_and_skipped(tmp_path: Path, line: str) -> None:
     assert table.steps[0].step == 1
     assert table.problem is not None
     assert table.problem.startswith("step_trace_time.csv: Line ")
-    assert table.problem.endswith(" is not a row of 3 columns with times.")
+    assert table.problem.endswith(" does not have 3 columns with valid times.")
 
 
 @pytest.mark.parametrize(

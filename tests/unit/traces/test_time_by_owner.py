@@ -43,7 +43,7 @@ def complete(category: str, name: str, start: float, end: float, thread: int = 1
 
 
 def launched(number: int, at: float, duration: float, thread: int = 1) -> list[Event]:
-    """Return a launch at a time, and its kernel."""
+    """Return a launch at the given time and its kernel."""
     call = complete("cuda_runtime", "cudaLaunchKernel", at, at + 1, thread, correlation=number)
     work = complete("kernel", "k", at + 500, at + 500 + duration, 7, correlation=number)
     return [call, work | {"pid": 0}]
@@ -57,7 +57,7 @@ def written(path: Path, *events: Event) -> Path:
 @pytest.mark.shared_data
 @each("gpu/*.json.gz", "public/*.json.gz", "npu/trace_view.json")
 def test_tables_of_real_traces_add_up(path: Path) -> None:
-    """Rows of each table add up to the sum of all kernels, or to the self time of all operators."""
+    """The rows of each table add up to the time of all kernels, or else to the self time of all operators."""
     summary = summarise_trace(path)
     times = summary.attributed
     assert times is not None
@@ -73,9 +73,9 @@ def test_tables_of_real_traces_add_up(path: Path) -> None:
 
 
 def owners_by_sweep(events: list[Event], starts: list[Event], category: str) -> dict[int, str]:
-    """Return the name of the innermost open event of a category for each event, keyed by `id`.
+    """Return, for each event in `starts`, the name of the innermost event of the category that is open at its start.
 
-    One sweep per thread, with a list of the open events.
+    Keys are the `id` of the events. Each thread is swept once, with a list of its open events.
     """
     threads: dict[Any, list[tuple[int, int, int, Event]]] = defaultdict(list)
     for order, kind in ((0, [event for event in events if event["cat"] == category]), (1, starts)):
@@ -120,7 +120,7 @@ def test_device_time_of_operators_equals_an_independent_count(path: Path) -> Non
 
 
 def test_backward_on_autograds_thread_belongs_to_the_open_stage(tmp_path: Path) -> None:
-    """Forward and backward are stages of the main thread, and a loader thread belongs to no stage."""
+    """Forward and backward are stages on the main thread. A loader thread belongs to no stage."""
     backward = {"Sequence number": 3, "Fwd thread id": 1}
     path = written(
         tmp_path / "a.json",
@@ -220,7 +220,7 @@ def test_ascend_kernels_have_the_operator_that_their_flow_starts_at(tmp_path: Pa
 
 
 def test_kernels_of_ascend_tables_have_the_operator_of_their_device_event(tmp_path: Path) -> None:
-    """Times come from the table, and flows from the trace. The second kernel has another start in the trace."""
+    """Times come from the table, and flows from the trace. The second kernel has a different start in the trace."""
     flow = {"cat": "async_npu", "name": "torch_to_npu", "id": 100}
     flows = [
         {"ph": "s", "pid": ascend_files.HOST, "tid": ascend_files.HOST, "ts": ascend_files.time_us(20), **flow},
@@ -241,7 +241,7 @@ def test_kernels_of_ascend_tables_have_the_operator_of_their_device_event(tmp_pa
 
 
 def test_flows_of_ascend_leave_the_steps_unchanged(tmp_path: Path) -> None:
-    """The table of kernels assigns kernels to steps, even if the flow starts in another step."""
+    """The kernel table assigns kernels to steps, even if a kernel's flow starts in a different step."""
     flow = {"cat": "async_npu", "name": "torch_to_npu", "id": 100}
     flows = [
         {"ph": "s", "pid": ascend_files.HOST, "tid": ascend_files.HOST, "ts": ascend_files.time_us(1030), **flow},
@@ -274,7 +274,7 @@ def test_self_times_equal_torchs_averages(tmp_path: Path) -> None:
     assert times.basis == "host"
     for row in times.operators:
         assert row.time_us == pytest.approx(averages[row.name].self_cpu_time_total, abs=1e-3)
-    # torch merges an operator with its only child of the same name, which can have other shapes.
+    # torch merges an operator with its only child if both have the same name, even when their shapes differ.
     unmerged = {row.name for row in times.operators if row.count == averages[row.name].count}
     assert "aten::addmm" in unmerged
     expected, by_shape = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -306,7 +306,7 @@ def test_operators_have_their_module_and_line(tmp_path: Path) -> None:
     )
     namespace: dict[str, Any] = {"__name__": "job"}
     code = compile((tmp_path / "job.py").read_text(), str(tmp_path / "job.py"), "exec")
-    exec(code, namespace)  # noqa: S102 - the job above
+    exec(code, namespace)  # noqa: S102 - the code above
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profiler:
         namespace["train"]()
     profiler.export_chrome_trace(str(tmp_path / "a.json"))
@@ -315,7 +315,7 @@ def test_operators_have_their_module_and_line(tmp_path: Path) -> None:
     assert modules == {"Sequential > Block", "Sequential > Block > Linear"}
     lines = {row.name.removeprefix(str(tmp_path)).lstrip("/"): row for row in times.lines}
     assert set(lines) == {"job.py(6): forward", "job.py(8): activate", "job.py(11): train"}
-    # Two calls of sigmoid, and of each of the backward operators.
+    # There are two calls to sigmoid and two to each backward operator.
     assert lines["job.py(8): activate"].count == 2 + 2 * len(
         ["evaluate_function: SigmoidBackward0", "SigmoidBackward0", "aten::sigmoid_backward"]
     )

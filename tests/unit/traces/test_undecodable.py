@@ -1,4 +1,4 @@
-"""Tests of events with unusual values. Each event must be read or reported."""
+"""Tests of events with unusual values, each of which must be read or reported."""
 
 from __future__ import annotations
 
