@@ -404,7 +404,7 @@ class Recording:
         self._raise_interruption()
 
     def _artifacts(self, outputs: tuple[Output, ...]) -> tuple[Artifact, ...]:
-        """Return the artifacts of the capture and of its stop. Report a problem for each one that cannot be written."""
+        """Return the artifacts of the capture and of its stop. If one cannot be written, report it as a problem."""
         artifacts: list[Artifact] = []
         for output in (*self.capture.artifacts, *outputs):
             try:

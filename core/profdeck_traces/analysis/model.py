@@ -285,7 +285,7 @@ class RankSummary:
     implausible: tuple[ImplausibleEvents, ...] = ()
     """Device events with times outside the recording. They are excluded from all other numbers."""
     launches: int = 0
-    """Number of runtime calls with a ``correlation`` that launch kernels or graphs."""
+    """Number of runtime calls that launch kernels or graphs and have a ``correlation``."""
     launches_without_work: int = 0
     """Number of those launches for which no device work was recorded."""
     unrecorded_steps: tuple[int, ...] = ()

@@ -19,8 +19,8 @@ def places_in_paths(ranks: Sequence[RankSummary | Collectives]) -> list[tuple[in
     """Return the rank and replica of each trace. If they are not recorded, derive them from the trace's path.
 
     If a trace has neither a manifest nor a rank, its rank is parsed from a file name such as ``rank0_trace.json`` or
-    ``job-rank[0].json``, or from the name of its directory. If these ranks repeat, each data-parallel engine counts its
-    own ranks from 0. The replica is then the number after ``dp`` in a name such as ``dp1_tp0_rank0``.
+    ``job-rank[0].json``, or from the name of its directory. If these ranks repeat, each data-parallel engine is assumed
+    to count its own ranks from 0. The replica is then the number after ``dp`` in a name such as ``dp1_tp0_rank0``.
     """
     places = [
         (_number_in(of.path, _RANK) if of.role is None and of.rank is None else of.rank, of.replica) for of in ranks

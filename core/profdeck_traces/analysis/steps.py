@@ -212,7 +212,7 @@ class _Twins:
 
     @staticmethod
     def of(columns: Columns, on_host: NDArray[np.bool_], ids: Int) -> LaunchedWork:
-        """Find the annotations. If the kernels of an annotation are unknown, its span ends before it starts.
+        """Find the annotations. The span of an annotation with unknown kernels ends before it starts.
 
         Args:
             columns: Host and device annotations.

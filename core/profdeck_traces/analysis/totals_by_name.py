@@ -46,7 +46,7 @@ class NameSums:
         self._on_device = self._tables.names_of_categories(_DEVICE)
         is_kernel = self._on_device & ~self._tables.names_of_categories(_COPIES)
         of_kernels = duration[is_kernel[events.name]]
-        # The bins are powers of two, so the bin of a duration is its floating-point exponent.
+        # The bins are powers of two, so a duration's bin is its floating-point exponent.
         exponent = np.minimum(np.maximum(np.frexp(of_kernels)[1] - 1, 0), _BINS - 1)
         self._durations = np.stack([np.bincount(exponent, minlength=_BINS), _summed(exponent, of_kernels, _BINS)])
 

@@ -1,4 +1,4 @@
-"""Tests of copied events. Both parsers write the same text and change only the requested values."""
+"""Tests of copied events. Both parsers must write the same text and change only the requested values."""
 
 from __future__ import annotations
 
