@@ -67,7 +67,8 @@ class CommonOptions:
 
     max_capture_steps: int = attrs.field(default=1000, validator=validators.ge(1))
     """Maximum number of global steps in one capture. Default: 1000. At the limit, the capture is stopped as for
-    `max_capture_s`, and the remaining adjacent steps are skipped."""
+    `max_capture_s`, and the remaining adjacent steps are skipped. Iterations of an engine are not steps: without a job,
+    only the other limits apply to its captures."""
 
     max_memory_share: float = attrs.field(
         default=0.05, validator=validators.and_(validators.gt(0.0), validators.le(1.0))
