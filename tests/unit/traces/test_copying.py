@@ -121,7 +121,7 @@ def test_trace_that_changed_is_refused(tmp_path: Path) -> None:
 def test_changes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="different lengths"):
         Changes(keep=np.ones(3, np.uint8), ids=np.zeros(2, np.int64))
-    with pytest.raises(ValueError, match="not in lanes"):
+    with pytest.raises(ValueError, match="not in `lanes`"):
         Changes(lane=np.array([0]))
     with pytest.raises(ValueError, match="cannot be shifted"):
         Changes(shift_ns=-(2**63))
