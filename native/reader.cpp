@@ -146,6 +146,16 @@ struct Reader {
 
 // ---------------------------------------------------------------- values
 
+// Check that a key and a colon are at token i. If the colon is missing, advance i to the token in its place.
+static inline bool check_key(Reader& r, const u8* b, const u32* t, size_t& i) {
+  if (b[t[i]] != '"') FAIL("a key is expected");
+  if (b[t[i + 1]] != ':') {
+    i++;
+    FAIL("a colon is expected");
+  }
+  return true;
+}
+
 // Check the grammar of the value at token i, and advance i past the value.
 static bool skip_value(Reader& r, const u8* b, const u32* t, size_t& i) {
   u8 c = b[t[i]];
@@ -194,11 +204,7 @@ static bool skip_value(Reader& r, const u8* b, const u32* t, size_t& i) {
     i++;
   member:
     if (object) {
-      if (b[t[i]] != '"') FAIL("a key is expected");
-      if (b[t[i + 1]] != ':') {
-        i++;
-        FAIL("a colon is expected");
-      }
+      if (!check_key(r, b, t, i)) return false;
       i += 2;
     }
   }
@@ -397,27 +403,19 @@ static bool read_time(Reader& r, const u8* b, const u32* t, size_t& i, i64& out,
   return true;
 }
 
-static bool read_args(Reader& r, const u8* b, const u32* t, size_t& i, bool& had_args) {
-  if (had_args)  // if the key is repeated, only the last value is used
-    for (Pairs& pairs : r.args)
-      if (pairs.key[0] != '@') pairs.undo(r.rows);
-  had_args = true;
-  if (b[t[i]] != '{') return skip_value(r, b, t, i);
+// Read the members of the object at token i. `read_value` receives each key, with i at the key's value.
+template <class ReadValue>
+static inline bool read_members(Reader& r, const u8* b, const u32* t, size_t& i, ReadValue read_value) {
   i++;
   if (b[t[i]] == '}') {
     i++;
     return true;
   }
   for (;;) {
-    if (b[t[i]] != '"') FAIL("a key is expected");
-    if (b[t[i + 1]] != ':') {
-      i++;
-      FAIL("a colon is expected");
-    }
+    if (!check_key(r, b, t, i)) return false;
     Key key(r, text_at(b, t, i));
     i += 2;
-    i32 column = column_of(r, key.text);
-    if (!(column < 0 ? skip_value(r, b, t, i) : keep_value(r, (size_t)column, b, t, i))) return false;
+    if (!read_value(key.text)) return false;
     u8 c = b[t[i]];
     if (c == ',') {
       i++;
@@ -428,6 +426,18 @@ static bool read_args(Reader& r, const u8* b, const u32* t, size_t& i, bool& had
       FAIL("a comma or a closing bracket is expected");
     }
   }
+}
+
+static bool read_args(Reader& r, const u8* b, const u32* t, size_t& i, bool& had_args) {
+  if (had_args)  // if the key is repeated, only the last value is used
+    for (Pairs& pairs : r.args)
+      if (pairs.key[0] != '@') pairs.undo(r.rows);
+  had_args = true;
+  if (b[t[i]] != '{') return skip_value(r, b, t, i);
+  return read_members(r, b, t, i, [&](Text key) {
+    i32 column = column_of(r, key);
+    return column < 0 ? skip_value(r, b, t, i) : keep_value(r, (size_t)column, b, t, i);
+  });
 }
 
 constexpr u64 word_of(const char* s) {
@@ -445,22 +455,10 @@ static bool read_own(Reader& r, Text key, const u8* b, const u32* t, size_t& i) 
 
 // Read the event object at token i.
 static bool read_event(Reader& r, const u8* b, const u32* t, size_t& i, Event& e) {
-  i++;
-  if (b[t[i]] == '}') {
-    i++;
-    return true;
-  }
-  for (;;) {
-    if (b[t[i]] != '"') FAIL("a key is expected");
-    if (b[t[i + 1]] != ':') {
-      i++;
-      FAIL("a colon is expected");
-    }
-    Key key(r, text_at(b, t, i));
-    i += 2;
+  return read_members(r, b, t, i, [&](Text key) {
     size_t from = i;
     bool good;
-    switch (key.text.n > 4 ? 0 : first_word(key.text)) {
+    switch (key.n > 4 ? 0 : first_word(key)) {
       case word_of("ph"): good = read_phase(r, b, t, i, e.phase); break;
       case word_of("cat"): good = read_text(r, b, t, i, e.category, false); break;
       case word_of("name"): good = read_text(r, b, t, i, e.name, true); break;
@@ -469,11 +467,11 @@ static bool read_event(Reader& r, const u8* b, const u32* t, size_t& i, Event& e
       case word_of("ts"): good = read_time(r, b, t, i, e.start, NO_TIME); break;
       case word_of("dur"): good = read_time(r, b, t, i, e.duration, NO_DURATION); break;
       case word_of("args"): good = read_args(r, b, t, i, e.had_args); break;
-      default: good = read_own(r, key.text, b, t, i);
+      default: good = read_own(r, key, b, t, i);
     }
     if (!good) return false;
-    if (r.copy && key.text.n <= 3) {
-      u64 word = first_word(key.text);
+    if (r.copy && key.n <= 3) {
+      u64 word = first_word(key);
       Text* changed = word == word_of("ts")    ? &e.at_ts
                       : word == word_of("id")  ? &e.at_id
                       : word == word_of("pid") ? &e.at_pid
@@ -481,16 +479,8 @@ static bool read_event(Reader& r, const u8* b, const u32* t, size_t& i, Event& e
                                                : nullptr;
       if (changed) *changed = value_text(b, t, from, i);
     }
-    u8 c = b[t[i]];
-    if (c == ',') {
-      i++;
-    } else if (c == '}') {
-      i++;
-      return true;
-    } else {
-      FAIL("a comma or a closing bracket is expected");
-    }
-  }
+    return true;
+  });
 }
 
 static i32 track_of(Reader& r, const Event& e) {
@@ -611,11 +601,7 @@ static bool read_element(Reader& r, const u8* b, const u32* t, size_t& i) {
 
 // Read the top-level member at token i. For traceEvents, read only the opening bracket.
 static bool read_member(Reader& r, const u8* b, const u32* t, size_t& i) {
-  if (b[t[i]] != '"') FAIL("a key is expected");
-  if (b[t[i + 1]] != ':') {
-    i++;
-    FAIL("a colon is expected");
-  }
+  if (!check_key(r, b, t, i)) return false;
   size_t from = i;
   Text raw = text_at(b, t, i);
   Key key(r, raw);

@@ -25,7 +25,7 @@ from profdeck_traces.analysis.host_states import CAUSES, NOT_READ, Host
 from profdeck_traces.analysis.model import DeviceSummary, Gap, StreamSummary
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps
-from profdeck_traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns
+from profdeck_traces.reading.columns import DEVICE_WORK, Columns
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, groups, joined, total, union
 
@@ -66,7 +66,7 @@ class DeviceTimes:
         windows = windows_on_device(steps)
         recorded = ~unrecorded[windows.step]
         windows = StepWindows(windows.step[recorded], windows.start_ns[recorded], _of(windows.end_ns, recorded))
-        is_device = self._tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES)
+        is_device = self._tables.names_of_categories(DEVICE_WORK)
         on_devices = events[np.flatnonzero(is_device[events.name])]
         devices = list(dict.fromkeys(self._tables.tracks[track][0] for track in np.unique(on_devices.track).tolist()))
         number = {device: code for code, device in enumerate(devices)}

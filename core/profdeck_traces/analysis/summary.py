@@ -46,8 +46,7 @@ from profdeck_traces.inputs.facts import CLOCK_ANCHOR
 from profdeck_traces.inputs.sources import TraceSource
 from profdeck_traces.reading.columns import (
     ANNOTATION,
-    DEVICE_CATEGORIES,
-    DEVICE_PROCESSES,
+    DEVICE_WORK,
     OPERATOR,
 )
 from profdeck_traces.reading.intervals import Int, self_times
@@ -58,7 +57,6 @@ _NS_PER_US = 1000
 _LEAST_KNOWN, _SHOWN_CATEGORIES = 0.01, 5
 # Kernels of more names than any program has: to classify a long one takes a millisecond.
 _MAX_CLASSIFIED = 5000
-_DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
 # 2010 and 2100.
 _EARLIEST_UNIX_NS, _LATEST_UNIX_NS = 1_262_304_000 * 10**9, 4_102_444_800 * 10**9
 
@@ -125,7 +123,7 @@ def _check_categories(trace: Trace) -> None:
         TraceError: Almost no event has a known category.
     """
     events, tables = trace.events, trace.tables
-    known = tables.names_of_categories(KNOWN_CATEGORIES | _DEVICE)
+    known = tables.names_of_categories(KNOWN_CATEGORIES | DEVICE_WORK)
     if len(events) and known[events.name].mean() < _LEAST_KNOWN:
         codes = tables.category_of_names()[events.name]
         counts = np.bincount(codes, minlength=len(tables.categories))
@@ -153,7 +151,7 @@ class _Summary:
         self._trace = trace
         self._analysed = analysed
         tables = trace.tables
-        self._on_device = tables.names_of_categories(_DEVICE)
+        self._on_device = tables.names_of_categories(DEVICE_WORK)
         operators, annotations = (tables.names_of_categories(frozenset({kind})) for kind in (OPERATOR, ANNOTATION))
         # Some recorders mark steps by operators, which are no work of the host.
         of_steps = operators.copy()

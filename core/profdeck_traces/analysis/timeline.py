@@ -101,7 +101,7 @@ class Picture:
         Args:
             events: All events of the trace, sorted by start.
             host: Host activity, or ``None`` if the trace has no host events.
-            marks: Steps and stages of the trace. The picture includes those that overlap its interval.
+            marks: Steps and stages of the trace. The picture shows those that overlap its interval.
             origin_ns: Time to which the times in the picture are relative.
         """
         self._add(events, host)

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from profdeck_traces.analysis.detail_model import DurationBin, PerStep, RuntimeCalls
 from profdeck_traces.analysis.host_states import state_of_call
 from profdeck_traces.analysis.model import CategorySummary, CopySummary, KernelSummary, OperatorSummary
-from profdeck_traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns
+from profdeck_traces.reading.columns import DEVICE_WORK, Columns
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
-_DEVICE = DEVICE_CATEGORIES | DEVICE_PROCESSES
 # Kineto's categories of copies and fills.
 _COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
 # What launches a captured graph of kernels, by the beginning of its name: CUDA's runtime and driver, HIP's runtime.
@@ -43,7 +42,7 @@ class NameSums:
         self._self_ns = _summed(events.name, self_ns, names)
         self._max_ns = np.zeros(names, dtype=np.int64)
         np.maximum.at(self._max_ns, events.name, duration)
-        self._on_device = self._tables.names_of_categories(_DEVICE)
+        self._on_device = self._tables.names_of_categories(DEVICE_WORK)
         is_kernel = self._on_device & ~self._tables.names_of_categories(_COPIES)
         of_kernels = duration[is_kernel[events.name]]
         # The bins are powers of two, so a duration's bin is its floating-point exponent.

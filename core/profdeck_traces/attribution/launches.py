@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.reading.columns import DEVICE_CATEGORIES, DEVICE_PROCESSES, RUNTIMES
+from profdeck_traces.reading.columns import DEVICE_WORK, RUNTIMES
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 
@@ -24,7 +24,7 @@ def launch_rows(events: Events) -> NDArray[np.int32]:
     """
     launch = np.full(events.complete, -1, np.int32)
     correlation = events.arg("correlation")
-    is_work = events.has_category(DEVICE_CATEGORIES | DEVICE_PROCESSES)
+    is_work = events.has_category(DEVICE_WORK)
     work = np.flatnonzero(is_work & (correlation > 0))
     calls = np.flatnonzero(events.has_category(RUNTIMES) & (correlation > 0))
     matches, call = _last_with_key(correlation[calls], -events.start_ns[calls], correlation[work])

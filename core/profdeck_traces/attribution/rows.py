@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from profdeck_traces.attribution.forward import backward_operators, forward_rows
 from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.attribution.launches import launch_rows
-from profdeck_traces.reading.columns import ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES, OPERATOR, PYTHON
+from profdeck_traces.reading.columns import ANNOTATION, DEVICE_WORK, OPERATOR, PYTHON
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import parents
 
@@ -38,11 +38,11 @@ class Attribution:
         """
         self.events = events
         is_annotation, is_operator = events.has_category({ANNOTATION}), events.has_category({OPERATOR})
-        step = _with_name(events, is_annotation | is_operator, is_step)
+        step = events.with_name(is_annotation | is_operator, is_step)
         self._is_annotation: Mask = is_annotation & ~step
         self.is_operator: Mask = is_operator & ~step
         """True for each operator that is not a step."""
-        self.is_device: Mask = events.has_category(DEVICE_CATEGORIES | DEVICE_PROCESSES)
+        self.is_device: Mask = events.has_category(DEVICE_WORK)
         """True for each kernel, copy and fill."""
 
     @functools.cached_property
@@ -100,7 +100,7 @@ class Attribution:
     @functools.cached_property
     def frame(self) -> Rows:
         """The innermost user-code frame around the event, or around its forward operator if it has one."""
-        return self._at_source(self.events.innermost(_with_name(self.events, self._is_python, is_user_frame)))
+        return self._at_source(self.events.innermost(self.events.with_name(self._is_python, is_user_frame)))
 
     @functools.cached_property
     def module_paths(self) -> tuple[Rows, list[str]]:
@@ -150,7 +150,7 @@ class Attribution:
 
     @functools.cached_property
     def _is_module(self) -> Mask:
-        return _with_name(self.events, self._is_python, lambda name: module_class(name) is not None)
+        return self.events.with_name(self._is_python, lambda name: module_class(name) is not None)
 
     def _at_host(self, values: Rows) -> Rows:
         return values_at(values, self.host)
@@ -158,15 +158,6 @@ class Attribution:
     def _at_source(self, values: Rows) -> Rows:
         """Return the value at each event's forward operator, or at its `host` if it has no forward operator."""
         return np.where(self.forward >= 0, values_at(values, self.forward), self._at_host(values))
-
-
-def _with_name(events: Events, kind: Mask, matches: Callable[[str], bool]) -> Mask:
-    """Return a mask of the events of a kind whose names match. The predicate is called once per distinct name."""
-    names = np.zeros(len(events.names), np.bool_)
-    codes = np.unique(events.name[kind])
-    names[codes] = [matches(events.names[code]) for code in codes.tolist()]
-    selected: Mask = kind & names[events.name]
-    return selected
 
 
 def values_at(values: Rows, rows: NDArray[np.integer[Any]]) -> Rows:

@@ -75,9 +75,9 @@ def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
     if odd:
         count = sum(events.count for rank in odd for events in rank.implausible)
         yield _notice(
-            f"{plural(count, 'device event')} outside of the time of the recording, such as "
+            f"{plural(count, 'device event')} outside the recording, such as "
             f"{odd[0].implausible[0].name} ({labels[odd[0].path]})",
-            "no other number contains these events",
+            "these events are excluded from all other numbers",
             rule="implausible-times",
         )
 

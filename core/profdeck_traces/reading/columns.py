@@ -18,7 +18,6 @@ from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int
 
 MAX_NAME_LENGTH = 4096
-
 OPERATOR = "cpu_op"
 PYTHON = "python_function"
 ANNOTATION = "user_annotation"
@@ -31,7 +30,8 @@ MARKS = frozenset({ANNOTATION, DEVICE_ANNOTATION})
 """Categories of annotations, which may mark steps."""
 DEVICE_PROCESSES = frozenset({"Ascend Hardware"})
 """Names of processes whose uncategorized events are device work."""
-
+DEVICE_WORK = DEVICE_CATEGORIES | DEVICE_PROCESSES
+"""Categories of device work, including events categorized by the name of their process."""
 
 RUNTIMES = frozenset(
     {

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.base.progress import Progress
-from profdeck_traces.reading.columns import DEVICE_ANNOTATION
+from profdeck_traces.reading.columns import DEVICE_ANNOTATION, MAX_NAME_LENGTH, shortened
 from profdeck_traces.reading.content import read_content
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import MAX_JSON_BYTES, TraceCheck, file_size
@@ -35,7 +35,6 @@ ARGS: dict[str, int] = {
     **dict.fromkeys(("Input Dims", "Input type", "name", "labels"), TEXT),
 }
 """Args to read as columns. Text values are JSON. A key such as ``@id`` selects a member of the event itself."""
-MAX_NAME_LENGTH = 4096
 _MAX_CATEGORIES = 255
 _CATEGORIES = {
     "Operator": "cpu_op",
@@ -173,10 +172,13 @@ class Events:
         selected[[code for code, category in enumerate(self.categories) if category in wanted]] = True
         return selected[self.category]
 
-    def has_name(self, matches: Callable[[str], bool]) -> Mask:
-        """Return a mask of the complete events whose names match. The predicate is called once for each name."""
-        selected = np.fromiter(map(matches, self.names), np.bool_, len(self.names))
-        return selected[self.name]
+    def with_name(self, kind: Mask, matches: Callable[[str], bool]) -> Mask:
+        """Return a mask of the events of a kind whose names match. The predicate is called once per distinct name."""
+        names = np.zeros(len(self.names), np.bool_)
+        codes = np.unique(self.name[kind])
+        names[codes] = [matches(self.names[code]) for code in codes.tolist()]
+        selected: Mask = kind & names[self.name]
+        return selected
 
     def rows_of(self, phase: str) -> Int:
         """Return the rows of events with the given phase, which must not be ``X``."""
@@ -365,8 +367,7 @@ def _recoded(values: NDArray[Any], codes: NDArray[np.int32] | None) -> NDArray[A
 
 
 def _name(text: bytes) -> str:
-    name: str = json.loads(b'"%b"' % text) if b"\\" in text else text.decode("utf-8", "surrogatepass")
-    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
+    return shortened(json.loads(b'"%b"' % text) if b"\\" in text else text.decode("utf-8", "surrogatepass"))
 
 
 def _category(text: bytes) -> str:

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from profdeck_traces.reading.columns import (
     DEVICE_ANNOTATION,
-    DEVICE_CATEGORIES,
-    DEVICE_PROCESSES,
     DEVICE_WAIT,
+    DEVICE_WORK,
     MARKS,
     OPERATOR,
     Columns,
@@ -165,7 +164,7 @@ def _outside_of_recording(events: Columns) -> NDArray[np.bool_]:
 
     Device timestamps can be missing (0), come from an earlier recording, or be several seconds late.
     """
-    of_devices = events.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES | {DEVICE_ANNOTATION})
+    of_devices = events.tables.names_of_categories(DEVICE_WORK | {DEVICE_ANNOTATION})
     is_device = of_devices[events.name]
     host = np.flatnonzero(~is_device)
     if not len(host):

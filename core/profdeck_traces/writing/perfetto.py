@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES, Columns, Tables
+from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_PROCESSES, DEVICE_WORK, Columns, Tables
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, groups
 from profdeck_traces.writing.nested_tracks import place_on_lanes
@@ -60,7 +60,7 @@ _ROOT_NAME, _ROOT_UUID = "Ranks", 1
 _UUIDS_PER_SOURCE = 1 << 32
 # Ranks have 32 bits: one for hosts, behind the devices, 20 for the track and 8 for the lane.
 _HOST_RANK, _LANE_RANKS = 1 << 29, 1 << 8
-_DEVICES = DEVICE_CATEGORIES | DEVICE_PROCESSES | {DEVICE_ANNOTATION}
+_DEVICES = DEVICE_WORK | {DEVICE_ANNOTATION}
 
 
 @attrs.frozen(kw_only=True)

@@ -17,8 +17,7 @@ from profdeck_traces.inputs.artifact_kinds import size_to_read
 from profdeck_traces.reading.columns import (
     ANNOTATION,
     DEVICE_ANNOTATION,
-    DEVICE_CATEGORIES,
-    DEVICE_PROCESSES,
+    DEVICE_WORK,
     Columns,
 )
 from profdeck_traces.reading.reader import read_trace
@@ -27,7 +26,7 @@ from profdeck_traces.writing.deflate import gzip_deflater
 from profdeck_traces.writing.perfetto import PerfettoSource, encode_source
 from profdeck_traces.writing.selection import WORK_CATEGORIES, Selection
 
-LANES = DEVICE_CATEGORIES | DEVICE_PROCESSES | {ANNOTATION, DEVICE_ANNOTATION}
+LANES = DEVICE_WORK | {ANNOTATION, DEVICE_ANNOTATION}
 """What a slim trace has if nothing else is asked for: the work of devices, and annotations."""
 WITH_OPERATORS = LANES | {"cpu_op", "cuda_driver", "cuda_runtime", "CANN", "Python"}
 """The same with operators and the calls of the device's runtime; the last two are processes of Ascend's traces."""
@@ -149,7 +148,7 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
         thread_names=trace.thread_names,
     )
     events = _selected(trace, source.selection)
-    is_device = trace.tables.names_of_categories(DEVICE_CATEGORIES | DEVICE_PROCESSES)
+    is_device = trace.tables.names_of_categories(DEVICE_WORK)
     deflater = gzip_deflater()
     with task.part.open("xb") as out:
         try:

@@ -53,7 +53,7 @@ def test_events_are_sorted_and_have_parents(tmp_path: Path, in_python: bool) -> 
     assert len(events) == 8
     assert events.all["row"].tolist() == [1, 4, 2, 0, 3, 5, 6, 7]
     assert events.in_file_order(np.arange(8)).tolist() == [3, 0, 2, 4, 1, 5, 6, 7]
-    kind = events.has_name({"outer", "inner"}.__contains__)
+    kind = events.with_name(np.ones(events.complete, np.bool_), {"outer", "inner"}.__contains__)
     assert events.innermost(kind).tolist() == [0, 0, 0, 3, -1, -1]
 
 

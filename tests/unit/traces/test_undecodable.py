@@ -1,4 +1,4 @@
-"""Tests of events with unusual values, each of which must be read or reported."""
+"""Tests that read traces with unusual values. Every event must be read or reported as skipped."""
 
 from __future__ import annotations
 
