@@ -87,6 +87,20 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     assert report.artifacts[0].whole
 
 
+def test_signal_is_not_taken_from_a_host_that_blocks_it(start, tmp_path: Path) -> None:
+    code = """
+numbers = {signal.SIGUSR1, signal.SIGTERM}  # by default, both terminate a process that does not block them
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+for number in numbers:
+    os.kill(os.getpid(), number)
+    assert signal.sigwait(numbers) == number
+"""
+    process = start(CAPTURE + code, "{}")
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert rank(tmp_path).problems == ("The process ended in mid-capture.",)
+
+
 def test_signal_handler_of_the_host_runs(start, tmp_path: Path) -> None:
     # os.write, because the signal can interrupt a print.
     handler = "signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b'checkpoint\\n'), os._exit(5)))\n"

@@ -235,8 +235,8 @@ def test_capture_of_two_optimizer_steps_is_partial(tmp_path: Path) -> None:
     result = profdeck(tmp_path, "run", "--json", "--steps", "3..5", "train.py")
     report = json.loads(result.stderr.splitlines()[-1])
     capture = report["captures"][0]
-    assert (capture["id"], capture["status"]) == ("step3", "partial")
-    assert "AdamW stepped twice in step 3" in capture["problems"][0]
+    assert (capture["id"], capture["status"]) == ("step3", "partial"), capture
+    assert any("AdamW stepped twice in step 3" in problem for problem in capture["problems"]), capture
 
 
 CHILDREN = """

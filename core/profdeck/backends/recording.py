@@ -12,7 +12,7 @@ from typing import Any
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
-from profdeck.base import leases, shutdown
+from profdeck.base import leases, shutdown, threads
 from profdeck.base.errors import CaptureError, LeaseError
 from profdeck.base.interrupts import is_interruption
 from profdeck.base.memory import MemoryGrowth
@@ -141,10 +141,11 @@ class Recording:
         def check() -> None:
             while not self._ended.wait(self._limits.interval_s):
                 if (reason := self._limits.describe_excess()) is not None:
+                    threads.unblock_signals()  # processes that the plugins start inherit the signal mask
                     expire(self, reason)
                     return
 
-        threading.Thread(target=check, name="profdeck limits", daemon=True).start()
+        threads.start_unsignalled(check, "profdeck limits")
 
     def end_watch(self) -> None:
         """Stop the thread started by `watch_limits`."""

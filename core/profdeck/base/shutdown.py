@@ -24,7 +24,7 @@ from typing import Any
 
 import attrs
 
-from profdeck.base import interrupts
+from profdeck.base import interrupts, threads
 
 logger = logging.getLogger("profdeck")
 
@@ -222,7 +222,7 @@ class _SignalWatch:
         """Start the thread unless it has already been started. Return False if it cannot be started."""
         if not self._has_thread:
             with contextlib.suppress(RuntimeError):  # for example, no thread can be started at interpreter exit
-                threading.Thread(target=self._run, name="profdeck signals", daemon=True).start()
+                threads.start_unsignalled(self._run, "profdeck signals")
                 self._has_thread = True
         return self._has_thread
 
@@ -306,6 +306,7 @@ def _terminate() -> None:
     set_action = ctypes.pythonapi.PyOS_setsig
     set_action.argtypes, set_action.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     set_action(signal.SIGTERM, None)  # SIG_DFL
+    threads.unblock_signals()  # the host may have blocked SIGTERM in its own threads
     os.kill(os.getpid(), signal.SIGTERM)
 
 
