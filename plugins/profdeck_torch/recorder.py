@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import shutil
 import threading
@@ -208,6 +209,7 @@ class _Cycle:
         if not torch.cuda.is_initialized():
             # `stop` synchronizes `use_device`, which would create a CUDA context in this process.
             self._profile.profiler.use_device = None
+        _end_open_scopes()
         self._profile.stop()
         result = self._profile.profiler and self._profile.profiler.kineto_results
         # An empty result has no session start within this cycle. Exporting an empty result crashes the process.
@@ -257,6 +259,20 @@ def _create_artifact(
         base_time_ns=compressed.base_time_ns,
         anchors=anchors if len(compressed.anchors_ns) == len(clock_readings) else (),
     )
+
+
+def _end_open_scopes() -> None:
+    """End the `record_function` scopes of this process that are still open.
+
+    When a scope ends during a recording, torch writes the time into the memory of the recording in which the scope
+    began. If that recording has already stopped, its memory is freed, and the process crashes (observed with torch
+    2.13). A scope that has ended can be ended again, without effect.
+    """
+    for generation in range(3):
+        for scope in reversed(gc.get_objects(generation)):  # inner scopes first
+            # `isinstance` would read `__class__`, which runs code of proxies and lazy modules.
+            if issubclass(type(scope), record_function) and scope.record is not None:
+                record_function.__exit__(scope, None, None, None)
 
 
 def _annotate(name: str) -> AbstractContextManager[object]:

@@ -439,6 +439,43 @@ for step in range(5):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.parametrize("window", [None, {"active": 1, "wait": 0, "warmup": 0, "repeat": 0}])
+def test_scope_that_ends_in_the_next_recording_does_not_crash(tmp_path: Path, window: dict[str, int] | None) -> None:
+    code = """
+import json, sys, torch
+from contextlib import ExitStack
+from torch.profiler import record_function
+from profdeck import Profiler
+
+def work():
+    for _ in range(50):
+        torch.ones(2) + 1
+
+window = json.loads(sys.argv[1])
+settings = {"output": ".", "run": "run", "trainer.backend": "torch", "on_demand": False}
+settings |= {"steps": ["every 2"]} if window is None else {"steps": [2], "trainer.window": window}
+profiler = Profiler.from_config(settings=settings)
+profiler.start(1 if window is None else 2)
+for number in range(2, 82, 2):
+    if window is None:
+        profiler.start(number)
+    with ExitStack() as scopes:
+        for depth in range(100):
+            scopes.enter_context(record_function("scope"))
+        scopes.enter_context(profiler.stage("forward"))
+        work()
+        if window is None:
+            profiler.start(number + 1)
+            profiler.start(number + 2)
+        else:
+            profiler.step(number, "mini_batch")
+        work()
+profiler.stop()
+"""
+    subprocess.run([sys.executable, "-c", code, json.dumps(window)], cwd=tmp_path, check=True, timeout=120)
+    assert len(traces(tmp_path / "run")) >= 40
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_trace_is_saved_during_interpreter_shutdown(tmp_path: Path, ending: str) -> None:
     """During shutdown, new threads cannot be started. Traces are usually written in a thread."""
