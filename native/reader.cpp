@@ -974,6 +974,38 @@ API int reader_nest(const i32* track, const i64* start, const i64* end, size_t n
   return 0;
 }
 
+// Cut a track into segments by the event that is open and started last. Rows are sorted by start, and longest first.
+// `begin` and `row` have room for 2 n segments. Row -1 is a gap; the last segment is the gap after the last event.
+// Returns the number of segments, or -1 if memory runs out.
+API i64 reader_flatten(const i64* start, const i64* end, size_t n, i64* begin, i32* row) {
+  try {
+    std::vector<i32> open;
+    i64 count = 0;
+    auto put = [&](i64 time, i32 top) {
+      if (count && begin[count - 1] == time) count--;
+      begin[count] = time;
+      row[count++] = top;
+    };
+    auto close = [&](i64 time) {
+      while (!open.empty() && end[open.back()] <= time) {
+        i64 closed = end[open.back()];
+        while (!open.empty() && end[open.back()] <= closed) open.pop_back();
+        put(closed, open.empty() ? -1 : open.back());
+      }
+    };
+    for (size_t i = 0; i < n; i++) {
+      close(start[i]);
+      if (end[i] <= start[i]) continue;
+      open.push_back((i32)i);
+      put(start[i], (i32)i);
+    }
+    close(INT64_MAX);
+    return count;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
 // Demangle a C++ name into `out`, which has `room` bytes. Return the length, or -1 if the name is not mangled or the
 // result is too long: a name of 300 bytes can expand to gigabytes.
 API i64 reader_demangle(const char* name, char* out, size_t room) {

@@ -16,7 +16,7 @@ from profdeck_traces.analysis.short_names import cut_middle, full_name, short_ke
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
-from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
+from profdeck_traces.findings.overview import OwnerRow, Team, WorkRow, about, first_of, not_complete, teams_of
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
@@ -29,6 +29,14 @@ _IDLE = "device: idle"
 _TIMES, _LEAST_TIME = 5, 0.01
 _FEWEST_ROWS, _USUAL_ROWS = 3, 10
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
+_OWNERS, _LEAST_OWNER = 8, 0.01
+_ON_DEVICE = frozenset({"kernel", "collective", "launch latency", "device gap", "device held"})
+_NAMELESS = frozenset({"between", "not recorded", "wait for thread"})
+_BORDERS = {
+    "host": "A step lasts from the begin of its annotation to the begin of the next one.",
+    "device": "A step ends when its device work ends.",
+    "recording": "The recording has no steps and counts as one.",
+}
 _STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "failed": "red", "missing": "red"}
 
 
@@ -58,7 +66,7 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     everyone = teams_of(run)
     head = [*_about(run, paths, everyone, width), Text(), *_findings(run.findings, width, screen.findings)]
     teams = everyone if screen.findings is None else first_of(everyone, _MOST_TRACES)
-    blocks = [_of_team(team, len(everyone) > 1, width) for team in teams]
+    blocks = [_of_team(team, len(everyone) > 1, width, full=screen.findings is None) for team in teams]
     used = len(head) + sum(len(block) + 1 for before, after in blocks for block in (*before, *after) if block)
     rows = _USUAL_ROWS
     if screen.height is not None and teams:
@@ -98,9 +106,16 @@ def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list
     return lines
 
 
-def _of_team(team: Team, named: bool, width: int) -> tuple[list[list[Text]], list[list[Text]]]:  # noqa: FBT001
+def _of_team(
+    team: Team,
+    named: bool,  # noqa: FBT001
+    width: int,
+    *,
+    full: bool,
+) -> tuple[list[list[Text]], list[list[Text]]]:
     """Return the blocks of a role before its kernel table, and the blocks after it."""
-    return [_stages(team, named, width), _device(team, named, width)], [_steps(team, named, width)]
+    account = _account(team, named, width, full=full)
+    return [account, _stages(team, named, width), _device(team, named, width)], [_steps(team, named, width)]
 
 
 def _per(team: Team) -> str:
@@ -109,6 +124,42 @@ def _per(team: Team) -> str:
 
 def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
     return f"{team.name or 'trace'}: {what}" if named else what
+
+
+def _account(team: Team, named: bool, width: int, *, full: bool) -> list[Text]:  # noqa: FBT001
+    """Format the owners of time on the critical path. The shares add up to 100 %."""
+    named_owners = [row for row in team.account if row.name or row.kind in _NAMELESS]
+    shown = [row for row in named_owners if row.share >= _LEAST_OWNER][: None if full else _OWNERS]
+    if not shown:
+        return []
+    is_unlimited = width >= text_layout.UNLIMITED
+    size = width if is_unlimited else max(24, (width - 18) // 2)
+    rows = [
+        [percent(row.share), ms(row.mean_us), _owner(row, size, full=is_unlimited), _short_line(row.origin or "-")]
+        for row in shown
+    ]
+    rest = [row for row in team.account if row not in shown]
+    if rest:
+        share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
+        rows.append([percent(share), ms(mean_us), plural(len(rest), "other owner"), "-"])
+    line = "line" if any(row.line for row in shown) else "module, annotation or operator"
+    header = ("share", _per(team), "owner on the critical path", _heading(team, line, named))
+    lines = aligned(header, rows, width, left=("owner on the critical path",))
+    texts = [_BORDERS[border] for border in team.borders] + (list(team.notes) if full else [])
+    return [*lines, *(part for text in texts for part in wrapped(text, width, indent="  ", first="  ", style="dim"))]
+
+
+def _owner(row: OwnerRow, size: int, *, full: bool) -> str:
+    if row.name is None:
+        return row.kind
+    kind = "" if row.name.startswith(row.kind) else f"{row.kind} "
+    return kind + printable(_cut(row.name, size - len(kind), kernels=row.kind in _ON_DEVICE, full=full))
+
+
+def _short_line(origin: str) -> str:
+    """Remove the directories of a file in ``file(line): function``."""
+    file, bracket, rest = origin.partition("(")
+    return file.rpartition("/")[2] + bracket + rest if ".py" in file else origin
 
 
 def _stages(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001

@@ -79,6 +79,22 @@ class WorkRow:
 
 
 @attrs.frozen(kw_only=True)
+class OwnerRow:
+    """One owner of time on the critical path, over the ranks of a role."""
+
+    kind: str
+    name: str | None
+    """Name of the event; ``None`` if no event is open, or for the sum of small owners."""
+    line: str | None
+    """Function of user code, or ``None`` if it is unknown."""
+    origin: str | None
+    """``line``, or else the module, annotation or operator of the event."""
+    mean_us: float
+    """Mean per step."""
+    share: float
+
+
+@attrs.frozen(kw_only=True)
 class StepRow:
     """The steps of one kind and stage, over the ranks of a role."""
 
@@ -112,6 +128,12 @@ class Team:
     """What times are per: ``step``, ``iteration`` or ``recording``."""
     step_us: float
     """The mean step on the device, or on the host without one."""
+    account: tuple[OwnerRow, ...]
+    """Owners by time, longest first."""
+    borders: tuple[str, ...]
+    """Kinds of step borders in the accounts."""
+    notes: tuple[str, ...]
+    """Limits of the accounts."""
     stages: tuple[StageRow, ...]
     device: tuple[TimeRow, ...]
     """By share: first classes of work, then causes of idle time."""
@@ -155,6 +177,9 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         views=tuple(views),
         unit=unit,
         step_us=_mean(warm, lambda view: view.step_us),
+        account=_account(warm),
+        borders=tuple(dict.fromkeys(view.rank.account.border for view in warm if view.rank.account)),
+        notes=tuple(dict.fromkeys(note for view in warm if view.rank.account for note in view.rank.account.notes)),
         stages=_stages(warm),
         device=_device(warm),
         kernels=_work([view for view in warm if view.rank.devices], _kernels),
@@ -254,6 +279,25 @@ def _mean(
     views: Sequence[RankView], value: Callable[[RankView], float], steps: Callable[[RankView], int] = _steps
 ) -> float:
     return sum(value(view) * weight for view, weight in _weighted(views, steps))
+
+
+def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
+    times: dict[tuple[str, str | None, str | None, str | None], float] = {}
+    accounts = {view.rank.path: view.rank.account for view in views if view.rank.account}
+    with_account = [view for view in views if view.rank.path in accounts]
+    for view, weight in _weighted(with_account, lambda view: accounts[view.rank.path].steps):
+        account = accounts[view.rank.path]
+        for owner in account.owners:
+            module = owner.module.rpartition(" > ")[2] if owner.module else None
+            operator = owner.operator if owner.operator != owner.name else None
+            annotation = owner.annotation if owner.annotation != owner.name else None
+            key = owner.kind, owner.name, owner.line, owner.line or module or annotation or operator
+            times[key] = times.get(key, 0.0) + owner.time_us / account.steps * weight
+    total_us = sum(times.values())
+    return tuple(
+        OwnerRow(kind=kind, name=name, line=line, origin=origin, mean_us=time_us, share=time_us / total_us)
+        for (kind, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1])
+    )
 
 
 def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:

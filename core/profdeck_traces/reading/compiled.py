@@ -59,6 +59,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "reader_column": (_i64, [_pointer, ctypes.c_int, _pointer, ctypes.c_int]),
     "reader_table": (None, [_pointer, ctypes.c_int, _pointer, _pointer, _pointer, _pointer]),
     "reader_nest": (ctypes.c_int, [_pointer, _pointer, _pointer, _size, _pointer]),
+    "reader_flatten": (_i64, [_pointer, _pointer, _size, _pointer, _pointer]),
     "reader_demangle": (_i64, [ctypes.c_char_p, _pointer, _size]),
 }
 
@@ -266,6 +267,22 @@ def nest(
     if library.reader_nest(*(array.ctypes.data for array in arrays), len(parent), parent.ctypes.data):
         raise MemoryError
     return parent
+
+
+def flatten(
+    library: ctypes.CDLL, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the segments of one track, as `profdeck_traces.reading.intervals.segments`."""
+    if len(start_ns) != len(end_ns):
+        raise ValueError("The columns have different lengths.")
+    arrays = [np.ascontiguousarray(times, np.int64) for times in (start_ns, end_ns)]
+    begin, row = np.empty(2 * len(start_ns), np.int64), np.empty(2 * len(start_ns), np.int32)
+    count = library.reader_flatten(
+        *(array.ctypes.data for array in arrays), len(start_ns), begin.ctypes.data, row.ctypes.data
+    )
+    if count < 0:
+        raise MemoryError
+    return begin[:count].copy(), row[:count].copy()
 
 
 def demangle(library: ctypes.CDLL, names: Iterable[str]) -> list[str]:
