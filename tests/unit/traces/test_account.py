@@ -46,7 +46,8 @@ def ns(time_us: float) -> int:
 def walked(path: Path) -> tuple[Events, RecordingPath]:
     """Return the critical path of a trace whose steps are those of torch.profiler."""
     events = read_events(path)
-    is_step = events.has_category({"user_annotation"}) & events.has_name(lambda name: name.startswith("ProfilerStep#"))
+    is_annotation = events.has_category({"user_annotation"})
+    is_step = events.with_name(is_annotation, lambda name: name.startswith("ProfilerStep#"))
     rows = np.flatnonzero(is_step)
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     steps = StepAnnotations(events.track[rows], events.start_ns[rows], events.end_ns[rows])
