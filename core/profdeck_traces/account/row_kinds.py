@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from enum import IntEnum
 
@@ -10,7 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.owner_kinds import OwnerKind
-from profdeck_traces.reading.columns import ANNOTATION, DEVICE_CATEGORIES, DEVICE_PROCESSES, OPERATOR, RUNTIMES
+from profdeck_traces.reading.columns import (
+    ANNOTATION,
+    COPIES,
+    DEVICE_WORK,
+    OPERATOR,
+    PROFILER_OVERHEAD,
+    PYTHON,
+    RUNTIMES,
+    TASK_QUEUES,
+)
+from profdeck_traces.reading.event_names import (
+    CallKind,
+    call_kind,
+    is_backend_collective,
+    is_checkpoint,
+    is_data_loading,
+    is_data_loading_frame,
+    is_garbage_collection_frame,
+    is_waiting_frame,
+)
 from profdeck_traces.reading.events import Events
 
 
@@ -67,32 +85,15 @@ OWNERS = {
 }
 """Owner of the time of an event that is the innermost of its thread or stream."""
 
-_LOADING = re.compile(
-    r"^enumerate\(DataLoader\)|utils/data/dataloader\.py\(\d+\): __next__|data_loading|dataloader.*next", re.IGNORECASE
-)
-_CHECKPOINT = re.compile(
-    r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
-)
-# `run_backward` waits for the threads of autograd.
-_WAITING_FRAME = re.compile(
-    r"run_backward of|built-in method (acquire|__enter__) of .*[lL]ock"
-    r"|built-in (function|method) (sleep|poll|select|wait)\b"
-    r"|method '(acquire|recv|recv_into|poll|wait)'|selectors\.py|connection\.py.*(wait|_poll|poll|recv)"
-    r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|SemLock"
-)
-_HOST_COLLECTIVE = re.compile(r"^(gloo|nccl|mpi|ucc|xccl|hccl):")
-_GC_FRAME = "Python GC"
-# CUDA, HIP, Level Zero and AscendCL share these words. The first match decides.
-_CALLS = (
-    (RowKind.STREAM_SYNC, re.compile(r"(Stream|CommandQueue|CommandList)\w*Synchronize|SynchronizeStream")),
-    (RowKind.EVENT_SYNC, re.compile(r"(Event|Fence)\w*Synchronize|SynchronizeEvent")),
-    (RowKind.DEVICE_SYNC, re.compile(r"Synchronize")),
-    (RowKind.LAUNCH, re.compile(r"[Ll]aunch")),
-    (RowKind.COPY_CALL, re.compile(r"[Mm]emcpy|[Mm]emset|MemoryCopy|MemoryFill")),
-    (RowKind.FREE, re.compile(r"Free")),
-    (RowKind.ALLOCATION, re.compile(r"[Mm]alloc|Host(Alloc|Register|Unregister)|Mem(Alloc|Create|Release|Map|Unmap)")),
-)
-_RUNTIME_CATEGORIES = RUNTIMES | {"enqueue", "dequeue"}
+_CALLS = {
+    CallKind.STREAM_SYNCHRONISATION: RowKind.STREAM_SYNC,
+    CallKind.EVENT_SYNCHRONISATION: RowKind.EVENT_SYNC,
+    CallKind.DEVICE_SYNCHRONISATION: RowKind.DEVICE_SYNC,
+    CallKind.LAUNCH: RowKind.LAUNCH,
+    CallKind.COPY: RowKind.COPY_CALL,
+    CallKind.FREE: RowKind.FREE,
+    CallKind.ALLOCATION: RowKind.ALLOCATION,
+}
 
 
 def row_kinds(
@@ -108,17 +109,13 @@ def row_kinds(
     classify: dict[str, Callable[[str], RowKind]] = {
         ANNOTATION: _annotation,
         OPERATOR: lambda name: RowKind.ANNOTATION if is_step(name) else _operator(name),
-        "python_function": _frame,
-        # The collector's own category (`record_python_gc_info`) exists besides the frame of other versions of torch.
+        PYTHON: _frame,
+        # Category of `record_python_gc_info`. Other versions of torch record a frame instead.
         "python_gc": lambda _name: RowKind.GC_FRAME,
-        "overhead": lambda _name: RowKind.OVERHEAD,
-        **dict.fromkeys(_RUNTIME_CATEGORIES, _call),
-        **dict.fromkeys(
-            DEVICE_CATEGORIES | DEVICE_PROCESSES,
-            lambda name: RowKind.COLLECTIVE if is_collective(name) else RowKind.KERNEL,
-        ),
-        "gpu_memcpy": lambda _name: RowKind.COPY,
-        "gpu_memset": lambda _name: RowKind.COPY,
+        PROFILER_OVERHEAD: lambda _name: RowKind.OVERHEAD,
+        **dict.fromkeys(RUNTIMES | TASK_QUEUES, lambda name: _CALLS.get(call_kind(name), RowKind.CALL)),
+        **dict.fromkeys(DEVICE_WORK, lambda name: RowKind.COLLECTIVE if is_collective(name) else RowKind.KERNEL),
+        **dict.fromkeys(COPIES, lambda _name: RowKind.COPY),
     }
     kinds = np.zeros(events.complete, np.uint8)
     for code, category in enumerate(events.categories):
@@ -133,26 +130,23 @@ def row_kinds(
 
 
 def _annotation(name: str) -> RowKind:
-    if _HOST_COLLECTIVE.match(name):
+    if is_backend_collective(name):
         return RowKind.HOST_COLLECTIVE
-    if _LOADING.search(name):
+    if is_data_loading(name):
         return RowKind.LOADING_ANNOTATION
-    return RowKind.CHECKPOINT_ANNOTATION if _CHECKPOINT.search(name) else RowKind.ANNOTATION
+    return RowKind.CHECKPOINT_ANNOTATION if is_checkpoint(name) else RowKind.ANNOTATION
 
 
 def _operator(name: str) -> RowKind:
+    # torch 1.8 records the iteration of a loader as an operator.
     return RowKind.LOADING_OPERATOR if name.startswith("enumerate(DataLoader)") else RowKind.OPERATOR
 
 
 def _frame(name: str) -> RowKind:
-    if name.startswith(_GC_FRAME):
+    if is_garbage_collection_frame(name):
         return RowKind.GC_FRAME
-    if _LOADING.search(name):
+    if is_data_loading_frame(name):
         return RowKind.LOADING_FRAME
-    if _CHECKPOINT.search(name):
+    if is_checkpoint(name):
         return RowKind.CHECKPOINT_FRAME
-    return RowKind.WAITING_FRAME if _WAITING_FRAME.search(name) else RowKind.FRAME
-
-
-def _call(name: str) -> RowKind:
-    return next((kind for kind, pattern in _CALLS if pattern.search(name)), RowKind.CALL)
+    return RowKind.WAITING_FRAME if is_waiting_frame(name) else RowKind.FRAME
