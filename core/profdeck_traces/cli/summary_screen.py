@@ -29,6 +29,7 @@ _MOST_TRACES = 4
 _IDLE = "device: idle"
 _TIMES, _LEAST_TIME = 5, 0.01
 _FEWEST_ROWS, _USUAL_ROWS = 2, 10
+_GAP = 2
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
 _OWNERS, _FEWEST_OWNERS, _LEAST_OWNER = 8, 3, 0.01
 _ON_DEVICE = frozenset({"kernel", "collective", "launch latency", "device gap", "device held"})
@@ -85,7 +86,7 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     return lines
 
 
-@attrs.define
+@attrs.define(eq=False)
 class _Table:
     """A table of a role, with a variable number of rows."""
 
@@ -106,7 +107,7 @@ class _Table:
 def _fitted(tables: Sequence[_Table], room: int) -> list[_Table]:
     """Return the tables that fit in `room` lines, each with as many rows as possible.
 
-    First, each table gets its fewest rows, sorted by priority. Then the remaining lines are distributed in that order.
+    First, each table gets its fewest rows, in the order of priority. Then tables grow by one row in turn.
     """
     shown = []
     for index, table in sorted(enumerate(tables), key=lambda item: item[1].priority):
@@ -115,13 +116,16 @@ def _fitted(tables: Sequence[_Table], room: int) -> list[_Table]:
         if size <= room or table.priority == 0:
             shown.append((index, small, table.rows))
             room -= size
-    for _, table, most in shown:
-        for rows in range(most, table.rows, -1):
-            added = len(table.render(rows)) - len(table.lines)
-            if added <= room:
-                table.rows = rows
-                room -= added
-                break
+    growing = [(table, most) for _, table, most in shown]
+    while growing:
+        growing = [(table, most) for table, most in growing if table.rows < most]
+        for table, most in tuple(growing):
+            added = len(table.render(table.rows + 1)) - len(table.lines)
+            if added > room:
+                growing.remove((table, most))
+                continue
+            table.rows += 1
+            room -= added
     return [table for _, table, _ in sorted(shown, key=lambda item: item[0])]
 
 
@@ -188,15 +192,18 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
         return []
     is_unlimited = width >= text_layout.UNLIMITED
     size = width if is_unlimited else max(24, (width - 18) // 2)
+    owners = [_owner(row, size, full=is_unlimited) for row in shown]
+    room = width - sum(_GAP + len(cell) for cell in ("share", _per(team))) - max(map(len, owners)) - _GAP
     rows = [
-        [percent(row.share), ms(row.mean_us), _owner(row, size, full=is_unlimited), _short_line(row.origin or "-")]
-        for row in shown
+        [percent(row.share), ms(row.mean_us), owner, _origin(row, room)]
+        for row, owner in zip(shown, owners, strict=True)
     ]
     rest = [row for row in team.account if row not in shown]
     if rest:
         share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
         rows.append([percent(share), ms(mean_us), plural(len(rest), "other owner"), "-"])
-    line = "line" if any(row.line for row in shown) else "module, annotation or operator"
+    has_line = {row.line is not None for row in shown if row.origin}
+    line = "line" if has_line == {True} else f"{'line, ' * any(has_line)}module, annotation or operator"
     header = ("share", _per(team), "owner on the critical path", _heading(team, line, named))
     lines = aligned(header, rows, width, left=("owner on the critical path",))
     texts = [_BORDERS[border] for border in team.borders if full or border != HOST] + (list(team.notes) if full else [])
@@ -210,10 +217,13 @@ def _owner(row: OwnerRow, size: int, *, full: bool) -> str:
     return kind + printable(_cut(row.name, size - len(kind), kernels=row.kind in _ON_DEVICE, full=full))
 
 
-def _short_line(origin: str) -> str:
-    """Remove the directories of a file in ``file(line): function``."""
-    file, bracket, rest = origin.partition("(")
-    return file.rpartition("/")[2] + bracket + rest if ".py" in file else origin
+def _origin(row: OwnerRow, room: int) -> str:
+    """Return the line, module, annotation or operator. A line loses its directories and the end of the function."""
+    if row.line is None:
+        return row.origin or "-"
+    file, bracket, rest = printable(row.line).partition("(")
+    text = file.rpartition("/")[2] + bracket + rest
+    return text if len(text) <= room else text[: room - 1] + "…"
 
 
 def _stages(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # noqa: FBT001
