@@ -974,7 +974,7 @@ API int reader_nest(const i32* track, const i64* start, const i64* end, size_t n
   return 0;
 }
 
-// Cut a track into segments by the event that is open and started last. Rows are sorted by start, and longest first.
+// Split a track into segments by the open event that started last. Rows are sorted by start, and longest first.
 // `begin` and `row` have room for 2 n segments. Row -1 is a gap; the last segment is the gap after the last event.
 // Returns the number of segments, or -1 if memory runs out.
 API i64 reader_flatten(const i64* start, const i64* end, size_t n, i64* begin, i32* row) {

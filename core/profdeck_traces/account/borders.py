@@ -12,7 +12,7 @@ from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.walking import NO_TIME
 
 HOST, DEVICE, RECORDING = "host", "device", "recording"
-"""Rules: steps end with their annotation, with their device work, or the recording counts as one step."""
+"""Border rules: a step ends with its annotation or with its device work, or the recording counts as one step."""
 _GROWTH = 0.2  # of the median step
 
 
@@ -57,7 +57,7 @@ def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int)
 
 
 def _earlier_work_ns(work: DeviceEvents, begin_ns: int) -> int:
-    """Return the end of the device work from before the first step, whether its launch is recorded or not."""
+    """Return the end of the device work before the first step. Its launch may be missing in the trace."""
     own = work.start[work.launched >= begin_ns]
     first = int(own.min()) if len(own) else begin_ns
     is_earlier = (work.launched < begin_ns) & ((work.launched > NO_TIME) | (work.start < first))
@@ -65,6 +65,7 @@ def _earlier_work_ns(work: DeviceEvents, begin_ns: int) -> int:
 
 
 def _whole_recording(threads: HostThreads, work: DeviceEvents) -> Borders:
+    """Return the first and the last time of any segment or device event."""
     begins, ends = ([int(work.start.min())], [int(work.ends[-1])]) if len(work.rows) else ([], [])
     first, last = list(threads.first.values()), list(threads.last.values())
     host_begins, host_ends = threads.begin[first].tolist(), threads.begin[last].tolist()

@@ -14,7 +14,7 @@ from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.walking import NO_TIME
 
 CLOCK_NS = 5_000
-"""Timestamps of a device may be late by this time, compared with the host."""
+"""Tolerance for comparing device times with host times."""
 _UNEXPLAINED_NS = 10_000  # in longer gaps, the end of another stream's work is the cause
 _MAX_LATENCY_NS, _MAX_GAP_NS, _QUEUED_NS = 20_000, 5_000, 20_000
 _MAX_CANDIDATES = 64
@@ -69,7 +69,7 @@ class DeviceEvents:
             self.sync_records = SyncRecords(events)
             return
         returned = np.minimum(events.end_ns[call], self.start)
-        # A call that blocks until its own copy has ended was made when it began.
+        # A blocking call returns after its own copy has ended, so its start is the time of the launch.
         blocks = np.isin(kinds[call], (RowKind.COPY_CALL, RowKind.FREE)) & (self.end <= events.end_ns[call] + CLOCK_NS)
         self.returned = np.where(
             is_launched, np.where(blocks, np.minimum(self.launched, self.start), returned), NO_TIME
@@ -82,7 +82,7 @@ class DeviceEvents:
         number = np.arange(len(rows))
         is_stop = (self.cause != Cause.PREVIOUS) | (self.source != number - 1)
         self.first_of_run = np.maximum.accumulate(np.where(is_stop, number, 0)).astype(np.int32)
-        """First index of each run in which each event waited only for the one before it."""
+        """Index of the first event of each run. Within a run, each event waits only for its predecessor."""
 
     def ended_between(self, begin_ns: int, end_ns: int, track: int | None = None) -> int:
         """Return the index of the launched event that ended last in an interval, or -1.
@@ -139,7 +139,7 @@ class DeviceEvents:
         return self.launched[index], index
 
     def _find_predecessors(self) -> None:
-        """Find the event whose end each event waited for: of its stream, or of its graph."""
+        """Find the predecessor of each event, in its stream or in its graph."""
         number = np.arange(len(self.rows))
         previous = np.full(len(number), -1)
         begins = np.flatnonzero(np.append(True, self.track[1:] != self.track[:-1]))
@@ -177,16 +177,16 @@ class DeviceEvents:
         self.since = np.where(by_launch, self.returned, end)
         """Time from which each event could have started, if its cause is known."""
         self.source = np.where(by_launch, self.launch, previous)
-        """Row of the launch, or index of the device event, that is the cause; -1 if unknown."""
+        """Cause of each event: the row of its launch, or the index of a device event. -1 if unknown."""
 
     def _find_stream_waits(self, events: Events) -> None:
-        """Use ``cudaStreamWaitEvent`` where the trace has ``cuda_sync`` records.
+        """Set ``cudaStreamWaitEvent`` as the cause, if the trace has ``cuda_sync`` records.
 
         The first event that was launched on the waiting stream after the call waits for the last one that was launched
         on the other stream before the event was recorded.
         """
         self.waits = []
-        """Waiting device events and the events that they wait for."""
+        """Pairs of indices: the waiting event, and the event that it waits for."""
         self.sync_records = records = SyncRecords(events)
         if not len(records.rows):
             return
@@ -211,7 +211,7 @@ class DeviceEvents:
                 self.cause[effect], self.since[effect], self.source[effect] = Cause.STREAM_WAIT, until, cause
 
     def _find_other_streams(self) -> None:
-        """Explain long gaps by the end of another stream's event that was launched before."""
+        """Find the cause of long gaps: the end of an event of another stream that was launched earlier."""
         has_gap = (self.cause != Cause.STREAM_WAIT) & (self.since < self.start - _UNEXPLAINED_NS)
         if len(self.streams) == 1:
             return

@@ -97,9 +97,9 @@ class HostThreads:
         return int(self.begin[segment + 1])
 
     def waited_for(self, track: int, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """Return the thread that a waiting thread waited for until `end_ns`, and the time until which that one worked.
+        """Return the thread that a waiting thread waited for, and the end of its work.
 
-        The thread works at `end_ns`, or its work ended last after `begin_ns`.
+        This is a thread that is running at `end_ns`. Otherwise, it is the thread that stopped last after `begin_ns`.
         """
         best: tuple[int, int] | None = None
         runs = self.other_runs
@@ -145,7 +145,7 @@ class HostThreads:
         self, events: Events, rows: Int, is_call: NDArray[np.bool_]
     ) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
         """Return begin, row, owner and state of the segments of one thread."""
-        calls, notes = rows[is_call], rows[~is_call]
+        calls, annotations = rows[is_call], rows[~is_call]
         begin, place = segments(events.start_ns[calls], events.end_ns[calls])
         row = np.where(place >= 0, calls[place], -1).astype(np.int32) if len(place) else place
         owner = np.where(row >= 0, _OWNER[self.kinds[row]], OwnerKind.BETWEEN).astype(np.uint8)
@@ -154,14 +154,14 @@ class HostThreads:
         state[(of_row >= RowKind.FRAME) & (of_row <= RowKind.GC_FRAME)] = State.FRAME
         state[of_row == RowKind.WAITING_FRAME] = State.WAITS
         state[row < 0] = State.GAP
-        if len(notes):
-            begin, row, owner, state = _with_annotations(events, notes, begin, row, owner, state)
-        self._mark(events, rows, LOADING, OwnerKind.DATA_LOADING, begin, owner)
-        self._mark(events, rows, CHECKPOINTS, OwnerKind.CHECKPOINT, begin, owner)
-        self._mark(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
+        if len(annotations):
+            begin, row, owner, state = _with_annotations(events, annotations, begin, row, owner, state)
+        self._set_owner(events, rows, LOADING, OwnerKind.DATA_LOADING, begin, owner)
+        self._set_owner(events, rows, CHECKPOINTS, OwnerKind.CHECKPOINT, begin, owner)
+        self._set_owner(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
         return begin, row, owner, state
 
-    def _mark(  # noqa: PLR0913, PLR0917 - the columns of a thread
+    def _set_owner(  # noqa: PLR0913, PLR0917 - the columns of a thread
         self,
         events: Events,
         rows: Int,
@@ -170,7 +170,10 @@ class HostThreads:
         begin: Int,
         owner: NDArray[np.uint8],
     ) -> None:
-        """Change the owner of all segments inside of some events, except collectives."""
+        """Set the owner of all segments inside events of some kinds.
+
+        Collectives keep their owner, except inside garbage collection.
+        """
         selected = rows[np.isin(self.kinds[rows], kinds)]
         if not len(selected):
             return
@@ -181,7 +184,7 @@ class HostThreads:
         owner[is_inside & ((owner != OwnerKind.COLLECTIVE) | (kind == OwnerKind.GARBAGE_COLLECTION))] = kind
 
     def _find_helpers(self, events: Events, kinds: NDArray[np.uint8], process: Id | None) -> None:
-        """Find the work of the other threads of the main thread's process."""
+        """Find the intervals in which the other threads of the main thread's process work."""
         is_work = (kinds == RowKind.OPERATOR) | (kinds == RowKind.HOST_COLLECTIVE)
         with_work = np.bincount(events.track[is_work], minlength=len(events.tracks)) > 0
         others = [track for track in self.first if track != self.main and events.tracks[track][0] == process]
@@ -190,7 +193,7 @@ class HostThreads:
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
 
     def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
-        """Mark the segments at which a walk decides where to go; it copies the segments between them."""
+        """Mark the segments at which the walk may continue elsewhere. It copies the segments between them."""
         call = np.where(self.state == State.GAP, RowKind.OTHER, kinds[self.row])
         is_stop = (self.state == State.WAITS) | np.isin(call, (*SYNCS, RowKind.COPY_CALL, RowKind.FREE))
         duration = events.duration_ns[self.row] if len(self.row) else np.zeros(0, np.int64)
@@ -209,7 +212,7 @@ class HostThreads:
         self.index_stops()
 
     def _main_works(self, begin: Int, end: Int) -> NDArray[np.bool_]:
-        """Return whether the main thread works in each of some intervals."""
+        """Return a mask of the intervals in which the main thread works."""
         first = self.first[self.main]
         segment = first + self.begin[first : self.last[self.main] + 1].searchsorted(end) - 1
         work = np.where(segment >= first, self.last_work[np.maximum(segment, first)], -1)
@@ -223,7 +226,7 @@ class HostThreads:
 
 
 class _Runs:
-    """Work of some threads without a pause."""
+    """Uninterrupted work of several threads: parallel arrays, sorted by begin."""
 
     def __init__(self, threads: HostThreads, tracks: list[int], state: State) -> None:
         begins, ends, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
@@ -250,14 +253,14 @@ class _Runs:
 
 def _with_annotations(  # noqa: PLR0913, PLR0917 - the columns of a thread
     events: Events,
-    notes: Int,
+    annotations: Int,
     begin: Int,
     row: NDArray[np.int32],
     owner: NDArray[np.uint8],
     state: NDArray[np.uint8],
 ) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
     """Cut segments where annotations begin and end, and set the annotation of gaps."""
-    cut, place = segments(events.start_ns[notes], events.end_ns[notes])
+    cut, place = segments(events.start_ns[annotations], events.end_ns[annotations])
     if not len(cut):
         return begin, row, owner, state
     added = cut[begin.searchsorted(cut, side="right") == begin.searchsorted(cut)]
@@ -269,9 +272,9 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - the columns of a thread
         np.append(values, np.array(of_gap, values.dtype))[segment]
         for values, of_gap in ((row, -1), (owner, OwnerKind.BETWEEN), (state, State.GAP))
     )
-    note = np.maximum(cut.searchsorted(begin, side="right") - 1, 0)
-    is_noted = (state == State.GAP) & (begin >= cut[0]) & (place[note] >= 0)
-    row[is_noted] = notes[place[note[is_noted]]]
+    annotation = np.maximum(cut.searchsorted(begin, side="right") - 1, 0)
+    is_annotated = (state == State.GAP) & (begin >= cut[0]) & (place[annotation] >= 0)
+    row[is_annotated] = annotations[place[annotation[is_annotated]]]
     return begin, row, owner, state
 
 

@@ -1,4 +1,4 @@
-"""The account in summaries."""
+"""Data model of the account in summaries."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class OwnerTime:
-    """Time that one owner has on the critical path.
+    """Time of one owner on the critical path.
 
-    The owner is identified by all text fields. They have no addresses or instance numbers, so that runs can be
-    compared.
+    All text fields together identify the owner. They contain no addresses or instance numbers, so that owners can be
+    matched between runs.
     """
 
     kind: str
     """Kind of the owner, such as ``operator``, ``kernel`` or ``launch latency``."""
     name: str | None
-    """Name of the event that has the time, or that waits. ``None`` if no event is open, or for the sum of small
-    owners."""
+    """Name of the event. ``None`` if no event is open, or for the sum of small owners."""
     operator: str | None
     """Operator that the event belongs to."""
     module: str | None
@@ -44,10 +43,10 @@ class Account:
     basis: str
     """Kind of the steps: ``global_step``, ``iteration``, or ``recording`` for the entire recording."""
     border: str
-    """Border of the steps: ``host`` from one annotation's begin to the next one's, ``device`` if a step ends with its
-    device work, or ``recording``."""
+    """Border rule of the steps: ``host`` (from the begin of an annotation to the begin of the next one), ``device`` (a
+    step ends when its device work ends), or ``recording``."""
     steps: int
-    """Number of steps, without excluded cold steps."""
+    """Number of steps. Cold steps are excluded."""
     time_us: float
     """Time of all steps."""
     owners: tuple[OwnerTime, ...]

@@ -19,7 +19,7 @@ from profdeck_traces.reading.intervals import Int
 
 @attrs.frozen(eq=False)
 class StepAnnotations:
-    """Annotations of steps: parallel arrays, sorted by begin."""
+    """Annotations of steps: parallel arrays, sorted by begin, in nanoseconds."""
 
     track: Int
     begin: Int
@@ -57,10 +57,10 @@ def path_of(
 
     Args:
         names: The events of the trace, with their launches.
-        steps: Annotations of the steps. If several threads annotate steps, only the thread with the most counts.
+        steps: Annotations of the steps. Of several threads, only the thread with the most annotations is used.
         is_step: Return whether a name is the name of a step.
         is_collective: Return whether the name of a kernel is the name of a collective.
-        is_valid: Which complete events to use. By default all.
+        is_valid: Mask of the complete events to use. Default: all.
     """
     events = names.events
     kinds = row_kinds(events, is_step, is_collective)

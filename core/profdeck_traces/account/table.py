@@ -1,4 +1,4 @@
-"""Converts the critical path of a recording into a table of owners."""
+"""Table of the owners on the critical path of a recording."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
 
 MAX_OWNERS = 300
+_MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
-_MAX_CODE = 2**62
+_MAX_LOOKUP = 1 << 22  # entries; a larger table of values is slower than sorting
 _Key = tuple[str, str | None, str | None, str | None, str | None, str | None]
 """Kind, name, operator, module, annotation and line."""
 
@@ -86,7 +87,7 @@ def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: 
         del times[key]
         before = times.get(sum_key, (0, 0))
         times[sum_key] = before[0] + of_group, before[1] + count
-    rest = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
+    owners = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
     return tuple(
         OwnerTime(
             kind=kind,
@@ -99,7 +100,7 @@ def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: 
             time_us=of_group / _NS_PER_US,
             share=of_group / total_ns,
         )
-        for (kind, name, operator, module_path, annotation, line), (of_group, count) in rest
+        for (kind, name, operator, module_path, annotation, line), (of_group, count) in owners
     )
 
 
@@ -112,18 +113,22 @@ def _grouped(columns: list[NDArray[np.integer]]) -> tuple[Int, Int]:
     """Return the group of each element, by equal values in all columns, and the first element of each group."""
     code, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        values = int(column.max()) + 2
-        used = np.zeros(values, np.int64)
-        used[column + 1] = 1
-        number = np.cumsum(used) - 1
-        count = int(number[-1]) + 1
-        if size * count >= _MAX_CODE:
-            _, code = np.unique(code, return_inverse=True)
-            size = int(code.max()) + 1
-        code = code * count + number[column + 1]
-        size *= count
-    _, first, group = np.unique(code, return_index=True, return_inverse=True)
-    return group, first
+        number, count = _renumbered(column + 1, int(column.max()) + 2)
+        code, size = _renumbered(code * count + number, size * count)
+    first = np.empty(size, np.int64)
+    first[code[::-1]] = np.arange(len(code))[::-1]
+    return code, first
+
+
+def _renumbered(values: NDArray[np.integer], limit: int) -> tuple[Int, int]:
+    """Map values below `limit` to consecutive numbers in the same order, and return the count of distinct values."""
+    if limit > _MAX_LOOKUP:
+        _, number = np.unique(values, return_inverse=True)
+        return number, int(number.max()) + 1
+    used = np.zeros(limit, np.int64)
+    used[values] = 1
+    numbers = np.cumsum(used) - 1
+    return numbers[values], int(numbers[-1]) + 1
 
 
 def _plain(name: str) -> str:
@@ -134,13 +139,19 @@ def _plain(name: str) -> str:
 
 
 def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[str, ...]:
-    """Return what the trace does not record."""
+    """Return the limits of the account: causes that the trace does not record."""
     is_sync = np.isin(recording.kinds, SYNCS)
     notes = []
     if len(recording.work.rows) and is_sync.any() and not len(recording.work.sync_records.rows):
         notes.append(
             "The trace has no cuda_sync records. A synchronisation is matched with the device work that ended in it, "
             "and waits between streams are matched by time."
+        )
+    share = float((recording.work.launch < 0).mean()) if len(recording.work.rows) else 0.0
+    if share > _MAX_UNLAUNCHED:
+        notes.append(
+            f"{share:.0%} of the device events have no recorded launch. The time before them is 'device gap', "
+            "'device held' or 'not recorded'."
         )
     if not names.has_frames:
         notes.append(

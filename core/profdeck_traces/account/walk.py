@@ -1,4 +1,4 @@
-"""The backward walk over a recording: at each time, it asks which event the current one waited for."""
+"""Backward walk over a recording, from each event to the event that delayed it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.account.device_work import Cause, DeviceEvents
+from profdeck_traces.account.device_work import CLOCK_NS, Cause, DeviceEvents
 from profdeck_traces.account.host_threads import SLOW_LAUNCH_NS, HostThreads, State
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import OWNERS, SYNCS, RowKind
@@ -67,7 +67,7 @@ class Path:
 
 
 class BackwardWalk:
-    """Walks over one trace."""
+    """Finds the critical path of one trace."""
 
     def __init__(self, events: Events, kinds: NDArray[np.uint8], threads: HostThreads, work: DeviceEvents) -> None:
         self._events, self._kinds, self._threads, self._work = events, kinds, threads, work
@@ -85,11 +85,26 @@ class BackwardWalk:
         self._lost = lost[np.argsort(events.start_ns[lost], kind="stable")]
         self._lost_start = events.start_ns[self._lost]
         self._has_work = bool(len(work.rows))
+        self._pass_asynchronous_copies()
         # Views: reading a Python integer from an array takes three times as long.
         self._segment_begin, self._segment_row = threads.begin.data, threads.row.data
         self._segment_state, self._segment_stop = threads.state.data, threads.last_stop.data
         self._tracks: dict[object, int] | None = None
         self._launches_of_thread: dict[int, tuple[Int, Int]] = {}
+
+    def _pass_asynchronous_copies(self) -> None:
+        """Let the walk pass copy calls that cannot have waited, without a decision at each call."""
+        threads, events = self._threads, self._events
+        stops = np.flatnonzero(threads.is_stop & (threads.row >= 0))
+        stops = stops[self._kinds[threads.row[stops]] == RowKind.COPY_CALL]
+        rows = threads.row[stops]
+        is_launch = np.isin(rows, self._launch_rows)
+        waits = events.duration_ns[rows] > SLOW_LAUNCH_NS
+        works = self._launch_work[self._launch_rows.searchsorted(rows[is_launch])]
+        called, returned = events.start_ns[rows[is_launch]], events.end_ns[rows[is_launch]]
+        waits[is_launch] |= (called < self._work.end[works]) & (self._work.end[works] <= returned + CLOCK_NS)
+        threads.is_stop[stops[~waits]] = False
+        threads.index_stops()
 
     def path(self, begin_ns: int, end_ns: int, start: Position) -> Path:
         """Walk from the end to the begin of an interval.

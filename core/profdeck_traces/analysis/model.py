@@ -296,7 +296,7 @@ class RankSummary:
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""
     account: Account | None = None
-    """Critical path of the steps; ``None`` for a table of kernels."""
+    """Owners of the steps' time on the critical path. ``None`` for a table of kernels."""
     attributed: AttributedTimes | None = None
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
 

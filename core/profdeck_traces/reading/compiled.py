@@ -272,7 +272,7 @@ def nest(
 def flatten(
     library: ctypes.CDLL, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the segments of one track, as `profdeck_traces.reading.intervals.segments`."""
+    """Compiled version of `profdeck_traces.reading.intervals.segments`."""
     if len(start_ns) != len(end_ns):
         raise ValueError("The columns have different lengths.")
     arrays = [np.ascontiguousarray(times, np.int64) for times in (start_ns, end_ns)]

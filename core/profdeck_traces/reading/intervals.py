@@ -79,7 +79,7 @@ def parents(track: NDArray[np.integer], start: Int, end: Int) -> NDArray[np.int3
 
 
 def segments(start: Int, end: Int) -> tuple[Int, NDArray[np.int32]]:
-    """Cut one track into segments by the open interval that started last.
+    """Split one track into segments by the open interval that started last.
 
     Intervals are sorted by start, and longest first. Empty intervals are ignored.
 
