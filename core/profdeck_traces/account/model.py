@@ -6,11 +6,10 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class OwnerTime:
-    """Time of one owner on the critical path.
+class OwnerIdentity:
+    """Identity of an owner on the critical path.
 
-    All text fields together identify the owner. They contain no addresses or instance numbers, so that owners can be
-    matched between runs.
+    The texts contain no addresses or instance numbers, so that owners can be matched between runs.
     """
 
     kind: str
@@ -25,6 +24,19 @@ class OwnerTime:
     """Innermost annotation that is not a step."""
     line: str | None
     """Function of user code: file, first line of the function, and name. Requires stacks."""
+
+    @property
+    def origin(self) -> str | None:
+        """Line, or else the module, annotation or operator of the event."""
+        module = self.module.rpartition(" > ")[2] if self.module else None
+        annotation = self.annotation if self.annotation != self.name else None
+        return self.line or module or annotation or (self.operator if self.operator != self.name else None)
+
+
+@attrs.frozen(kw_only=True)
+class OwnerTime(OwnerIdentity):
+    """Time of one owner on the critical path."""
+
     count: int
     """Number of intervals on the path."""
     time_us: float

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import attrs
 from rich.text import Text
 
-from profdeck_traces.account.borders import DEVICE, HOST, RECORDING
+from profdeck_traces.account.borders import HOST
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
-from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
+from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
+from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label, short_event
 from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
-from profdeck_traces.findings.overview import OwnerRow, Team, WorkRow, about, first_of, not_complete, teams_of
+from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
@@ -32,13 +33,6 @@ _FEWEST_ROWS, _USUAL_ROWS = 2, 10
 _GAP = 2
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
 _OWNERS, _FEWEST_OWNERS, _LEAST_OWNER = 8, 3, 0.01
-_ON_DEVICE = frozenset({"kernel", "collective", "launch latency", "device gap", "device held"})
-_NAMELESS = frozenset({"between", "not recorded", "wait for thread"})
-_BORDERS = {
-    HOST: "A step lasts from the begin of its annotation to the begin of the next one.",
-    DEVICE: "A step ends when its device work ends.",
-    RECORDING: "The recording has no steps and counts as one.",
-}
 _STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "failed": "red", "missing": "red"}
 
 
@@ -186,16 +180,16 @@ def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
 
 def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> list[Text]:  # noqa: FBT001
     """Format the owners of time on the critical path. The shares add up to 100 %."""
-    named_owners = [row for row in team.account if row.name or row.kind in _NAMELESS]
+    named_owners = [row for row in team.account if row.name or row.kind in NAMELESS]
     shown = [row for row in named_owners if row.share >= _LEAST_OWNER][:limit]
     if not shown:
         return []
     is_unlimited = width >= text_layout.UNLIMITED
     size = width if is_unlimited else max(24, (width - 18) // 2)
-    owners = [_owner(row, size, full=is_unlimited) for row in shown]
+    owners = [owner_label(row.kind, row.name, size, full=is_unlimited) for row in shown]
     room = width - sum(_GAP + len(cell) for cell in ("share", _per(team))) - max(map(len, owners)) - _GAP
     rows = [
-        [percent(row.share), ms(row.mean_us), owner, _origin(row, room)]
+        [percent(row.share), ms(row.mean_us), owner, origin_label(row.origin, row.line, room)]
         for row, owner in zip(shown, owners, strict=True)
     ]
     rest = [row for row in team.account if row not in shown]
@@ -206,24 +200,12 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     line = "line" if has_line == {True} else f"{'line, ' * any(has_line)}module, annotation or operator"
     header = ("share", _per(team), "owner on the critical path", _heading(team, line, named))
     lines = aligned(header, rows, width, left=("owner on the critical path",))
-    texts = [_BORDERS[border] for border in team.borders if full or border != HOST] + (list(team.notes) if full else [])
+    texts = [BORDERS[border] for border in team.borders if full or border != HOST]
+    if team.longest is not None:
+        longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)
+        texts.insert(0, f"{team.longest.label} has the longest step: {longest} ms. The mean of the ranks is {mean} ms.")
+    texts += team.notes if full else ()
     return [*lines, *(part for text in texts for part in wrapped(text, width, indent="  ", first="  ", style="dim"))]
-
-
-def _owner(row: OwnerRow, size: int, *, full: bool) -> str:
-    if row.name is None:
-        return row.kind
-    kind = "" if row.name.startswith(row.kind) else f"{row.kind} "
-    return kind + printable(_cut(row.name, size - len(kind), kernels=row.kind in _ON_DEVICE, full=full))
-
-
-def _origin(row: OwnerRow, room: int) -> str:
-    """Return the line, module, annotation or operator. A line loses its directories and the end of the function."""
-    if row.line is None:
-        return row.origin or "-"
-    file, bracket, rest = printable(row.line).partition("(")
-    text = file.rpartition("/")[2] + bracket + rest
-    return text if len(text) <= room else text[: room - 1] + "…"
 
 
 def _stages(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # noqa: FBT001
@@ -278,7 +260,7 @@ def _device(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # n
 
 def _work(team: Team, limit: int, width: int, named: bool) -> list[Text]:  # noqa: FBT001
     rows = team.kernels or team.operators
-    cut = functools.partial(_cut, kernels=bool(team.kernels), full=width >= text_layout.UNLIMITED)
+    cut = functools.partial(short_event, is_kernel=bool(team.kernels), full=width >= text_layout.UNLIMITED)
     table = [
         [ms(row.mean_us), percent(row.share), _calls(row), row.category, row.name]
         for row in rows[:limit]
@@ -288,12 +270,6 @@ def _work(team: Team, limit: int, width: int, named: bool) -> list[Text]:  # noq
     calls = "calls" if team.unit == "recording" else f"calls/{team.unit}"
     name = _heading(team, what, named)
     return aligned((_per(team), "share", calls, "class", name), table, width, left=("class",), cut=cut)
-
-
-def _cut(name: str, width: int, *, kernels: bool, full: bool) -> str:
-    if full:
-        return full_name(name)
-    return short_kernel(name, width) if kernels else cut_middle(name, width)
 
 
 def _calls(row: WorkRow) -> str:

@@ -28,6 +28,9 @@ OUTSIDE = "outside operators"
 NOTHING = "nothing recorded"
 _MAX_LISTED = 4
 
+_LONGER = 1.005
+"""Smallest ratio of the longest step to the mean that is reported."""
+
 
 @attrs.frozen(kw_only=True)
 class StageRow:
@@ -95,6 +98,17 @@ class OwnerRow:
 
 
 @attrs.frozen(kw_only=True)
+class LongestStep:
+    """The rank whose account has the longest step."""
+
+    label: str
+    step_us: float
+    """Mean step of this rank."""
+    mean_us: float
+    """Mean of all ranks."""
+
+
+@attrs.frozen(kw_only=True)
 class StepRow:
     """The steps of one kind and stage, over the ranks of a role."""
 
@@ -130,8 +144,10 @@ class Team:
     """The mean step on the device, or on the host without one."""
     account: tuple[OwnerRow, ...]
     """Owners by time, longest first."""
+    longest: LongestStep | None
+    """Rank with the longest step of its account. ``None`` for one rank, or if no step is 0.5 % longer than the mean."""
     borders: tuple[str, ...]
-    """Kinds of step borders in the accounts."""
+    """Border rules of the steps in the accounts."""
     notes: tuple[str, ...]
     """Limits of the accounts."""
     stages: tuple[StageRow, ...]
@@ -178,6 +194,7 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         unit=unit,
         step_us=_mean(warm, lambda view: view.step_us),
         account=_account(warm),
+        longest=_longest_step(warm),
         borders=tuple(dict.fromkeys(view.rank.account.border for view in warm if view.rank.account)),
         notes=tuple(dict.fromkeys(note for view in warm if view.rank.account for note in view.rank.account.notes)),
         stages=_stages(warm),
@@ -288,16 +305,26 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
     for view, weight in _weighted(with_account, lambda view: accounts[view.rank.path].steps):
         account = accounts[view.rank.path]
         for owner in account.owners:
-            module = owner.module.rpartition(" > ")[2] if owner.module else None
-            operator = owner.operator if owner.operator != owner.name else None
-            annotation = owner.annotation if owner.annotation != owner.name else None
-            key = owner.kind, owner.name, owner.line, owner.line or module or annotation or operator
+            key = owner.kind, owner.name, owner.line, owner.origin
             times[key] = times.get(key, 0.0) + owner.time_us / account.steps * weight
     total_us = sum(times.values())
     return tuple(
         OwnerRow(kind=kind, name=name, line=line, origin=origin, mean_us=time_us, share=time_us / total_us)
         for (kind, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1])
     )
+
+
+def _longest_step(views: Sequence[RankView]) -> LongestStep | None:
+    ranks: list[tuple[float, str]] = []
+    for captures in _by_rank([view for view in views if view.rank.account]):
+        accounts = [view.rank.account for view in captures if view.rank.account]
+        step_us = sum(account.time_us for account in accounts) / sum(account.steps for account in accounts)
+        ranks.append((step_us, captures[0].label))
+    if len(ranks) < 2:
+        return None
+    mean_us = sum(step_us for step_us, _ in ranks) / len(ranks)
+    step_us, label = max(ranks, key=lambda rank: rank[0])
+    return LongestStep(label=label, step_us=step_us, mean_us=mean_us) if step_us >= _LONGER * mean_us else None
 
 
 def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:
