@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from profdeck_traces.account.model import Account, OwnerIdentity
+from profdeck_traces.account.table import MAX_OWNERS
 from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries
 from profdeck_traces.analysis.diff_model import AccountDiff, OwnerChange
 
@@ -29,7 +30,7 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
     accounts = [account for side in (0, 1) for account in _accounts(pairs, side)]
     if None in accounts or len({account.basis for account in accounts if account}) != 1:
         return None
-    before, after = (_mean_ns(pairs, side) for side in (0, 1))
+    before, after = _without_small([account for account in accounts if account], *(_mean_ns(pairs, n) for n in (0, 1)))
     owners = [
         OwnerChange(
             kind=key[0],
@@ -53,6 +54,33 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
         step_delta_ns=sum(after.values()) - sum(before.values()),
         owners=tuple(owners),
     )
+
+
+def _without_small(
+    accounts: Sequence[Account], before: dict[_Key, int], after: dict[_Key, int]
+) -> tuple[dict[_Key, int], dict[_Key, int]]:
+    """Sum the owners by kind that an account may not list, because it has only the `MAX_OWNERS` largest.
+
+    Otherwise, an owner that only one account lists would appear or vanish without a change.
+    """
+    limit_ns = max(
+        (
+            min(owner.time_us for owner in account.owners if owner.name) * _NS_PER_US / account.steps
+            for account in accounts
+            if len(account.owners) >= MAX_OWNERS
+        ),
+        default=0,
+    )
+
+    def summed(times: dict[_Key, int]) -> dict[_Key, int]:
+        result: dict[_Key, int] = {}
+        for key, time_ns in times.items():
+            is_small = max(before.get(key, 0), after.get(key, 0)) <= limit_ns
+            sum_key: _Key = (key[0], None, None, None, None, None) if is_small else key
+            result[sum_key] = result.get(sum_key, 0) + time_ns
+        return result
+
+    return summed(before), summed(after)
 
 
 def _accounts(pairs: Sequence[RankPair], side: int) -> Iterator[Account | None]:

@@ -3,11 +3,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
+import pytest
 from hypothesis import given, strategies as st
 from invented_summaries import STEP, run, trace
+from real_traces import named
 
 from gpu_job import GpuJob
 from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.account.table import MAX_OWNERS
 from profdeck_traces.analysis.diff import diff_runs
 from profdeck_traces.analysis.diff_model import AccountDiff, OwnerChange
 from profdeck_traces.analysis.model import RankSummary
@@ -84,6 +88,26 @@ def test_times_are_per_step_and_means_of_ranks() -> None:
 def test_accounts_of_different_kinds_of_steps_are_not_subtracted() -> None:
     assert compared([rank(0, account_of({"a": 1}))], [rank(0, account_of({"a": 1}, basis="recording"))]) is None
     assert compared([rank(0, account_of({"a": 1}))], [rank(0, None)]) is None
+
+
+def test_owners_beyond_the_limit_of_an_account_do_not_appear_or_vanish() -> None:
+    names = {f"operator{number}": 1_000 + number for number in range(MAX_OWNERS)}
+    diff = compared([rank(0, account_of(names | {"large": 10**6}))], [rank(0, account_of(names | {"small": 900}))])
+    assert diff is not None
+    assert [change.name for change in diff.owners if change.delta_ns] == ["large", None]
+    assert (diff.owners[0].delta_ns, diff.owners[1].delta_ns, diff.step_delta_ns) == (-(10**6), 900, 900 - 10**6)
+
+
+@pytest.mark.shared_data
+def test_differences_of_real_traces_add_up() -> None:
+    names = (f"public/tl__traces__{device}__Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz" for device in ("h100", "mi300"))
+    before, after = (attrs.evolve(summarise_trace(named(name)), role="trainer", rank=0) for name in names)
+    diff = compared([before], [after])
+    assert diff is not None
+    assert before.account is not None
+    assert before.account.steps == 1
+    assert diff.step_before_ns == round(before.account.time_us * 1000)
+    assert sum(change.delta_ns for change in diff.owners) == diff.step_delta_ns != 0
 
 
 def test_border_rules_of_both_sides_are_kept() -> None:
