@@ -22,6 +22,8 @@ class Borders:
 
     rule: str
     times: Int
+    host_ends: Int
+    """Time before each border at which the host has ended its part of the step."""
     end: Position
     """Position of the path at the last border."""
 
@@ -52,8 +54,10 @@ def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int)
     if lag[-1] - (lag[0] if len(lag) > 1 else 0) > (_GROWTH * float(np.median(end - begin)) if len(lag) > 1 else 0):
         times = np.maximum.accumulate(np.append(max(int(begin[0]), _earlier_work_ns(work, int(begin[0]))), done))
         last = np.flatnonzero((work.end == times[-1]) & (work.launched < times[-1]))
-        return Borders(DEVICE, times, OnDevice(int(last[0])) if len(last) else on_host)
-    return Borders(HOST, np.append(begin, max(int(end.max()), int(begin[-1]))), on_host)
+        host_ends = np.append(times[0], end)
+        return Borders(DEVICE, times, host_ends, OnDevice(int(last[0])) if len(last) else on_host)
+    times = np.append(begin, max(int(end.max()), int(begin[-1])))
+    return Borders(HOST, times, times, on_host)
 
 
 def _earlier_work_ns(work: DeviceEvents, begin_ns: int) -> int:
@@ -70,9 +74,9 @@ def _whole_recording(threads: HostThreads, work: DeviceEvents) -> Borders:
     first, last = list(threads.first.values()), list(threads.last.values())
     host_begins, host_ends = threads.begin[first].tolist(), threads.begin[last].tolist()
     if not begins and not host_begins:
-        return Borders(RECORDING, np.zeros(0, np.int64), OnThread(threads.main))
+        return Borders(RECORDING, np.zeros(0, np.int64), np.zeros(0, np.int64), OnThread(threads.main))
     times = np.array([min(begins + host_begins), max(ends + host_ends)])
     ends_on_device = bool(ends) and (
         threads.main not in threads.last or ends[0] >= threads.begin[threads.last[threads.main]]
     )
-    return Borders(RECORDING, times, OnDevice(int(work.order[-1])) if ends_on_device else OnThread(threads.main))
+    return Borders(RECORDING, times, times, OnDevice(int(work.order[-1])) if ends_on_device else OnThread(threads.main))

@@ -108,6 +108,11 @@ class DeviceEvents:
         place = int(launched.searchsorted(time_ns)) - 1
         return int(index[place]) if place >= 0 else -1
 
+    def ended_before(self, track: int, times_ns: Int) -> Int:
+        """Return the index of the event of a stream that ended last up to each time, or -1."""
+        order, ends = self._by_end(track)
+        return np.append(order, -1)[ends.searchsorted(times_ns, side="right") - 1]
+
     def outstanding(self, track: int, time_ns: int) -> int:
         """Return the number of events of a stream that were launched but had not ended at a time."""
         return int(self.streams[track][0].searchsorted(time_ns)) - int(self._by_end(track)[1].searchsorted(time_ns))

@@ -38,6 +38,8 @@ class RecordingPath:
     work: DeviceEvents
     steps: Int
     """For each interval between borders, the index of its step in the annotations."""
+    threads: HostThreads
+    walk: BackwardWalk
 
     def parts(self) -> Iterator[tuple[int, int, Path]]:
         """Yield begin, end and path of each step."""
@@ -72,9 +74,10 @@ def path_of(
     threads = HostThreads(events, kinds, main)
     work = DeviceEvents(names, kinds, np.flatnonzero(kinds >= RowKind.KERNEL))
     borders = find_borders(threads, work, steps.begin[used], steps.end[used])
+    walk = BackwardWalk(events, kinds, threads, work)
     if not len(borders.times):
         none = np.zeros(0, np.int64)
-        return RecordingPath(kinds, borders, Path(none, none, kinds[:0], none.astype(np.int32)), work, none)
+        return RecordingPath(kinds, borders, Path(none, none, kinds[:0], none.astype(np.int32)), work, none, threads, walk)
     begin, end = int(borders.times[0]), int(borders.times[-1])
-    path = BackwardWalk(events, kinds, threads, work).path(begin, end, borders.end)
-    return RecordingPath(kinds, borders, path, work, used)
+    path = walk.path(begin, end, borders.end)
+    return RecordingPath(kinds, borders, path, work, used, threads, walk)

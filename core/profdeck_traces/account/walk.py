@@ -17,7 +17,8 @@ from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.walking import NO_TIME
 
-_LATENCY_NS = 100_000  # a longer time from a launch to its work is not latency
+LATENCY_NS = 100_000
+"""A longer time from a launch to its work is not latency."""
 _FULL_QUEUE = 900  # outstanding launches of a stream from which a slow launch waits for the device
 _MAX_STALLED = 64
 _HOST_RUN, _DEVICE_RUN = -1, -2
@@ -130,6 +131,37 @@ class BackwardWalk:
                 break
         return self._expanded(np.frombuffer(self._out, np.int64).reshape(-1, _FIELDS)[::-1])
 
+    def continuation(self, track: int, time_ns: int, begin_ns: int) -> tuple[int, int, Position]:
+        """Return where a walk continues from a time of a thread, and the kind of the time between, or -1 for several.
+
+        Args:
+            track: The thread.
+            time_ns: The time.
+            begin_ns: Begin of the walk.
+        """
+        self._begin_ns = begin_ns
+        del self._out[:]
+        until, at = self._on_host(track, time_ns)
+        return until, self._out[2], at
+
+    def awaited(self, row: int) -> list[int]:
+        """Return the last device event of each stream that a synchronisation waits for, if the trace shows it.
+
+        The event may have ended before the call.
+        """
+        work, kind = self._work, int(self._kinds[row])
+        called = int(self._events.start_ns[row])
+        if kind == RowKind.DEVICE_SYNC:
+            awaited = [work.launched_before(track, called) for track in work.streams]
+        elif (recorded := self._recorded_stream(row)) is not None:
+            track, recorded_at = recorded
+            awaited = [work.launched_before(track, called if recorded_at is None else recorded_at)]
+        elif kind == RowKind.STREAM_SYNC:
+            awaited = [self._last_launch(int(self._events.track[row]), called)]
+        else:
+            awaited = []
+        return [index for index in awaited if index >= 0]
+
     def _on_device(self, index: int, time: int) -> tuple[int, Position]:
         work = self._work
         first = int(work.first_of_run[index])
@@ -147,7 +179,7 @@ class BackwardWalk:
         if cause == Cause.UNKNOWN:
             self._out.extend((self._begin_ns, time, OwnerKind.NOT_RECORDED, row, -1))
             return self._begin_ns, OnDevice(first)
-        is_short = time - since <= _LATENCY_NS
+        is_short = time - since <= LATENCY_NS
         at: Position
         if cause == Cause.LAUNCH:
             kind = OwnerKind.LAUNCH_LATENCY if is_short else OwnerKind.DEVICE_HELD
@@ -236,17 +268,13 @@ class BackwardWalk:
         work = self._work
         if kind == RowKind.DEVICE_SYNC:
             return work.ended_between(called, returned)
-        records = work.sync_records.by_correlation
-        record = records.get(int(self._events.arg("correlation", np.array([row]))[0])) if records else None
-        if record is not None:
-            name, device, stream, other, recorded = record
-            if self._tracks is None:
-                self._tracks = dict(work.stream_tracks(self._events))
-            if name.startswith("Stream") and (device, stream) in self._tracks:
-                return work.ended_between(called, returned, self._tracks[device, stream])
-            if name.startswith("Event") and (device, other) in self._tracks and recorded in work.call_start:
-                index = work.launched_before(self._tracks[device, other], work.call_start[recorded])
-                return index if index >= 0 and work.ended_in(index, called, returned) else -1
+        recorded = self._recorded_stream(row)
+        if recorded is not None:
+            track, recorded_at = recorded
+            if recorded_at is None:
+                return work.ended_between(called, returned, track)
+            index = work.launched_before(track, recorded_at)
+            return index if index >= 0 and work.ended_in(index, called, returned) else -1
         if kind == RowKind.STREAM_SYNC:
             index = self._last_launch(int(self._events.track[row]), called)
             if index >= 0:
@@ -254,6 +282,22 @@ class BackwardWalk:
                 if target >= 0:
                     return target
         return work.ended_between(called, returned)
+
+    def _recorded_stream(self, row: int) -> tuple[int, int | None] | None:
+        """Return the stream that a synchronisation waits for by its record, and when its event was recorded."""
+        work = self._work
+        records = work.sync_records.by_correlation
+        record = records.get(int(self._events.arg("correlation", np.array([row]))[0])) if records else None
+        if record is None:
+            return None
+        name, device, stream, other, recorded = record
+        if self._tracks is None:
+            self._tracks = dict(work.stream_tracks(self._events))
+        if name.startswith("Stream") and (device, stream) in self._tracks:
+            return self._tracks[device, stream], None
+        if name.startswith("Event") and (device, other) in self._tracks and recorded in work.call_start:
+            return self._tracks[device, other], work.call_start[recorded]
+        return None
 
     def _last_launch(self, track: int, time: int) -> int:
         """Return the last device event that a thread launched before a time, or -1."""
@@ -315,7 +359,7 @@ class BackwardWalk:
             gap_ns = until - worked
             owner_row = np.where(is_gap & (index < last[source[inside]]), work.rows[following], work.rows[index])
             of_work = self._owner[self._kinds[work.rows[index]]]
-            of_gap = np.where(gap_ns > _LATENCY_NS, OwnerKind.DEVICE_HELD, OwnerKind.DEVICE_GAP)
+            of_gap = np.where(gap_ns > LATENCY_NS, OwnerKind.DEVICE_HELD, OwnerKind.DEVICE_GAP)
             begin[inside] = np.maximum(begin[inside], np.where(is_gap, worked, work.start[index]))
             end[inside] = np.minimum(end[inside], np.where(is_gap, until, worked))
             kind[inside], row[inside] = np.where(is_gap, of_gap, of_work), owner_row
