@@ -79,4 +79,7 @@ def _whole_recording(threads: HostThreads, work: DeviceEvents) -> Borders:
     ends_on_device = bool(ends) and (
         threads.main not in threads.last or ends[0] >= threads.begin[threads.last[threads.main]]
     )
-    return Borders(RECORDING, times, times, OnDevice(int(work.order[-1])) if ends_on_device else OnThread(threads.main))
+    if not ends_on_device:
+        return Borders(RECORDING, times, times, OnThread(threads.main))
+    host_end = int(threads.begin[threads.last[threads.main]]) if threads.main in threads.last else int(times[0])
+    return Borders(RECORDING, times, np.array([times[0], host_end]), OnDevice(int(work.order[-1])))

@@ -1,33 +1,26 @@
-"""Gains: the time that steps would save if an owner took no time, by a replay of all dependencies of a recording."""
+"""Gains: the time that steps would save if an owner took no time, by a replay of all recorded dependencies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.account.borders import DEVICE, RECORDING
-from profdeck_traces.account.device_work import Cause
-from profdeck_traces.account.host_threads import State
+from profdeck_traces.account.dependencies import Dependencies
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.recording import RecordingPath
-from profdeck_traces.account.row_kinds import OWNERS, SYNCS, RowKind
-from profdeck_traces.account.walk import LATENCY_NS, OnDevice, OnThread
 from profdeck_traces.reading import compiled
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
-from profdeck_traces.reading.walking import NO_TIME
 
 MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 20_000_000, 500_000
 """Largest trace for which gains are computed, with the compiled reader and without it."""
-_RETURN_NS = 2_000  # from the end of the device work to the return of a call that waited for it
-_SYNC_CALL_NS = 4_000  # a synchronisation without device work to wait for
 _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
 })  # fmt: skip
-Mask = NDArray[np.bool_]
+_Mask = NDArray[np.bool_]
 
 
 @attrs.frozen
@@ -40,47 +33,18 @@ class Gain:
     """Kind of owner with the most time on the critical path of the replay."""
 
 
-class _Edges:
-    """Dependencies between nodes, collected in groups of parallel arrays.
-
-    A node starts at the latest of its dependencies: the source's time, plus `work` of the source's device event, plus
-    `delay`. Sequences of a thread have their time in `delay` and the flag `is_thread`.
-    """
-
-    def __init__(self) -> None:
-        self.groups: list[tuple[NDArray[np.generic], ...]] = []
-
-    def add(  # noqa: PLR0913 - the columns
-        self,
-        source: Int,
-        target: Int,
-        *,
-        delay: Int,
-        kind: int | NDArray[np.generic],
-        row: int | NDArray[np.generic] = -1,
-        work: int | Int = 0,
-        event: int | Int = -1,
-        is_thread: bool | Mask = False,
-    ) -> None:
-        """Add dependencies."""
-        columns = np.broadcast_arrays(source, target, delay, kind, row, work, event, is_thread)
-        self.groups.append(tuple(columns))
-
-    def columns(self) -> list[NDArray[np.generic]]:
-        """Return source, target, delay, kind, row, work, event and flag of all dependencies."""
-        return [np.concatenate(parts) for parts in zip(*self.groups, strict=True)]
+def too_large(events: Events) -> str | None:
+    """Return why gains are not computed for a trace of this size, or ``None``."""
+    limit = MAX_EVENTS if compiled.load_library() else MAX_EVENTS_WITHOUT_LIBRARY
+    if events.complete <= limit:
+        return None
+    return f"Gains are not computed for more than {limit:,} events."
 
 
 class Replay:
-    """The dependencies of a recording, those that delayed an event and those that did not.
+    """Replays the dependencies of a recording with other times."""
 
-    Nodes are the starts of device events, the borders of steps, and the times of threads at which they launch, wait,
-    or are waited for. With all recorded times, the replay reproduces each recorded time exactly: each node has one
-    dependency that fits exactly, and no dependency is longer than recorded. A start without a recorded cause stays
-    where it is.
-    """
-
-    def __init__(self, recording: RecordingPath, events: Events, is_used: Mask) -> None:
+    def __init__(self, recording: RecordingPath, events: Events, is_used: _Mask) -> None:
         """Collect the dependencies.
 
         Args:
@@ -88,367 +52,87 @@ class Replay:
             events: The trace.
             is_used: Which of the intervals between borders are steps of the account.
         """
-        self._events, self._recording, self._is_used = events, recording, is_used
-        self._threads, self._work = recording.threads, recording.work
-        self._begin, self._end = int(recording.borders.times[0]), int(recording.borders.times[-1])
-        self._segment_kind = self._threads.owner.copy()
-        work = self._work
-        self._start = np.clip(work.start, self._begin, self._end)
-        self._stop = np.clip(work.end, self._begin, self._end)
-        self._is_replayed = (work.end > self._begin) & (work.start < self._end)
-        self._device_kind = np.full(256, OwnerKind.KERNEL, np.uint8)
-        self._device_kind[list(OWNERS)] = list(OWNERS.values())
-        self._device_kind = self._device_kind[recording.kinds[work.rows]]
-        self._edges = _Edges()
-        self._collect()
-        self._sort()
-        self._cut_segments()
-        self.is_exact = bool((self._times(self._weight)[0] == self._time).all())
+        self._is_used, self._graph = is_used, Dependencies(recording, events)
+        self._segment_row, self._work_row = recording.threads.row, recording.work.rows
+        self._weight = self._graph.delay + self._graph.event_work
+        self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
         """Whether the replay reproduces all recorded times."""
 
-    def gain(self, kind: OwnerKind, is_owner: Mask) -> Gain | None:
+    def gain(self, kind: OwnerKind, is_owner: _Mask) -> Gain | None:
         """Replay without the time of an owner, or return ``None`` if the gain is unknown.
 
         Args:
             kind: Kind of the owner.
             is_owner: The rows of the owner in the trace. One more element at the end is for time without an event.
         """
+        graph = self._graph
         if kind in _NO_GAIN or not self.is_exact:
             return None
-        weight = self._weight - self._time_of(kind, is_owner)
-        times, binding = self._times(weight)
-        recorded, replayed = self._time[self._border_nodes], times[self._border_nodes]
+        times, binding = self._times(self._weight - self._time_of(kind, is_owner))
+        recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
         saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
-        return Gain(int(saved.sum()), self._largest_kind(weight, binding, kind, is_owner))
+        return Gain(int(saved.sum()), self._largest_kind(binding, kind, is_owner))
 
-    # Nodes and dependencies.
-
-    def _collect(self) -> None:
-        waits = self._waits()
-        work, borders = self._work, self._recording.borders
-        launched = np.flatnonzero(self._is_replayed & (work.start > self._begin) & (work.launch >= 0))
-        launched = launched[work.is_first[launched]] if len(launched) else launched
-        tracks = self._events.track[work.launch[launched]].astype(np.int64)
-        known = np.zeros(len(self._events.tracks) + 1, np.bool_)
-        known[list(self._threads.first)] = True
-        is_known = known[tracks] & (work.returned[launched] > self._begin) if len(launched) else known[tracks]
-        launched, tracks = launched[is_known], tracks[is_known]
-        returned = work.returned[launched] if len(launched) else launched
-        host_ends = np.clip(borders.host_ends, self._begin, self._end)
-        self._place_threads(waits, tracks, returned, host_ends)
-        count = 1 + len(self._codes)
-        self._device_node = np.full(len(work.rows), -1)
-        replayed = np.flatnonzero(self._is_replayed)
-        self._device_node[replayed] = count + np.arange(len(replayed))
-        count += len(replayed)
-        self._border_nodes = count + np.arange(len(borders.times))
-        node_times = [self._codes % self._span + self._begin, self._start[replayed], borders.times]
-        self._time = np.concatenate([np.array([self._begin]), *node_times])
-        sizes = (1, len(self._codes), len(replayed), len(borders.times))
-        self._class = np.repeat(np.array([0, 1, 3, 4], np.int8), sizes)
-        self._add_threads(waits)
-        if len(launched):
-            slack = work.start[launched] - returned
-            is_cause = work.cause[launched] == Cause.LAUNCH
-            delay = np.where(is_cause, slack, np.minimum(slack, work.latency_ns))
-            kind = np.where(is_cause & (slack > LATENCY_NS), OwnerKind.DEVICE_HELD, OwnerKind.LAUNCH_LATENCY)
-            source, target = self._host_nodes(tracks, returned), self._device_node[launched]
-            self._edges.add(source, target, delay=delay, kind=kind, row=work.rows[launched])
-        self._add_streams()
-        self._add_borders(host_ends)
-
-    def _waits(self) -> list[tuple[int, int, int, int, int, int, int]]:
-        """Return the waits of threads.
-
-        Each one is track, end, segment (-1 before the first one), time until which the thread waited for another one,
-        kind of the delay after that, other track (-1 for the device), and device event.
-        """
-        threads, walk, found = self._threads, self._recording.walk, []
-        stops = np.flatnonzero(threads.is_stop)
-        tracks = np.array(list(threads.first), np.int64)
-        track_of = tracks[np.searchsorted(list(threads.first.values()), stops, side="right") - 1] if len(tracks) else stops
-        asked = []
-        for segment, track in zip(stops.tolist(), track_of.tolist(), strict=True):
-            is_last = segment == threads.last[track]
-            end = self._end if is_last else min(threads.end_of(segment), self._end)
-            is_inside = int(threads.begin[segment]) < end and end > self._begin
-            if is_inside and (not is_last or track == threads.main):
-                asked.append((track, end, segment))
-        for track, first in threads.first.items():
-            if track != threads.main and self._begin < threads.begin[first] < self._end:
-                asked.append((track, int(threads.begin[first]), -1))
-        for track, end, segment in asked:
-            until, kind, at = walk.continuation(track, end, self._begin)
-            is_same = isinstance(at, OnThread) and at.track == track
-            if until <= self._begin or kind < 0 or is_same:
-                if segment >= 0 and kind >= 0:
-                    self._segment_kind[segment] = kind
-                continue
-            if isinstance(at, OnDevice):
-                found.append((track, end, segment, until, kind, -1, at.number))
-            else:
-                found.append((track, end, segment, until, kind, at.track, -1))
-            if segment >= 0:
-                self._segment_kind[segment] = kind
-        return found
-
-    def _place_threads(
-        self, waits: Sequence[tuple[int, ...]], tracks: Int, returned: Int, host_ends: Int
-    ) -> None:
-        """Find the nodes of threads: codes of track and time, sorted."""
-        threads = self._threads
-        self._span = self._end - self._begin + 1
-        firsts = {track: max(int(threads.begin[first]), self._begin) for track, first in threads.first.items()}
-        places = [(track, time) for track, time in firsts.items() if time < self._end]
-        for track, end, segment, until, _, other, _ in waits:
-            places.append((track, end))
-            if segment >= 0:
-                places.append((track, max(int(threads.begin[segment]), self._begin)))
-            if other >= 0:
-                places.append((other, until))
-        self._syncs = self._sync_ends()
-        places += [(track, end) for track, end, _ in self._syncs]
-        if self._recording.borders.rule == RECORDING:
-            places += [(track, self._end_of_thread(track)) for track in firsts]
-        pairs = np.array(places, np.int64).reshape(-1, 2)
-        all_tracks, all_times = np.append(pairs[:, 0], tracks), np.append(pairs[:, 1], returned)
-        if threads.main in threads.first:
-            all_tracks = np.append(all_tracks, np.full(len(host_ends), threads.main))
-            all_times = np.append(all_times, host_ends)
-        self._codes = np.unique(all_tracks * self._span + np.clip(all_times, self._begin, self._end) - self._begin)
-
-    def _end_of_thread(self, track: int) -> int:
-        return min(max(int(self._threads.begin[self._threads.last[track]]), self._begin), self._end)
-
-    def _sync_ends(self) -> list[tuple[int, int, int]]:
-        """Return track, end and row of each synchronisation."""
-        rows = np.flatnonzero(np.isin(self._recording.kinds, SYNCS))
-        ends = self._events.end_ns[rows]
-        is_inside = (ends > self._begin) & (ends <= self._end)
-        rows, ends = rows[is_inside], ends[is_inside]
-        ended = zip(self._events.track[rows].tolist(), ends.tolist(), rows.tolist(), strict=True)
-        return [sync for sync in ended if sync[0] in self._threads.first] if len(self._work.rows) else []
-
-    def _host_nodes(self, tracks: Int, times: Int) -> Int:
-        """Return the nodes of threads at some times."""
-        return 1 + self._codes.searchsorted(tracks * self._span + times - self._begin)
-
-    def _add_threads(self, waits: Sequence[tuple[int, ...]]) -> None:
-        threads, edges = self._threads, self._edges
-        tracks, times = self._codes // self._span, self._codes % self._span
-        columns = np.array(waits, np.int64).reshape(-1, 7)
-        track, end, segment, until, kind, other, event = columns.T
-        waiting = self._host_nodes(track, end)
-        self._class[waiting] = 2
-        row = np.where(segment >= 0, threads.row[segment], -1) if len(waits) else segment
-        # A thread's sequence: to each time from the one before.
-        later = 1 + np.flatnonzero(tracks[1:] == tracks[:-1])
-        cost = np.full(1 + len(self._codes), np.iinfo(np.int64).max)
-        if len(waits):
-            is_call = (segment >= 0) & (threads.state[segment] == State.WORKS)
-            cost[waiting] = np.where(is_call, _SYNC_CALL_NS, 0)
-        owner = np.full(1 + len(self._codes), -1)
-        owner[waiting] = row
-        kind_of = np.zeros(1 + len(self._codes), np.int64)
-        kind_of[waiting] = kind
-        target = 1 + later
-        length = times[later] - times[later - 1]
-        is_thread = cost[target] == np.iinfo(np.int64).max
-        delay = np.minimum(length, cost[target])
-        edges.add(target - 1, target, delay=delay, kind=kind_of[target], row=owner[target], is_thread=is_thread)
-        on_thread, on_device = other >= 0, event >= 0
-        source = self._host_nodes(other[on_thread], until[on_thread])
-        edges.add(
-            source, waiting[on_thread], delay=(end - until)[on_thread], kind=kind[on_thread], row=row[on_thread]
-        )
-        self._add_work(
-            event[on_device], waiting[on_device], end[on_device], kind=kind[on_device], row=row[on_device]
-        )
-        ended = [(t, e, r, k) for t, e, r in self._syncs for k in self._recording.walk.awaited(r)]
-        track, end, row, event = np.array(ended, np.int64).reshape(-1, 4).T
-        target = self._host_nodes(track, end)
-        self._add_work(event, target, end, kind=OwnerKind.SYNCHRONISATION, row=row, most=_RETURN_NS)
-
-    def _add_work(  # noqa: PLR0913 - the columns
-        self,
-        event: Int,
-        target: Int,
-        time: Int,
-        *,
-        kind: int | NDArray[np.generic],
-        row: int | NDArray[np.generic],
-        most: int | Int | None = None,
-    ) -> None:
-        """Add dependencies on the ends of device events, with a delay of at most `most` ns."""
-        is_used = (self._device_node[event] >= 0) & (self._start[event] <= time)
-        kind, row, most = (np.broadcast_to(-1 if part is None else part, len(event))[is_used] for part in (kind, row, most))
-        event, target, time = event[is_used], target[is_used], time[is_used]
-        ended = np.minimum(self._stop[event], time)
-        delay = time - ended
-        delay = np.where(most >= 0, np.minimum(delay, most), delay)
-        work = ended - self._start[event]
-        self._edges.add(
-            self._device_node[event], target, delay=delay, kind=kind, row=row, work=work, event=event
-        )
-
-    def _add_streams(self) -> None:
-        """Add what device events wait for on the device."""
-        work = self._work
-        if not len(work.rows):
-            return
-        later = np.flatnonzero(self._is_replayed & (work.start > self._begin))
-        previous = later[work.previous[later] >= 0]
-        overlaps = work.end[work.previous[previous]] > work.start[previous]
-        is_cause = work.cause[previous] == Cause.PREVIOUS
-        # Work that overlaps the event before it, for another cause, only has to start after it.
-        after = previous[overlaps & ~is_cause]
-        before = work.previous[after]
-        has_node = self._device_node[before] >= 0
-        source, target = self._device_node[before[has_node]], self._device_node[after[has_node]]
-        self._edges.add(source, target, delay=np.zeros(len(source), np.int64), kind=OwnerKind.DEVICE_GAP)
-        previous, is_cause = previous[~overlaps | is_cause], is_cause[~overlaps | is_cause]
-        self._add_gaps(previous, work.previous[previous], is_cause)
-        effects, causes = np.array(work.waits, np.int64).reshape(-1, 2).T
-        is_cause = (work.cause[effects] == Cause.STREAM_WAIT) & (work.source[effects] == causes)
-        is_later = self._is_replayed[effects] & (work.start[effects] > self._begin)
-        self._add_gaps(effects[is_later], causes[is_later], is_cause[is_later])
-        other = later[work.cause[later] == Cause.OTHER_STREAM]
-        self._add_gaps(other, work.source[other], np.ones(len(other), np.bool_))
-
-    def _add_gaps(self, event: Int, before: Int, is_cause: Mask) -> None:
-        work = self._work
-        start = self._start[event]
-        kind = np.where(start - self._stop[before] > LATENCY_NS, OwnerKind.DEVICE_HELD, OwnerKind.DEVICE_GAP)
-        most = np.where(is_cause, -1, work.gap_ns)
-        self._add_work(before, self._device_node[event], start, kind=kind, row=work.rows[event], most=most)
-
-    def _add_borders(self, host_ends: Int) -> None:
-        borders, threads, nodes = self._recording.borders, self._threads, self._border_nodes
-        none = np.zeros(len(nodes), np.int64)
-        if threads.main in threads.first:
-            source = self._host_nodes(none + threads.main, host_ends)
-            self._edges.add(source, nodes, delay=none, kind=OwnerKind.BETWEEN)
-        self._edges.add(nodes[:-1], nodes[1:], delay=none[1:], kind=OwnerKind.BETWEEN)
-        if borders.rule in {DEVICE, RECORDING}:
-            gap = OwnerKind.DEVICE_GAP
-            for track in self._work.streams:
-                ended = self._work.ended_before(track, borders.times)
-                has_end = ended >= 0
-                # The border does not wait for the time from the work's end to the border.
-                self._add_work(ended[has_end], nodes[has_end], borders.times[has_end], kind=gap, row=-1, most=0)
-        if borders.rule == RECORDING:
-            tracks = np.array(list(threads.first), np.int64)
-            ends = np.array([self._end_of_thread(track) for track in threads.first], np.int64)
-            source = self._host_nodes(tracks, ends)
-            self._edges.add(source, none[:1] + nodes[-1], delay=none[:1], kind=OwnerKind.BETWEEN)
-
-    # The replay.
-
-    def _sort(self) -> None:
-        """Sort nodes by time, and dependencies by their target."""
-        order = np.lexsort((self._class, self._time))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        self._time, self._border_nodes = self._time[order], place[self._border_nodes]
-        self._code_of_node = (order - 1).astype(np.int64)  # meaningful for nodes of threads
-        columns = self._edges.columns()
-        self._edges.groups.clear()
-        columns[0], columns[1] = place[columns[0]], place[columns[1]]
-        is_ordered = columns[0] < columns[1]
-        columns = [column[is_ordered] for column in columns]
-        # Nodes without a dependency that fits exactly stay at their time.
-        recorded = self._time[columns[1]] - self._time[columns[0]]
-        fits = np.zeros(len(order), np.bool_)
-        fits[columns[1][columns[2] + columns[5] == recorded]] = True
-        fixed = 1 + np.flatnonzero(~fits[1:])
-        zeros = np.zeros(len(fixed), np.int64)
-        values = (zeros, fixed, self._time[fixed] - self._begin, zeros + OwnerKind.NOT_RECORDED, zeros - 1, zeros, zeros - 1)
-        columns = [np.append(column, part) for column, part in zip(columns, (*values, zeros > 0), strict=True)]
-        order = np.argsort(columns[1], kind="stable")
-        self._source, self._target, self._delay, self._kind, self._row, self._event_work, self._event = (
-            column[order].astype(np.int64) for column in columns[:7]
-        )
-        self._is_thread = columns[7][order]
-        self._first_edge = np.searchsorted(self._target, np.arange(len(self._time) + 1))
-        self._weight = self._delay + self._event_work
-
-    def _cut_segments(self) -> None:
-        """Find the segment of each time of a thread, and the time since its begin."""
-        threads = self._threads
-        begin = np.maximum(threads.begin, self._begin)
-        is_inside = (self._code_of_node >= 0) & (self._code_of_node < len(self._codes))
-        nodes = np.flatnonzero(is_inside)
-        codes = self._codes[self._code_of_node[nodes]]
-        tracks, times = codes // self._span, codes % self._span + self._begin
-        self._segment = np.zeros(len(self._time), np.int64)
-        self._offset = np.zeros(len(self._time), np.int64)
-        for track, first in threads.first.items():
-            part = np.flatnonzero(tracks == track)
-            own = threads.begin[first : threads.last[track] + 1]
-            segment = first + np.maximum(own.searchsorted(times[part], side="right") - 1, 0)
-            self._segment[nodes[part]] = segment
-            self._offset[nodes[part]] = np.maximum(times[part] - begin[segment], 0)
-        self._length = np.diff(np.clip(threads.begin, self._begin, self._end), append=0)
-        self._length[list(threads.last.values())] = 0
-
-    def _of_segments(self, is_owner: Mask) -> Int:
+    def _of_segments(self, is_owner: _Mask) -> Int:
         """Return the owner's time from the begin of the recording to each time of a thread."""
-        before = np.append(0, np.cumsum(np.where(is_owner, self._length, 0)))
+        graph = self._graph
+        before = np.append(0, np.cumsum(np.where(is_owner, graph.length, 0)))
         if not len(is_owner):
-            return self._offset
-        owned: Int = before[self._segment] + np.where(is_owner[self._segment], self._offset, 0)
+            return graph.offset
+        owned: Int = before[graph.segment] + np.where(is_owner[graph.segment], graph.offset, 0)
         return owned
 
-    def _time_of(self, kind: OwnerKind, is_owner: Mask) -> Int:
+    def _time_of(self, kind: OwnerKind, is_owner: _Mask) -> Int:
         """Return the time that an owner has in each dependency."""
-        of_segments = self._of_segments((self._segment_kind == kind) & is_owner[self._threads.row])
-        time = np.where(self._is_thread, of_segments[self._target] - of_segments[self._source], 0)
-        time += np.where(~self._is_thread & (self._kind == kind) & is_owner[self._row], self._delay, 0)
-        of_device = np.append((self._device_kind == kind) & is_owner[self._work.rows], False)  # noqa: FBT003
-        time += np.where(of_device[self._event], self._event_work, 0)
+        graph = self._graph
+        of_segments = self._of_segments((graph.segment_kind == kind) & is_owner[self._segment_row])
+        time = np.where(graph.is_thread, of_segments[graph.target] - of_segments[graph.source], 0)
+        time += np.where(~graph.is_thread & (graph.kind == kind) & is_owner[graph.row], graph.delay, 0)
+        of_device = np.append((graph.device_kind == kind) & is_owner[self._work_row], False)
+        time += np.where(of_device[graph.event], graph.event_work, 0)
         return time
 
     def _times(self, weight: Int) -> tuple[Int, Int]:
         """Return the time of each node, and the dependency that it waited for last."""
+        graph = self._graph
         library = compiled.load_library()
         if library is not None:
-            times, binding = compiled.longest_paths(library, self._first_edge, self._source, weight)
-            return times + self._begin, binding
-        times, binding = [self._begin], [-1]
-        sources, weights = self._source.tolist(), weight.tolist()
-        bounds = self._first_edge.tolist()
-        for first, last in zip(bounds[1:-1], bounds[2:], strict=True):
-            latest, edge = max((times[sources[edge]] + weights[edge], -edge) for edge in range(first, last))
-            times.append(latest)
-            binding.append(-edge)
-        return np.array(times, np.int64), np.array(binding, np.int64)
+            times, binding = compiled.longest_paths(library, graph.first_edge, graph.source, weight)
+            return times + int(graph.time[0]), binding
+        found, edges = [int(graph.time[0])], [-1]
+        sources, weights = graph.source.tolist(), weight.tolist()
+        for first, last in itertools.pairwise(graph.first_edge[1:].tolist()):
+            latest, edge = max((found[sources[edge]] + weights[edge], -edge) for edge in range(first, last))
+            found.append(latest)
+            edges.append(-edge)
+        return np.array(found, np.int64), np.array(edges, np.int64)
 
-    def _largest_kind(self, weight: Int, binding: Int, kind: OwnerKind, is_owner: Mask) -> OwnerKind:
+    def _largest_kind(self, binding: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
         """Return the kind with the most time on the path of a replay."""
-        edges, node = [], int(self._border_nodes[-1])
-        binding_of, source_of = binding.data, self._source.data
+        graph = self._graph
+        edges: list[int] = []
+        node = int(graph.border_nodes[-1])
+        binding_of, source_of = binding.data, graph.source.data
         while node > 0:
             edges.append(binding_of[node])
             node = source_of[edges[-1]]
         path = np.array(edges, np.int64)
         times = np.zeros(256)
-        on_thread = path[self._is_thread[path]]
-        source, target = self._source[on_thread], self._target[on_thread]
-        change = np.zeros(len(self._length) + 1, np.int64)
-        np.add.at(change, self._segment[source], 1)
-        np.add.at(change, self._segment[target], -1)
-        of_segment = np.cumsum(change[:-1]) * self._length
-        np.add.at(of_segment, self._segment[source], -self._offset[source])
-        np.add.at(of_segment, self._segment[target], self._offset[target])
-        is_left = ~((self._segment_kind == kind) & is_owner[self._threads.row])
-        times += np.bincount(self._segment_kind[is_left], of_segment[is_left], minlength=256)
-        path = path[~self._is_thread[path]]
-        is_work = self._event[path] >= 0
-        event = self._event[path[is_work]]
-        is_left = ~((self._device_kind[event] == kind) & is_owner[self._work.rows[event]])
-        times += np.bincount(
-            self._device_kind[event[is_left]], self._event_work[path[is_work]][is_left], minlength=256
-        )
-        is_left = ~((self._kind[path] == kind) & is_owner[self._row[path]])
-        times += np.bincount(self._kind[path[is_left]], self._delay[path[is_left]], minlength=256)
+        on_thread = path[graph.is_thread[path]]
+        source, target = graph.source[on_thread], graph.target[on_thread]
+        change = np.zeros(len(graph.length) + 1, np.int64)
+        np.add.at(change, graph.segment[source], 1)
+        np.add.at(change, graph.segment[target], -1)
+        of_segment = np.cumsum(change[:-1]) * graph.length
+        np.add.at(of_segment, graph.segment[source], -graph.offset[source])
+        np.add.at(of_segment, graph.segment[target], graph.offset[target])
+        is_left = ~((graph.segment_kind == kind) & is_owner[self._segment_row])
+        times += np.bincount(graph.segment_kind[is_left], of_segment[is_left], minlength=256)
+        path = path[~graph.is_thread[path]]
+        is_work = graph.event[path] >= 0
+        event = graph.event[path[is_work]]
+        is_left = ~((graph.device_kind[event] == kind) & is_owner[self._work_row[event]])
+        times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
+        is_left = ~((graph.kind[path] == kind) & is_owner[graph.row[path]])
+        times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
         return OwnerKind(int(times.argmax()))

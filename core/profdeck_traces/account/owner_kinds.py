@@ -33,6 +33,11 @@ class OwnerKind(IntEnum):
     NOT_RECORDED = 19
     """The trace has no event that explains the time."""
 
+    @classmethod
+    def from_label(cls, label: str) -> OwnerKind:
+        """Return the kind with a name in tables."""
+        return cls[label.upper().replace(" ", "_")]
+
     @property
     def label(self) -> str:
         """Name in tables, such as ``launch latency``."""

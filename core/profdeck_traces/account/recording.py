@@ -77,7 +77,9 @@ def path_of(
     walk = BackwardWalk(events, kinds, threads, work)
     if not len(borders.times):
         none = np.zeros(0, np.int64)
-        return RecordingPath(kinds, borders, Path(none, none, kinds[:0], none.astype(np.int32)), work, none, threads, walk)
+        return RecordingPath(
+            kinds, borders, Path(none, none, kinds[:0], none.astype(np.int32)), work, none, threads, walk
+        )
     begin, end = int(borders.times[0]), int(borders.times[-1])
     path = walk.path(begin, end, borders.end)
     return RecordingPath(kinds, borders, path, work, used, threads, walk)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.gain import Gain, Replay, too_large
 from profdeck_traces.account.model import Account, OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.recording import RecordingPath
@@ -17,6 +20,8 @@ from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
 
 MAX_OWNERS = 300
+MAX_GAINS = 8
+"""Number of owners whose gain is computed."""
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
@@ -47,29 +52,25 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
         np.concatenate([part.row for part in parts]),
     )
     total_ns = int((path.end - path.begin).sum())
+    owners = _owners(path, names, recording.kinds, total_ns)
+    unknown = too_large(names.events)
+    if unknown is None:
+        owners, unknown = _with_gains(owners, recording, names, is_used)
     return Account(
         basis=basis if has_annotations else "recording",
         border=recording.borders.rule,
         steps=int(is_used.sum()),
         time_us=total_ns / _NS_PER_US,
-        owners=_owners(path, names, recording.kinds, total_ns),
-        notes=_notes(recording, names, path),
+        owners=owners,
+        notes=(*_notes(recording, names, path), *((unknown,) if unknown else ())),
     )
 
 
 def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: int) -> tuple[OwnerTime, ...]:
     """Group the segments of a path by owner."""
-    has_row = path.row >= 0
-    rows = np.maximum(path.row, 0)
-    is_step = has_row & (kinds[rows] == RowKind.ANNOTATION) & (names.annotation[rows] != rows)
-    module, module_names = names.module_paths
+    module_names = names.module_paths[1]
     texts = [_plain(name) for name in names.events.names]
-    columns = [np.where(has_row & ~is_step, names.events.name[rows], -1)]
-    columns += [
-        _name_of(names, np.where(has_row, of_row[rows], -1))
-        for of_row in (names.operator, names.annotation, names.frame)
-    ]
-    columns.append(np.where(has_row, module[rows], -1))
+    columns = _columns(names, kinds, path.row)
     groups, first = _grouped([path.kind.astype(np.int64), *columns])
     time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(first)).astype(np.int64)
     counts = np.bincount(groups, minlength=len(first))
@@ -99,9 +100,58 @@ def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: 
             count=count,
             time_us=of_group / _NS_PER_US,
             share=of_group / total_ns,
+            gain_us=None,
+            next_limit=None,
         )
         for (kind, name, operator, module_path, annotation, line), (of_group, count) in owners
     )
+
+
+def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32]) -> list[NDArray[np.integer]]:
+    """Return the codes of name, operator, annotation, frame and module of rows; -1 if there is none."""
+    has_row = row >= 0
+    rows = np.maximum(row, 0)
+    is_step = has_row & (kinds[rows] == RowKind.ANNOTATION) & (names.annotation[rows] != rows)
+    columns = [np.where(has_row & ~is_step, names.events.name[rows], -1)]
+    columns += [
+        _name_of(names, np.where(has_row, of_row[rows], -1))
+        for of_row in (names.operator, names.annotation, names.frame)
+    ]
+    columns.append(np.where(has_row, names.module_paths[0][rows], -1))
+    return columns
+
+
+def _with_gains(
+    owners: tuple[OwnerTime, ...], recording: RecordingPath, names: Attribution, is_used: NDArray[np.bool_]
+) -> tuple[tuple[OwnerTime, ...], str | None]:
+    """Add the gains of the largest owners. Return the owners, and why gains are unknown."""
+    replay = Replay(recording, names.events, is_used)
+    if not replay.is_exact:
+        return owners, "Gains are unknown: a replay of the recorded dependencies does not reproduce the recorded times."
+    rows = np.append(np.arange(names.events.complete, dtype=np.int32), np.int32(-1))
+    columns = _columns(names, recording.kinds, rows)
+    name_codes, module_codes = _codes([_plain(name) for name in names.events.names]), _codes(names.module_paths[1])
+    with_gain = []
+    for owner in owners[:MAX_GAINS]:
+        gain: Gain | None = None
+        # A sum of small owners has no name, and cannot be told from time without an event.
+        if owner.name is not None or len(owners) < MAX_OWNERS:
+            is_owner = np.ones(len(rows), np.bool_)
+            fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
+            for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
+                is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
+            gain = replay.gain(OwnerKind.from_label(owner.kind), is_owner)
+        gain_us, limit = (None, None) if gain is None else (gain.saved_ns / _NS_PER_US, gain.limit.label)
+        with_gain.append(attrs.evolve(owner, gain_us=gain_us, next_limit=limit))
+    return (*with_gain, *owners[MAX_GAINS:]), None
+
+
+def _codes(texts: Iterable[str]) -> dict[str, list[int]]:
+    """Return the codes of each text."""
+    codes: dict[str, list[int]] = {}
+    for code, text in enumerate(texts):
+        codes.setdefault(text, []).append(code)
+    return codes
 
 
 def _name_of(names: Attribution, rows: NDArray[np.integer]) -> NDArray[np.integer]:

@@ -187,18 +187,21 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     is_unlimited = width >= text_layout.UNLIMITED
     size = width if is_unlimited else max(24, (width - 18) // 2)
     owners = [owner_label(row.kind, row.name, size, full=is_unlimited) for row in shown]
-    room = width - sum(_GAP + len(cell) for cell in ("share", _per(team))) - max(map(len, owners)) - _GAP
+    # A column for gains if there are any.
+    gains = ["" if row.gain_us is None else ms(row.gain_us) for row in shown]
+    front = ("share", _per(team), *["gain"] * any(gains))
+    room = width - sum(_GAP + len(cell) for cell in front) - max(map(len, owners)) - _GAP
     rows = [
-        [percent(row.share), ms(row.mean_us), owner, origin_label(row.origin, row.line, room)]
-        for row, owner in zip(shown, owners, strict=True)
+        [percent(row.share), ms(row.mean_us), *[gain] * any(gains), owner, origin_label(row.origin, row.line, room)]
+        for row, gain, owner in zip(shown, gains, owners, strict=True)
     ]
     rest = [row for row in team.account if row not in shown]
     if rest:
         share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
-        rows.append([percent(share), ms(mean_us), plural(len(rest), "other owner"), "-"])
+        rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other owner"), "-"])
     has_line = {row.line is not None for row in shown if row.origin}
     line = "line" if has_line == {True} else f"{'line, ' * any(has_line)}module, annotation or operator"
-    header = ("share", _per(team), "owner on the critical path", _heading(team, line, named))
+    header = (*front, "owner on the critical path", _heading(team, line, named))
     lines = aligned(header, rows, width, left=("owner on the critical path",))
     texts = [BORDERS[border] for border in team.borders if full or border != HOST]
     if team.longest is not None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
+from profdeck_traces.account.model import OwnerTime
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
 from profdeck_traces.analysis.formatting import ranges
@@ -95,6 +96,10 @@ class OwnerRow:
     mean_us: float
     """Mean per step."""
     share: float
+    gain_us: float | None
+    """Mean time by which a rank's step would get shorter without the owner; ``None`` if a rank's gain is unknown."""
+    next_limit: str | None
+    """Kind of owner with the most time then, if it is the same in all ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -299,19 +304,37 @@ def _mean(
 
 
 def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
-    times: dict[tuple[str, str | None, str | None, str | None], float] = {}
+    parts: dict[tuple[str, str | None, str | None, str | None], list[tuple[RankView, float, OwnerTime]]] = {}
     accounts = {view.rank.path: view.rank.account for view in views if view.rank.account}
     with_account = [view for view in views if view.rank.path in accounts]
     for view, weight in _weighted(with_account, lambda view: accounts[view.rank.path].steps):
         account = accounts[view.rank.path]
         for owner in account.owners:
             key = owner.kind, owner.name, owner.line, owner.origin
-            times[key] = times.get(key, 0.0) + owner.time_us / account.steps * weight
+            parts.setdefault(key, []).append((view, weight / account.steps, owner))
+    times = {key: sum(owner.time_us * weight for _, weight, owner in owners) for key, owners in parts.items()}
     total_us = sum(times.values())
-    return tuple(
-        OwnerRow(kind=kind, name=name, line=line, origin=origin, mean_us=time_us, share=time_us / total_us)
-        for (kind, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1])
-    )
+    rows = []
+    for (kind, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1]):
+        owners = parts[kind, name, line, origin]
+        gains = [owner.gain_us * weight for _, weight, owner in owners if owner.gain_us is not None]
+        # The gains of several owners of one rank do not add up.
+        ranks = {view.rank.path for view, _, _ in owners}
+        has_gain = len(gains) == len(owners) == len(ranks) == len(accounts)
+        limits = {owner.next_limit for _, _, owner in owners}
+        rows.append(
+            OwnerRow(
+                kind=kind,
+                name=name,
+                line=line,
+                origin=origin,
+                mean_us=time_us,
+                share=time_us / total_us,
+                gain_us=sum(gains) if has_gain else None,
+                next_limit=limits.pop() if has_gain and len(limits) == 1 else None,
+            )
+        )
+    return tuple(rows)
 
 
 def _longest_step(views: Sequence[RankView]) -> LongestStep | None:
