@@ -107,7 +107,7 @@ def test_output_equals_its_snapshot(directory: Path, name: str, size: str) -> No
 def test_the_account_is_the_first_table(directory: Path, size: str) -> None:
     lines = screen_text(directory, COMMANDS["summary-8-ranks"], SIZES[size]).splitlines()
     tables = [line for line in lines if line.startswith(("share", "ms/step", "device: work", "count"))]
-    assert tables[0].split()[:3] == ["share", "ms/step", "owner"]
+    assert tables[0].split()[:3] == ["share", "ms/step", "gain"]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ that it knows the effect of each duration on the step.
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,3 +149,37 @@ def run_steps(program: Program, steps: int = 1, *, sync_records: bool = True) ->
     for step in range(steps):
         time = machine.run([("note", f"ProfilerStep#{step}", program)], time) + 2
     return machine
+
+
+def random_program(rnd: random.Random) -> Program:
+    """Return a program with two streams that ends with a synchronisation."""
+    program: Program = []
+    recorded: list[tuple[str, int]] = []
+    for number in range(rnd.randint(10, 40)):
+        chance = rnd.random()
+        stream = rnd.choice([7, 8])
+        if chance < 0.25:
+            program.append(("op", rnd.choice(["opA", "opB"]), rnd.randint(1, 60)))
+        elif chance < 0.65:
+            program.append(("launch", rnd.choice(["kA", "kB", "kC"]), rnd.randint(2, 120), rnd.choice([7, 7, 8])))
+        elif chance < 0.72:
+            program.append(("copy", "cA", rnd.randint(5, 60), 7, rnd.random() < 0.3))
+        elif chance < 0.80:
+            recorded.append((f"e{number}", stream))
+            program.append(("record", *recorded[-1]))
+        elif chance < 0.90 and recorded:
+            event, stream = rnd.choice(recorded)
+            program.append(("wait", event, 15 - stream))
+        elif chance < 0.95 and recorded:
+            program.append(("sync", ("event", rnd.choice(recorded)[0])))
+        elif chance < 0.98:
+            program.append(("sync", stream))
+        else:
+            program.append(("gap", rnd.randint(1, 80)))
+    return [*program, ("sync", None)]
+
+
+def step_us(program: Program) -> float:
+    """Return the duration of a step."""
+    machine = run_steps(program)
+    return float(next(event["dur"] for event in machine.events if event["name"].startswith("ProfilerStep")))

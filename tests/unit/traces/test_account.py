@@ -14,8 +14,9 @@ from account_oracle import Owner, wrong_owners
 from hypothesis import given, strategies as st
 from planted_owners import layers, planted
 from real_traces import each
-from simulated_machine import Machine, Program, run_steps, scaled
+from simulated_machine import Machine, Program, random_program, run_steps, scaled, step_us
 
+from profdeck_traces.account.gain import Replay
 from profdeck_traces.account.model import Account
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.recording import RecordingPath, StepAnnotations, path_of
@@ -61,9 +62,16 @@ def walked(path: Path) -> tuple[Events, RecordingPath]:
     return events, recording
 
 
+def check_replay(events: Events, recording: RecordingPath) -> None:
+    """Check that a replay with the recorded times reproduces them."""
+    assert Replay(recording, events, np.ones(len(recording.borders.times) - 1, np.bool_)).is_exact
+
+
 def check_path(path: Path, *, max_checked: int = 200) -> None:
     """Compare each step of a trace with the oracle, and check that the steps are adjacent."""
     events, recording = walked(path)
+    if len(recording.path):
+        check_replay(events, recording)
     for begin, end, part in recording.parts():
         if begin == end:
             continue
@@ -84,6 +92,7 @@ def check_path(path: Path, *, max_checked: int = 200) -> None:
 def check_sums(account: Account) -> None:
     assert sum(ns(owner.time_us) for owner in account.owners) == ns(account.time_us)
     assert sum(owner.share for owner in account.owners) == pytest.approx(1)
+    assert all(0 <= ns(owner.gain_us) <= ns(owner.time_us) for owner in account.owners if owner.gain_us is not None)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -172,7 +181,9 @@ def events(draw: st.DrawFn) -> list[dict[str, Any]]:
 @given(events())
 def test_owners_of_any_events_add_up(tmp_path_factory: pytest.TempPathFactory, drawn: list[dict[str, Any]]) -> None:
     path = write(tmp_path_factory.mktemp("events"), drawn)
-    _, recording = walked(path)
+    events, recording = walked(path)
+    if len(recording.path):
+        check_replay(events, recording)
     assert list(recording.borders.times) == sorted(recording.borders.times)
     for begin, end, part in recording.parts():
         if begin == end:
@@ -183,38 +194,6 @@ def test_owners_of_any_events_add_up(tmp_path_factory: pytest.TempPathFactory, d
         assert (part.end > part.begin).all()
     if account := summarise_trace(path).account:
         check_sums(account)
-
-
-def random_program(rnd: random.Random) -> Program:
-    program: Program = []
-    recorded: list[tuple[str, int]] = []
-    for number in range(rnd.randint(10, 40)):
-        chance = rnd.random()
-        stream = rnd.choice([7, 8])
-        if chance < 0.25:
-            program.append(("op", rnd.choice(["opA", "opB"]), rnd.randint(1, 60)))
-        elif chance < 0.65:
-            program.append(("launch", rnd.choice(["kA", "kB", "kC"]), rnd.randint(2, 120), rnd.choice([7, 7, 8])))
-        elif chance < 0.72:
-            program.append(("copy", "cA", rnd.randint(5, 60), 7, rnd.random() < 0.3))
-        elif chance < 0.80:
-            recorded.append((f"e{number}", stream))
-            program.append(("record", *recorded[-1]))
-        elif chance < 0.90 and recorded:
-            event, stream = rnd.choice(recorded)
-            program.append(("wait", event, 15 - stream))
-        elif chance < 0.95 and recorded:
-            program.append(("sync", ("event", rnd.choice(recorded)[0])))
-        elif chance < 0.98:
-            program.append(("sync", stream))
-        else:
-            program.append(("gap", rnd.randint(1, 80)))
-    return [*program, ("sync", None)]
-
-
-def step_us(program: Program) -> float:
-    machine = run_steps(program)
-    return float(next(event["dur"] for event in machine.events if event["name"].startswith("ProfilerStep")))
 
 
 def test_owned_time_is_the_derivative_of_the_step(tmp_path: Path) -> None:
