@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,30 @@ from profdeck_traces.account.host_threads import State
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.recording import RecordingPath
 from profdeck_traces.account.row_kinds import OWNERS, SYNCS
-from profdeck_traces.account.walk import LATENCY_NS, OnDevice, OnThread
+from profdeck_traces.account.walk import LATENCY_NS, OnDevice
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 
 _RETURN_NS = 2_000  # from the end of the device work to the return of a call that waited for it
 _SYNC_CALL_NS = 4_000  # a synchronisation without device work to wait for
 _Mask = NDArray[np.bool_]
+
+
+class _Wait(NamedTuple):
+    """A wait of a thread for another thread or for a device event."""
+
+    track: int
+    end: int
+    segment: int
+    """Segment of the thread, or -1 if the thread started after the wait."""
+    until: int
+    """Time until which the other thread or the device worked."""
+    kind: int
+    """`OwnerKind` of the time from then to the end of the wait."""
+    other: int
+    """Track of the other thread, or -1."""
+    event: int
+    """Device event, or -1."""
 
 
 class _Edges:
@@ -55,7 +72,7 @@ class _Edges:
 
 
 class Dependencies:
-    """The dependencies of a recording, those that delayed an event and those that did not.
+    """Graph of the dependencies of a recording: those that delayed an event, and those that did not.
 
     Nodes are the starts of device events, the borders of steps, and the times of threads at which they launch, wait,
     or are waited for. With all recorded times, the replay reproduces each recorded time exactly: each node has one
@@ -120,55 +137,46 @@ class Dependencies:
         self._add_streams()
         self._add_borders(host_ends)
 
-    def _waits(self) -> list[tuple[int, int, int, int, int, int, int]]:
-        """Return the waits of threads.
-
-        Each one is track, end, segment (-1 before the first one), time until which the thread waited for another one,
-        kind of the delay after that, other track (-1 for the device), and device event.
-        """
-        threads, walk, found = self._threads, self._recording.walk, []
+    def _waits(self) -> list[_Wait]:
+        """Query the walk for the cause of each wait of a thread, and of its first event."""
+        threads = self._threads
         stops = np.flatnonzero(threads.is_stop)
-        tracks = np.array(list(threads.first), np.int64)
-        track_of = (
-            tracks[np.searchsorted(list(threads.first.values()), stops, side="right") - 1] if len(tracks) else stops
-        )
-        asked = []
-        for segment, track in zip(stops.tolist(), track_of.tolist(), strict=True):
+        firsts = np.array(list(threads.first.values()), np.int64)
+        tracks = np.array(list(threads.first), np.int64)[firsts.searchsorted(stops, side="right") - 1]
+        # Track, time and segment; -1 before the first segment.
+        queries = [
+            (track, begin, -1)
+            for track, begin in zip(threads.first, threads.begin[firsts].tolist(), strict=True)
+            if track != threads.main and self._begin < begin < self._end
+        ]
+        for segment, track in zip(stops.tolist(), tracks.tolist(), strict=True):
             is_last = segment == threads.last[track]
             end = self._end if is_last else min(threads.end_of(segment), self._end)
-            is_inside = int(threads.begin[segment]) < end and end > self._begin
+            is_inside = threads.begin[segment] < end and end > self._begin
             if is_inside and (not is_last or track == threads.main):
-                asked.append((track, end, segment))
-        for track, first in threads.first.items():
-            if track != threads.main and self._begin < threads.begin[first] < self._end:
-                asked.append((track, int(threads.begin[first]), -1))
-        for track, end, segment in asked:
-            until, kind, at = walk.continuation(track, end, self._begin)
-            is_same = isinstance(at, OnThread) and at.track == track
-            if until <= self._begin or kind < 0 or is_same:
-                if segment >= 0 and kind >= 0:
-                    self.segment_kind[segment] = kind
-                continue
-            if isinstance(at, OnDevice):
-                found.append((track, end, segment, until, kind, -1, at.number))
-            else:
-                found.append((track, end, segment, until, kind, at.track, -1))
-            if segment >= 0:
+                queries.append((track, end, segment))
+        waits = []
+        for track, end, segment in queries:
+            until, kind, at = self._recording.walk.continuation(track, end, self._begin)
+            if segment >= 0 and kind >= 0:
                 self.segment_kind[segment] = kind
-        return found
+            other, event = (-1, at.number) if isinstance(at, OnDevice) else (at.track, -1)
+            if until > self._begin and kind >= 0 and other != track:
+                waits.append(_Wait(track, end, segment, until, kind, other, event))
+        return waits
 
-    def _place_threads(self, waits: Sequence[tuple[int, ...]], tracks: Int, returned: Int, host_ends: Int) -> None:
+    def _place_threads(self, waits: Sequence[_Wait], tracks: Int, returned: Int, host_ends: Int) -> None:
         """Find the nodes of threads: codes of track and time, sorted."""
         threads = self._threads
         self._span = self._end - self._begin + 1
         firsts = {track: max(int(threads.begin[first]), self._begin) for track, first in threads.first.items()}
         places = [(track, time) for track, time in firsts.items() if time < self._end]
-        for track, end, segment, until, _, other, _ in waits:
-            places.append((track, end))
-            if segment >= 0:
-                places.append((track, max(int(threads.begin[segment]), self._begin)))
-            if other >= 0:
-                places.append((other, until))
+        for wait in waits:
+            places.append((wait.track, wait.end))
+            if wait.segment >= 0:
+                places.append((wait.track, max(int(threads.begin[wait.segment]), self._begin)))
+            if wait.other >= 0:
+                places.append((wait.other, wait.until))
         self._syncs = self._sync_ends()
         places += [(track, end) for track, end, _ in self._syncs]
         pairs = np.array(places, np.int64).reshape(-1, 2)
@@ -184,14 +192,14 @@ class Dependencies:
         ends = self._events.end_ns[rows]
         is_inside = (ends > self._begin) & (ends <= self._end)
         rows, ends = rows[is_inside], ends[is_inside]
-        ended = zip(self._events.track[rows].tolist(), ends.tolist(), rows.tolist(), strict=True)
-        return [sync for sync in ended if sync[0] in self._threads.first] if len(self._work.rows) else []
+        syncs = zip(self._events.track[rows].tolist(), ends.tolist(), rows.tolist(), strict=True)
+        return [sync for sync in syncs if sync[0] in self._threads.first] if len(self._work.rows) else []
 
     def _host_nodes(self, tracks: Int, times: Int) -> Int:
         """Return the nodes of threads at some times."""
         return 1 + self._codes.searchsorted(tracks * self._span + times - self._begin)
 
-    def _add_threads(self, waits: Sequence[tuple[int, ...]]) -> None:
+    def _add_threads(self, waits: Sequence[_Wait]) -> None:
         threads, edges = self._threads, self._edges
         tracks, times = self._codes // self._span, self._codes % self._span
         columns = np.array(waits, np.int64).reshape(-1, 7)
@@ -218,8 +226,8 @@ class Dependencies:
         source = self._host_nodes(other[on_thread], until[on_thread])
         edges.add(source, waiting[on_thread], delay=(end - until)[on_thread], kind=kind[on_thread], row=row[on_thread])
         self._add_work(event[on_device], waiting[on_device], end[on_device], kind=kind[on_device], row=row[on_device])
-        ended = [(t, e, r, k) for t, e, r in self._syncs for k in self._recording.walk.awaited(r)]
-        track, end, row, event = np.array(ended, np.int64).reshape(-1, 4).T
+        awaited = [(*sync, event) for sync in self._syncs for event in self._recording.walk.awaited(sync[-1])]
+        track, end, row, event = np.array(awaited, np.int64).reshape(-1, 4).T
         target = self._host_nodes(track, end)
         self._add_work(event, target, end, kind=OwnerKind.SYNCHRONISATION, row=row, most=_RETURN_NS)
 
@@ -246,7 +254,7 @@ class Dependencies:
         self._edges.add(self._device_node[event], target, delay=delay, kind=kind, row=row, work=work, event=event)
 
     def _add_streams(self) -> None:
-        """Add what device events wait for on the device."""
+        """Add dependencies between device events."""
         work = self._work
         if not len(work.rows):
             return
@@ -272,7 +280,8 @@ class Dependencies:
     def _add_gaps(self, event: Int, before: Int, is_cause: _Mask) -> None:
         work = self._work
         start = self._start[event]
-        kind = np.where(start - self._stop[before] > LATENCY_NS, OwnerKind.DEVICE_HELD, OwnerKind.DEVICE_GAP)
+        is_long = is_cause & (start - self._stop[before] > LATENCY_NS)
+        kind = np.where(is_long, OwnerKind.DEVICE_HELD, OwnerKind.DEVICE_GAP)
         most = np.where(is_cause, -1, work.gap_ns)
         self._add_work(before, self._device_node[event], start, kind=kind, row=work.rows[event], most=most)
 
@@ -308,17 +317,11 @@ class Dependencies:
         fits = np.zeros(len(order), np.bool_)
         fits[columns[1][columns[2] + columns[5] == recorded]] = True
         fixed = 1 + np.flatnonzero(~fits[1:])
-        zeros = np.zeros(len(fixed), np.int64)
-        values = (
-            zeros,
-            fixed,
-            self.time[fixed] - self._begin,
-            zeros + OwnerKind.NOT_RECORDED,
-            zeros - 1,
-            zeros,
-            zeros - 1,
-        )
-        columns = [np.append(column, part) for column, part in zip(columns, (*values, zeros > 0), strict=True)]
+        recorded = self.time[fixed] - self._begin
+        values: tuple[Any, ...] = 0, fixed, recorded, OwnerKind.NOT_RECORDED, -1, 0, -1, False
+        columns = [
+            np.append(column, np.broadcast_to(value, len(fixed))) for column, value in zip(columns, values, strict=True)
+        ]
         order = np.argsort(columns[1], kind="stable")
         self.source, self.target, self.delay, self.kind, self.row, self.event_work, self.event = (
             column[order].astype(np.int64) for column in columns[:7]

@@ -56,7 +56,7 @@ class Replay:
         self._segment_row, self._work_row = recording.threads.row, recording.work.rows
         self._weight = self._graph.delay + self._graph.event_work
         self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
-        """Whether the replay reproduces all recorded times."""
+        """True if the replay reproduces all recorded times."""
 
     def gain(self, kind: OwnerKind, is_owner: _Mask) -> Gain | None:
         """Replay without the time of an owner, or return ``None`` if the gain is unknown.
@@ -99,13 +99,13 @@ class Replay:
         if library is not None:
             times, binding = compiled.longest_paths(library, graph.first_edge, graph.source, weight)
             return times + int(graph.time[0]), binding
-        found, edges = [int(graph.time[0])], [-1]
+        times_ns, edges = [int(graph.time[0])], [-1]
         sources, weights = graph.source.tolist(), weight.tolist()
         for first, last in itertools.pairwise(graph.first_edge[1:].tolist()):
-            latest, edge = max((found[sources[edge]] + weights[edge], -edge) for edge in range(first, last))
-            found.append(latest)
+            latest, edge = max((times_ns[sources[edge]] + weights[edge], -edge) for edge in range(first, last))
+            times_ns.append(latest)
             edges.append(-edge)
-        return np.array(found, np.int64), np.array(edges, np.int64)
+        return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
     def _largest_kind(self, binding: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
         """Return the kind with the most time on the path of a replay."""
