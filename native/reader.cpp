@@ -1007,19 +1007,22 @@ API i64 reader_flatten(const i64* start, const i64* end, size_t n, i64* begin, i
 }
 
 // Find the longest path to each node of a graph whose edges lead to later nodes. The edges to node i are `first[i]` to
-// `first[i + 1] - 1`; only node 0 has none. `edge` receives the last edge of each path.
-API void reader_longest_paths(const i64* first, const i64* source, const i64* weight, size_t n, i64* length,
-                              i64* edge) {
+// `first[i + 1] - 1`; only node 0 has none. `edge` receives the last edge of each path, and `path` the edges of the path
+// to `target`, last first. Returns their number.
+API i64 reader_longest_paths(const i64* first, const i64* source, const i64* weight, size_t n, i64 target, i64* length,
+                             i64* edge, i64* path) {
   for (size_t i = 0; i < n; i++) {
     length[i] = i ? INT64_MIN : 0;
-    edge[i] = -1;
     for (i64 e = first[i]; e < first[i + 1]; e++) {
-      i64 found = length[source[e]] + weight[e];
-      if (found <= length[i]) continue;
-      length[i] = found;
+      i64 longer = length[source[e]] + weight[e];
+      if (longer <= length[i]) continue;
+      length[i] = longer;
       edge[i] = e;
     }
   }
+  i64 count = 0;
+  for (i64 node = target; node > 0; node = source[edge[node]]) path[count++] = edge[node];
+  return count;
 }
 
 // Demangle a C++ name into `out`, which has `room` bytes. Return the length, or -1 if the name is not mangled or the

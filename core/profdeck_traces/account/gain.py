@@ -68,10 +68,10 @@ class Replay:
         graph = self._graph
         if kind in _NO_GAIN or not self.is_exact:
             return None
-        times, binding = self._times(self._weight - self._time_of(kind, is_owner))
+        times, path = self._times(self._weight - self._time_of(kind, is_owner))
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
         saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
-        return Gain(int(saved.sum()), self._largest_kind(binding, kind, is_owner))
+        return Gain(int(saved.sum()), self._largest_kind(path, kind, is_owner))
 
     def _of_segments(self, is_owner: _Mask) -> Int:
         """Return the owner's time from the begin of the recording to each time of a thread."""
@@ -93,30 +93,28 @@ class Replay:
         return time
 
     def _times(self, weight: Int) -> tuple[Int, Int]:
-        """Return the time of each node, and the dependency that it waited for last."""
+        """Return the time of each node, and the dependencies on the critical path to the last border."""
         graph = self._graph
+        last, begin_ns = int(graph.border_nodes[-1]), int(graph.time[0])
         library = compiled.load_library()
         if library is not None:
-            times, binding = compiled.longest_paths(library, graph.first_edge, graph.source, weight)
-            return times + int(graph.time[0]), binding
-        times_ns, edges = [int(graph.time[0])], [-1]
+            lengths, path = compiled.longest_paths(library, graph.first_edge, graph.source, weight, last)
+            return lengths + begin_ns, path
+        times_ns, latest_edge = [begin_ns], [-1]
         sources, weights = graph.source.tolist(), weight.tolist()
-        for first, last in itertools.pairwise(graph.first_edge[1:].tolist()):
-            latest, edge = max((times_ns[sources[edge]] + weights[edge], -edge) for edge in range(first, last))
-            times_ns.append(latest)
-            edges.append(-edge)
+        for first, end in itertools.pairwise(graph.first_edge[1:].tolist()):
+            time_ns, edge = max((times_ns[sources[edge]] + weights[edge], -edge) for edge in range(first, end))
+            times_ns.append(time_ns)
+            latest_edge.append(-edge)
+        edges: list[int] = []
+        while last > 0:
+            edges.append(latest_edge[last])
+            last = sources[edges[-1]]
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
-    def _largest_kind(self, binding: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
-        """Return the kind with the most time on the path of a replay."""
+    def _largest_kind(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
+        """Return the kind with the most time on the critical path of a replay."""
         graph = self._graph
-        edges: list[int] = []
-        node = int(graph.border_nodes[-1])
-        binding_of, source_of = binding.data, graph.source.data
-        while node > 0:
-            edges.append(binding_of[node])
-            node = source_of[edges[-1]]
-        path = np.array(edges, np.int64)
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]
         source, target = graph.source[on_thread], graph.target[on_thread]

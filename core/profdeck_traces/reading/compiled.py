@@ -60,7 +60,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "reader_table": (None, [_pointer, ctypes.c_int, _pointer, _pointer, _pointer, _pointer]),
     "reader_nest": (ctypes.c_int, [_pointer, _pointer, _pointer, _size, _pointer]),
     "reader_flatten": (_i64, [_pointer, _pointer, _size, _pointer, _pointer]),
-    "reader_longest_paths": (None, [_pointer, _pointer, _pointer, _size, _pointer, _pointer]),
+    "reader_longest_paths": (_i64, [_pointer, _pointer, _pointer, _size, _i64, _pointer, _pointer, _pointer]),
     "reader_demangle": (_i64, [ctypes.c_char_p, _pointer, _size]),
 }
 
@@ -287,24 +287,32 @@ def flatten(
 
 
 def longest_paths(
-    library: ctypes.CDLL, first: NDArray[np.int64], source: NDArray[np.int64], weight: NDArray[np.int64]
+    library: ctypes.CDLL,
+    first: NDArray[np.int64],
+    source: NDArray[np.int64],
+    weight: NDArray[np.int64],
+    target: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the longest path to each node of a directed acyclic graph, and its last edge (-1 for the first node).
+    """Return the longest path to each node of a directed acyclic graph, and the edges of one of them.
 
     Args:
         library: The library.
         first: The edges to node *i* are ``first[i]`` to ``first[i + 1] - 1``. Only the first node has none.
         source: Node at the begin of each edge. It comes before the node at its end.
         weight: Length of each edge.
+        target: Node whose path is returned, last edge first.
     """
     if not len(source) == len(weight) == first[-1]:
         raise ValueError("The columns have different lengths.")
     arrays = [np.ascontiguousarray(column, np.int64) for column in (first, source, weight)]
-    length, edge = np.empty(len(first) - 1, np.int64), np.empty(len(first) - 1, np.int64)
-    library.reader_longest_paths(
-        *(array.ctypes.data for array in arrays), len(length), length.ctypes.data, edge.ctypes.data
+    length, edge, path = (np.empty(len(first) - 1, np.int64) for _ in range(3))
+    count = library.reader_longest_paths(
+        *(array.ctypes.data for array in arrays),
+        len(length),
+        target,
+        *(array.ctypes.data for array in (length, edge, path)),
     )
-    return length, edge
+    return length, path[:count].copy()
 
 
 def demangle(library: ctypes.CDLL, names: Iterable[str]) -> list[str]:
