@@ -43,12 +43,12 @@ class OwnerTime(OwnerIdentity):
     """Sum over all steps of the account."""
     share: float
     """Share of the account's time."""
-    gain_us: float | None
+    gain_us: float | None = None
     """Time by which the steps of the account would get shorter if the owner took no time, on the path or not.
 
     ``None`` if it is not computed (only the largest owners have a gain) or unknown, as for waits.
     """
-    next_limit: str | None
+    next_limit: str | None = None
     """Kind of owner that would then have the most time on the critical path."""
 
 

@@ -100,8 +100,6 @@ def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: 
             count=count,
             time_us=of_group / _NS_PER_US,
             share=of_group / total_ns,
-            gain_us=None,
-            next_limit=None,
         )
         for (kind, name, operator, module_path, annotation, line), (of_group, count) in owners
     )
