@@ -354,7 +354,8 @@ def schema(root: type) -> str:
 
 def schema_of_class(cls: type) -> dict[str, Any]:
     """Return the JSON Schema of one class."""
-    hints, docs = typing.get_type_hints(cls), dict(member_docs(cls))
+    hints = typing.get_type_hints(cls)
+    docs = {name: doc for base in cls.__mro__[::-1] if attrs.has(base) for name, doc in member_docs(base)}
     properties = {}
     for field in attrs.fields(cls):
         properties[field.name] = schema_of_type(hints[field.name])

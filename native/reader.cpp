@@ -974,6 +974,57 @@ API int reader_nest(const i32* track, const i64* start, const i64* end, size_t n
   return 0;
 }
 
+// Split a track into segments by the open event that started last. Rows are sorted by start, and longest first.
+// `begin` and `row` have room for 2 n segments. Row -1 is a gap; the last segment is the gap after the last event.
+// Returns the number of segments, or -1 if memory runs out.
+API i64 reader_flatten(const i64* start, const i64* end, size_t n, i64* begin, i32* row) {
+  try {
+    std::vector<i32> open;
+    i64 count = 0;
+    auto put = [&](i64 time, i32 top) {
+      if (count && begin[count - 1] == time) count--;
+      begin[count] = time;
+      row[count++] = top;
+    };
+    auto close = [&](i64 time) {
+      while (!open.empty() && end[open.back()] <= time) {
+        i64 closed = end[open.back()];
+        while (!open.empty() && end[open.back()] <= closed) open.pop_back();
+        put(closed, open.empty() ? -1 : open.back());
+      }
+    };
+    for (size_t i = 0; i < n; i++) {
+      close(start[i]);
+      if (end[i] <= start[i]) continue;
+      open.push_back((i32)i);
+      put(start[i], (i32)i);
+    }
+    close(INT64_MAX);
+    return count;
+  } catch (const std::bad_alloc&) {
+    return -1;
+  }
+}
+
+// Find the longest path to each node of a graph whose edges lead to later nodes. The edges to node i are `first[i]` to
+// `first[i + 1] - 1`; only node 0 has none. `edge` receives the last edge of each path, and `path` the edges of the path
+// to `target`, last first. Returns their number.
+API i64 reader_longest_paths(const i64* first, const i64* source, const i64* weight, size_t n, i64 target, i64* length,
+                             i64* edge, i64* path) {
+  for (size_t i = 0; i < n; i++) {
+    length[i] = i ? INT64_MIN : 0;
+    for (i64 e = first[i]; e < first[i + 1]; e++) {
+      i64 longer = length[source[e]] + weight[e];
+      if (longer <= length[i]) continue;
+      length[i] = longer;
+      edge[i] = e;
+    }
+  }
+  i64 count = 0;
+  for (i64 node = target; node > 0; node = source[edge[node]]) path[count++] = edge[node];
+  return count;
+}
+
 // Demangle a C++ name into `out`, which has `room` bytes. Return the length, or -1 if the name is not mangled or the
 // result is too long: a name of 300 bytes can expand to gigabytes.
 API i64 reader_demangle(const char* name, char* out, size_t room) {

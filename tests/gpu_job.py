@@ -116,10 +116,13 @@ class _Rank:
             "In msg nelems": 1_000_000,
             "Out msg nelems": 1_000_000,
             "dtype": "Float",
+            "correlation": len(self.events),
         }
         kernel = self._event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", begin, end)
         self.events.append(kernel | {"pid": 0, "tid": 20, "args": args})
-        self._host("cuda_runtime", "cudaLaunchKernel", 5)
+        launch = self._event("cuda_runtime", "cudaLaunchKernel", self.host, self.host + 5)
+        self.events.append(launch | {"args": {"correlation": args["correlation"]}})
+        self.host += 5
         self.host = max(self.host, end)
         self.events.append(self._event("user_annotation", f"ProfilerStep#{self.step}", self.begin, self.host))
         self.events.append(
@@ -142,11 +145,12 @@ class _Rank:
         job = self.job
         self.events.append(self._event("cpu_op", "aten::mm", self.host, self.host + extra_us + job.launch_us))
         self.host += extra_us
-        self.events.append(self._event("cuda_runtime", call, self.host + 1, self.host + 4))
+        correlation = {"correlation": len(self.events)}
+        self.events.append(self._event("cuda_runtime", call, self.host + 1, self.host + 4) | {"args": correlation})
         begin = max(self.device, self.host + 5)
         self.first = begin if self.first is None else self.first
         self.device = begin + duration
-        self.events.append(self._event(category, name, begin, self.device) | {"pid": 0, "tid": 7})
+        self.events.append(self._event(category, name, begin, self.device) | {"pid": 0, "tid": 7, "args": correlation})
         self.host = self.device if waits else self.host + job.launch_us
 
     def _wait(self, call: str, idle_us: float) -> None:

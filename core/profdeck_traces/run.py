@@ -46,6 +46,11 @@ class Run:
     _arguments: dict[str, Any] = attrs.field(factory=dict, repr=False)
 
     @property
+    def account(self) -> Table:
+        """Owners of the steps' time on the critical path of each rank."""
+        return self.table("account")
+
+    @property
     def kernels(self) -> Table:
         """Statistics of each kernel, copy and memset."""
         return self.table("kernels")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import attrs
 import msgspec
 
+from profdeck_traces.analysis.account_diff import account_diff
 from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, names_of, paired, stage_of
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.detail_model import PerStep
@@ -348,6 +349,7 @@ def _role(
             *(f"only one side has {path}" for path in alone[:1]),
             *(f"{path} could not be read" for path in unread[:1]),
         ),
+        account=account_diff(pairs) if alike else None,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
+from profdeck_traces.account.model import OwnerIdentity
 from profdeck_traces.analysis.rank_sum_test import LEVEL
 
 Verdict = Literal["slower", "faster", "same", "appeared", "vanished"]
@@ -82,6 +83,33 @@ class Change:
 
 
 @attrs.frozen(kw_only=True)
+class OwnerChange(OwnerIdentity):
+    """Time of one owner on the critical path per step, before and after."""
+
+    before_ns: int
+    after_ns: int
+    delta_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class AccountDiff:
+    """Difference between the accounts of two runs, per step.
+
+    In each of the three times, the owners add up to the step exactly.
+    """
+
+    borders_before: tuple[str, ...]
+    """Border rules of the steps before, as in `profdeck_traces.account.model.Account`."""
+    borders_after: tuple[str, ...]
+    step_before_ns: int
+    """Mean time per step, or of the recording if it has no steps."""
+    step_after_ns: int
+    step_delta_ns: int
+    owners: tuple[OwnerChange, ...]
+    """Owners of either side, largest absolute difference first."""
+
+
+@attrs.frozen(kw_only=True)
 class RankDiff:
     """One rank of both runs. Several traces of it are repeated measurements."""
 
@@ -132,6 +160,8 @@ class RoleDiff:
     """Paths of traces that could be read only in part. They rule out a verdict."""
     incomplete: tuple[str, ...] = ()
     """Reasons why the comparison is inconclusive if it finds no regression, such as a rank that only one side has."""
+    account: AccountDiff | None = None
+    """Owners of the change of the step. ``None`` if a trace has no account, or if the kinds of steps differ."""
 
     @property
     def decisive(self) -> tuple[Change, ...]:

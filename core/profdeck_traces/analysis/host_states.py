@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -10,7 +9,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.reading.columns import ANNOTATION, OPERATOR, PYTHON, RUNTIMES, Columns
+from profdeck_traces.reading.columns import (
+    ANNOTATION,
+    OPERATOR,
+    PROFILER_OVERHEAD,
+    PYTHON,
+    RUNTIMES,
+    TASK_QUEUES,
+    Columns,
+)
+from profdeck_traces.reading.event_names import SYNCHRONISATIONS, CallKind, call_kind
 from profdeck_traces.reading.intervals import Int, Spans, complement, groups, intersection, joined, time_before, union
 
 CAUSES = {
@@ -42,27 +50,20 @@ _STATES = tuple(CAUSES)
 _OPERATORS, _SYNCHRONISING = _STATES.index("operators"), _STATES.index("synchronising")
 _NOTHING = len(_STATES) - 1
 _STATE_OF_CATEGORY = {
-    "overhead": "profiler overhead",
+    PROFILER_OVERHEAD: "profiler overhead",
     OPERATOR: "operators",
     ANNOTATION: "Python and other host code",
     PYTHON: "Python and other host code",
-    "enqueue": "Python and other host code",
-    "dequeue": "Python and other host code",
+    **dict.fromkeys(TASK_QUEUES, "Python and other host code"),
 } | dict.fromkeys(RUNTIMES, "other runtime calls")
 KNOWN_CATEGORIES = frozenset(_STATE_OF_CATEGORY)
 """Categories of host events."""
-# The first that is found in the name. CUDA, HIP, Level Zero and AscendCL share these words.
-_STATE_OF_CALL = (
-    ("synchronising", re.compile(r"[Ss]ynchronize|EventQuery|StreamQuery|QueryEventStatus")),
-    ("launching", re.compile(r"[Ll]aunch|AscendCL@acl(nn(?!\w*GetWorkspaceSize)|opCompileAndExecute|opExecute)")),
-    ("copying", re.compile(r"[Mm]emcpy|[Mm]emset|MemoryCopy|MemoryFill")),
-    (
-        "allocating",
-        re.compile(
-            r"[Mm]alloc|Free|HostAlloc|HostRegister|HostUnregister|MemAlloc|MemCreate|MemRelease|MemMap|MemUnmap"
-        ),
-    ),
-)
+_STATE_OF_CALL = {
+    **dict.fromkeys((*SYNCHRONISATIONS, CallKind.QUERY), "synchronising"),
+    **dict.fromkeys((CallKind.LAUNCH, CallKind.OPERATOR_EXECUTION), "launching"),
+    CallKind.COPY: "copying",
+    **dict.fromkeys((CallKind.ALLOCATION, CallKind.FREE), "allocating"),
+}
 
 
 class HostEvent(NamedTuple):
@@ -183,5 +184,5 @@ def _working(columns: Columns, operators: Int, waits: Int) -> Spans:
 def _state(name: str, category: str) -> int:
     state = _STATE_OF_CATEGORY.get(category, "nothing recorded")
     if category in RUNTIMES:
-        state = next((found for found, pattern in _STATE_OF_CALL if pattern.search(name)), state)
+        state = _STATE_OF_CALL.get(call_kind(name), state)
     return _STATES.index(state)

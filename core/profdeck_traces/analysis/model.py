@@ -11,6 +11,7 @@ from typing import Any
 
 import attrs
 
+from profdeck_traces.account.model import Account
 from profdeck_traces.analysis.detail_model import (
     CollectiveCalls,
     DurationBin,
@@ -294,6 +295,8 @@ class RankSummary:
     unit: str | None = None
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""
+    account: Account | None = None
+    """Owners of the steps' time on the critical path. ``None`` for a table of kernels."""
     attributed: AttributedTimes | None = None
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
 

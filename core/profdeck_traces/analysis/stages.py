@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,10 +10,8 @@ from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.host_states import CAUSES, Host, by_time
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, outermost
 from profdeck_traces.reading.columns import Columns
+from profdeck_traces.reading.event_names import is_host_collective
 from profdeck_traces.reading.intervals import Int, groups, time_before, union
-
-# What torch calls collectives on the host: its dispatcher's operators, and the marks of their backends.
-_COLLECTIVE = re.compile(r"c10d::\w+_$|(?:gloo|nccl|hccl|ucc|mpi|xccl):\w+")
 
 RECORDING = "recording"
 """The basis of a trace without steps."""
@@ -82,7 +78,7 @@ class StageTimes:
         spans = self._start, self._end
         for row, of_state in enumerate(host.times(spans)):
             np.add.at(self._of_stage[row], self._stage, of_state)
-        is_collective = np.array([_COLLECTIVE.match(name) is not None for name in events.tables.names], dtype=bool)
+        is_collective = np.array([is_host_collective(name) for name in events.tables.names], dtype=bool)
         collectives = events[np.flatnonzero(is_collective[events.name])]
         waits = union(collectives.start_ns, collectives.end_ns)
         np.add.at(self._communication, self._stage, time_before(waits, spans[1]) - time_before(waits, spans[0]))

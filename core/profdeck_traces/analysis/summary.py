@@ -9,6 +9,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.model import Account
+from profdeck_traces.account.recording import StepAnnotations, path_of
+from profdeck_traces.account.table import account_of
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck_traces.analysis.collectives import (
@@ -148,6 +151,7 @@ class _Summary:
         self, source: TraceSource, trace: Trace, analysed: RecorderTables, classifier: Classifier, step_names: StepNames
     ) -> None:
         self._source = source
+        self._step_names = step_names
         self._trace = trace
         self._analysed = analysed
         tables = trace.tables
@@ -285,6 +289,7 @@ class _Summary:
             unrecorded_steps=self._unrecorded_steps(),
             unit=facts.unit if facts else None,
             attributed=self._attributed(),
+            account=self._account(),
         )
 
     def _attributed(self) -> AttributedTimes | None:
@@ -307,6 +312,35 @@ class _Summary:
         stage = np.full(len(rows), -1)
         stage[has_host] = np.where(np.isin(raw.track[host], threads), of_host, -1)
         return time_by_owner(names, basis, rows, time_ns, (stage, stages))
+
+    def _account(self) -> Account | None:
+        """Return the account of the steps; ``None`` for a table of kernels."""
+        steps, events, names = self._trace_steps, self._trace.events, self._names
+        if names is None:
+            return None
+        kind = step_kind(steps)
+        # A table of kernels has its own track numbers.
+        tracks = {track: number for number, track in enumerate(names.events.tracks)}
+        track = np.array(
+            [tracks.get(self._trace.tables.tracks[number], -1) for number in steps.track.tolist()], dtype=np.int64
+        )
+        of_kind = np.array([steps.marks[name].kind == kind for name in steps.name.tolist()], dtype=bool) & (track >= 0)
+        is_valid = np.zeros(names.events.complete, dtype=bool)
+        is_valid[events.row[events.row >= 0]] = True
+        communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
+        annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
+        recording = path_of(
+            names,
+            annotations,
+            is_step=lambda name: self._step_names.parse(name) is not None,
+            is_collective=communicates.__contains__,
+            is_valid=is_valid,
+        )
+        account = account_of(recording, names, kind or "recording", steps.excluded[of_kind])
+        if account is None or (events.row >= 0).all():
+            return account
+        note = "The device work is in a table without launches. Owners are only on the host."
+        return attrs.evolve(account, notes=(*account.notes, note))
 
     def _unrecorded_steps(self) -> tuple[int, ...]:
         steps = self._trace_steps

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from profdeck_traces.analysis.detail_model import DurationBin, PerStep, RuntimeCalls
 from profdeck_traces.analysis.host_states import state_of_call
 from profdeck_traces.analysis.model import CategorySummary, CopySummary, KernelSummary, OperatorSummary
-from profdeck_traces.reading.columns import DEVICE_WORK, Columns
+from profdeck_traces.reading.columns import COPIES, DEVICE_WORK, Columns
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
 # Kineto's categories of copies and fills.
-_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
+
 # What launches a captured graph of kernels, by the beginning of its name: CUDA's runtime and driver, HIP's runtime.
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 # No kernel runs for two hours.
@@ -43,7 +43,7 @@ class NameSums:
         self._max_ns = np.zeros(names, dtype=np.int64)
         np.maximum.at(self._max_ns, events.name, duration)
         self._on_device = self._tables.names_of_categories(DEVICE_WORK)
-        is_kernel = self._on_device & ~self._tables.names_of_categories(_COPIES)
+        is_kernel = self._on_device & ~self._tables.names_of_categories(COPIES)
         of_kernels = duration[is_kernel[events.name]]
         # The bins are powers of two, so a duration's bin is its floating-point exponent.
         exponent = np.minimum(np.maximum(np.frexp(of_kernels)[1] - 1, 0), _BINS - 1)
@@ -148,7 +148,7 @@ class NameSums:
 
     def copies(self, trace: Trace) -> tuple[CopySummary, ...]:
         """Return copies and fills, with the sizes recorded in their events."""
-        is_copy = self._tables.names_of_categories(_COPIES)
+        is_copy = self._tables.names_of_categories(COPIES)
         events = trace.events[np.flatnonzero(is_copy[trace.events.name])]
         size = trace.arg("bytes", events.row)
         names = len(self._tables.names)

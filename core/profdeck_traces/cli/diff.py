@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
+from profdeck_traces.account.borders import HOST
 from profdeck_traces.analysis.diff_text import (
     SECTIONS,
     basis_of,
@@ -24,12 +25,17 @@ from profdeck_traces.analysis.diff_text import (
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck_traces.base.errors import ConfigError
+from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
+from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label
 
 if TYPE_CHECKING:
-    from profdeck_traces.analysis.diff_model import Change, RoleDiff, RunDiff
+    from profdeck_traces.analysis.diff_model import AccountDiff, Change, RoleDiff, RunDiff
     from profdeck_traces.analysis.model import RunSummary
 
+_LEAST_OWNER = 0.001
+"""Smallest change of an owner that is shown, as a fraction of the step."""
+_NS_PER_US = 1000
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
 
 
@@ -165,6 +171,8 @@ def _lines(role: RoleDiff, limit: float, top: int | None, width: int, diff: RunD
     for change in role.iterations if len(role.iterations) > 1 else ():
         lines += text_layout.wrapped(headline_of(role, change, limit), width, indent="    ", first="  ")
     lines += text_layout.wrapped(" ".join([basis_of(role), *role.notes]), width, style="dim")
+    if role.account is not None:
+        lines += _account(_named("owner on the critical path", role, named=named), role.account, top, width)
     lines += _table(_named("sum", role, named=named), role, role.overall, width)
     same = []
     for section, heading in SECTIONS.items():
@@ -176,6 +184,51 @@ def _lines(role: RoleDiff, limit: float, top: int | None, width: int, diff: RunD
         if len(changes) > len(changed):
             same.append(counted(len(changes) - len(changed), section))
     return [*lines, *([Text(), Text(f"The same: {', '.join(same)}.")] if same else [])]
+
+
+def _account(heading: str, account: AccountDiff, top: int | None, width: int) -> list[Text]:
+    """Format the owners whose time changed. The last row is the step, which is the sum of all rows."""
+    times: dict[tuple[str, str | None, str | None, str | None], tuple[int, int]] = {}
+    for owner in account.owners:
+        key = owner.kind, owner.name, owner.line, owner.origin
+        before, after = times.get(key, (0, 0))
+        times[key] = before + owner.before_ns, after + owner.after_ns
+    least = _LEAST_OWNER * max(account.step_before_ns, account.step_after_ns)
+    changed = [key for key, (before, after) in times.items() if abs(after - before) >= least]
+    changed = [key for key in changed if key[1] or key[0] in NAMELESS]
+    shown = sorted(changed, key=lambda key: -abs(times[key][1] - times[key][0]))[:top]
+    if not shown:
+        return []
+    is_unlimited = width >= text_layout.UNLIMITED
+    size = width if is_unlimited else max(24, (width - 33) // 2)
+    labels = [owner_label(kind, name, size, full=is_unlimited) for kind, name, _, _ in shown]
+    room = max(8, width - 35 - max(map(len, labels)))  # columns and gaps
+    rows = [
+        [*_of_times(*times[key]), label, origin_label(key[3], key[2], room) if key[3] else ""]
+        for key, label in zip(shown, labels, strict=True)
+    ]
+    others = [sides for key, sides in times.items() if key not in shown]
+    if others:
+        before, after = (sum(sides[side] for sides in others) for side in (0, 1))
+        rows.append([*_of_times(before, after), plural(len(others), "other owner"), ""])
+    rows.append([*_of_times(account.step_before_ns, account.step_after_ns), "all owners", ""])
+    line = "line, module, annotation or operator" if any(key[2] for key in shown) else "module, annotation or operator"
+    header = ("before ms", "after ms", "change ms", heading, line)
+    lines = [Text(), *text_layout.aligned(header, rows, width, left=(heading,))]
+    if account.borders_before != account.borders_after:
+        rules = f"before: {', '.join(account.borders_before)}; after: {', '.join(account.borders_after)}"
+        text = f"The border rules of the steps differ ({rules}), so that owners at the borders may not correspond."
+        lines += text_layout.wrapped(text, width, indent="  ", style="dim")
+    elif account.borders_after != (HOST,):
+        for border in account.borders_after:
+            lines += text_layout.wrapped(BORDERS[border], width, indent="  ", style="dim")
+    return lines
+
+
+def _of_times(before_ns: int, after_ns: int) -> tuple[str, str, str]:
+    change = after_ns - before_ns
+    sign = "+" if change > 0 else "-" if change < 0 else ""
+    return ms(before_ns / _NS_PER_US), ms(after_ns / _NS_PER_US), sign + ms(abs(change) / _NS_PER_US)
 
 
 def _named(heading: str, role: RoleDiff, *, named: bool) -> str:

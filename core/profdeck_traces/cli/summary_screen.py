@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 from rich.text import Text
 
+from profdeck_traces.account.borders import HOST
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
-from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
+from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
+from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label, short_event
 from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
 from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
 
@@ -23,12 +25,14 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.run_model import Finding
 
 MAX_FINDINGS = 5
-_STAGES, _LEAST_STAGE = 6, 0.01
+_STAGES, _FEWEST_STAGES, _LEAST_STAGE = 6, 2, 0.01
 _MOST_TRACES = 4
 _IDLE = "device: idle"
 _TIMES, _LEAST_TIME = 5, 0.01
-_FEWEST_ROWS, _USUAL_ROWS = 3, 10
+_FEWEST_ROWS, _USUAL_ROWS = 2, 10
+_GAP = 2
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
+_OWNERS, _FEWEST_OWNERS, _LEAST_OWNER = 8, 3, 0.01
 _STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "failed": "red", "missing": "red"}
 
 
@@ -56,23 +60,67 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     """
     width = screen.width
     everyone = teams_of(run)
-    head = [*_about(run, paths, everyone, width), Text(), *_findings(run.findings, width, screen.findings)]
-    teams = everyone if screen.findings is None else first_of(everyone, _MOST_TRACES)
-    blocks = [_of_team(team, len(everyone) > 1, width) for team in teams]
-    used = len(head) + sum(len(block) + 1 for before, after in blocks for block in (*before, *after) if block)
-    rows = _USUAL_ROWS
-    if screen.height is not None and teams:
-        # Each table needs two more lines, for an empty line and the heading. The shell prompt needs one.
-        rows = max(_FEWEST_ROWS, min(_USUAL_ROWS, (screen.height - 1 - used) // len(teams) - 2))
-    limit = rows if screen.top is None else screen.top or None
-    lines = head
-    for team, (before, after) in zip(teams, blocks, strict=True):
-        for block in (*before, _work(team, limit, width, len(everyone) > 1), *after):
-            if block:
-                lines += [Text(), *block]
-    if more := len(everyone) - len(teams):
-        lines += [Text(), Text(f"{plural(more, 'more trace')} with --full.", style="dim")]
+    is_full = screen.findings is None
+    lines = [*_about(run, paths, everyone, width), Text(), *_findings(run.findings, width, screen.findings)]
+    teams = everyone if is_full else first_of(everyone, _MOST_TRACES)
+    tables = [table for team in teams for table in _tables_of(team, len(everyone) > 1, screen)]
+    notes = [f"{plural(len(everyone) - len(teams), 'more trace')} with --full."] if len(everyone) > len(teams) else []
+    if screen.height is not None:
+        room = screen.height - 1 - len(lines)  # one line remains for the prompt
+        fitted = _fitted(tables, room - 2 * len(notes))
+        if len(fitted) < len(tables):
+            fitted = _fitted(tables, room - 2 * len(notes) - 2)
+            hidden = plural(len(tables) - len(fitted), "more table")
+            notes.append(f"{hidden} in a taller terminal, in a pipe, or with --full.")
+        tables = fitted
+    for table in tables:
+        lines += [Text(), *table.lines]
+    for note in notes:
+        lines += [Text(), *wrapped(note, width, style="dim")]
     return lines
+
+
+@attrs.define(eq=False)
+class _Table:
+    """A table of a role, with a variable number of rows."""
+
+    render: Callable[[int], list[Text]]
+    """Format the table with at most this number of rows."""
+    priority: int
+    """Order in which tables get lines of the screen. Priority 0 is always shown."""
+    rows: int
+    """Number of rows to show, at first the maximum."""
+    fewest: int
+    """Number of rows below which the table is hidden instead."""
+
+    @property
+    def lines(self) -> list[Text]:
+        return self.render(self.rows)
+
+
+def _fitted(tables: Sequence[_Table], room: int) -> list[_Table]:
+    """Return the tables that fit in `room` lines, each with as many rows as possible.
+
+    First, each table gets its fewest rows, in the order of priority. Then tables grow by one row in turn.
+    """
+    shown = []
+    for index, table in sorted(enumerate(tables), key=lambda item: item[1].priority):
+        small = attrs.evolve(table, rows=min(table.fewest, table.rows))
+        size = len(small.lines) + 1
+        if size <= room or table.priority == 0:
+            shown.append((index, small, table.rows))
+            room -= size
+    growing = [(table, most) for _, table, most in shown]
+    while growing:
+        growing = [(table, most) for table, most in growing if table.rows < most]
+        for table, most in tuple(growing):
+            added = len(table.render(table.rows + 1)) - len(table.lines)
+            if added > room:
+                growing.remove((table, most))
+                continue
+            table.rows += 1
+            room -= added
+    return [table for _, table, _ in sorted(shown, key=lambda item: item[0])]
 
 
 def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width: int) -> list[Text]:
@@ -98,9 +146,28 @@ def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list
     return lines
 
 
-def _of_team(team: Team, named: bool, width: int) -> tuple[list[list[Text]], list[list[Text]]]:  # noqa: FBT001
-    """Return the blocks of a role before its kernel table, and the blocks after it."""
-    return [_stages(team, named, width), _device(team, named, width)], [_steps(team, named, width)]
+def _tables_of(team: Team, named: bool, screen: Screen) -> list[_Table]:  # noqa: FBT001
+    """Return the tables of a role that have rows, in the order of the screen."""
+    width, is_full = screen.width, screen.findings is None
+    most_rows = _USUAL_ROWS if screen.top is None else screen.top or len(team.kernels) + len(team.operators)
+    tables = [
+        _Table(
+            lambda rows: _account(team, named, width, rows, full=is_full),
+            priority=0,
+            rows=len(team.account) if is_full else _OWNERS,
+            fewest=_FEWEST_OWNERS,
+        ),
+        _Table(lambda rows: _stages(team, named, width, rows), priority=3, rows=_STAGES, fewest=_FEWEST_STAGES),
+        _Table(lambda rows: _device(team, named, width, rows), priority=2, rows=_TIMES, fewest=1),
+        _Table(
+            lambda rows: _work(team, rows, width, named),
+            priority=1 if screen.top is None else 0,
+            rows=most_rows,
+            fewest=_FEWEST_ROWS if screen.top is None else most_rows,
+        ),
+        _Table(lambda rows: _steps(team, named, width, rows), priority=4, rows=len(team.steps), fewest=1),
+    ]
+    return [table for table in tables if table.lines]
 
 
 def _per(team: Team) -> str:
@@ -111,11 +178,44 @@ def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
     return f"{team.name or 'trace'}: {what}" if named else what
 
 
-def _stages(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
+def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> list[Text]:  # noqa: FBT001
+    """Format the owners of time on the critical path. The shares add up to 100 %."""
+    named_owners = [row for row in team.account if row.name or row.kind in NAMELESS]
+    shown = [row for row in named_owners if row.share >= _LEAST_OWNER][:limit]
+    if not shown:
+        return []
+    is_unlimited = width >= text_layout.UNLIMITED
+    size = width if is_unlimited else max(24, (width - 18) // 2)
+    owners = [owner_label(row.kind, row.name, size, full=is_unlimited) for row in shown]
+    # A column for gains if there are any.
+    gains = ["" if row.gain_us is None else ms(row.gain_us) for row in shown]
+    front = ("share", _per(team), *["gain"] * any(gains))
+    room = width - sum(_GAP + len(cell) for cell in front) - max(map(len, owners)) - _GAP
+    rows = [
+        [percent(row.share), ms(row.mean_us), *[gain] * any(gains), owner, origin_label(row.origin, row.line, room)]
+        for row, gain, owner in zip(shown, gains, owners, strict=True)
+    ]
+    rest = [row for row in team.account if row not in shown]
+    if rest:
+        share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
+        rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other owner"), "-"])
+    has_line = {row.line is not None for row in shown if row.origin}
+    line = "line" if has_line == {True} else f"{'line, ' * any(has_line)}module, annotation or operator"
+    header = (*front, "owner on the critical path", _heading(team, line, named))
+    lines = aligned(header, rows, width, left=("owner on the critical path",))
+    texts = [BORDERS[border] for border in team.borders if full or border != HOST]
+    if team.longest is not None:
+        longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)
+        texts.insert(0, f"{team.longest.label} has the longest step: {longest} ms. The mean of the ranks is {mean} ms.")
+    texts += team.notes if full else ()
+    return [*lines, *(part for text in texts for part in wrapped(text, width, indent="  ", first="  ", style="dim"))]
+
+
+def _stages(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # noqa: FBT001
     shown = [row for row in team.stages if row.share >= _LEAST_STAGE]
-    if len(shown) > _STAGES:
-        of_stages = [row for row in shown if row.is_stage][: _STAGES - sum(not row.is_stage for row in shown)]
-        shown = [row for row in shown if row in of_stages or not row.is_stage]
+    if len(shown) > limit:
+        totals = [row for row in shown if not row.is_stage][: max(0, limit - _FEWEST_STAGES)]
+        shown = [*[row for row in shown if row.is_stage][: limit - len(totals)], *totals]
     ranked = any(row.slowest for row in shown)
     rows = [
         [
@@ -137,13 +237,13 @@ def _short_rank(label: str | None) -> str:
     return f"/{replica}" if slash and role.isidentifier() else label[max(0, label.find("rank ")) :]
 
 
-def _device(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
+def _device(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # noqa: FBT001
     room = min(width, text_layout.PIPED_WIDTH)
     blocks: list[list[Text]] = []
     shown = [row for row in team.device if row.share >= _LEAST_TIME]
     longest = max((row.share for row in shown), default=1.0)
     for is_idle, heading in ((False, "device: work"), (True, f"{_IDLE}, while the host was")):
-        rows = [row for row in shown if row.is_idle is is_idle][:_TIMES]
+        rows = [row for row in shown if row.is_idle is is_idle][:limit]
         if not rows:
             continue
         size = min(_LONGEST_CLASS, max(len(row.name) for row in rows))
@@ -161,9 +261,9 @@ def _device(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
     return beside(blocks[0], blocks[1], room)
 
 
-def _work(team: Team, limit: int | None, width: int, named: bool) -> list[Text]:  # noqa: FBT001
+def _work(team: Team, limit: int, width: int, named: bool) -> list[Text]:  # noqa: FBT001
     rows = team.kernels or team.operators
-    cut = functools.partial(_cut, kernels=bool(team.kernels), full=width >= text_layout.UNLIMITED)
+    cut = functools.partial(short_event, is_kernel=bool(team.kernels), full=width >= text_layout.UNLIMITED)
     table = [
         [ms(row.mean_us), percent(row.share), _calls(row), row.category, row.name]
         for row in rows[:limit]
@@ -175,17 +275,11 @@ def _work(team: Team, limit: int | None, width: int, named: bool) -> list[Text]:
     return aligned((_per(team), "share", calls, "class", name), table, width, left=("class",), cut=cut)
 
 
-def _cut(name: str, width: int, *, kernels: bool, full: bool) -> str:
-    if full:
-        return full_name(name)
-    return short_kernel(name, width) if kernels else cut_middle(name, width)
-
-
 def _calls(row: WorkRow) -> str:
     return f"{row.calls:,.0f}" if row.calls >= 10 or row.calls == int(row.calls) else f"{row.calls:,.1f}"  # noqa: PLR2004
 
 
-def _steps(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
+def _steps(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # noqa: FBT001
     rows = [
         [
             f"{row.count:,}",
@@ -195,7 +289,7 @@ def _steps(team: Team, named: bool, width: int) -> list[Text]:  # noqa: FBT001
             "" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}",
             row.title,
         ]
-        for row in team.steps
+        for row in team.steps[:limit]
     ]
     header = ("count", "median ms", "min ms", "max ms", "tokens/s", _heading(team, "steps on the host", named))
     return aligned(header, rows, width)

@@ -15,10 +15,9 @@ from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.reading.event_names import SYNCHRONISATIONS, CallKind, call_kind
 
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
-_SYNC = re.compile(r"Synchronize")
-_LAUNCH = re.compile(r"Launch")
 _PAGEABLE = re.compile(r"Pageable")
 _SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
 _US_OF_SMALL = 10
@@ -101,9 +100,9 @@ def synchronisation(view: RankView) -> Iterator[RankFinding]:
     (nsys cuda_api_sync).
     """
     idle = view.idle.get("synchronising", 0.0)
-    calls = [call for call in view.rank.runtime if _SYNC.search(call.name)]
+    calls = [call for call in view.rank.runtime if call_kind(call.name) in SYNCHRONISATIONS]
     count = sum(call.count for call in calls)
-    launches = sum(call.count for call in view.rank.runtime if _LAUNCH.search(call.name))
+    launches = sum(call.count for call in view.rank.runtime if call_kind(call.name) is CallKind.LAUNCH)
     often = view.calls_per_step(count) > 3 and launches and count * 20 > launches
     if idle > 0.05 * view.step_us or often:
         name = max(calls, key=lambda call: call.count).name if calls else "synchronisation"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator
 
@@ -13,15 +12,14 @@ from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.reading.event_names import is_data_loading, is_garbage_collection
 
-_LOADER = re.compile(r"data_?load|load_?batch|next_?batch|fetch_?batch|get_?batch", re.IGNORECASE)
-_GARBAGE = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
 _FEWEST_STEPS = 3
 
 
 def data_loading(view: RankView) -> Iterator[RankFinding]:
     """Loading data over 5 % of the step (torch-tb-profiler); with a device, as far as that waits."""
-    found = [stage for stage in view.stages if _LOADER.search(stage.name)]
+    found = [stage for stage in view.stages if is_data_loading(stage.name)]
     steps = view.rank.host_times.steps if view.rank.host_times else 1
     time_us = sum(stage.total_us for stage in found) / steps
     gain_us = min(time_us, view.idle_us) if view.rank.devices else time_us
@@ -94,7 +92,7 @@ def garbage(view: RankView) -> Iterator[RankFinding]:
     """Marks of garbage collection longer than 1 ms a step (nsys; the marks come from the job)."""
     for mark in view.rank.annotations:
         of_step_us = (mark.total_us - mark.cold_us) / view.count
-        if _GARBAGE.search(mark.name) and of_step_us > 1_000:
+        if is_garbage_collection(mark.name) and of_step_us > 1_000:
             yield draft(
                 view,
                 "garbage-collection",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import attrs
 
+from profdeck_traces.account.model import OwnerTime
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
 from profdeck_traces.analysis.formatting import ranges
@@ -27,6 +28,9 @@ OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 NOTHING = "nothing recorded"
 _MAX_LISTED = 4
+
+_LONGER = 1.005
+"""Smallest ratio of the longest step to the mean that is reported."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +83,37 @@ class WorkRow:
 
 
 @attrs.frozen(kw_only=True)
+class OwnerRow:
+    """One owner of time on the critical path, over the ranks of a role."""
+
+    kind: str
+    name: str | None
+    """Name of the event; ``None`` if no event is open, or for the sum of small owners."""
+    line: str | None
+    """Function of user code, or ``None`` if it is unknown."""
+    origin: str | None
+    """``line``, or else the module, annotation or operator of the event."""
+    mean_us: float
+    """Mean per step."""
+    share: float
+    gain_us: float | None
+    """Mean time by which a rank's step would get shorter without the owner; ``None`` if a rank's gain is unknown."""
+    next_limit: str | None
+    """Kind of owner with the most time then, if it is the same in all ranks."""
+
+
+@attrs.frozen(kw_only=True)
+class LongestStep:
+    """The rank whose account has the longest step."""
+
+    label: str
+    step_us: float
+    """Mean step of this rank."""
+    mean_us: float
+    """Mean of all ranks."""
+
+
+@attrs.frozen(kw_only=True)
 class StepRow:
     """The steps of one kind and stage, over the ranks of a role."""
 
@@ -112,6 +147,14 @@ class Team:
     """What times are per: ``step``, ``iteration`` or ``recording``."""
     step_us: float
     """The mean step on the device, or on the host without one."""
+    account: tuple[OwnerRow, ...]
+    """Owners by time, longest first."""
+    longest: LongestStep | None
+    """Rank with the longest step of its account. ``None`` for one rank, or if no step is 0.5 % longer than the mean."""
+    borders: tuple[str, ...]
+    """Border rules of the steps in the accounts."""
+    notes: tuple[str, ...]
+    """Limits of the accounts."""
     stages: tuple[StageRow, ...]
     device: tuple[TimeRow, ...]
     """By share: first classes of work, then causes of idle time."""
@@ -155,6 +198,10 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         views=tuple(views),
         unit=unit,
         step_us=_mean(warm, lambda view: view.step_us),
+        account=_account(warm),
+        longest=_longest_step(warm),
+        borders=tuple(dict.fromkeys(view.rank.account.border for view in warm if view.rank.account)),
+        notes=tuple(dict.fromkeys(note for view in warm if view.rank.account for note in view.rank.account.notes)),
         stages=_stages(warm),
         device=_device(warm),
         kernels=_work([view for view in warm if view.rank.devices], _kernels),
@@ -254,6 +301,53 @@ def _mean(
     views: Sequence[RankView], value: Callable[[RankView], float], steps: Callable[[RankView], int] = _steps
 ) -> float:
     return sum(value(view) * weight for view, weight in _weighted(views, steps))
+
+
+def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
+    parts: dict[tuple[str, str | None, str | None, str | None], list[tuple[RankView, float, OwnerTime]]] = {}
+    accounts = {view.rank.path: view.rank.account for view in views if view.rank.account}
+    with_account = [view for view in views if view.rank.path in accounts]
+    for view, weight in _weighted(with_account, lambda view: accounts[view.rank.path].steps):
+        account = accounts[view.rank.path]
+        for owner in account.owners:
+            key = owner.kind, owner.name, owner.line, owner.origin
+            parts.setdefault(key, []).append((view, weight / account.steps, owner))
+    times = {key: sum(owner.time_us * weight for _, weight, owner in owners) for key, owners in parts.items()}
+    total_us = sum(times.values())
+    rows = []
+    for (kind, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1]):
+        owners = parts[kind, name, line, origin]
+        gains = [owner.gain_us * weight for _, weight, owner in owners if owner.gain_us is not None]
+        # The gains of several owners of one rank do not add up.
+        ranks = {view.rank.path for view, _, _ in owners}
+        has_gain = len(gains) == len(owners) == len(ranks) == len(accounts)
+        limits = {owner.next_limit for _, _, owner in owners}
+        rows.append(
+            OwnerRow(
+                kind=kind,
+                name=name,
+                line=line,
+                origin=origin,
+                mean_us=time_us,
+                share=time_us / total_us,
+                gain_us=sum(gains) if has_gain else None,
+                next_limit=limits.pop() if has_gain and len(limits) == 1 else None,
+            )
+        )
+    return tuple(rows)
+
+
+def _longest_step(views: Sequence[RankView]) -> LongestStep | None:
+    ranks: list[tuple[float, str]] = []
+    for captures in _by_rank([view for view in views if view.rank.account]):
+        accounts = [view.rank.account for view in captures if view.rank.account]
+        step_us = sum(account.time_us for account in accounts) / sum(account.steps for account in accounts)
+        ranks.append((step_us, captures[0].label))
+    if len(ranks) < 2:
+        return None
+    mean_us = sum(step_us for step_us, _ in ranks) / len(ranks)
+    step_us, label = max(ranks, key=lambda rank: rank[0])
+    return LongestStep(label=label, step_us=step_us, mean_us=mean_us) if step_us >= _LONGER * mean_us else None
 
 
 def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:

@@ -22,7 +22,9 @@ OPERATOR = "cpu_op"
 PYTHON = "python_function"
 ANNOTATION = "user_annotation"
 DEVICE_ANNOTATION = "gpu_user_annotation"
-DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "hpu_op"})
+COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
+"""Categories of copies and fills on a device."""
+DEVICE_CATEGORIES = COPIES | {"kernel", "mtia_ccp_events", "hpu_op"}
 """Categories of device work. The ``pid`` of such an event identifies the device."""
 DEVICE_WAIT = "device wait"
 """Category for device events that represent waiting, as on MTIA. A waiting device counts as idle."""
@@ -40,6 +42,9 @@ RUNTIMES = frozenset(
     }
 )
 """Categories of calls into the runtime or driver of a device. ``CANN`` is the process name of Ascend's runtime."""
+TASK_QUEUES = frozenset({"enqueue", "dequeue"})
+"""Categories of Ascend's task queue on the host."""
+PROFILER_OVERHEAD = "overhead"
 
 
 @attrs.frozen

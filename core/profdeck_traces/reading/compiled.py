@@ -59,6 +59,8 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "reader_column": (_i64, [_pointer, ctypes.c_int, _pointer, ctypes.c_int]),
     "reader_table": (None, [_pointer, ctypes.c_int, _pointer, _pointer, _pointer, _pointer]),
     "reader_nest": (ctypes.c_int, [_pointer, _pointer, _pointer, _size, _pointer]),
+    "reader_flatten": (_i64, [_pointer, _pointer, _size, _pointer, _pointer]),
+    "reader_longest_paths": (_i64, [_pointer, _pointer, _pointer, _size, _i64, _pointer, _pointer, _pointer]),
     "reader_demangle": (_i64, [ctypes.c_char_p, _pointer, _size]),
 }
 
@@ -266,6 +268,51 @@ def nest(
     if library.reader_nest(*(array.ctypes.data for array in arrays), len(parent), parent.ctypes.data):
         raise MemoryError
     return parent
+
+
+def flatten(
+    library: ctypes.CDLL, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Compiled version of `profdeck_traces.reading.intervals.segments`."""
+    if len(start_ns) != len(end_ns):
+        raise ValueError("The columns have different lengths.")
+    arrays = [np.ascontiguousarray(times, np.int64) for times in (start_ns, end_ns)]
+    begin, row = np.empty(2 * len(start_ns), np.int64), np.empty(2 * len(start_ns), np.int32)
+    count = library.reader_flatten(
+        *(array.ctypes.data for array in arrays), len(start_ns), begin.ctypes.data, row.ctypes.data
+    )
+    if count < 0:
+        raise MemoryError
+    return begin[:count].copy(), row[:count].copy()
+
+
+def longest_paths(
+    library: ctypes.CDLL,
+    first: NDArray[np.int64],
+    source: NDArray[np.int64],
+    weight: NDArray[np.int64],
+    target: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the longest path to each node of a directed acyclic graph, and the edges of one of them.
+
+    Args:
+        library: The library.
+        first: The edges to node *i* are ``first[i]`` to ``first[i + 1] - 1``. Only the first node has none.
+        source: Node at the begin of each edge. It comes before the node at its end.
+        weight: Length of each edge.
+        target: Node whose path is returned, last edge first.
+    """
+    if not len(source) == len(weight) == first[-1]:
+        raise ValueError("The columns have different lengths.")
+    arrays = [np.ascontiguousarray(column, np.int64) for column in (first, source, weight)]
+    length, edge, path = (np.empty(len(first) - 1, np.int64) for _ in range(3))
+    count = library.reader_longest_paths(
+        *(array.ctypes.data for array in arrays),
+        len(length),
+        target,
+        *(array.ctypes.data for array in (length, edge, path)),
+    )
+    return length, path[:count].copy()
 
 
 def demangle(library: ctypes.CDLL, names: Iterable[str]) -> list[str]:

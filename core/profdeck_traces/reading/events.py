@@ -31,6 +31,7 @@ ARGS: dict[str, int] = {
     **dict.fromkeys(("Ev Idx", "Python id", "Python parent id", "Python module id", "graph node id"), INTEGER),
     **dict.fromkeys(("bytes", "Group size", "In msg nelems", "Out msg nelems", "sort_index"), INTEGER),
     **dict.fromkeys(("Total Allocated", "Total Reserved", "Device Id", "Device Type", "Bytes", "Addr", "@id"), INTEGER),
+    **dict.fromkeys(("wait_on_stream", "wait_on_cuda_event_record_corr_id"), INTEGER),
     **dict.fromkeys(("Collective name", "Process Group Name", "Process Group Ranks", "dtype"), TEXT),
     **dict.fromkeys(("Input Dims", "Input type", "name", "labels"), TEXT),
 }

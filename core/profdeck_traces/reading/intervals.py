@@ -78,6 +78,46 @@ def parents(track: NDArray[np.integer], start: Int, end: Int) -> NDArray[np.int3
     return parent
 
 
+def segments(start: Int, end: Int) -> tuple[Int, NDArray[np.int32]]:
+    """Split one track into segments by the open interval that started last.
+
+    Intervals are sorted by start, and longest first. Empty intervals are ignored.
+
+    Returns:
+        The begin of each segment, and its interval, or -1 for a gap. Each segment ends where the next one begins. The
+        last one is the gap after all intervals.
+    """
+    library = compiled.load_library()
+    if library is not None:
+        return compiled.flatten(library, start, end)
+    begins: list[int] = []
+    rows: list[int] = []
+    opened: list[int] = []
+    ends: list[int] = end.tolist()
+
+    def put(time: int, row: int) -> None:
+        if begins and begins[-1] == time:
+            rows[-1] = row
+        else:
+            begins.append(time)
+            rows.append(row)
+
+    def close(time: int | None) -> None:
+        while opened and (time is None or ends[opened[-1]] <= time):
+            closed = ends[opened[-1]]
+            while opened and ends[opened[-1]] <= closed:
+                opened.pop()
+            put(closed, opened[-1] if opened else -1)
+
+    for row, begin in enumerate(start.tolist()):
+        close(begin)
+        if ends[row] > begin:
+            opened.append(row)
+            put(begin, row)
+    close(None)
+    return np.array(begins, np.int64), np.array(rows, np.int32)
+
+
 def nesting_order(track: NDArray[np.integer], start: Int, end: Int) -> Int:
     """Return the order by track, then start, the longest first."""
     if len(start) and (np.diff(start) >= 0).all():  # then tracks, of which there are few, are sorted in linear time

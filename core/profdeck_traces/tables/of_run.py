@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from profdeck_traces.account import model as account_model
 from profdeck_traces.analysis import detail_model, model, recorder_model, run_model
 from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
@@ -89,6 +90,12 @@ def _memory_points(rank: RankSummary) -> Iterator[_Row]:
         yield from (((device.device,), point) for point in device.points)
 
 
+def _owners(rank: RankSummary) -> Iterator[_Row]:
+    if rank.account:
+        front = rank.account.basis, rank.account.border, rank.account.steps
+        yield from ((front, owner) for owner in rank.account.owners)
+
+
 def _stages(rank: RankSummary) -> Iterator[_Row]:
     if rank.host_times:
         yield from (((rank.host_times.basis,), one) for one in rank.host_times.stages)
@@ -140,6 +147,7 @@ _KINDS = {
     "copies": _plain(model.CopySummary, "copies"),
     "implausible": _plain(model.ImplausibleEvents, "implausible"),
     "operators": _of_ranks(model.OperatorSummary, _operators, kind=_TEXT),
+    "account": _of_ranks(account_model.OwnerTime, _owners, basis=_TEXT, border=_TEXT, steps=ColumnType.INTEGER),
     "stages": _of_ranks(detail_model.StageSummary, _stages, basis=_TEXT),
     "states": _of_ranks(detail_model.HostState, _states, basis=_TEXT, stage=_TEXT),
     "steps": _steps(GLOBAL_STEP),

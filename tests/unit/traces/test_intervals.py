@@ -13,6 +13,7 @@ from profdeck_traces.reading.intervals import (
     groups,
     intersection,
     joined,
+    segments,
     self_times,
     time_before,
     total,
@@ -55,6 +56,23 @@ def columns(given_intervals: list[tuple[int, int, int]]) -> list[intervals.Int]:
 @given(st.one_of(INTERVALS, nested(), st.builds(lambda a, b: a + [(1, s, e) for _, s, e in b], nested(), nested())))
 def test_self_times_equal_the_reference(given_intervals: list[tuple[int, int, int]]) -> None:
     assert self_times(*columns(given_intervals)).tolist() == reference_self_times(given_intervals)
+
+
+@given(INTERVALS)
+def test_segments_equal_the_reference(given_intervals: list[tuple[int, int, int]]) -> None:
+    """Each instant belongs to the open interval that started last; both implementations agree."""
+    spans = sorted(((0, begin, end) for _, begin, end in given_intervals), key=lambda t: (t[1], -t[2]))
+    _, starts, ends = columns(spans)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals.compiled, "load_library", lambda: None)
+        in_python = segments(starts, ends)
+    for begins, rows in (in_python, segments(starts, ends)):
+        assert (np.diff(begins) > 0).all()
+        for instant in range(60):
+            is_open = [i for i, (_, begin, end) in enumerate(spans) if begin <= instant < end]
+            place = int(np.searchsorted(begins, instant, side="right")) - 1
+            assert (rows[place] if place >= 0 else -1) == max(is_open, default=-1)
+        assert not len(rows) or rows[-1] == -1
 
 
 @given(nested())

@@ -129,3 +129,24 @@ def test_page_has_one_column_per_rank_or_no_columns(tmp_path: Path) -> None:
 
     assert {len(row) for row in section["stages"]} == {len(section["stage_columns"])}
     assert [column.name for column in section["stage_columns"]][3:5] == ["trainer rank 0", "trainer rank 1"]
+
+
+def test_the_rank_with_the_longest_step_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    for number, load_us in enumerate((0.0, 3_000.0)):
+        job = GpuJob(load_us=load_us).write(tmp_path / f"job{number}") / "rank0.trace.json.gz"
+        document = json.loads(gzip.decompress(job.read_bytes()))
+        document["distributedInfo"] = {"rank": number, "world_size": 2}
+        job.rename(run / f"rank{number}.trace.json.gz").write_bytes(gzip.compress(json.dumps(document).encode()))
+
+    (team,) = teams_of(load(run).summary)
+
+    assert team.longest is not None
+    assert team.longest.label == "rank 1"
+    assert team.longest.step_us == pytest.approx(team.longest.mean_us + 1_500)
+
+
+def test_ranks_with_equal_steps_have_no_longest_step(tmp_path: Path) -> None:
+    (team,) = teams_of(load(GpuJob(ranks=2).write(tmp_path / "job")).summary)
+    assert team.longest is None

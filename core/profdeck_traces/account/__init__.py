@@ -1,0 +1,1 @@
+"""The account of a step: each nanosecond has one owner on the critical path."""

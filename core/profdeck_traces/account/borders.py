@@ -1,0 +1,85 @@
+"""Borders of steps on the critical path."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from profdeck_traces.account.device_work import DeviceEvents
+from profdeck_traces.account.host_threads import HostThreads
+from profdeck_traces.account.walk import OnDevice, OnThread, Position
+from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.walking import NO_TIME
+
+HOST, DEVICE, RECORDING = "host", "device", "recording"
+"""Border rules: a step ends with its annotation or with its device work, or the recording counts as one step."""
+_GROWTH = 0.2  # of the median step
+
+
+@attrs.frozen(eq=False)
+class Borders:
+    """Consecutive steps: step *i* lasts from border *i* to border *i* + 1."""
+
+    rule: str
+    times: Int
+    host_ends: Int
+    """Time before each border at which the host has ended its part of the step."""
+    end: Position
+    """Position of the path at the last border."""
+
+
+def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int) -> Borders:
+    """Return the borders of the steps.
+
+    The lag of a step is the time from the end of its annotation to the end of the device work launched in it. If the
+    lag grows by over 20 % of a step, or there is only one step, a step ends when its device work ends. Otherwise, it
+    lasts from one annotation's begin to the next one's.
+
+    Args:
+        threads: Threads of the host.
+        work: Device work.
+        begin: Begins of the annotations, sorted.
+        end: Ends of the annotations.
+    """
+    on_host = OnThread(threads.main)
+    if not len(begin):
+        return _whole_recording(threads, work)
+    order = np.argsort(work.launched, kind="stable")
+    launched, ends = work.launched[order], work.end[order]
+    done = end.copy()
+    for step, (first, last) in enumerate(zip(launched.searchsorted(begin), launched.searchsorted(end), strict=True)):
+        if last > first:
+            done[step] = max(int(end[step]), int(ends[first:last].max()))
+    lag = done - end
+    if lag[-1] - (lag[0] if len(lag) > 1 else 0) > (_GROWTH * float(np.median(end - begin)) if len(lag) > 1 else 0):
+        times = np.maximum.accumulate(np.append(max(int(begin[0]), _earlier_work_ns(work, int(begin[0]))), done))
+        last = np.flatnonzero((work.end == times[-1]) & (work.launched < times[-1]))
+        host_ends = np.append(times[0], end)
+        return Borders(DEVICE, times, host_ends, OnDevice(int(last[0])) if len(last) else on_host)
+    times = np.append(begin, max(int(end.max()), int(begin[-1])))
+    return Borders(HOST, times, times, on_host)
+
+
+def _earlier_work_ns(work: DeviceEvents, begin_ns: int) -> int:
+    """Return the end of the device work before the first step. Its launch may be missing in the trace."""
+    own = work.start[work.launched >= begin_ns]
+    first = int(own.min()) if len(own) else begin_ns
+    is_earlier = (work.launched < begin_ns) & ((work.launched > NO_TIME) | (work.start < first))
+    return int(work.end[is_earlier].max()) if is_earlier.any() else NO_TIME
+
+
+def _whole_recording(threads: HostThreads, work: DeviceEvents) -> Borders:
+    """Return the first and the last time of any segment or device event."""
+    begins, ends = ([int(work.start.min())], [int(work.ends[-1])]) if len(work.rows) else ([], [])
+    first, last = list(threads.first.values()), list(threads.last.values())
+    host_begins, host_ends = threads.begin[first].tolist(), threads.begin[last].tolist()
+    if not begins and not host_begins:
+        return Borders(RECORDING, np.zeros(0, np.int64), np.zeros(0, np.int64), OnThread(threads.main))
+    times = np.array([min(begins + host_begins), max(ends + host_ends)])
+    ends_on_device = bool(ends) and (
+        threads.main not in threads.last or ends[0] >= threads.begin[threads.last[threads.main]]
+    )
+    if not ends_on_device:
+        return Borders(RECORDING, times, times, OnThread(threads.main))
+    host_end = int(threads.begin[threads.last[threads.main]]) if threads.main in threads.last else int(times[0])
+    return Borders(RECORDING, times, np.array([times[0], host_end]), OnDevice(int(work.order[-1])))

@@ -1,0 +1,258 @@
+"""Device work of a trace, and the cause of the start of each kernel, copy and fill."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.account.row_kinds import RowKind
+from profdeck_traces.attribution.rows import Attribution
+from profdeck_traces.reading.events import Events
+from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.walking import NO_TIME
+
+CLOCK_NS = 5_000
+"""Tolerance for comparing device times with host times."""
+_UNEXPLAINED_NS = 10_000  # in longer gaps, the end of another stream's work is the cause
+_MAX_LATENCY_NS, _MAX_GAP_NS, _QUEUED_NS = 20_000, 5_000, 20_000
+_MAX_CANDIDATES = 64
+
+
+class Cause(IntEnum):
+    """The event that a device event waited for before it started."""
+
+    LAUNCH = 0
+    PREVIOUS = 1
+    """The previous event of the stream or of the graph."""
+    STREAM_WAIT = 2
+    """An event of another stream, by ``cudaStreamWaitEvent``."""
+    OTHER_STREAM = 3
+    """An event of another stream that ended in a gap without another cause."""
+    UNKNOWN = 4
+
+
+class DeviceEvents:
+    """Device events sorted by track and start: parallel arrays. An index is the position of an event in them."""
+
+    def __init__(self, names: Attribution, kinds: NDArray[np.uint8], rows: Int) -> None:
+        """Find the launches and causes.
+
+        Args:
+            names: Launches of the trace's events.
+            kinds: The `RowKind` of each row.
+            rows: Rows of device work.
+        """
+        events = names.events
+        self.rows = rows
+        self.start, self.end = events.start_ns[rows], events.end_ns[rows]
+        self.track = events.track[rows]
+        self.calls = np.flatnonzero((kinds >= RowKind.CALL) & (kinds <= RowKind.EVENT_SYNC))
+        self.correlation = events.arg("correlation", self.calls)
+        self.launch = names.launch[rows].astype(np.int64)
+        """Row of the launch of each event, or -1."""
+        is_launched = self.launch >= 0
+        call = np.maximum(self.launch, 0)
+        self.launched = np.where(is_launched, events.start_ns[call], NO_TIME) if len(rows) else self.start
+        self.order = np.argsort(self.end, kind="stable")
+        """Indices sorted by end."""
+        self.ends = self.end[self.order]
+        self.call_start: dict[int, int] = {}
+        """Start of each call by its correlation, if the trace has ``cuda_sync`` records."""
+        self._ends_of_track: dict[int, tuple[Int, Int]] = {}
+        if not len(rows):
+            self.cause, self.since, self.source = np.zeros(0, np.int8), self.start, self.rows
+            self.first_of_run, self.latency_ns, self.gap_ns = np.zeros(0, np.int32), 0, 0
+            self.waits: list[tuple[int, int]] = []
+            self.streams: dict[int, tuple[Int, Int]] = {}
+            self.sync_records = SyncRecords(events)
+            return
+        returned = np.minimum(events.end_ns[call], self.start)
+        # A blocking call returns after its own copy has ended, so its start is the time of the launch.
+        blocks = np.isin(kinds[call], (RowKind.COPY_CALL, RowKind.FREE)) & (self.end <= events.end_ns[call] + CLOCK_NS)
+        self.returned = np.where(
+            is_launched, np.where(blocks, np.minimum(self.launched, self.start), returned), NO_TIME
+        )
+        self._find_predecessors()
+        self._find_causes()
+        self.streams = {int(track): self._launch_order(self.track == track) for track in np.unique(self.track)}
+        self._find_stream_waits(events)
+        self._find_other_streams()
+        number = np.arange(len(rows))
+        is_stop = (self.cause != Cause.PREVIOUS) | (self.source != number - 1)
+        self.first_of_run = np.maximum.accumulate(np.where(is_stop, number, 0)).astype(np.int32)
+        """Index of the first event of each run. Within a run, each event waits only for its predecessor."""
+
+    def ended_between(self, begin_ns: int, end_ns: int, track: int | None = None) -> int:
+        """Return the index of the launched event that ended last in an interval, or -1.
+
+        Args:
+            begin_ns: Begin of a call that waits for the device.
+            end_ns: End of the call.
+            track: A stream; None for any stream.
+        """
+        order, ends = (self.order, self.ends) if track is None else self._by_end(track)
+        last = int(ends.searchsorted(end_ns + CLOCK_NS, side="right")) - 1
+        for place in range(last, max(last - 256, -1), -1):
+            if ends[place] <= begin_ns:
+                return -1
+            index = int(order[place])
+            if self.launched[index] < end_ns:
+                return index
+        return -1
+
+    def launched_before(self, track: int, time_ns: int) -> int:
+        """Return the index of the last event of a stream that was launched before a time, or -1."""
+        launched, index = self.streams[track]
+        place = int(launched.searchsorted(time_ns)) - 1
+        return int(index[place]) if place >= 0 else -1
+
+    def ended_before(self, track: int, times_ns: Int) -> Int:
+        """Return the index of the event of a stream that ended last up to each time, or -1."""
+        order, ends = self._by_end(track)
+        return np.append(order, -1)[ends.searchsorted(times_ns, side="right") - 1]
+
+    def outstanding(self, track: int, time_ns: int) -> int:
+        """Return the number of events of a stream that were launched but had not ended at a time."""
+        return int(self.streams[track][0].searchsorted(time_ns)) - int(self._by_end(track)[1].searchsorted(time_ns))
+
+    def ended_in(self, index: int, begin_ns: int, end_ns: int) -> bool:
+        """Return whether an event ended in a call, within the accuracy of the clocks."""
+        return bool(begin_ns < self.end[index] <= end_ns + CLOCK_NS)
+
+    def stream_tracks(self, events: Events) -> dict[tuple[object, int], int]:
+        """Return the track of each stream by device and stream."""
+        _, first = np.unique(self.track, return_index=True)
+        streams = events.arg("stream", self.rows[first]).tolist()
+        return {
+            (events.tracks[track][0], stream): track
+            for track, stream in zip(self.track[first].tolist(), streams, strict=True)
+            if stream >= 0
+        }
+
+    def _by_end(self, track: int) -> tuple[Int, Int]:
+        if track not in self._ends_of_track:
+            order = self.order[self.track[self.order] == track]
+            self._ends_of_track[track] = order, self.end[order]
+        return self._ends_of_track[track]
+
+    def _launch_order(self, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
+        """Return launch times and indices of launched events, sorted by launch."""
+        index = np.flatnonzero(selected & (self.launch >= 0))
+        index = index[np.argsort(self.launched[index], kind="stable")]
+        return self.launched[index], index
+
+    def _find_predecessors(self) -> None:
+        """Find the predecessor of each event, in its stream or in its graph."""
+        number = np.arange(len(self.rows))
+        previous = np.full(len(number), -1)
+        begins = np.flatnonzero(np.append(True, self.track[1:] != self.track[:-1]))
+        for first, last in zip(begins.tolist(), np.append(begins[1:], len(number)).tolist(), strict=True):
+            latest = np.maximum.accumulate(self.end[first:last])
+            is_latest = self.end[first:last] == latest
+            place = np.maximum.accumulate(np.where(is_latest, number[first:last], first))
+            previous[first + 1 : last] = place[:-1]
+        self.is_first = np.ones(len(number), np.bool_)
+        """False for the later events of a graph, which have the launch of the first."""
+        order = np.lexsort((self.start, self.launch))
+        is_same = (self.launch[order][1:] == self.launch[order][:-1]) & (self.launch[order][1:] >= 0)
+        later, before = order[1:][is_same], order[:-1][is_same]
+        self.is_first[later] = False
+        end = np.where(previous >= 0, np.minimum(self.end[np.maximum(previous, 0)], self.start), NO_TIME)
+        is_better = np.minimum(self.end[before], self.start[later]) > end[later]
+        later, before = later[is_better], before[is_better]
+        previous[later] = before
+        end[later] = np.minimum(self.end[before], self.start[later])
+        self.previous, self.previous_end = previous, end
+
+    def _find_causes(self) -> None:
+        """Choose the later of the launch and the predecessor, each with its usual delay."""
+        previous, end = self.previous, self.previous_end
+        by_launch = self.is_first & (self.launch >= 0)
+        is_clear = by_launch & (end <= self.launched)
+        delays = (self.start - self.returned)[is_clear]
+        self.latency_ns = min(int(np.median(delays)), _MAX_LATENCY_NS) if len(delays) else 0
+        is_queued = (previous >= 0) & (self.returned < end - _QUEUED_NS) & (self.end[previous] <= self.start)
+        gaps = (self.start - end)[is_queued]
+        self.gap_ns = min(int(np.median(gaps)), _MAX_GAP_NS) if len(gaps) else 0
+        by_launch &= self.returned + max(0, self.latency_ns - self.gap_ns) >= end
+        self.cause = np.where(previous >= 0, Cause.PREVIOUS, Cause.UNKNOWN).astype(np.int8)
+        self.cause[by_launch] = Cause.LAUNCH
+        self.since = np.where(by_launch, self.returned, end)
+        """Time from which each event could have started, if its cause is known."""
+        self.source = np.where(by_launch, self.launch, previous)
+        """Cause of each event: the row of its launch, or the index of a device event. -1 if unknown."""
+
+    def _find_stream_waits(self, events: Events) -> None:
+        """Set ``cudaStreamWaitEvent`` as the cause, if the trace has ``cuda_sync`` records.
+
+        The first event that was launched on the waiting stream after the call waits for the last one that was launched
+        on the other stream before the event was recorded.
+        """
+        self.waits = []
+        """Pairs of indices: the waiting event, and the event that it waits for."""
+        self.sync_records = records = SyncRecords(events)
+        if not len(records.rows):
+            return
+        starts = events.start_ns[self.calls].tolist()
+        calls_start = self.call_start = dict(zip(self.correlation.tolist(), starts, strict=True))
+        tracks = self.stream_tracks(events)
+        for device, stream, other, recorded, correlation in records.stream_waits():
+            waiting, source = tracks.get((device, stream)), tracks.get((device, other))
+            if waiting is None or source is None or waiting == source:
+                continue
+            if correlation not in calls_start or recorded not in calls_start:
+                continue
+            cause = self.launched_before(source, calls_start[recorded])
+            launched, index = self.streams[waiting]
+            place = int(launched.searchsorted(calls_start[correlation]))
+            if cause < 0 or place >= len(index) or self.start[cause] >= self.start[index[place]]:
+                continue
+            effect = int(index[place])
+            self.waits.append((effect, cause))
+            until = min(int(self.end[cause]), int(self.start[effect]))
+            if until > self.since[effect]:
+                self.cause[effect], self.since[effect], self.source[effect] = Cause.STREAM_WAIT, until, cause
+
+    def _find_other_streams(self) -> None:
+        """Find the cause of long gaps: the end of an event of another stream that was launched earlier."""
+        has_gap = (self.cause != Cause.STREAM_WAIT) & (self.since < self.start - _UNEXPLAINED_NS)
+        if len(self.streams) == 1:
+            return
+        gaps = np.flatnonzero(has_gap)
+        lasts = self.ends.searchsorted(self.start[gaps], side="right") - 1
+        # Without another event's end in the gap there is nothing to search.
+        has_end = (lasts >= 0) & (self.ends[np.maximum(lasts, 0)] > self.since[gaps])
+        for gap, last in zip(gaps[has_end].tolist(), lasts[has_end].tolist(), strict=True):
+            for place in range(last, max(last - _MAX_CANDIDATES, -1), -1):
+                index = int(self.order[place])
+                if self.end[index] <= self.since[gap]:
+                    break
+                if self.track[index] != self.track[gap] and self.launched[index] < self.launched[gap]:
+                    self.cause[gap], self.since[gap], self.source[gap] = Cause.OTHER_STREAM, self.end[index], index
+                    break
+
+
+class SyncRecords:
+    """``cuda_sync`` records of a trace: the streams and events that synchronisations wait for."""
+
+    def __init__(self, events: Events) -> None:
+        self.rows = np.flatnonzero(events.has_category({"cuda_sync"}))
+        self._names = [events.names[name] for name in events.name[self.rows].tolist()]
+        self._devices = [events.tracks[track][0] for track in events.track[self.rows].tolist()]
+        keys = ("stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id", "correlation")
+        self._args = np.stack([events.arg(key, self.rows) for key in keys], axis=1).tolist() if len(self.rows) else []
+        self.by_correlation = {
+            args[-1]: (name, device, *args[:-1])
+            for name, device, args in zip(self._names, self._devices, self._args, strict=True)
+        }
+        """Name, device, stream, stream waited for and correlation of the recorded event, by correlation of the call."""
+
+    def stream_waits(self) -> list[tuple[object, int, int, int, int]]:
+        """Return device, stream, other stream, record's correlation and call's correlation of each stream wait."""
+        return [
+            (device, *args)
+            for name, device, args in zip(self._names, self._devices, self._args, strict=True)
+            if name.startswith("Stream Wait") and args[2] >= 0
+        ]

@@ -1,0 +1,136 @@
+"""Gains: the time that steps would save if an owner took no time, by a replay of all recorded dependencies."""
+
+from __future__ import annotations
+
+import itertools
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.account.dependencies import Dependencies
+from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.recording import RecordingPath
+from profdeck_traces.reading import compiled
+from profdeck_traces.reading.events import Events
+from profdeck_traces.reading.intervals import Int
+
+MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 20_000_000, 500_000
+"""Largest trace for which gains are computed, with the compiled reader and without it."""
+_NO_GAIN = frozenset({
+    OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
+})  # fmt: skip
+_Mask = NDArray[np.bool_]
+
+
+@attrs.frozen
+class Gain:
+    """Result of a replay without an owner's time."""
+
+    saved_ns: int
+    """Time by which all steps of the account get shorter."""
+    limit: OwnerKind
+    """Kind of owner with the most time on the critical path of the replay."""
+
+
+def too_large(events: Events) -> str | None:
+    """Return why gains are not computed for a trace of this size, or ``None``."""
+    limit = MAX_EVENTS if compiled.load_library() else MAX_EVENTS_WITHOUT_LIBRARY
+    if events.complete <= limit:
+        return None
+    return f"Gains are not computed for more than {limit:,} events."
+
+
+class Replay:
+    """Replays the dependencies of a recording with other times."""
+
+    def __init__(self, recording: RecordingPath, events: Events, is_used: _Mask) -> None:
+        """Collect the dependencies.
+
+        Args:
+            recording: The critical path.
+            events: The trace.
+            is_used: Which of the intervals between borders are steps of the account.
+        """
+        self._is_used, self._graph = is_used, Dependencies(recording, events)
+        self._segment_row, self._work_row = recording.threads.row, recording.work.rows
+        self._weight = self._graph.delay + self._graph.event_work
+        self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
+        """True if the replay reproduces all recorded times."""
+
+    def gain(self, kind: OwnerKind, is_owner: _Mask) -> Gain | None:
+        """Replay without the time of an owner, or return ``None`` if the gain is unknown.
+
+        Args:
+            kind: Kind of the owner.
+            is_owner: The rows of the owner in the trace. One more element at the end is for time without an event.
+        """
+        graph = self._graph
+        if kind in _NO_GAIN or not self.is_exact:
+            return None
+        times, path = self._times(self._weight - self._time_of(kind, is_owner))
+        recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
+        saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
+        return Gain(int(saved.sum()), self._largest_kind(path, kind, is_owner))
+
+    def _of_segments(self, is_owner: _Mask) -> Int:
+        """Return the owner's time from the begin of the recording to each time of a thread."""
+        graph = self._graph
+        before = np.append(0, np.cumsum(np.where(is_owner, graph.length, 0)))
+        if not len(is_owner):
+            return graph.offset
+        owned: Int = before[graph.segment] + np.where(is_owner[graph.segment], graph.offset, 0)
+        return owned
+
+    def _time_of(self, kind: OwnerKind, is_owner: _Mask) -> Int:
+        """Return the time that an owner has in each dependency."""
+        graph = self._graph
+        of_segments = self._of_segments((graph.segment_kind == kind) & is_owner[self._segment_row])
+        time = np.where(graph.is_thread, of_segments[graph.target] - of_segments[graph.source], 0)
+        time += np.where(~graph.is_thread & (graph.kind == kind) & is_owner[graph.row], graph.delay, 0)
+        of_device = np.append((graph.device_kind == kind) & is_owner[self._work_row], False)
+        time += np.where(of_device[graph.event], graph.event_work, 0)
+        return time
+
+    def _times(self, weight: Int) -> tuple[Int, Int]:
+        """Return the time of each node, and the dependencies on the critical path to the last border."""
+        graph = self._graph
+        last, begin_ns = int(graph.border_nodes[-1]), int(graph.time[0])
+        library = compiled.load_library()
+        if library is not None:
+            lengths, path = compiled.longest_paths(library, graph.first_edge, graph.source, weight, last)
+            return lengths + begin_ns, path
+        times_ns, latest_edge = [begin_ns], [-1]
+        sources, weights = graph.source.tolist(), weight.tolist()
+        for first, end in itertools.pairwise(graph.first_edge[1:].tolist()):
+            time_ns, edge = max((times_ns[sources[edge]] + weights[edge], -edge) for edge in range(first, end))
+            times_ns.append(time_ns)
+            latest_edge.append(-edge)
+        edges: list[int] = []
+        while last > 0:
+            edges.append(latest_edge[last])
+            last = sources[edges[-1]]
+        return np.array(times_ns, np.int64), np.array(edges, np.int64)
+
+    def _largest_kind(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
+        """Return the kind with the most time on the critical path of a replay."""
+        graph = self._graph
+        times = np.zeros(256)
+        on_thread = path[graph.is_thread[path]]
+        source, target = graph.source[on_thread], graph.target[on_thread]
+        change = np.zeros(len(graph.length) + 1, np.int64)
+        np.add.at(change, graph.segment[source], 1)
+        np.add.at(change, graph.segment[target], -1)
+        of_segment = np.cumsum(change[:-1]) * graph.length
+        np.add.at(of_segment, graph.segment[source], -graph.offset[source])
+        np.add.at(of_segment, graph.segment[target], graph.offset[target])
+        is_left = ~((graph.segment_kind == kind) & is_owner[self._segment_row])
+        times += np.bincount(graph.segment_kind[is_left], of_segment[is_left], minlength=256)
+        path = path[~graph.is_thread[path]]
+        is_work = graph.event[path] >= 0
+        event = graph.event[path[is_work]]
+        is_left = ~((graph.device_kind[event] == kind) & is_owner[self._work_row[event]])
+        times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
+        is_left = ~((graph.kind[path] == kind) & is_owner[graph.row[path]])
+        times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
+        return OwnerKind(int(times.argmax()))

@@ -1,0 +1,286 @@
+"""Threads of the host, cut into segments by the innermost call."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.row_kinds import (
+    CHECKPOINTS,
+    LAST_ANNOTATION,
+    LAST_CALL,
+    LOADING,
+    OWNERS,
+    SYNCS,
+    RowKind,
+)
+from profdeck_traces.reading.events import Events
+from profdeck_traces.reading.identifiers import Id
+from profdeck_traces.reading.intervals import Int, segments
+
+SLOW_LAUNCH_NS = 50_000
+_OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
+_OWNER[list(OWNERS)] = list(OWNERS.values())
+
+
+class State(IntEnum):
+    """State of a thread in a segment."""
+
+    GAP = 0
+    WAITS = 1
+    FRAME = 2
+    WORKS = 3
+    """In an operator, a runtime call or a collective."""
+
+
+class HostThreads:
+    """Segments of all threads: parallel arrays, by thread and time.
+
+    A segment ends where the next one begins. The last segment of a thread is the gap after its last event.
+
+    Calls and annotations are separate layers. With stacks, an annotation begins in the frame of ``__enter__`` and ends
+    in the frame of ``__exit__``, so that it does not nest with frames.
+    """
+
+    def __init__(self, events: Events, kinds: NDArray[np.uint8], main: int | None) -> None:
+        """Cut the threads.
+
+        Args:
+            events: The trace.
+            kinds: The `RowKind` of each row.
+            main: Track of the thread that annotates the steps; None for the thread with the most operators.
+        """
+        is_host = (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)
+        is_call = is_host & (kinds > LAST_ANNOTATION)
+        self.kinds = kinds
+        self.main = _main_track(events, kinds, is_host) if main is None else main
+        self.first: dict[int, int] = {}
+        """Index of the first segment of each track."""
+        self.last: dict[int, int] = {}
+        """Index of the last segment of each track."""
+        parts: list[tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]] = []
+        count = 0
+        bounds = np.flatnonzero(np.diff(events.track, prepend=-1, append=-1)) if events.complete else np.zeros(1, int)
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+            rows = begin + np.flatnonzero(is_host[begin:end])
+            part = self._cut(events, rows, is_call[rows])
+            if len(part[0]):
+                track = int(events.track[begin])
+                self.first[track], self.last[track] = count, count + len(part[0]) - 1
+                count += len(part[0])
+                parts.append(part)
+        self.begin = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in parts)])
+        self.row = np.concatenate([np.zeros(0, np.int32), *(part[1] for part in parts)])
+        """The innermost call, in gaps the innermost annotation, or -1."""
+        self.owner = np.concatenate([np.zeros(0, np.uint8), *(part[2] for part in parts)])
+        """`OwnerKind` of each segment."""
+        self.state = np.concatenate([np.zeros(0, np.uint8), *(part[3] for part in parts)])
+        """`State` of each segment."""
+        number = np.arange(count, dtype=np.int32)
+        self.last_work = np.maximum.accumulate(np.where(self.state >= State.FRAME, number, np.int32(-1)))
+        """Index of the last segment up to each one in which a thread does not wait."""
+        process = events.tracks[self.main][0] if self.main >= 0 else None
+        self._find_helpers(events, kinds, process)
+        self._find_stops(events, kinds)
+
+    def segment_at(self, track: int, time_ns: int) -> int:
+        """Return the index of the segment that contains the time before an instant; -1 before the first one."""
+        first, last = self.first[track], self.last[track]
+        place = int(self.begin[first : last + 1].searchsorted(time_ns)) - 1
+        return -1 if place < 0 else first + place
+
+    def end_of(self, segment: int) -> int:
+        """Return the end of a segment that is not the last one of its thread."""
+        return int(self.begin[segment + 1])
+
+    def waited_for(self, track: int, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
+        """Return the thread that a waiting thread waited for, and the end of its work.
+
+        This is a thread that is running at `end_ns`. Otherwise, it is the thread that stopped last after `begin_ns`.
+        """
+        best: tuple[int, int] | None = None
+        runs = self.other_runs
+        place = int(runs.begin.searchsorted(end_ns)) - 1
+        if place >= 0 and runs.end[runs.longest[place]] > end_ns:
+            best = int(runs.track[runs.longest[place]]), end_ns
+        else:
+            place = int(runs.ends.searchsorted(end_ns, side="right")) - 1
+            if place >= 0 and runs.ends[place] > begin_ns:
+                best = int(runs.track[runs.order[place]]), int(runs.ends[place])
+        if track != self.main:
+            worked = self._worked_until(self.main, end_ns)
+            if worked is not None and worked > (best[1] if best else begin_ns):
+                best = self.main, worked
+        return None if best is None or best[0] == track else best
+
+    def helped(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
+        """Return the helper thread whose work began and ended last in a gap of the main thread, and the work's end."""
+        runs = self.helper_runs
+        place = int(runs.ends.searchsorted(end_ns, side="right")) - 1
+        for candidate in range(place, max(place - 64, -1), -1):
+            if runs.ends[candidate] <= begin_ns:
+                return None
+            run = int(runs.order[candidate])
+            if runs.begin[run] >= begin_ns:
+                return int(runs.track[run]), int(runs.ends[candidate])
+        return None
+
+    def main_worked(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
+        """Return the main thread and the end of its work in a gap of a helper thread."""
+        worked = self._worked_until(self.main, end_ns)
+        return None if worked is None or worked <= begin_ns else (self.main, worked)
+
+    def _worked_until(self, track: int, time_ns: int) -> int | None:
+        """Return the time before an instant until which a thread worked."""
+        if track not in self.first:
+            return None
+        segment = self.segment_at(track, time_ns)
+        work = int(self.last_work[segment]) if segment >= 0 else -1
+        return None if work < self.first[track] else min(time_ns, self.end_of(work))
+
+    def _cut(
+        self, events: Events, rows: Int, is_call: NDArray[np.bool_]
+    ) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
+        """Return begin, row, owner and state of the segments of one thread."""
+        calls, annotations = rows[is_call], rows[~is_call]
+        begin, place = segments(events.start_ns[calls], events.end_ns[calls])
+        row = np.where(place >= 0, calls[place], -1).astype(np.int32) if len(place) else place
+        owner = np.where(row >= 0, _OWNER[self.kinds[row]], OwnerKind.BETWEEN).astype(np.uint8)
+        state = np.full(len(row), State.WORKS, np.uint8)
+        of_row = self.kinds[row]
+        state[(of_row >= RowKind.FRAME) & (of_row <= RowKind.GC_FRAME)] = State.FRAME
+        state[of_row == RowKind.WAITING_FRAME] = State.WAITS
+        state[row < 0] = State.GAP
+        if len(annotations):
+            begin, row, owner, state = _with_annotations(events, annotations, begin, row, owner, state)
+        self._set_owner(events, rows, LOADING, OwnerKind.DATA_LOADING, begin, owner)
+        self._set_owner(events, rows, CHECKPOINTS, OwnerKind.CHECKPOINT, begin, owner)
+        self._set_owner(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
+        return begin, row, owner, state
+
+    def _set_owner(  # noqa: PLR0913, PLR0917 - the columns of a thread
+        self,
+        events: Events,
+        rows: Int,
+        kinds: tuple[RowKind, ...],
+        kind: OwnerKind,
+        begin: Int,
+        owner: NDArray[np.uint8],
+    ) -> None:
+        """Set the owner of all segments inside events of some kinds.
+
+        Collectives keep their owner, except inside garbage collection.
+        """
+        selected = rows[np.isin(self.kinds[rows], kinds)]
+        if not len(selected):
+            return
+        change = np.zeros(len(begin) + 1, np.int32)
+        np.add.at(change, begin.searchsorted(events.start_ns[selected]), 1)
+        np.add.at(change, begin.searchsorted(events.end_ns[selected]), -1)
+        is_inside = np.cumsum(change[:-1]) > 0
+        owner[is_inside & ((owner != OwnerKind.COLLECTIVE) | (kind == OwnerKind.GARBAGE_COLLECTION))] = kind
+
+    def _find_helpers(self, events: Events, kinds: NDArray[np.uint8], process: Id | None) -> None:
+        """Find the intervals in which the other threads of the main thread's process work."""
+        is_work = (kinds == RowKind.OPERATOR) | (kinds == RowKind.HOST_COLLECTIVE)
+        with_work = np.bincount(events.track[is_work], minlength=len(events.tracks)) > 0
+        others = [track for track in self.first if track != self.main and events.tracks[track][0] == process]
+        self.helpers = {track for track in others if with_work[track]}
+        self.other_runs = _Runs(self, others, State.FRAME)
+        self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
+
+    def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
+        """Mark the segments at which the walk may continue elsewhere. It copies the segments between them."""
+        call = np.where(self.state == State.GAP, RowKind.OTHER, kinds[self.row])
+        is_stop = (self.state == State.WAITS) | np.isin(call, (*SYNCS, RowKind.COPY_CALL, RowKind.FREE))
+        duration = events.duration_ns[self.row] if len(self.row) else np.zeros(0, np.int64)
+        is_stop |= (call == RowKind.LAUNCH) & (duration > SLOW_LAUNCH_NS)
+        is_gap = self.state == State.GAP
+        for track in self.helpers if self.main in self.first else ():
+            gaps = self.first[track] + np.flatnonzero(is_gap[self.first[track] : self.last[track]])
+            is_stop[gaps[self._main_works(self.begin[gaps], self.begin[gaps + 1])]] = True
+        if self.helpers and self.main in self.first:
+            gaps = self.first[self.main] + np.flatnonzero(is_gap[self.first[self.main] : self.last[self.main]])
+            ends = self.helper_runs.ends
+            ended = ends.searchsorted(self.begin[gaps], side="right")
+            is_stop[gaps[ends.searchsorted(self.begin[gaps + 1], side="right") > ended]] = True
+        is_stop[list(self.last.values())] = True
+        self.is_stop = is_stop
+        self.index_stops()
+
+    def _main_works(self, begin: Int, end: Int) -> NDArray[np.bool_]:
+        """Return a mask of the intervals in which the main thread works."""
+        first = self.first[self.main]
+        segment = first + self.begin[first : self.last[self.main] + 1].searchsorted(end) - 1
+        work = np.where(segment >= first, self.last_work[np.maximum(segment, first)], -1)
+        works: NDArray[np.bool_] = (work >= first) & (self.begin[np.maximum(work, first) + 1] > begin)
+        return works
+
+    def index_stops(self) -> None:
+        """Compute the last stop up to each segment, after `is_stop` has changed."""
+        number = np.arange(len(self.is_stop), dtype=np.int32)
+        self.last_stop = np.maximum.accumulate(np.where(self.is_stop, number, np.int32(-1)))
+
+
+class _Runs:
+    """Uninterrupted work of several threads: parallel arrays, sorted by begin."""
+
+    def __init__(self, threads: HostThreads, tracks: list[int], state: State) -> None:
+        begins, ends, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
+        for track in tracks:
+            own = slice(threads.first[track], threads.last[track] + 1)
+            works = threads.state[own] >= state
+            changes = np.flatnonzero(np.diff(works, prepend=False))  # the last segment is a gap
+            times = threads.begin[own][changes]
+            begins.append(times[::2])
+            ends.append(times[1::2])
+            owners.append(np.full(len(times) // 2, track, np.int32))
+        begin, end, track_of = np.concatenate(begins), np.concatenate(ends), np.concatenate(owners)
+        order = np.argsort(begin, kind="stable")
+        self.begin, self.end, self.track = begin[order], end[order], track_of[order]
+        latest = np.maximum.accumulate(self.end) if len(order) else self.end
+        number = np.arange(len(order), dtype=np.int32)
+        self.longest = (
+            np.maximum.accumulate(np.where(self.end == latest, number, np.int32(0))) if len(order) else number
+        )
+        """Index of the run with the latest end among the runs up to each one."""
+        self.order = np.argsort(self.end, kind="stable").astype(np.int32)
+        self.ends = self.end[self.order]
+
+
+def _with_annotations(  # noqa: PLR0913, PLR0917 - the columns of a thread
+    events: Events,
+    annotations: Int,
+    begin: Int,
+    row: NDArray[np.int32],
+    owner: NDArray[np.uint8],
+    state: NDArray[np.uint8],
+) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Cut segments where annotations begin and end, and set the annotation of gaps."""
+    cut, place = segments(events.start_ns[annotations], events.end_ns[annotations])
+    if not len(cut):
+        return begin, row, owner, state
+    added = cut[begin.searchsorted(cut, side="right") == begin.searchsorted(cut)]
+    at = begin.searchsorted(added)
+    segment = np.cumsum(np.insert(np.ones(len(begin), np.int64), at, 0)) - 1
+    begin = np.insert(begin, at, added)
+    # Annotations before the first call: the thread begins with a gap.
+    row, owner, state = (
+        np.append(values, np.array(of_gap, values.dtype))[segment]
+        for values, of_gap in ((row, -1), (owner, OwnerKind.BETWEEN), (state, State.GAP))
+    )
+    annotation = np.maximum(cut.searchsorted(begin, side="right") - 1, 0)
+    is_annotated = (state == State.GAP) & (begin >= cut[0]) & (place[annotation] >= 0)
+    row[is_annotated] = annotations[place[annotation[is_annotated]]]
+    return begin, row, owner, state
+
+
+def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:
+    """Return the track with the most operators, or with the most events of the host; -1 if there are none."""
+    for selected in (kinds == RowKind.OPERATOR, is_host):
+        if selected.any():
+            return int(np.bincount(events.track[selected]).argmax())
+    return -1

@@ -1,0 +1,211 @@
+"""Table of the owners on the critical path of a recording."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.account.gain import Gain, Replay, too_large
+from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.recording import RecordingPath
+from profdeck_traces.account.row_kinds import SYNCS, RowKind
+from profdeck_traces.account.walk import Path
+from profdeck_traces.attribution.frames import module_class
+from profdeck_traces.attribution.rows import Attribution
+from profdeck_traces.reading.intervals import Int
+
+MAX_OWNERS = 300
+MAX_GAINS = 8
+"""Number of owners whose gain is computed."""
+_MAX_UNLAUNCHED = 0.1
+_NS_PER_US = 1000
+_ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
+_MAX_LOOKUP = 1 << 22  # entries; a larger table of values is slower than sorting
+_Key = tuple[str, str | None, str | None, str | None, str | None, str | None]
+"""Kind, name, operator, module, annotation and line."""
+
+
+def account_of(recording: RecordingPath, names: Attribution, basis: str, excluded: NDArray[np.bool_]) -> Account | None:
+    """Return the account of a recording, or ``None`` if it has no time.
+
+    Args:
+        recording: The critical path.
+        names: Operators, modules and lines of the events.
+        basis: Kind of the steps.
+        excluded: Cold steps, by index of the annotation.
+    """
+    has_annotations = len(recording.steps) > 0
+    is_used = ~excluded[recording.steps] if has_annotations else np.ones(max(0, len(recording.borders.times) - 1), bool)
+    parts = [path for (_, _, path), used in zip(recording.parts(), is_used.tolist(), strict=True) if used]
+    parts = [path for path in parts if len(path)]
+    if not parts:
+        return None
+    path = Path(
+        np.concatenate([part.begin for part in parts]),
+        np.concatenate([part.end for part in parts]),
+        np.concatenate([part.kind for part in parts]),
+        np.concatenate([part.row for part in parts]),
+    )
+    total_ns = int((path.end - path.begin).sum())
+    owners = _owners(path, names, recording.kinds, total_ns)
+    unknown = too_large(names.events)
+    if unknown is None:
+        owners, unknown = _with_gains(owners, recording, names, is_used)
+    return Account(
+        basis=basis if has_annotations else "recording",
+        border=recording.borders.rule,
+        steps=int(is_used.sum()),
+        time_us=total_ns / _NS_PER_US,
+        owners=owners,
+        notes=(*_notes(recording, names, path), *((unknown,) if unknown else ())),
+    )
+
+
+def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: int) -> tuple[OwnerTime, ...]:
+    """Group the segments of a path by owner."""
+    module_names = names.module_paths[1]
+    texts = [_plain(name) for name in names.events.names]
+    columns = _columns(names, kinds, path.row)
+    groups, first = _grouped([path.kind.astype(np.int64), *columns])
+    time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(first)).astype(np.int64)
+    counts = np.bincount(groups, minlength=len(first))
+    times: dict[_Key, tuple[int, int]] = {}
+    keys = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
+    for (kind, *codes, module_code), of_group, count in zip(keys, time_ns.tolist(), counts.tolist(), strict=True):
+        name, operator, annotation, frame = (texts[code] if code >= 0 else None for code in codes)
+        module_path = module_names[module_code] if module_code >= 0 else None
+        key = OwnerKind(kind).label, name, operator, module_path, annotation, frame
+        before = times.get(key, (0, 0))
+        times[key] = before[0] + of_group, before[1] + count
+    largest = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
+    for key, (of_group, count) in largest[MAX_OWNERS:]:
+        sum_key = key[0], None, None, None, None, None
+        del times[key]
+        before = times.get(sum_key, (0, 0))
+        times[sum_key] = before[0] + of_group, before[1] + count
+    owners = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
+    return tuple(
+        OwnerTime(
+            kind=kind,
+            name=name,
+            operator=operator,
+            module=module_path,
+            annotation=annotation,
+            line=line,
+            count=count,
+            time_us=of_group / _NS_PER_US,
+            share=of_group / total_ns,
+        )
+        for (kind, name, operator, module_path, annotation, line), (of_group, count) in owners
+    )
+
+
+def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32]) -> list[NDArray[np.integer]]:
+    """Return the codes of name, operator, annotation, frame and module of rows; -1 if there is none."""
+    has_row = row >= 0
+    rows = np.maximum(row, 0)
+    is_step = has_row & (kinds[rows] == RowKind.ANNOTATION) & (names.annotation[rows] != rows)
+    columns = [np.where(has_row & ~is_step, names.events.name[rows], -1)]
+    columns += [
+        _name_of(names, np.where(has_row, of_row[rows], -1))
+        for of_row in (names.operator, names.annotation, names.frame)
+    ]
+    columns.append(np.where(has_row, names.module_paths[0][rows], -1))
+    return columns
+
+
+def _with_gains(
+    owners: tuple[OwnerTime, ...], recording: RecordingPath, names: Attribution, is_used: NDArray[np.bool_]
+) -> tuple[tuple[OwnerTime, ...], str | None]:
+    """Add the gains of the largest owners. Return the owners, and why gains are unknown."""
+    replay = Replay(recording, names.events, is_used)
+    if not replay.is_exact:
+        return owners, "Gains are unknown: a replay of the recorded dependencies does not reproduce the recorded times."
+    rows = np.append(np.arange(names.events.complete, dtype=np.int32), np.int32(-1))
+    columns = _columns(names, recording.kinds, rows)
+    name_codes, module_codes = _codes([_plain(name) for name in names.events.names]), _codes(names.module_paths[1])
+    with_gain = []
+    for owner in owners[:MAX_GAINS]:
+        gain: Gain | None = None
+        # A sum of small owners has no name, and cannot be told from time without an event.
+        if owner.name is not None or len(owners) < MAX_OWNERS:
+            is_owner = np.ones(len(rows), np.bool_)
+            fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
+            for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
+                is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
+            gain = replay.gain(OwnerKind.from_label(owner.kind), is_owner)
+        gain_us, limit = (None, None) if gain is None else (gain.saved_ns / _NS_PER_US, gain.limit.label)
+        with_gain.append(attrs.evolve(owner, gain_us=gain_us, next_limit=limit))
+    return (*with_gain, *owners[MAX_GAINS:]), None
+
+
+def _codes(texts: Iterable[str]) -> dict[str, list[int]]:
+    """Return the codes of each text."""
+    codes: dict[str, list[int]] = {}
+    for code, text in enumerate(texts):
+        codes.setdefault(text, []).append(code)
+    return codes
+
+
+def _name_of(names: Attribution, rows: NDArray[np.integer]) -> NDArray[np.integer]:
+    """Return the name codes of rows; -1 stays -1."""
+    return np.where(rows >= 0, names.events.name[rows], -1)
+
+
+def _grouped(columns: list[NDArray[np.integer]]) -> tuple[Int, Int]:
+    """Return the group of each element, by equal values in all columns, and the first element of each group."""
+    code, size = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        number, count = _renumbered(column + 1, int(column.max()) + 2)
+        code, size = _renumbered(code * count + number, size * count)
+    first = np.empty(size, np.int64)
+    first[code[::-1]] = np.arange(len(code))[::-1]
+    return code, first
+
+
+def _renumbered(values: NDArray[np.integer], limit: int) -> tuple[Int, int]:
+    """Map values below `limit` to consecutive numbers in the same order, and return the count of distinct values."""
+    if limit > _MAX_LOOKUP:
+        _, number = np.unique(values, return_inverse=True)
+        return number, int(number.max()) + 1
+    used = np.zeros(limit, np.int64)
+    used[values] = 1
+    numbers = np.cumsum(used) - 1
+    return numbers[values], int(numbers[-1]) + 1
+
+
+def _plain(name: str) -> str:
+    """Remove addresses and instance numbers from a name."""
+    name = _ADDRESS.sub("", name)
+    module = module_class(name)
+    return name if module is None else module
+
+
+def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[str, ...]:
+    """Return the limits of the account: causes that the trace does not record."""
+    is_sync = np.isin(recording.kinds, SYNCS)
+    notes = []
+    if len(recording.work.rows) and is_sync.any() and not len(recording.work.sync_records.rows):
+        notes.append(
+            "The trace has no cuda_sync records. A synchronisation is matched with the device work that ended in it, "
+            "and waits between streams are matched by time."
+        )
+    share = float((recording.work.launch < 0).mean()) if len(recording.work.rows) else 0.0
+    if share > _MAX_UNLAUNCHED:
+        notes.append(
+            f"{share:.0%} of the device events have no recorded launch. The time before them is 'device gap', "
+            "'device held' or 'not recorded'."
+        )
+    if not names.has_frames:
+        notes.append(
+            "The trace has no Python stacks. Lines are unknown, and Python code is part of 'between'. "
+            "Record stacks to get both."
+        )
+    if (path.kind == OwnerKind.COLLECTIVE).any():
+        notes.append("The time of collectives includes the wait for other ranks.")
+    return tuple(notes)

@@ -1,0 +1,117 @@
+"""Difference between the accounts of two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from profdeck_traces.account.model import Account, OwnerIdentity
+from profdeck_traces.account.table import MAX_OWNERS
+from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries
+from profdeck_traces.analysis.diff_model import AccountDiff, OwnerChange
+
+_Key = tuple[str, str | None, str | None, str | None, str | None, str | None]
+"""Kind, name, operator, module, annotation and line."""
+_NS_PER_US = 1000
+
+
+def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
+    """Subtract the accounts of two runs, per step.
+
+    A time is the mean over the pairs of the mean over the traces of a side. Means are rounded to nanoseconds so that
+    the owners of each side add up to its step (largest remainder method). Then the differences add up, too.
+
+    Args:
+        pairs: The traces of each rank on both sides.
+
+    Returns:
+        The difference, or ``None`` if a trace has no account, or if the accounts have different kinds of steps.
+    """
+    accounts = [account for side in (0, 1) for account in _accounts(pairs, side)]
+    if None in accounts or len({account.basis for account in accounts if account}) != 1:
+        return None
+    before, after = _without_small([account for account in accounts if account], *(_mean_ns(pairs, n) for n in (0, 1)))
+    owners = [
+        OwnerChange(
+            kind=key[0],
+            name=key[1],
+            operator=key[2],
+            module=key[3],
+            annotation=key[4],
+            line=key[5],
+            before_ns=before.get(key, 0),
+            after_ns=after.get(key, 0),
+            delta_ns=after.get(key, 0) - before.get(key, 0),
+        )
+        for key in before | after
+    ]
+    owners.sort(key=lambda owner: (-abs(owner.delta_ns), -owner.after_ns, [text or "" for text in _key(owner)]))
+    return AccountDiff(
+        borders_before=_borders(pairs, 0),
+        borders_after=_borders(pairs, 1),
+        step_before_ns=sum(before.values()),
+        step_after_ns=sum(after.values()),
+        step_delta_ns=sum(after.values()) - sum(before.values()),
+        owners=tuple(owners),
+    )
+
+
+def _without_small(
+    accounts: Sequence[Account], before: dict[_Key, int], after: dict[_Key, int]
+) -> tuple[dict[_Key, int], dict[_Key, int]]:
+    """Sum the owners by kind that an account may not list, because it has only the `MAX_OWNERS` largest.
+
+    Otherwise, an owner that only one account lists would appear or vanish without a change.
+    """
+    limit_ns = max(
+        (
+            min(owner.time_us for owner in account.owners if owner.name) * _NS_PER_US / account.steps
+            for account in accounts
+            if len(account.owners) >= MAX_OWNERS
+        ),
+        default=0,
+    )
+
+    def summed(times: dict[_Key, int]) -> dict[_Key, int]:
+        result: dict[_Key, int] = {}
+        for key, time_ns in times.items():
+            is_small = max(before.get(key, 0), after.get(key, 0)) <= limit_ns
+            sum_key: _Key = (key[0], None, None, None, None, None) if is_small else key
+            result[sum_key] = result.get(sum_key, 0) + time_ns
+        return result
+
+    return summed(before), summed(after)
+
+
+def _accounts(pairs: Sequence[RankPair], side: int) -> Iterator[Account | None]:
+    return (trace.account for pair in pairs for trace in pair.sides[side])
+
+
+def _borders(pairs: Sequence[RankPair], side: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(account.border for account in _accounts(pairs, side) if account))
+
+
+def _mean_ns(pairs: Sequence[RankPair], side: int) -> dict[_Key, int]:
+    """Return the mean time per step of each owner."""
+    means: dict[_Key, Fraction] = {}
+    for pair in pairs:
+        traces: RankSummaries = pair.sides[side]
+        for account in (trace.account for trace in traces if trace.account):
+            for owner in account.owners:
+                time_ns = Fraction(round(owner.time_us * _NS_PER_US), account.steps * len(traces) * len(pairs))
+                means[_key(owner)] = means.get(_key(owner), Fraction(0)) + time_ns
+    return _rounded(means)
+
+
+def _key(owner: OwnerIdentity) -> _Key:
+    return owner.kind, owner.name, owner.operator, owner.module, owner.annotation, owner.line
+
+
+def _rounded(means: dict[_Key, Fraction]) -> dict[_Key, int]:
+    """Round values to integers whose sum is the rounded sum of the values."""
+    rounded = {key: int(mean) for key, mean in means.items()}
+    missing = round(sum(means.values())) - sum(rounded.values())
+    by_remainder = sorted(means, key=lambda key: rounded[key] - means[key])
+    for key in by_remainder[:missing]:
+        rounded[key] += 1
+    return rounded

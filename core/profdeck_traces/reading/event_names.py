@@ -1,0 +1,113 @@
+"""Classification of events by name: runtime calls, collectives on the host, data loading, checkpoints and waits."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+
+
+class CallKind(Enum):
+    """Purpose of a call into the runtime or driver of a device."""
+
+    STREAM_SYNCHRONISATION = "stream synchronisation"
+    EVENT_SYNCHRONISATION = "event synchronisation"
+    DEVICE_SYNCHRONISATION = "device synchronisation"
+    QUERY = "query"
+    """Returns whether device work has ended, without waiting for it."""
+    LAUNCH = "launch"
+    OPERATOR_EXECUTION = "operator execution"
+    """AscendCL call that runs an operator. The launches of its kernels are separate events."""
+    COPY = "copy"
+    """Copies or fills memory."""
+    FREE = "free"
+    ALLOCATION = "allocation"
+    """Allocates, maps or registers memory, or reverses mapping or registration."""
+    OTHER = "other"
+
+
+SYNCHRONISATIONS = frozenset(
+    {CallKind.STREAM_SYNCHRONISATION, CallKind.EVENT_SYNCHRONISATION, CallKind.DEVICE_SYNCHRONISATION}
+)
+
+# CUDA, HIP, Level Zero and AscendCL use these terms. The first match decides.
+_CALLS = (
+    (
+        CallKind.STREAM_SYNCHRONISATION,
+        re.compile(r"(Stream|CommandQueue|CommandList)\w*[Ss]ynchronize|[Ss]ynchronizeStream"),
+    ),
+    (CallKind.EVENT_SYNCHRONISATION, re.compile(r"(Event|Fence)\w*[Ss]ynchronize|[Ss]ynchronizeEvent")),
+    (CallKind.DEVICE_SYNCHRONISATION, re.compile(r"[Ss]ynchronize")),
+    (CallKind.QUERY, re.compile(r"EventQuery|StreamQuery|QueryEventStatus")),
+    (CallKind.LAUNCH, re.compile(r"[Ll]aunch")),
+    (
+        CallKind.OPERATOR_EXECUTION,
+        re.compile(r"AscendCL@acl(nn(?!\w*GetWorkspaceSize)|opCompileAndExecute|opExecute)"),
+    ),
+    (CallKind.COPY, re.compile(r"[Mm]emcpy|[Mm]emset|MemoryCopy|MemoryFill")),
+    (CallKind.FREE, re.compile(r"Free")),
+    (CallKind.ALLOCATION, re.compile(r"[Mm]alloc|Host(Alloc|Register|Unregister)|Mem(Alloc|Create|Release|Map|Unmap)")),
+)
+_BACKEND_COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):\w+")
+_DISPATCHED_COLLECTIVE = re.compile(r"c10d::\w+_$")
+_LOADER_NAMES = "data_?load|load_?batch|next_?batch|fetch_?batch|get_?batch"
+_DATA_LOADING = re.compile(_LOADER_NAMES, re.IGNORECASE)
+# For frames, match the function only: the path of the file would select every function of a loader's module.
+_DATA_LOADING_FRAME = re.compile(
+    rf"utils/data/dataloader\.py\(\d+\): __next__|dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})", re.IGNORECASE
+)
+_CHECKPOINT = re.compile(
+    r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
+)
+_GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
+# `run_backward` waits for the threads of autograd.
+_WAITING_FRAME = re.compile(
+    r"run_backward of|built-in method (acquire|__enter__) of .*[lL]ock"
+    r"|built-in (function|method) (sleep|poll|select|wait)\b"
+    r"|method '(acquire|recv|recv_into|poll|wait)'|selectors\.py|connection\.py.*(wait|_poll|poll|recv)"
+    r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|SemLock"
+)
+
+
+def call_kind(name: str) -> CallKind:
+    """Return the purpose of a call into a device's runtime or driver."""
+    return next((kind for kind, pattern in _CALLS if pattern.search(name)), CallKind.OTHER)
+
+
+def is_backend_collective(name: str) -> bool:
+    """Return whether an annotation is a collective of a torch.distributed backend, such as ``gloo:all_reduce``."""
+    return _BACKEND_COLLECTIVE.match(name) is not None
+
+
+def is_host_collective(name: str) -> bool:
+    """Return whether a host event is a collective: an operator of the dispatcher or an annotation of a backend."""
+    return is_backend_collective(name) or _DISPATCHED_COLLECTIVE.match(name) is not None
+
+
+def is_data_loading(name: str) -> bool:
+    """Return whether an annotation, stage or operator loads data."""
+    return _DATA_LOADING.search(name) is not None
+
+
+def is_data_loading_frame(name: str) -> bool:
+    """Return whether a Python frame waits for or loads the next batch."""
+    return _DATA_LOADING_FRAME.search(name) is not None
+
+
+def is_checkpoint(name: str) -> bool:
+    """Return whether an annotation or a Python frame saves a checkpoint."""
+    return _CHECKPOINT.search(name) is not None
+
+
+def is_garbage_collection(name: str) -> bool:
+    """Return whether an annotation is a garbage collection."""
+    return _GARBAGE_COLLECTION.search(name) is not None
+
+
+def is_garbage_collection_frame(name: str) -> bool:
+    """Return whether a Python frame is the garbage collector, as torch records it."""
+    return name.startswith("Python GC")
+
+
+def is_waiting_frame(name: str) -> bool:
+    """Return whether a Python frame is open only while its thread waits."""
+    return _WAITING_FRAME.search(name) is not None

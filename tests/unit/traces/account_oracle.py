@@ -1,0 +1,116 @@
+"""Checks the critical path of a trace by brute force on the JSON, without code of profdeck's account.
+
+1. The owners cover the interval once.
+2. A call or kernel that owns time is open at that time.
+3. A call that owns time is the innermost call of its thread: no call inside of it is open.
+4. Launch latency lies between the begin of the launch and the begin of its work.
+5. A device gap ends where its event begins, and no work of the stream runs in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import oracle
+
+_HOST = {"python_function", "cpu_op", "cuda_runtime", "cuda_driver", "overhead", "operator", "runtime"}
+_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"}
+_OPEN = {"operator", "python", "runtime call", "allocation", "kernel", "copy", "collective", "profiler", "queue full"}
+_INNERMOST = {"operator", "python", "runtime call", "allocation"}
+_CALLS = {"cuda_runtime", "cuda_driver", "runtime"}
+
+
+class Owner(NamedTuple):
+    """A segment of the path."""
+
+    begin: int
+    end: int
+    kind: str
+    position: int
+    """Position of the owner in the file; -1 without an event."""
+
+
+class _Event(NamedTuple):
+    begin: int
+    end: int
+    name: str
+    lane: tuple[Any, ...]
+    correlation: Any
+    position: int
+
+
+class _Trace:
+    """Events of a trace by position, stream or thread, and correlation."""
+
+    def __init__(self, path: Path) -> None:
+        self.events: dict[int, _Event] = {}
+        self.lanes: dict[tuple[Any, ...], list[_Event]] = {}
+        self.launches: dict[Any, list[_Event]] = {}
+        for position, event in enumerate(event for event in oracle.events_of(path) if "ph" in event):
+            category = str(event.get("cat")).lower()
+            if event["ph"] == "X" and category in _HOST | _DEVICE | {"user_annotation"}:
+                self._add(position, event, category)
+
+    def _add(self, position: int, event: dict[str, Any], category: str) -> None:
+        start = oracle.nanoseconds(event["ts"])
+        end = start + max(0, oracle.nanoseconds(event.get("dur") or 0))
+        lane = category in _DEVICE, event["pid"], event["tid"]
+        correlation = (event.get("args") or {}).get("correlation")
+        item = _Event(start, end, event["name"], lane, correlation, position)
+        self.events[position] = item
+        if category != "user_annotation":
+            self.lanes.setdefault(lane, []).append(item)
+        if category in _CALLS:
+            self.launches.setdefault(correlation, []).append(item)
+
+
+def wrong_owners(path: Path, begin: int, end: int, owners: Iterable[Owner], *, every: int = 1) -> list[str]:
+    """Return a message for each wrong owner.
+
+    Args:
+        path: The trace.
+        begin: Begin of the interval.
+        end: End of the interval.
+        owners: Segments of the path.
+        every: Check rules 3 and 5 for every n-th segment.
+    """
+    trace = _Trace(path)
+    wrong, time = [], begin
+    for number, owner in enumerate(owners):
+        if owner.begin != time or owner.end <= owner.begin:
+            wrong.append(f"{owner.kind}: gap or overlap at {owner.begin - begin} ns")
+        time = owner.end
+        event = trace.events.get(owner.position)
+        if event is not None:
+            wrong += [f"{owner.kind}: {event.name[:40]} {problem}" for problem in _bounds(trace, owner, event)]
+            if number % every == 0:
+                wrong += [f"{owner.kind}: {event.name[:40]} {problem}" for problem in _others(trace, owner, event)]
+    if time != end:
+        wrong.append(f"the path ends {end - time} ns early")
+    return wrong
+
+
+def _bounds(trace: _Trace, owner: Owner, event: _Event) -> Iterator[str]:
+    """Check rules 2 and 4, and the end of rule 5."""
+    if owner.kind in _OPEN and not (event.begin <= owner.begin and owner.end <= event.end):
+        yield "is not open"
+    if owner.kind == "launch latency":
+        calls = trace.launches.get(event.correlation, [])
+        if not any(call.begin <= owner.begin and owner.end <= event.begin for call in calls):
+            yield "does not begin after the launch"
+    if owner.kind == "device gap" and event.begin != owner.end and event.end > owner.begin:
+        yield "does not begin at the end of the gap"
+
+
+def _others(trace: _Trace, owner: Owner, event: _Event) -> Iterator[str]:
+    """Check rules 3 and 5 against all events of the thread or stream."""
+    for other in trace.lanes[event.lane] if owner.kind in _INNERMOST else ():
+        is_inner = (other.begin, -other.end) > (event.begin, -event.end)
+        if is_inner and max(other.begin, owner.begin) < min(other.end, owner.end):
+            yield f"owns time of {other.name[:40]}"
+    for other in trace.lanes[event.lane] if owner.kind == "device gap" else ():
+        is_earlier = other.position != event.position and other.begin < event.begin
+        if is_earlier and other.begin < owner.end and other.end > owner.begin:
+            yield f"waits in a gap in which {other.name[:40]} runs"

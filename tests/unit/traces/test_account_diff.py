@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given, strategies as st
+from invented_summaries import STEP, run, trace
+from real_traces import named
+
+from gpu_job import GpuJob
+from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.account.table import MAX_OWNERS
+from profdeck_traces.analysis.diff import diff_runs
+from profdeck_traces.analysis.diff_model import AccountDiff, OwnerChange
+from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.summary import summarise_trace
+
+
+def account_of(
+    times_ns: dict[str, int], *, steps: int = 1, basis: str = "global_step", border: str = "host"
+) -> Account:
+    total_ns = sum(times_ns.values())
+    owners = tuple(
+        OwnerTime(
+            kind="operator",
+            name=name,
+            operator=name,
+            module=None,
+            annotation=None,
+            line=None,
+            count=1,
+            time_us=time_ns / 1000,
+            share=time_ns / total_ns,
+        )
+        for name, time_ns in times_ns.items()
+    )
+    return Account(basis=basis, border=border, steps=steps, time_us=total_ns / 1000, owners=owners, notes=())
+
+
+def rank(number: int, account: Account | None) -> RankSummary:
+    return trace({"k": [10.0] * 5}, group=STEP, path=f"rank{number}.json", rank=number, account=account)
+
+
+def compared(before: Sequence[RankSummary], after: Sequence[RankSummary]) -> AccountDiff | None:
+    (role,) = diff_runs(run(*before), run(*after)).roles
+    return role.account
+
+
+def owner(diff: AccountDiff, name: str) -> OwnerChange:
+    (change,) = (change for change in diff.owners if change.name == name)
+    return change
+
+
+_ACCOUNTS = st.builds(
+    lambda times, steps: account_of(times, steps=steps),
+    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 10**13), min_size=1),
+    st.integers(1, 1000),
+)
+
+
+@given(st.lists(st.tuples(_ACCOUNTS, _ACCOUNTS), min_size=1, max_size=4))
+def test_differences_of_owners_add_up_to_the_change_of_the_step(ranks: list[tuple[Account, Account]]) -> None:
+    diff = compared(
+        [rank(number, before) for number, (before, _) in enumerate(ranks)],
+        [rank(number, after) for number, (_, after) in enumerate(ranks)],
+    )
+    assert diff is not None
+    assert sum(change.before_ns for change in diff.owners) == diff.step_before_ns
+    assert sum(change.after_ns for change in diff.owners) == diff.step_after_ns
+    assert sum(change.delta_ns for change in diff.owners) == diff.step_delta_ns
+    assert diff.step_delta_ns == diff.step_after_ns - diff.step_before_ns
+    mean_us = sum(before.time_us / before.steps for before, _ in ranks) / len(ranks)
+    assert abs(diff.step_before_ns - 1000 * mean_us) < 1 + 1e-6 * diff.step_before_ns
+
+
+def test_times_are_per_step_and_means_of_ranks() -> None:
+    before = [rank(0, account_of({"a": 4000, "b": 2000}, steps=2)), rank(1, account_of({"a": 6000}, steps=1))]
+    after = [rank(0, account_of({"a": 4000}, steps=1)), rank(1, account_of({"a": 6000, "c": 10}, steps=1))]
+    diff = compared(before, after)
+    assert diff is not None
+    assert (owner(diff, "a").before_ns, owner(diff, "a").after_ns) == (4000, 5000)
+    assert (owner(diff, "b").delta_ns, owner(diff, "c").delta_ns) == (-500, 5)
+    assert (diff.step_before_ns, diff.step_after_ns, diff.step_delta_ns) == (4500, 5005, 505)
+
+
+def test_accounts_of_different_kinds_of_steps_are_not_subtracted() -> None:
+    assert compared([rank(0, account_of({"a": 1}))], [rank(0, account_of({"a": 1}, basis="recording"))]) is None
+    assert compared([rank(0, account_of({"a": 1}))], [rank(0, None)]) is None
+
+
+def test_owners_beyond_the_limit_of_an_account_do_not_appear_or_vanish() -> None:
+    names = {f"operator{number}": 1_000 + number for number in range(MAX_OWNERS)}
+    diff = compared([rank(0, account_of(names | {"large": 10**6}))], [rank(0, account_of(names | {"small": 900}))])
+    assert diff is not None
+    assert [change.name for change in diff.owners if change.delta_ns] == ["large", None]
+    assert (diff.owners[0].delta_ns, diff.owners[1].delta_ns, diff.step_delta_ns) == (-(10**6), 900, 900 - 10**6)
+
+
+@pytest.mark.shared_data
+def test_differences_of_real_traces_add_up() -> None:
+    names = (f"public/tl__traces__{device}__Qwen_Qwen1.5-0.5B-Chat__1016005.json.gz" for device in ("h100", "mi300"))
+    before, after = (attrs.evolve(summarise_trace(named(name)), role="trainer", rank=0) for name in names)
+    diff = compared([before], [after])
+    assert diff is not None
+    assert before.account is not None
+    assert before.account.steps == 1
+    assert diff.step_before_ns == round(before.account.time_us * 1000)
+    assert sum(change.delta_ns for change in diff.owners) == diff.step_delta_ns != 0
+
+
+def test_border_rules_of_both_sides_are_kept() -> None:
+    diff = compared([rank(0, account_of({"a": 1}))], [rank(0, account_of({"a": 1}, border="device"))])
+    assert diff is not None
+    assert (diff.borders_before, diff.borders_after) == (("host",), ("device",))
+
+
+def test_a_slower_loader_owns_the_change_of_the_step(tmp_path: Path) -> None:
+    jobs = {name: GpuJob(load_us=load_us).write(tmp_path / name) for name, load_us in (("a", 30), ("b", 1030))}
+    before, after = ([summarise_trace(job / "rank0.trace.json.gz")] for job in jobs.values())
+    diff = compared(before, after)
+    assert diff is not None
+    assert diff.step_delta_ns == 1_000_000
+    assert (diff.owners[0].kind, diff.owners[0].delta_ns) == ("data loading", 1_000_000)

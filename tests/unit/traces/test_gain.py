@@ -1,0 +1,96 @@
+"""Tests of gains: the time that steps would save without an owner."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated_machine import Program, random_program, run_steps, scaled, step_us
+
+from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.account.table import MAX_GAINS
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.reading import compiled
+
+
+def account_of(directory: Path, program: Program, steps: int = 1, *, sync_records: bool = True) -> Account:
+    path = directory / "trace.json"
+    path.write_text(json.dumps({"traceEvents": run_steps(program, steps, sync_records=sync_records).events}))
+    account = summarise_trace(path).account
+    assert account is not None
+    return account
+
+
+def owner_of(account: Account, name: str) -> OwnerTime:
+    return next(owner for owner in account.owners if owner.name == name)
+
+
+@pytest.mark.parametrize(("sync_records", "least"), [(True, 0.99), (False, 0.75)])
+def test_gains_agree_with_a_simulation_of_the_changed_program(
+    tmp_path: Path,
+    sync_records: bool,
+    least: float,
+) -> None:
+    """The simulator runs each program again without an owner. A gain is right within 1 % of the step."""
+    rnd = random.Random(2)  # noqa: S311 - test data
+    gain_errors, time_errors = [], []
+    for _ in range(30):
+        program = random_program(rnd)
+        duration_us = step_us(program)
+        for owner in account_of(tmp_path, program, sync_records=sync_records).owners:
+            if owner.kind in {"operator", "kernel", "copy"} and owner.gain_us is not None:
+                assert owner.name is not None
+                saved_us = duration_us - step_us(scaled(program, owner.name, 0))
+                gain_errors.append(abs(owner.gain_us - saved_us) / duration_us)
+                time_errors.append(abs(owner.time_us - saved_us) / duration_us)
+    is_right = np.array(gain_errors) < 0.01
+    assert len(is_right) > 100
+    assert is_right.mean() >= least
+    assert (np.array(time_errors) < 0.01).mean() < is_right.mean()
+
+
+def test_another_path_limits_the_gain(tmp_path: Path) -> None:
+    # Without the kernel, the step takes 4 µs for the launch, 80 µs for the operator, and 4 µs for the synchronisation.
+    program: Program = [("launch", "gemm", 100, 7), ("op", "aten::host", 80), ("sync", None)]
+    account = account_of(tmp_path, program)
+    assert account.time_us == 112
+    gemm = owner_of(account, "gemm")
+    assert (gemm.time_us, gemm.gain_us, gemm.next_limit) == (100, 24, "operator")
+
+
+def test_gains_add_up_over_the_steps_of_the_account(tmp_path: Path) -> None:
+    program: Program = [("op", "aten::a", 500), ("launch", "k", 50, 7), ("sync", None)]
+    account = account_of(tmp_path, program, 4)
+    assert owner_of(account, "aten::a").gain_us == 500 * account.steps
+
+
+def test_work_off_the_path_has_no_gain(tmp_path: Path) -> None:
+    program: Program = [("launch", "hidden", 50, 8), ("launch", "shown", 400, 7), ("sync", None)]
+    account = account_of(tmp_path, program)
+    assert "hidden" not in {owner.name for owner in account.owners}
+    assert owner_of(account, "shown").gain_us == 400 - 46
+
+
+def test_only_the_largest_owners_have_a_gain(tmp_path: Path) -> None:
+    account = account_of(tmp_path, [("op", f"aten::op{number}", 100 - number) for number in range(20)])
+    gains = [owner.gain_us for owner in account.owners]
+    assert gains[:MAX_GAINS] == [100 - number for number in range(MAX_GAINS)]
+    assert set(gains[MAX_GAINS:]) == {None}
+
+
+def test_gains_are_the_same_without_the_compiled_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = random_program(random.Random(3))  # noqa: S311 - test data
+    expected = account_of(tmp_path, program)
+    monkeypatch.setattr(compiled, "load_library", lambda: None)
+    assert account_of(tmp_path, program) == expected
+
+
+def test_a_large_trace_has_no_gains_and_the_account_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profdeck_traces.account.gain.MAX_EVENTS", 2)
+    monkeypatch.setattr("profdeck_traces.account.gain.MAX_EVENTS_WITHOUT_LIBRARY", 2)
+    account = account_of(tmp_path, [("op", "aten::a", 5), ("op", "aten::b", 5)])
+    assert {owner.gain_us for owner in account.owners} == {None}
+    assert "Gains are not computed for more than 2 events." in account.notes
