@@ -110,6 +110,7 @@ def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) 
         first_step=manifest.first_step,
         started_ns=manifest.started_ns,
         stall_s=manifest.credible_stall_s,
+        host_load=manifest.host_load,
         has_digest=artifact.sha256 is not None,
         clock_offset_ns=offsets_ns[len(offsets_ns) // 2] + (clock.offset_ns if clock else 0) if offsets_ns else None,
         base_time_ns=artifact.base_time_ns if _is_time(artifact.base_time_ns or 0) else None,

@@ -316,6 +316,7 @@ def _role(
     # Starting the recorder affects only host times.
     alike = len({all(map(is_cold, side)) for side in sides}) == 1
     kernels = _changes(pairs, _kernels, basis)
+    busy = _contention(sides[0]), _contention(sides[1])
     iterations = _iterations(pairs) if alike else ()
     return RoleDiff(
         role=role,
@@ -342,6 +343,7 @@ def _role(
             for pair in pairs
         ),
         notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
+        busy=busy,
         corrupt=tuple(dict.fromkeys(trace.path for side in sides for trace in side if trace.problem)),
         incomplete=(
             *_incomplete(kernels, iterations),
@@ -502,6 +504,12 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
                 f"The mix differs: {old:.0%} of the steps of that kind are {group}s before and {new:.0%} after; what "
                 "is not per stage changes with that."
             )
+
+
+def _contention(traces: RankSummaries) -> str | None:
+    """Return why the machine was busy, from the first trace that reports it, or ``None``."""
+    loads = (trace.host_load for trace in traces if trace.host_load is not None)
+    return next(filter(None, (load.describe_contention() for load in loads)), None)
 
 
 def _cold_notes(pairs: Sequence[RankPair], sides: Sequence[RankSummaries]) -> Iterator[str]:

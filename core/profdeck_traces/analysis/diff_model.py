@@ -133,6 +133,20 @@ class RoleDiff:
     incomplete: tuple[str, ...] = ()
     """Reasons why the comparison is inconclusive if it finds no regression, such as a rank that only one side has."""
 
+    busy: tuple[str | None, str | None] = (None, None)
+    """Why the machine was busy during the captures before and after; ``None`` if it was not busy, or if unknown."""
+
+    @property
+    def slowed_by_machine(self) -> bool:
+        """True if the machine was busy only in the later run, so that a busy machine can explain slower host times."""
+        before, after = self.busy
+        return after is not None and before is None
+
+    def describe_busy(self) -> str | None:
+        """Return why the machine was busy in one or both runs, or ``None``: ``the machine was busy after (...)``."""
+        sides = [f"{name} ({reason})" for name, reason in zip(("before", "after"), self.busy, strict=True) if reason]
+        return f"the machine was busy {' and '.join(sides)}" if sides else None
+
     @property
     def decisive(self) -> tuple[Change, ...]:
         """What decides whether it got slower.
@@ -153,9 +167,13 @@ class RoleDiff:
         """Return the significant slowdowns in `judged` that exceed the given fraction of the earlier time.
 
         If the mean over all ranks shows no such slowdown, single ranks are tested. Corrupt traces give no result.
+        Host times of a run on a busy machine give no result if the machine was not busy before.
         """
-        if self.corrupt:
+        if self.corrupt or (self.slowed_by_machine and by is not Judge.DEVICE):
             return ()
+        return self._slowdowns(fail_over, by)
+
+    def _slowdowns(self, fail_over: float, by: Judge) -> tuple[Change, ...]:
         of_role = tuple(change for change in self.judged(by) if change.is_regression(fail_over))
         if of_role or by is not Judge.STEPS or len(self.ranks) == 1:
             return of_role
@@ -176,6 +194,9 @@ class RoleDiff:
         reasons = [reason for change in judged if (reason := change.undecided(fail_over))]
         if by is Judge.STEPS:
             reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]
+        if by is not Judge.DEVICE and (text := self.describe_busy()):
+            is_slower = self.slowed_by_machine and bool(self._slowdowns(fail_over, by))
+            reasons += [f"{text}; record again on an idle machine"] if reasons or is_slower else []
         missing = () if judged else (f"one of the runs has no {_JUDGED[by]}",)
         return (*reasons, *self.incomplete, *missing)
 

@@ -40,7 +40,10 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
     ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
-    why = "; ".join(reasons) if word == "is inconclusive" else _why(role, main.verdict)
+    if word == "is inconclusive":
+        why = "; ".join(reasons)
+    else:
+        why = "; ".join(filter(None, (_why(role, main.verdict), role.describe_busy())))
     return (
         f"{label_of_role(role)} {word}: {name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms"
         f"{ratio} ({_chance(main)}){f'; {why}' if why else ''}."

@@ -285,6 +285,7 @@ class _Summary:
             unrecorded_steps=self._unrecorded_steps(),
             unit=facts.unit if facts else None,
             attributed=self._attributed(),
+            host_load=facts.host_load if facts else None,
         )
 
     def _attributed(self) -> AttributedTimes | None:

@@ -159,4 +159,18 @@ def _over_median(steps: list[StepSummary]) -> float:
     return max(0.0, statistics.fmean(durations) - statistics.median(durations))
 
 
-RULES = (data_loading, outside_operators, long_gap, garbage, unsteady)
+def busy_machine(view: RankView) -> Iterator[RankFinding]:
+    """The recording thread waited for a CPU, or its cgroup was throttled, over 5 % of the recording."""
+    load = view.rank.host_load
+    if load is not None and (reason := load.describe_contention()):
+        yield draft(
+            view,
+            "busy-machine",
+            f"The machine was busy: {reason}",
+            "record again on an idle machine",
+            gain_us=None if load.run_queue_s is None else load.run_queue_s / load.wall_s * view.host_step_us,
+            step_us=view.host_step_us,
+        )
+
+
+RULES = (data_loading, outside_operators, long_gap, garbage, unsteady, busy_machine)

@@ -23,6 +23,7 @@ from profdeck_traces.analysis.model import (
 )
 from profdeck_traces.analysis.significance import FLOOR
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.host_load import HostLoad
 
 
 def role_diff(before: RankSummary | RunSummary, after: RankSummary | RunSummary) -> RoleDiff:
@@ -655,3 +656,50 @@ def test_traces_are_not_summaries(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.json").write_bytes(text)
     assert not is_summary(tmp_path / "a.json")
     assert not is_summary(tmp_path)
+
+
+# A busy machine.
+
+IDLE = HostLoad(wall_s=10.0, cpu_s=9.0, cpus=8, run_queue_s=0.1)
+BUSY = attrs.evolve(IDLE, run_queue_s=4.0)
+STEPS = [99.0, 100, 101, 100, 99, 101, 100, 99]
+
+
+def on_host(load: HostLoad | None, factor: float = 1.0) -> RankSummary:
+    times = [time * factor for time in STEPS]
+    return trace({"gemm": times}, steps=times, host_load=load)
+
+
+@pytest.mark.parametrize("factor", [1.3, 0.7, 1.0])
+def test_slower_steps_on_a_busy_machine_are_inconclusive(factor: float) -> None:
+    role = role_diff(on_host(IDLE), on_host(BUSY, factor))
+    text = "the machine was busy after (the main thread waited 40% of the time for a CPU)"
+    assert text in verdict_of(role)
+    assert role.regressions(0.05) == ()
+    assert any(text in reason for reason in role.undecided(0.05)) == (factor > 1)
+    assert ("is inconclusive" in verdict_of(role)) == (factor > 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(BUSY, IDLE), (BUSY, BUSY), (IDLE, IDLE), (None, IDLE)])
+def test_other_slower_steps_are_regressions(before: HostLoad | None, after: HostLoad) -> None:
+    role = role_diff(on_host(before), on_host(after, 1.3))
+    assert [change.name for change in role.regressions(0.05)] == ["global step"]
+    assert ("the machine was busy before" in verdict_of(role)) == (before is BUSY)
+
+
+def test_busy_time_of_devices_is_compared_on_a_busy_machine() -> None:
+    role = role_diff(on_host(IDLE), on_host(BUSY, 1.3))
+    assert role.undecided(0.05, Judge.DEVICE) == role_diff(on_host(IDLE), on_host(IDLE, 1.3)).undecided(
+        0.05, Judge.DEVICE
+    )
+
+
+def test_one_rank_that_is_slower_on_a_busy_machine_is_inconclusive() -> None:
+    before = run(*(attrs.evolve(on_host(IDLE), rank=rank, path=f"{rank}.json") for rank in range(8)))
+    after = run(
+        *(attrs.evolve(on_host(BUSY, 1.2 if rank == 3 else 1.0), rank=rank, path=f"{rank}.json") for rank in range(8))
+    )
+    assert [change.name for change in role_diff(before, attrs.evolve(after, ranks=tuple(
+        attrs.evolve(rank, host_load=IDLE) for rank in after.ranks
+    ))).regressions(0.05)] == ["global step of rank 3"]
+    assert "is inconclusive" in verdict_of(role_diff(before, after))

@@ -10,11 +10,14 @@ from typing import Any
 
 import attrs
 import pytest
+from invented_summaries import run as invented_run, trace
 from real_traces import named
 
 from gpu_job import GpuJob
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.findings.finding import findings_of as run_findings
+from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
 
 
@@ -206,3 +209,12 @@ def test_few_collectives_do_not_name_a_rank(tmp_path: Path) -> None:
     write_late_ranks(tmp_path, [1] * 3)
     (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
     assert imbalance.text.endswith(", with too few collectives (3) to name a rank.")
+
+
+def test_busy_machine_is_a_finding() -> None:
+    idle = trace({"gemm": [100] * 5}, span_us=500.0, host_load=HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=0.1))
+    busy = attrs.evolve(idle, rank=1, path="b.json", host_load=HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=4))
+    assert "busy-machine" not in rules([*run_findings(invented_run(idle))])
+    (finding,) = (one for one in run_findings(invented_run(idle, busy)) if one.rule == "busy-machine")
+    assert finding.text == "The machine was busy: the main thread waited 40% of the time for a CPU (trainer rank 1)."
+    assert finding.ranks == ("trainer rank 1",)
