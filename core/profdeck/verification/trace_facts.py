@@ -108,6 +108,7 @@ def _facts(own: RunManifest, artifact: ArtifactRecord, clock: HostClock | None) 
         unit=str(_unit(manifest)),
         cold_first_step=bool(manifest.cold_first_step),
         first_step=manifest.first_step,
+        last_step=manifest.last_step,
         started_ns=manifest.started_ns,
         stall_s=manifest.credible_stall_s,
         host_load=manifest.host_load,

@@ -59,6 +59,8 @@ class TraceFacts:
     clock_error_ns: int | None
     """Maximum error of `clock_offset_ns`."""
 
+    last_step: int | None = None
+    """Last global step that had started; ``None`` if unknown."""
     host_load: HostLoad | None = None
     """Load of the host during the capture; ``None`` if it was not recorded."""
 

@@ -699,7 +699,10 @@ def test_one_rank_that_is_slower_on_a_busy_machine_is_inconclusive() -> None:
     after = run(
         *(attrs.evolve(on_host(BUSY, 1.2 if rank == 3 else 1.0), rank=rank, path=f"{rank}.json") for rank in range(8))
     )
-    assert [change.name for change in role_diff(before, attrs.evolve(after, ranks=tuple(
-        attrs.evolve(rank, host_load=IDLE) for rank in after.ranks
-    ))).regressions(0.05)] == ["global step of rank 3"]
+    assert [
+        change.name
+        for change in role_diff(
+            before, attrs.evolve(after, ranks=tuple(attrs.evolve(rank, host_load=IDLE) for rank in after.ranks))
+        ).regressions(0.05)
+    ] == ["global step of rank 3"]
     assert "is inconclusive" in verdict_of(role_diff(before, after))
