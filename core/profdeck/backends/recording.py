@@ -135,8 +135,7 @@ class Recording:
             self._record_wait()
             capture.cold_first_step = _first_step_is_cold(capture, self._backend)
             capture.move_to(CaptureState.RECORDING)
-            if capture.target is None:
-                self._counters = HostCounters.read()
+            self._counters = None if capture.target else HostCounters.read()
             shutdown.start_signal_thread()
         return is_ready
 

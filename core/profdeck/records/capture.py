@@ -20,9 +20,9 @@ from profdeck.base.identity import Identity
 from profdeck.config.schedule import Iterations, Window
 from profdeck.records.artifact import Artifact
 from profdeck.records.host_clock import HostClock
-from profdeck_traces.inputs.host_load import HostLoad
 from profdeck.records.status import Status
 from profdeck_traces.base.errors import to_text
+from profdeck_traces.inputs.host_load import HostLoad
 
 if TYPE_CHECKING:
     from profdeck.records.request import CaptureRequest

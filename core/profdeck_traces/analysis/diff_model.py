@@ -31,6 +31,47 @@ _JUDGED = {
 
 
 @attrs.frozen(kw_only=True)
+class Bursts:
+    """Number of steps that take more than 1.25 times the median step of their side."""
+
+    before: int
+    steps_before: int
+    after: int
+    steps_after: int
+    p_value: float
+    """Probability of a difference at least as large by chance (Fisher's exact test)."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.after} of {self.steps_after} steps take over 1.25 times the median, before {self.before} of "
+            f"{self.steps_before}"
+        )
+
+    @property
+    def increase(self) -> float:
+        """Increase of the share of such steps, as a fraction of all steps."""
+        return self.after / self.steps_after - self.before / self.steps_before
+
+
+def has_more_bursts(bursts: Bursts | None) -> bool:
+    """Return whether significantly more steps are bursts than before."""
+    return bursts is not None and bursts.increase > 0 and bursts.p_value < LEVEL
+
+
+@attrs.frozen(kw_only=True)
+class Contribution:
+    """A part of the mean step on the host. The parts of a step do not overlap."""
+
+    name: str
+    """Name of the stage, or of the host state outside of stages, as in `HostTimes`."""
+    kind: str
+    """``stage`` or ``outside stages``."""
+    before_us: float
+    after_us: float
+    delta_us: float
+
+
+@attrs.frozen(kw_only=True)
 class Change:
     """One time, before and after; the mean of the ranks."""
 
@@ -60,6 +101,18 @@ class Change:
     calls_before: float | None
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
     calls_after: float | None
+    mean_before_us: float | None = None
+    """Of steps: the mean, which includes bursts that the median hides; ``None`` for everything else."""
+    mean_after_us: float | None = None
+    bursts: Bursts | None = None
+    """Of steps: the number of much longer steps on each side; ``None`` if there are none."""
+
+    @property
+    def mean_ratio(self) -> float | None:
+        """Change of the mean as a fraction of the mean before; ``None`` if unknown."""
+        if not self.mean_before_us or self.mean_after_us is None:
+            return None
+        return self.mean_after_us / self.mean_before_us - 1
 
     @property
     def is_significant(self) -> bool:
@@ -68,7 +121,10 @@ class Change:
 
     def is_regression(self, fail_over: float) -> bool:
         """Return True if the slowdown is significant and exceeds the given fraction of the earlier time."""
-        return self.is_significant and self.delta_us > fail_over * self.before_us
+        if self.is_significant and self.delta_us > fail_over * self.before_us:
+            return True
+        bursts, ratio = self.bursts, self.mean_ratio
+        return self.is_significant and has_more_bursts(bursts) and ratio is not None and ratio > fail_over
 
     def undecided(self, fail_over: float) -> str | None:
         """Return why the change is neither above nor within a limit, or ``None`` if it is one of the two."""
@@ -76,6 +132,9 @@ class Change:
             return f"{self.name} {self.verdict}"
         if self.p_value is None and self.noise_us is None:
             return f"a side has fewer than {FEWEST_MEASUREMENTS} measurements of its {self.name}; record more steps"
+        bursts, ratio = self.bursts, self.mean_ratio
+        if not self.is_significant and bursts is not None and bursts.increase > 0 and (ratio or 0.0) > fail_over:
+            return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"
         if self.is_significant or abs(self.delta_us) <= fail_over * self.before_us:
             return None
         return f"the {self.name} may have changed by more than {fail_over * 100:g}%; record more steps"
@@ -133,6 +192,8 @@ class RoleDiff:
     incomplete: tuple[str, ...] = ()
     """Reasons why the comparison is inconclusive if it finds no regression, such as a rank that only one side has."""
 
+    contributions: tuple[Contribution, ...] = ()
+    """Parts of the mean step on the host; their changes add up to the change of the mean step. Empty if unknown."""
     busy: tuple[str | None, str | None] = (None, None)
     """Why the machine was busy during the captures before and after; ``None`` if it was not busy, or if unknown."""
 

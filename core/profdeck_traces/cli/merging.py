@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PERFETTO = (".pftrace", ".pftrace.gz")
 """File name suffixes of slim traces."""
 
+_USE_ITERATIONS = " For engine iterations, use --iterations; they count from 0 in each trace."
+
 Align = Annotated[
     str | None,
     typer.Option(
@@ -243,8 +245,7 @@ def _with_global_steps(sources: list[TraceSource], steps: range) -> list[TraceSo
         counted = any(source.facts is not None and source.facts.unit != GLOBAL_STEP for source in sources)
         raise TraceError(
             f"--steps {ranges([*steps])}: no trace is of global step {ranges(missing)}. Captured: "
-            f"{ranges(sorted(captured)) or 'none'}."
-            + (" To select engine iterations, use --iterations; they count from 0 in each trace." if counted else "")
+            f"{ranges(sorted(captured)) or 'none'}.{_USE_ITERATIONS if counted else ''}"
         )
     return [
         source for source in sources if source.facts is None or not captured.isdisjoint(_common_steps(source, steps))

@@ -16,7 +16,7 @@ import attrs
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
 from profdeck_traces.analysis.formatting import ranges
-from profdeck_traces.analysis.host_states import NOT_READ, OUTSIDE_OPERATORS
+from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import RunSummary, StepSummary
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
 from profdeck_traces.analysis.step_names import ITERATION
@@ -25,7 +25,6 @@ from profdeck_traces.findings.rank_view import RankView, views_of
 
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
-NOTHING = "nothing recorded"
 _MAX_LISTED = 4
 
 
