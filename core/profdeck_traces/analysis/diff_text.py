@@ -18,7 +18,7 @@ _LEAST_PART = 0.1
 """Parts up to this fraction of a change are not worth naming."""
 _MOST_PARTS = 3
 _LEAST_MEAN_RATIO = 0.02
-"""Means are shown if they changed by this much more or less than the medians, as a fraction."""
+"""Means are shown if their change differs from that of the medians by this fraction, and by a tenth of it."""
 CALLED_SAME = 0.05
 """Insignificant changes up to this fraction count as "the same"; larger ones are inconclusive."""
 
@@ -62,7 +62,8 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
 def _mean_of(change: Change) -> str:
     """Return the means and the bursts, if the mean changed differently from the median."""
     ratio = change.mean_ratio
-    if ratio is None or abs(ratio - (change.ratio or 0.0)) < _LEAST_MEAN_RATIO or change.mean_after_us is None:
+    least = max(_LEAST_MEAN_RATIO, _LEAST_PART * abs(change.ratio or 0.0))
+    if ratio is None or abs(ratio - (change.ratio or 0.0)) < least or change.mean_after_us is None:
         return ""
     text = f"; the mean {ms(change.mean_after_us)} ms, before {ms(change.mean_before_us or 0.0)} ms, {ratio:+.1%}"
     return f"{text}: {change.bursts}" if change.bursts is not None and change.bursts.increase else text
