@@ -296,3 +296,15 @@ def test_unlisted_torch_npu_directory_is_reported_after_the_recording(torch_npu_
     assert read_rank_0(directory)[0].problems == ()
     manifest.write_text(json.dumps(content | {"status": "recording", "process_started": "1"}))
     assert read_rank_0(directory)[0].problems == problems
+
+
+def test_manifest_has_the_load_of_the_host(capture_rank) -> None:
+    (manifest,) = find_files(capture_rank(0), "*step1.json")
+    load = read_manifest(manifest).host_load
+    assert load is not None
+    assert load.wall_s > 0
+    assert load.cpus >= 1
+    content = json.loads(manifest.read_text())
+    del content["host_load"]
+    manifest.write_text(json.dumps(content))
+    assert read_manifest(manifest).host_load is None

@@ -14,6 +14,7 @@ from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
 from profdeck.base import leases, shutdown, threads
 from profdeck.base.errors import CaptureError, LeaseError
+from profdeck.base.host_counters import HostCounters
 from profdeck.base.interrupts import is_interruption
 from profdeck.base.memory import MemoryGrowth
 from profdeck.base.operations import Operation
@@ -85,6 +86,8 @@ class Recording:
         self._mutex = threading.RLock()
         self._publishing = False
         self._outputs: tuple[Output, ...] = ()
+        self._counters: HostCounters | None = None
+        """Counters at the start of the recording; None if another process records."""
         self._limits = CaptureLimits(backend.options)
         self._ended = threading.Event()
         hooks.bind(capture, backend)
@@ -132,6 +135,7 @@ class Recording:
             self._record_wait()
             capture.cold_first_step = _first_step_is_cold(capture, self._backend)
             capture.move_to(CaptureState.RECORDING)
+            self._counters = None if capture.target else HostCounters.read()
             shutdown.start_signal_thread()
         return is_ready
 
@@ -370,6 +374,8 @@ class Recording:
         capture = self.capture
         self.end_watch()
         capture.move_to(CaptureState.STOPPING)
+        if (start := self._counters) is not None:
+            capture.host_load = HostCounters.read(start.thread).load_since(start)
         if reason:
             capture.problems.append(sentence(reason))
         calls = self._hooks.calls("profile_stop")

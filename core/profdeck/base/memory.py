@@ -9,6 +9,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+from profdeck.base.cgroups import cgroup_directories
+
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ROOT = Path("/")
 _V1_FILES = ("memory.limit_in_bytes",), "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")
@@ -70,33 +72,17 @@ def _own_bytes(root: Path, field: int) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit and usage, in bytes, of each memory cgroup that contains this process.
-
-    In a container, ``/proc/self/cgroup`` may contain the cgroup's path on the host. The container's own limit is then
-    at the root of the cgroup mount.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        mount = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        limit_names, usage_name, cache_names = _V1_FILES if controllers else _V2_FILES
-        group = mount / path.lstrip("/")
-        for directory in (group, *group.parents):
-            limits = [limit for name in limit_names if (limit := _read_number(directory / name)) is not None]
-            usage = _read_number(directory / usage_name)
-            if limits and usage is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    statistics = _fields(directory / "memory.stat")
-                    # The kernel can reclaim the page cache.
-                    usage -= sum(statistics.get(name, 0) for name in cache_names)
-                yield min(limits), usage
-            if directory == mount:
-                break
+    """Yield the limit and usage, in bytes, of each memory cgroup that contains this process."""
+    for directory, is_v1 in cgroup_directories("memory", root):
+        limit_names, usage_name, cache_names = _V1_FILES if is_v1 else _V2_FILES
+        limits = [limit for name in limit_names if (limit := _read_number(directory / name)) is not None]
+        usage = _read_number(directory / usage_name)
+        if limits and usage is not None:
+            with contextlib.suppress(OSError, ValueError):
+                statistics = _fields(directory / "memory.stat")
+                # The kernel can reclaim the page cache.
+                usage -= sum(statistics.get(name, 0) for name in cache_names)
+            yield min(limits), usage
 
 
 def _read_number(path: Path) -> int | None:

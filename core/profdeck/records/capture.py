@@ -22,6 +22,7 @@ from profdeck.records.artifact import Artifact
 from profdeck.records.host_clock import HostClock
 from profdeck.records.status import Status
 from profdeck_traces.base.errors import to_text
+from profdeck_traces.inputs.host_load import HostLoad
 
 if TYPE_CHECKING:
     from profdeck.records.request import CaptureRequest
@@ -190,6 +191,9 @@ class CaptureRecord(EngineCapture):
     cold_first_step: bool | None = None
     """True if the recorder started without warm-up in the first recorded step, which therefore takes longer. None if
     nothing has been recorded yet, or if the backend's first step is never slower."""
+
+    host_load: HostLoad | None = None
+    """The load of the host from the start to the stop of the recording. None if another process records."""
 
     real_directory: Path | None = None
     """The path of `directory`, with symbolic links resolved when the directory was created."""

@@ -31,6 +31,7 @@ from profdeck_traces.base.credentials import redact, redact_values
 from profdeck_traces.base.documents import shortened
 from profdeck_traces.base.errors import ProfdeckError, describe_error, to_text
 from profdeck_traces.base.files import replace_or_overwrite
+from profdeck_traces.inputs.host_load import HostLoad
 
 _MAX_NUMBER = 1 << 53
 """The largest integer that all JSON readers represent exactly."""
@@ -126,6 +127,9 @@ class Manifest:
     """The device that the capture is waiting for, or never received, and the current holder of the device."""
     waited_s: float | None = None
     """Time spent waiting for the device in seconds; None if the capture did not wait or is still waiting."""
+    host_load: HostLoad | None = None
+    """Load of the host and CPU time of the process from the start to the stop of the recording. None for a target, or
+    if the capture has not ended."""
     clock: HostClock | None = None
     """For a target on another host, the offset of its clock relative to the requesting process."""
     collected_from: str | None = None
@@ -318,6 +322,7 @@ def manifest_of(capture: CaptureRecord, recorder: ManifestWriter) -> Manifest:
         stall_s=None if capture.stall_s is None else round(capture.stall_s, 6),
         waits_for=capture.waits_for,
         waited_s=None if capture.waited_s is None else round(capture.waited_s, 6),
+        host_load=capture.host_load,
         clock=capture.clock,
         problems=tuple(map(redact, capture.problems)),
         notes=tuple(map(redact, capture.notes)),

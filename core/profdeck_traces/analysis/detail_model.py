@@ -57,6 +57,32 @@ class StageSummary:
     other ranks then."""
     host: tuple[HostState, ...]
     """By time, longest first; they add up to ``total_us``. Empty where the host was not read."""
+    loading_us: float = 0.0
+    """The part of ``total_us`` in which the stage's thread fetched from a DataLoader or read a file."""
+
+
+@attrs.frozen(kw_only=True)
+class StepPart:
+    """Time of one stage or host state in the longest step, and its median over all steps."""
+
+    name: str
+    kind: str
+    """``stage`` or ``host state``. Each kind divides the step by itself."""
+    time_us: float
+    median_us: float
+
+
+@attrs.frozen(kw_only=True)
+class LongestStep:
+    """The longest step of a trace, and where it differs from the median step."""
+
+    step: int | None
+    """Number of the step, if its annotation has one."""
+    duration_us: float
+    median_us: float
+    """Median duration of all steps."""
+    parts: tuple[StepPart, ...]
+    """Parts that are longer than their median, sorted by the difference, largest first; at most five per kind."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +99,8 @@ class HostTimes:
     """As in `StageSummary`, of all steps."""
     stages: tuple[StageSummary, ...]
     """By total time, longest first. They do not overlap; what they leave of the steps is outside of all stages."""
+    longest_step: LongestStep | None = None
+    """``None`` with fewer than three steps."""
 
 
 @attrs.frozen(kw_only=True)

@@ -15,11 +15,12 @@ import msgspec
 from profdeck_traces.analysis.account_diff import account_diff
 from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, names_of, paired, stage_of
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
+from profdeck_traces.analysis.contributions import bursts_of, contributions_of
 from profdeck_traces.analysis.detail_model import PerStep
 from profdeck_traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
 from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import RankSummary, RunSummary, StepSummary
-from profdeck_traces.analysis.rank_sum_test import RankTest, rank_test
+from profdeck_traces.analysis.rank_sum_test import LEVEL, rank_test
 from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.significance import THRESHOLD, Measured, TimeSample, change_of, pooled, sample_of
 from profdeck_traces.base.errors import TraceError
@@ -317,6 +318,7 @@ def _role(
     # Starting the recorder affects only host times.
     alike = len({all(map(is_cold, side)) for side in sides}) == 1
     kernels = _changes(pairs, _kernels, basis)
+    busy = _contention(sides[0]), _contention(sides[1])
     iterations = _iterations(pairs) if alike else ()
     return RoleDiff(
         role=role,
@@ -343,6 +345,8 @@ def _role(
             for pair in pairs
         ),
         notes=(*_notes(sides, on_host=on_host), *_cold_notes(all_pairs, sides)),
+        contributions=contributions_of(pairs) if alike else (),
+        busy=busy,
         corrupt=tuple(dict.fromkeys(trace.path for side in sides for trace in side if trace.problem)),
         incomplete=(
             *_incomplete(kernels, iterations),
@@ -459,29 +463,56 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
         used = [(pair, sides) for pair, sides in samples if all(sides)] or [
             (pair, sides) for pair, sides in samples if any(sides)
         ]
+        before, after = _step_times(stepped, group)
         changes.append(
-            change_of(
-                str(group),
-                group.kind,
-                Measured(
-                    [(pooled(old), pooled(new)) for _, (old, new) in used], str(group), ranks=_ranked(stepped, group)
+            _with_means(
+                change_of(
+                    str(group),
+                    group.kind,
+                    Measured(
+                        [(pooled(old), pooled(new)) for _, (old, new) in used],
+                        str(group),
+                        ranks=rank_test(before, after),
+                    ),
+                    calls=(
+                        _count((pair, sum(sample.count for sample in old)) for pair, (old, _) in used),
+                        _count((pair, sum(sample.count for sample in new)) for pair, (_, new) in used),
+                    ),
                 ),
-                calls=(
-                    _count((pair, sum(sample.count for sample in old)) for pair, (old, _) in used),
-                    _count((pair, sum(sample.count for sample in new)) for pair, (_, new) in used),
-                ),
+                before,
+                after,
             )
         )
     return tuple(changes)
 
 
-def _ranked(stepped: Sequence[Sequence[Sequence[dict[_Group, list[StepSummary]]]]], group: _Group) -> RankTest | None:
-    """Compare the steps of both sides in their order; ranks take a step together, so that its time is their mean."""
+def _step_times(
+    stepped: Sequence[Sequence[Sequence[dict[_Group, list[StepSummary]]]]], group: _Group
+) -> tuple[list[float], list[float]]:
+    """Return the duration of each step before and after, in microseconds, as the mean over the ranks."""
     sides = []
     for side in (0, 1):
         ranks = [[step.duration_us for of in sides[side] for step in of.get(group, ())] for sides in stepped]
         sides.append([statistics.fmean(step) for step in zip(*filter(None, ranks), strict=False)])
-    return rank_test(*sides)
+    return sides[0], sides[1]
+
+
+def _with_means(change: Change, before: Sequence[float], after: Sequence[float]) -> Change:
+    """Add the means and the bursts. If the medians are the same but significantly more steps are bursts, the steps are
+    slower; with significantly fewer, they are faster.
+    """
+    if not before or not after:
+        return change
+    means, bursts = (statistics.fmean(before), statistics.fmean(after)), bursts_of(before, after)
+    verdict = change.verdict
+    if (
+        verdict == "same"
+        and bursts is not None
+        and bursts.p_value < LEVEL
+        and (means[1] > means[0]) == (bursts.increase > 0)
+    ):
+        verdict = "slower" if bursts.increase > 0 else "faster"
+    return attrs.evolve(change, mean_before_us=means[0], mean_after_us=means[1], bursts=bursts, verdict=verdict)
 
 
 def _durations(steps: Sequence[StepSummary]) -> TimeSample:
@@ -504,6 +535,12 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
                 f"The mix differs: {old:.0%} of the steps of that kind are {group}s before and {new:.0%} after; what "
                 "is not per stage changes with that."
             )
+
+
+def _contention(traces: RankSummaries) -> str | None:
+    """Return why the machine was busy, from the first trace that reports it, or ``None``."""
+    loads = (trace.host_load for trace in traces if trace.host_load is not None)
+    return next(filter(None, (load.describe_contention() for load in loads)), None)
 
 
 def _cold_notes(pairs: Sequence[RankPair], sides: Sequence[RankSummaries]) -> Iterator[str]:

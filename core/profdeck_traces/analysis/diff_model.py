@@ -32,6 +32,47 @@ _JUDGED = {
 
 
 @attrs.frozen(kw_only=True)
+class Bursts:
+    """Number of steps that take more than 1.25 times the median step of their side."""
+
+    before: int
+    steps_before: int
+    after: int
+    steps_after: int
+    p_value: float
+    """Probability of a difference at least as large by chance (Fisher's exact test)."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.after} of {self.steps_after} steps take over 1.25 times the median, before {self.before} of "
+            f"{self.steps_before}"
+        )
+
+    @property
+    def increase(self) -> float:
+        """Increase of the share of such steps, as a fraction of all steps."""
+        return self.after / self.steps_after - self.before / self.steps_before
+
+
+def has_more_bursts(bursts: Bursts | None) -> bool:
+    """Return whether significantly more steps are bursts than before."""
+    return bursts is not None and bursts.increase > 0 and bursts.p_value < LEVEL
+
+
+@attrs.frozen(kw_only=True)
+class Contribution:
+    """A part of the mean step on the host. The parts of a step do not overlap."""
+
+    name: str
+    """Name of the stage, or of the host state outside of stages, as in `HostTimes`."""
+    kind: str
+    """``stage`` or ``outside stages``."""
+    before_us: float
+    after_us: float
+    delta_us: float
+
+
+@attrs.frozen(kw_only=True)
 class Change:
     """One time, before and after; the mean of the ranks."""
 
@@ -61,6 +102,18 @@ class Change:
     calls_before: float | None
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
     calls_after: float | None
+    mean_before_us: float | None = None
+    """Of steps: the mean, which includes bursts that the median hides; ``None`` for everything else."""
+    mean_after_us: float | None = None
+    bursts: Bursts | None = None
+    """Of steps: the number of much longer steps on each side; ``None`` if there are none."""
+
+    @property
+    def mean_ratio(self) -> float | None:
+        """Change of the mean as a fraction of the mean before; ``None`` if unknown."""
+        if not self.mean_before_us or self.mean_after_us is None:
+            return None
+        return self.mean_after_us / self.mean_before_us - 1
 
     @property
     def is_significant(self) -> bool:
@@ -69,7 +122,10 @@ class Change:
 
     def is_regression(self, fail_over: float) -> bool:
         """Return True if the slowdown is significant and exceeds the given fraction of the earlier time."""
-        return self.is_significant and self.delta_us > fail_over * self.before_us
+        if self.is_significant and self.delta_us > fail_over * self.before_us:
+            return True
+        bursts, ratio = self.bursts, self.mean_ratio
+        return self.is_significant and has_more_bursts(bursts) and ratio is not None and ratio > fail_over
 
     def undecided(self, fail_over: float) -> str | None:
         """Return why the change is neither above nor within a limit, or ``None`` if it is one of the two."""
@@ -77,6 +133,9 @@ class Change:
             return f"{self.name} {self.verdict}"
         if self.p_value is None and self.noise_us is None:
             return f"a side has fewer than {FEWEST_MEASUREMENTS} measurements of its {self.name}; record more steps"
+        bursts, ratio = self.bursts, self.mean_ratio
+        if not self.is_significant and bursts is not None and bursts.increase > 0 and (ratio or 0.0) > fail_over:
+            return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"
         if self.is_significant or abs(self.delta_us) <= fail_over * self.before_us:
             return None
         return f"the {self.name} may have changed by more than {fail_over * 100:g}%; record more steps"
@@ -163,6 +222,22 @@ class RoleDiff:
     account: AccountDiff | None = None
     """Owners of the change of the step. ``None`` if a trace has no account, or if the kinds of steps differ."""
 
+    contributions: tuple[Contribution, ...] = ()
+    """Parts of the mean step on the host; their changes add up to the change of the mean step. Empty if unknown."""
+    busy: tuple[str | None, str | None] = (None, None)
+    """Why the machine was busy during the captures before and after; ``None`` if it was not busy, or if unknown."""
+
+    @property
+    def slowed_by_machine(self) -> bool:
+        """True if the machine was busy only in the later run, so that a busy machine can explain slower host times."""
+        before, after = self.busy
+        return after is not None and before is None
+
+    def describe_busy(self) -> str | None:
+        """Return why the machine was busy in one or both runs, or ``None``: ``the machine was busy after (...)``."""
+        sides = [f"{name} ({reason})" for name, reason in zip(("before", "after"), self.busy, strict=True) if reason]
+        return f"the machine was busy {' and '.join(sides)}" if sides else None
+
     @property
     def decisive(self) -> tuple[Change, ...]:
         """What decides whether it got slower.
@@ -183,9 +258,13 @@ class RoleDiff:
         """Return the significant slowdowns in `judged` that exceed the given fraction of the earlier time.
 
         If the mean over all ranks shows no such slowdown, single ranks are tested. Corrupt traces give no result.
+        Host times of a run on a busy machine give no result if the machine was not busy before.
         """
-        if self.corrupt:
+        if self.corrupt or (self.slowed_by_machine and by is not Judge.DEVICE):
             return ()
+        return self._slowdowns(fail_over, by)
+
+    def _slowdowns(self, fail_over: float, by: Judge) -> tuple[Change, ...]:
         of_role = tuple(change for change in self.judged(by) if change.is_regression(fail_over))
         if of_role or by is not Judge.STEPS or len(self.ranks) == 1:
             return of_role
@@ -206,6 +285,9 @@ class RoleDiff:
         reasons = [reason for change in judged if (reason := change.undecided(fail_over))]
         if by is Judge.STEPS:
             reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]
+        if by is not Judge.DEVICE and (text := self.describe_busy()):
+            is_slower = self.slowed_by_machine and bool(self._slowdowns(fail_over, by))
+            reasons += [f"{text}; record again on an idle machine"] if reasons or is_slower else []
         missing = () if judged else (f"one of the runs has no {_JUDGED[by]}",)
         return (*reasons, *self.incomplete, *missing)
 

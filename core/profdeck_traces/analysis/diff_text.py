@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from profdeck_traces.analysis.diff_model import Change, RoleDiff
 from profdeck_traces.analysis.formatting import ms
+from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
+_MOST = 0.5
+_LEAST_PART = 0.1
+"""Parts up to this fraction of a change are not worth naming."""
+_MOST_PARTS = 3
+_LEAST_MEAN_RATIO = 0.02
+"""Means are shown if their change differs from that of the medians by this fraction, and by a tenth of it."""
 CALLED_SAME = 0.05
 """Insignificant changes up to this fraction count as "the same"; larger ones are inconclusive."""
 
@@ -40,11 +49,24 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
     ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
-    why = "; ".join(reasons) if word == "is inconclusive" else _why(role, main.verdict)
+    if word == "is inconclusive":
+        why = "; ".join(reasons)
+    else:
+        why = "; ".join(filter(None, (_why(role, main), role.describe_busy())))
     return (
         f"{label_of_role(role)} {word}: {name} {takes} {ms(main.after_us)} ms, before {ms(main.before_us)} ms"
-        f"{ratio} ({_chance(main)}){f'; {why}' if why else ''}."
+        f"{ratio} ({_chance(main)}){_mean_of(main)}{f'; {why}' if why else ''}."
     )
+
+
+def _mean_of(change: Change) -> str:
+    """Return the means and the bursts, if the mean changed differently from the median."""
+    ratio = change.mean_ratio
+    least = max(_LEAST_MEAN_RATIO, _LEAST_PART * abs(change.ratio or 0.0))
+    if ratio is None or abs(ratio - (change.ratio or 0.0)) < least or change.mean_after_us is None:
+        return ""
+    text = f"; the mean {ms(change.mean_after_us)} ms, before {ms(change.mean_before_us or 0.0)} ms, {ratio:+.1%}"
+    return f"{text}: {change.bursts}" if change.bursts is not None and change.bursts.increase else text
 
 
 def is_inconclusive(role: RoleDiff, limit: float = CALLED_SAME) -> bool:
@@ -52,20 +74,55 @@ def is_inconclusive(role: RoleDiff, limit: float = CALLED_SAME) -> bool:
     return bool(role.undecided(limit)) and not role.regressions(limit)
 
 
-def _why(role: RoleDiff, verdict: str) -> str:
-    """Name what changed most in the same direction: the stage, the class, and the kernel or operator."""
-    wanted = {"slower": 1, "faster": -1}.get(verdict, 1)
-    if verdict == "same":
+def _why(role: RoleDiff, main: Change) -> str:
+    """Name the changes that explain most of a change of the step: the stage, the class, and the kernel or operator.
+
+    A change is "most of it" only if it is at least half of the change of the mean step. Otherwise, the parts of the
+    step that changed are listed. A remainder of more than a tenth is "not explained".
+    """
+    if main.verdict == "same":
         inside = _slower_parts(role)
         return f"slower inside: {inside}" if inside else ""
-    parts = []
+    total_us = main.impact_us
+    parts = role.contributions if len(role.iterations) == 1 and main in role.iterations else ()
+    if parts:
+        total_us = sum(part.delta_us for part in parts)
+    names = []
     for section in SECTIONS:
-        changes = [change for change in getattr(role, section) if change.verdict != "same"]
-        most = max(changes, key=lambda change: change.impact_us * wanted, default=None)
-        if most is not None and most.impact_us * wanted > 0:
+        changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
+        most = max((change for change in changes if _is_most(change.impact_us, total_us)), key=_impact, default=None)
+        if most is not None:
             name = short_kernel(most.name, _LONGEST_NAME) if section == "kernels" else most.name[:_LONGEST_NAME]
-            parts.append(f"{name} {most.impact_us / 1000:+,.3f} ms")
-    return f"most of it: {', '.join(parts)}" if parts else ""
+            names.append((name, most.impact_us))
+    if names:
+        explained_us = max((time_us for _, time_us in names), key=abs)
+        return f"most of it: {_listed(names)}{_remainder(total_us - explained_us, total_us)}"
+    names = [
+        (part.name, part.delta_us)
+        for part in parts
+        if part.name != NOTHING and abs(part.delta_us) > _LEAST_PART * abs(total_us)
+    ][:_MOST_PARTS]
+    rest = _remainder(total_us - sum(time_us for _, time_us in names), total_us)
+    if not names:
+        return rest.removeprefix("; ")
+    return f"{'most of it: ' if _is_most(names[0][1], total_us) else ''}{_listed(names)}{rest}"
+
+
+def _impact(change: Change) -> float:
+    return abs(change.impact_us)
+
+
+def _is_most(part_us: float, total_us: float) -> bool:
+    """Return whether a part is at least half of a change, in the same direction, and not more than the change."""
+    return total_us != 0 and _MOST <= part_us / total_us <= 1 + _LEAST_PART
+
+
+def _listed(names: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {time_us / 1000:+,.3f} ms" for name, time_us in names)
+
+
+def _remainder(rest_us: float, total_us: float) -> str:
+    return f"; not explained: {rest_us / 1000:+,.3f} ms" if abs(rest_us) > _LEAST_PART * abs(total_us) else ""
 
 
 def headline_of(role: RoleDiff, change: Change, limit: float) -> str:

@@ -43,7 +43,8 @@ every thread all the time, where they are recorded, and tell even less.
 NOT_READ = "host not read"
 """The cause of idle time where the host was not read."""
 
-OUTSIDE_OPERATORS = frozenset({"Python and other host code", "nothing recorded"})
+NOTHING = "nothing recorded"
+OUTSIDE_OPERATORS = frozenset({"Python and other host code", NOTHING})
 """The states in which the host is in no operator and in no call of the device's runtime."""
 
 _STATES = tuple(CAUSES)

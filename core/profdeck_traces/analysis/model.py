@@ -30,6 +30,7 @@ from profdeck_traces.analysis.recorder_model import CommunicationSummary, CoreSu
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout
+from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.reading.identifiers import Id
 
 
@@ -299,6 +300,8 @@ class RankSummary:
     """Owners of the steps' time on the critical path. ``None`` for a table of kernels."""
     attributed: AttributedTimes | None = None
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
+    host_load: HostLoad | None = None
+    """Load of the host during the capture; ``None`` if it was not recorded."""
 
 
 @attrs.frozen(kw_only=True)

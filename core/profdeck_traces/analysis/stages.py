@@ -5,18 +5,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.analysis.detail_model import HostState, HostTimes, StageSummary, TimelineMark
+from profdeck_traces.analysis.detail_model import (
+    HostState,
+    HostTimes,
+    LongestStep,
+    StageSummary,
+    StepPart,
+    TimelineMark,
+)
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.host_states import CAUSES, Host, by_time
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, outermost
 from profdeck_traces.reading.columns import Columns
-from profdeck_traces.reading.event_names import is_host_collective
+from profdeck_traces.reading.event_names import fetches_data, is_host_collective
 from profdeck_traces.reading.intervals import Int, groups, time_before, union
 
 RECORDING = "recording"
 """The basis of a trace without steps."""
 
 _NS_PER_US = 1000
+_FEWEST_STEPS = 3
+_MOST_PARTS = 5
 
 
 class StageTimes:
@@ -41,6 +50,7 @@ class StageTimes:
         """
         kind = step_kind(steps)
         self._basis = kind or RECORDING
+        self._numbers = [steps.marks[name].step for name in steps.name.tolist()]
         own = marks[is_stage[marks.name] & (marks.end_ns > marks.start_ns)]
         own = own[np.lexsort((-own.end_ns, own.start_ns))]
         self._steps: StepWindows | None = None if kind is None else _on_main_thread(steps, steps.host[kind])
@@ -70,7 +80,8 @@ class StageTimes:
         self._step_of, self._start, self._end = step, start, end
         self._communication = np.zeros(len(self._names), dtype=np.int64)
         self._of_stage = np.zeros((len(CAUSES), len(self._names)), dtype=np.int64)
-        self._of_all = np.zeros(len(CAUSES), dtype=np.int64)
+        self._loading = np.zeros(len(self._names), dtype=np.int64)
+        self._of_steps = np.zeros((len(CAUSES), 0), dtype=np.int64)
         if host is not None:
             self._add_activity(events, host)
 
@@ -82,10 +93,14 @@ class StageTimes:
         collectives = events[np.flatnonzero(is_collective[events.name])]
         waits = union(collectives.start_ns, collectives.end_ns)
         np.add.at(self._communication, self._stage, time_before(waits, spans[1]) - time_before(waits, spans[0]))
+        is_loading = np.array([fetches_data(name) for name in events.tables.names], dtype=bool)
+        loading = events[np.flatnonzero(is_loading[events.name] & (events.track == self.track))]
+        reads = union(loading.start_ns, loading.end_ns)
+        np.add.at(self._loading, self._stage, time_before(reads, spans[1]) - time_before(reads, spans[0]))
         recorded = events.start_ns[:1], np.array([events.end_ns.max()]) if len(events) else events.end_ns
         if self._steps is not None and self._steps.end_ns is not None:
             recorded = self._steps.start_ns, self._steps.end_ns
-        self._of_all = host.times(recorded).sum(axis=1)
+        self._of_steps = host.times(recorded)
 
     def summary(self, recorded_ns: int) -> HostTimes:
         """Return the sums; the time of the recording counts where there are no steps."""
@@ -99,8 +114,42 @@ class StageTimes:
             basis=self._basis,
             steps=count,
             total_us=total_ns / _NS_PER_US,
-            states=_states(self._of_all),
+            states=_states(self._of_steps.sum(axis=1)),
             stages=tuple(stages),
+            longest_step=self._longest_step(),
+        )
+
+    def _longest_step(self) -> LongestStep | None:
+        windows = self._steps
+        if windows is None or windows.end_ns is None or len(windows.step) < _FEWEST_STEPS:
+            return None
+        duration = windows.end_ns - windows.start_ns
+        longest, count = int(duration.argmax()), len(duration)
+        own = self._end - self._start
+        in_longest = self._step_of == longest
+        of_stage = np.bincount(self._stage[in_longest], weights=own[in_longest], minlength=len(self._names))
+        stages = []
+        for stage in np.argsort(-of_stage, kind="stable")[:_MOST_PARTS].tolist():
+            of_steps = np.bincount(
+                self._step_of[self._stage == stage], weights=own[self._stage == stage], minlength=count
+            )
+            stages.append(_step_part(self._names[stage], "stage", of_steps, longest))
+        states = [
+            _step_part(cause, "host state", of_steps, longest)
+            for cause, of_steps in zip(CAUSES, self._of_steps, strict=True)
+            if len(of_steps) == count
+        ]
+        parts = [
+            part
+            for of_kind in (stages, states)
+            for part in sorted(of_kind, key=lambda part: part.median_us - part.time_us)[:_MOST_PARTS]
+            if part.time_us > part.median_us
+        ]
+        return LongestStep(
+            step=self._numbers[windows.step[longest]],
+            duration_us=int(duration[longest]) / _NS_PER_US,
+            median_us=float(np.median(duration)) / _NS_PER_US,
+            parts=tuple(sorted(parts, key=lambda part: part.median_us - part.time_us)),
         )
 
     def at(self, time_ns: Int) -> tuple[Int, list[str]]:
@@ -139,8 +188,18 @@ class StageTimes:
             median_us=float(np.median(in_step)) / _NS_PER_US,
             max_us=float(in_step.max()) / _NS_PER_US,
             communication_us=int(self._communication[stage]) / _NS_PER_US,
+            loading_us=int(self._loading[stage]) / _NS_PER_US,
             host=_states(self._of_stage[:, stage]),
         )
+
+
+def _step_part(name: str, kind: str, of_steps: NDArray[np.number], step: int) -> StepPart:
+    return StepPart(
+        name=name,
+        kind=kind,
+        time_us=float(of_steps[step]) / _NS_PER_US,
+        median_us=float(np.median(of_steps)) / _NS_PER_US,
+    )
 
 
 def _on_main_thread(steps: TraceSteps, windows: StepWindows) -> StepWindows:

@@ -290,6 +290,7 @@ class _Summary:
             unit=facts.unit if facts else None,
             attributed=self._attributed(),
             account=self._account(),
+            host_load=facts.host_load if facts else None,
         )
 
     def _attributed(self) -> AttributedTimes | None:

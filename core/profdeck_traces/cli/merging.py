@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
+from profdeck_traces.analysis.formatting import ranges
+from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, terminal, trace_range
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 PERFETTO = (".pftrace", ".pftrace.gz")
 """File name suffixes of slim traces."""
+
+_USE_ITERATIONS = " For engine iterations, use --iterations; they count from 0 in each trace."
 
 Align = Annotated[
     str | None,
@@ -127,6 +131,8 @@ def write_merged(merge: Merge, destination: Path) -> Merged:
     sources = _matching(find_sources(merge.paths, on_left_out=arguments.warn_skipped), merge.roles, merge.ranks)
     if not is_slim:
         sources = _only_json(sources)
+    if merge.part.steps is not None:
+        sources = _with_global_steps(sources, merge.part.steps)
     alignment = _alignment(merge.align, sources)
     processes = arguments.process_count(merge.processes)
     shifts = _shifts(sources, alignment, processes)
@@ -222,9 +228,53 @@ def _selections(sources: Sequence[TraceSource], part: trace_range.TracePart) -> 
     with terminal.show_progress("Finding the events to keep") as on_progress:
         meter = Meter(sum(source.size_bytes for source in sources), on_progress)
         for source in sources:
-            selections.append(part.selection(source.path, meter.within))
+            selections.append(_part_of(source, part).selection(source.path, meter.within))
             meter.passed(source.size_bytes)
     return selections
+
+
+def _with_global_steps(sources: list[TraceSource], steps: range) -> list[TraceSource]:
+    """Return the traces whose capture includes one of the global steps, and the traces without a manifest.
+
+    Raises:
+        TraceError: A step is in no capture.
+    """
+    captured = {step for source in sources for step in _captured_steps(source)}
+    missing = [step for step in steps if step not in captured]
+    if missing and all(source.facts is not None for source in sources):
+        counted = any(source.facts is not None and source.facts.unit != GLOBAL_STEP for source in sources)
+        raise TraceError(
+            f"--steps {ranges([*steps])}: no trace is of global step {ranges(missing)}. Captured: "
+            f"{ranges(sorted(captured)) or 'none'}.{_USE_ITERATIONS if counted else ''}"
+        )
+    return [
+        source for source in sources if source.facts is None or not captured.isdisjoint(_common_steps(source, steps))
+    ]
+
+
+def _captured_steps(source: TraceSource) -> range:
+    """Return the global steps of a trace's capture; empty without a manifest."""
+    if source.facts is None:
+        return range(0)
+    first = source.facts.first_step
+    return range(first, max(first, source.facts.last_step or first) + 1)
+
+
+def _common_steps(source: TraceSource, steps: range) -> range:
+    captured = _captured_steps(source)
+    return range(max(steps.start, captured.start), min(steps.stop, captured.stop))
+
+
+def _part_of(source: TraceSource, part: trace_range.TracePart) -> trace_range.TracePart:
+    """Convert a range of global steps to the part of one trace.
+
+    A capture of a stage, of mini-batches or of engine iterations has no annotations of global steps. It belongs to its
+    global step completely.
+    """
+    if part.steps is None or source.facts is None:
+        return part
+    is_within_step = source.facts.unit != GLOBAL_STEP or source.facts.stage is not None
+    return attrs.evolve(part, steps=None if is_within_step else _common_steps(source, part.steps))
 
 
 def _write_chrome(

@@ -74,7 +74,12 @@ def _ns(number: str | None, unit: str) -> int | None:
 
 
 Steps = Annotated[
-    range | None, typer.Option(metavar="RANGE", parser=parse_range, help="Keep these global steps, such as 3 or 3..4.")
+    range | None,
+    typer.Option(
+        metavar="RANGE",
+        parser=parse_range,
+        help="Keep these global steps, such as 3 or 3..4. Engine iterations: --iterations.",
+    ),
 ]
 Iterations = Annotated[
     range | None,

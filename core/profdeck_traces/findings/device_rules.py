@@ -35,9 +35,9 @@ def host_bound(view: RankView) -> Iterator[RankFinding]:
             "host-bound",
             f"The device waits for the host {percent(of_host / view.step_us)} of {view.each} ({ms(of_host)} of "
             f"{ms(view.step_us)}), most of it while the host is {_doing(main)}",
-            "move Python out of the loop, compile it, or give each call more work"
+            "move this Python code out of the step"
             if main == HOST_CAUSES[2]
-            else "launch less and larger: CUDA graphs, torch.compile, fused optimisers, a larger micro-batch",
+            else "launch fewer kernels: torch.compile(mode='reduce-overhead') captures CUDA graphs",
             gain_us=of_host,
         )
 
@@ -81,7 +81,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
             "exposed-communication",
             f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of {view.each} "
             f"({ms(exposed)})",
-            "overlap it: smaller buckets, prefetch of FSDP, another order of streams",
+            _overlap_cure(view),
             gain_us=exposed,
         )
     elif overlap < 0.5 and view.of_devices("compute_us") >= communication > view.step_us / 20:
@@ -90,9 +90,17 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
             "little-overlap",
             f"Communication ({ms(communication)} {view.per}) overlaps with compute for only {percent(overlap)} of its "
             "time, and there is enough compute",
-            "prefetch, and look at the order of streams",
+            _overlap_cure(view),
             gain_us=exposed,
         )
+
+
+def _overlap_cure(view: RankView) -> str:
+    """Return how to overlap the collective that takes the most time."""
+    names = [of.name.lower().replace("_", "") for of in view.rank.kernels if of.category == COMMUNICATION]
+    if names and "allgather" in names[0]:
+        return "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
+    return "start the communication earlier, such as with a smaller bucket_cap_mb of DDP"
 
 
 def synchronisation(view: RankView) -> Iterator[RankFinding]:
@@ -112,7 +120,7 @@ def synchronisation(view: RankView) -> Iterator[RankFinding]:
             "synchronisation",
             f"The host waits for the device {view.calls_per_step(count):,.0f} times {view.per} ({name})"
             + (f"; {what}" if what else f", once in {launches / count:,.0f} launches"),
-            "remove .item(), .cpu(), print of tensors and nonzero() from the loop, or do them every so many steps",
+            "read values of tensors, as .item() does, only once in many steps",
             gain_us=idle or None,
         )
 
@@ -129,7 +137,7 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
             "pageable-copies",
             f"{count:,} copies go through pageable memory, {percent(share)} of the time: they block the host and "
             "overlap with nothing",
-            "pin_memory=True in the loader, and .to(device, non_blocking=True)",
+            "pin the memory: pin_memory=True in the loader, with .to(device, non_blocking=True)",
             gain_us=share * view.step_us,
         )
 
@@ -143,7 +151,7 @@ def allocation(view: RankView) -> Iterator[RankFinding]:
             "allocation",
             f"The device waits {percent(idle / view.step_us)} of {view.each} ({ms(idle)}) while memory is allocated or "
             "freed",
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fewer shapes, no empty_cache() in the loop",
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
             gain_us=idle,
         )
 
@@ -160,7 +168,7 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
             view,
             "small-kernels",
             f"{percent(small / count)} of the {view.kernel_calls(count)} take less than 10 us",
-            "fuse them: torch.compile, foreach optimisers, CUDA graphs",
+            "fuse them with torch.compile",
             gain_us=view.per_step(sum(one.total_us * part for one, part in zip(bins, below, strict=True))),
         )
 
@@ -182,7 +190,7 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             f"One kernel takes {percent(biggest.share)} of all device work: {short_kernel(biggest.name, 60)} "
             f"({biggest.category}), {view.kernel_calls(biggest.count, 'time')}, "
             f"{biggest.mean_us:,.0f} us each",
-            "tune it first: shapes, data type, another implementation",
+            "optimise this kernel first",
             key=biggest.name,
         )
     single = sum(of.total_us for of in view.rank.kernels if of.category == "gemm" and _SINGLE.search(of.name.lower()))
@@ -192,7 +200,7 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             "fp32-gemm",
             f"{percent(single / of_class['gemm'])} of the matrix products run in FP32, {percent(single / total_us)} of "
             "all device work",
-            "bf16 autocast, or TF32: torch.set_float32_matmul_precision('high')",
+            "allow TF32: torch.set_float32_matmul_precision('high')",
             gain_us=view.per_step(single) / 2,
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
@@ -201,7 +209,7 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             view,
             "pointwise",
             f"Elementwise work and copies take {percent(pointwise / total_us)} of all device work",
-            "fuse them: torch.compile, fused norms and activations; avoid .contiguous() and casts",
+            "fuse them with torch.compile",
             gain_us=view.per_step(pointwise),
         )
     unknown = of_class.get("unclassified", 0.0)
@@ -222,7 +230,7 @@ def slow_cores(view: RankView) -> Iterator[RankFinding]:
             view,
             "ai-cpu",
             f"{percent(share)} of the kernel time is on AI_CPU: these operators have no kernel for the device's cores",
-            "replace them, or change their data type",
+            "change their data type to one that the device's cores support",
             gain_us=share * view.of_devices("busy_us"),
         )
 

@@ -82,8 +82,7 @@ def _one(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun:
 
 # What a rule says is a part of what another says, which names it more exactly.
 _PART_OF = {
-    "long-gap": {"data-loading", "garbage-collection"},
-    "outside-operators": {"data-loading"},
+    "long-gap": {"data-loading", "garbage-collection", "idle-stage"},
     "data-loading": {"slow-stage", "straggler"},
     "exposed-communication": {"straggler"},
     "small-kernels": {"host-bound"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from profdeck_traces.analysis.detail_model import StageSummary, StepPart
 from profdeck_traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.run_model import Evidence
@@ -15,36 +16,83 @@ from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_data_loading, is_garbage_collection
 
 _FEWEST_STEPS = 3
+_OUTLIER = 1.25
+"""Multiple of the median step from which a step is an outlier."""
+
+
+def _is_loading(stage: StageSummary) -> bool:
+    return is_data_loading(stage.name) or stage.loading_us >= 0.5 * stage.total_us
+
+
+def _outside_us(stage: StageSummary) -> float:
+    return sum(state.time_us for state in stage.host if state.state in OUTSIDE_OPERATORS)
+
+
+def _is_idle(view: RankView, stage: StageSummary) -> bool:
+    """Return whether a stage that is not a loader takes over 10 % of the step and runs no operators."""
+    return (
+        stage.total_us / view.host_steps > 0.1 * view.host_step_us
+        and _outside_us(stage) >= 0.9 * stage.total_us
+        and stage.communication_us < 0.1 * stage.total_us
+        and not _is_loading(stage)
+    )
 
 
 def data_loading(view: RankView) -> Iterator[RankFinding]:
-    """Loading data over 5 % of the step (torch-tb-profiler); with a device, as far as that waits."""
-    found = [stage for stage in view.stages if is_data_loading(stage.name)]
-    steps = view.rank.host_times.steps if view.rank.host_times else 1
-    time_us = sum(stage.total_us for stage in found) / steps
+    """Loading data over 5 % of the step (torch-tb-profiler); with a device, as far as that waits. Stages load data by
+    their name, or if they fetch from a DataLoader or read files.
+    """
+    times = {
+        stage.name: (stage.total_us if _is_loading(stage) else stage.loading_us) / view.host_steps
+        for stage in view.stages
+    }
+    time_us = sum(times.values())
     gain_us = min(time_us, view.idle_us) if view.rank.devices else time_us
-    if found and gain_us > 0.05 * view.step_us:
-        longest = max(found, key=lambda stage: stage.total_us)
+    if time_us and gain_us > 0.05 * view.step_us:
+        longest = max(times, key=lambda name: times[name])
         yield draft(
             view,
             "data-loading",
-            f"Loading data takes {percent(time_us / view.host_step_us)} of {view.each} ({ms(time_us)}) in "
-            f"{longest.name}",
-            "more workers, prefetch_factor, or prepare the data before the job",
+            f"Loading data takes {percent(time_us / view.host_step_us)} of {view.each} ({ms(time_us)}) in {longest}",
+            "raise num_workers of the DataLoader"
+            if any("_MultiProcessingDataLoaderIter" in mark.name for mark in view.rank.annotations)
+            else "load the next batch in the background, such as with num_workers of DataLoader",
             gain_us=gain_us,
         )
 
 
+def idle_stage(view: RankView) -> Iterator[RankFinding]:
+    """A stage over 10 % of the step that runs no operator 90 % of its time; with a device, as far as that waits."""
+    for stage in view.stages:
+        time_us = stage.total_us / view.host_steps
+        gain_us = min(time_us, view.idle_us) if view.rank.devices else time_us
+        if _is_idle(view, stage) and gain_us > 0.1 * view.step_us:
+            yield draft(
+                view,
+                "idle-stage",
+                f"{stage.name} takes {percent(time_us / view.host_step_us)} of {view.each} ({ms(time_us)}); "
+                f"{percent(_outside_us(stage) / stage.total_us)} of it is outside operators",
+                _show_python(view),
+                gain_us=gain_us,
+                step_us=view.host_step_us,
+                key=stage.name,
+            )
+
+
 def outside_operators(view: RankView) -> Iterator[RankFinding]:
-    """Without a device: over 30 % of the step outside of all operators, where the job sleeps, waits or runs Python."""
+    """Without a device: over 30 % of the step outside of all operators, where the job sleeps, waits or runs Python.
+    Time in loaders and in stages without operators has its own rules.
+    """
     times = view.rank.host_times
-    outside = view.outside_operators_us
-    if times is None or view.rank.devices or outside <= 0.3 * view.host_step_us:
+    if times is None or view.rank.devices:
         return
-    of_stages = {
-        stage.name: sum(state.time_us for state in stage.host if state.state in OUTSIDE_OPERATORS) / times.steps
-        for stage in times.stages
-    }
+    of_stages = {stage.name: _outside_us(stage) / times.steps for stage in times.stages}
+    for stage in times.stages:
+        if _is_loading(stage) or _is_idle(view, stage):
+            of_stages[stage.name] = -of_stages[stage.name]
+    outside = view.outside_operators_us + sum(time_us for time_us in of_stages.values() if time_us < 0)
+    if outside <= 0.3 * view.host_step_us:
+        return
     name = max(of_stages, key=lambda name: of_stages[name], default=None)
     where = f", {ms(of_stages[name])} of it in {name}" if name and of_stages[name] > 0.5 * outside else ""
     yield draft(
@@ -52,12 +100,18 @@ def outside_operators(view: RankView) -> Iterator[RankFinding]:
         "outside-operators",
         f"The recorded threads run no operator {percent(outside / view.host_step_us)} of {view.each} "
         f"({ms(outside)}){where}",
-        "find what they wait for: another process, loading, logging, a thread that is not recorded; with_stack shows "
-        "the Python",
+        _show_python(view),
         gain_us=outside,
         step_us=view.host_step_us,
         key=name or "",
     )
+
+
+def _show_python(view: RankView) -> str:
+    """Return how to find the Python code that runs outside of operators."""
+    if view.rank.functions:
+        return "see its Python functions: `profdeck report`"
+    return "record with with_stack: true to see the Python code"
 
 
 def long_gap(view: RankView) -> Iterator[RankFinding]:
@@ -76,7 +130,7 @@ def long_gap(view: RankView) -> Iterator[RankFinding]:
         view,
         "long-gap",
         f"The device does nothing for {ms(gap.duration_us)} at a time{where}{while_}",
-        "look there: loader, garbage collection, checkpoint, logging",
+        _show_python(view) if gap.step is None else f"see it: `profdeck view TRACE --steps {gap.step}`",
         gain_us=min(per_step, view.step_us),
         evidence=_gap_evidence(view, gap.start_us, gap.duration_us),
         key=gap.host or "",
@@ -97,7 +151,7 @@ def garbage(view: RankView) -> Iterator[RankFinding]:
                 view,
                 "garbage-collection",
                 f"Garbage collection ({mark.name}) takes {ms(of_step_us)} {view.per}",
-                "gc.disable() in the loop and gc.collect() every so many steps",
+                "collect less often: gc.disable() before the loop, and gc.collect() once in many steps",
                 gain_us=of_step_us,
                 key=mark.name,
             )
@@ -106,13 +160,13 @@ def garbage(view: RankView) -> Iterator[RankFinding]:
 def unsteady(view: RankView) -> Iterator[RankFinding]:
     """The longest step over 1.25 times the median, or a deviation over 10 %; decode with p99 over twice the median."""
     steps = [step for step in view.steps if step.kind != ITERATION]
-    if len(steps) >= _FEWEST_STEPS and (text := _unsteady(steps)):
+    if len(steps) >= _FEWEST_STEPS and (text := _unsteady(view, steps)):
         slowest = max(steps, key=lambda step: step.duration_us)
         yield draft(
             view,
             "unsteady-steps",
             text,
-            f"compare step {slowest.step} with the typical one: `profdeck trim` cuts single steps out",
+            _step_cure(view, slowest),
             # Of steps that differ to both sides the mean is no longer than the median: no bound is known.
             gain_us=_over_median(steps) if _has_outlier(steps) else None,
             step_us=statistics.fmean(step.duration_us for step in steps),
@@ -126,14 +180,14 @@ def unsteady(view: RankView) -> Iterator[RankFinding]:
             "unsteady-decode",
             f"Of {decode.count:,} decode iterations the slowest 1% take over {ms(decode.p99_us)}, the median "
             f"{ms(decode.p50_us)}",
-            "look at the slow ones: prefills between them, preemption, logging",
+            "see the longest decode iteration: `profdeck report`",
             gain_us=max(0.0, decode.mean_us - decode.p50_us),
             step_us=decode.mean_us,
             evidence=view.evidence(slow),
         )
 
 
-def _unsteady(steps: list[StepSummary]) -> str | None:
+def _unsteady(view: RankView, steps: list[StepSummary]) -> str | None:
     durations = [step.duration_us for step in steps]
     if not (median := statistics.median(durations)):
         return None
@@ -141,15 +195,42 @@ def _unsteady(steps: list[StepSummary]) -> str | None:
     slowest = max(steps, key=lambda step: step.duration_us)
     if _has_outlier(steps):
         which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
-        return f"{which} takes {ms(slowest.duration_us)}, {slowest.duration_us / median:.1f} times the median step"
+        outliers = sum(duration > _OUTLIER * median for duration in durations)
+        more = f"; {outliers} of {len(steps)} steps exceed {_OUTLIER:g} times the median" if outliers > 1 else ""
+        part = _main_part(view, slowest)
+        why = f": {part.name} {ms(part.time_us)} instead of {ms(part.median_us)}" if part else ""
+        return f"{which} takes {ms(slowest.duration_us)} instead of {ms(median)}{why}{more}"
     if deviation > 0.1 * median:
         return f"Steps differ by {percent(deviation / median)} from their median of {ms(median)}"
     return None
 
 
+def _main_part(view: RankView, slowest: StepSummary) -> StepPart | None:
+    """Return the stage, the device work or the host state that explains at least half of the excess of a step."""
+    longest = view.rank.host_times.longest_step if view.rank.host_times else None
+    if longest is None or longest.step != slowest.step:
+        return None
+    parts = [part for part in longest.parts if part.kind == "stage"]
+    on_device = [step.device_us for step in view.steps if step.device_us is not None]
+    if slowest.device_us is not None:
+        median_us = statistics.median(on_device)
+        parts.append(StepPart(name="device work", kind="device", time_us=slowest.device_us, median_us=median_us))
+    parts += [part for part in longest.parts if part.kind == "host state"]
+    least_us = 0.5 * (longest.duration_us - longest.median_us)
+    return next((part for part in parts if part.time_us - part.median_us >= least_us), None)
+
+
+def _step_cure(view: RankView, slowest: StepSummary) -> str:
+    part = _main_part(view, slowest)
+    if part is not None and any(_is_loading(stage) and stage.name == part.name for stage in view.stages):
+        return "load batches further ahead, such as with a larger prefetch_factor of DataLoader"
+    number = "" if slowest.step is None else f" --steps {slowest.step}"
+    return f"see it: `profdeck view TRACE{number}`"
+
+
 def _has_outlier(steps: list[StepSummary]) -> bool:
     durations = [step.duration_us for step in steps]
-    return max(durations) > 1.25 * statistics.median(durations)
+    return max(durations) > _OUTLIER * statistics.median(durations)
 
 
 def _over_median(steps: list[StepSummary]) -> float:
@@ -157,4 +238,18 @@ def _over_median(steps: list[StepSummary]) -> float:
     return max(0.0, statistics.fmean(durations) - statistics.median(durations))
 
 
-RULES = (data_loading, outside_operators, long_gap, garbage, unsteady)
+def busy_machine(view: RankView) -> Iterator[RankFinding]:
+    """The recording thread waited for a CPU, or its cgroup was throttled, over 5 % of the recording."""
+    load = view.rank.host_load
+    if load is not None and (reason := load.describe_contention()):
+        yield draft(
+            view,
+            "busy-machine",
+            f"The machine was busy: {reason}",
+            "record again on an idle machine",
+            gain_us=None if load.run_queue_s is None else load.run_queue_s / load.wall_s * view.host_step_us,
+            step_us=view.host_step_us,
+        )
+
+
+RULES = (data_loading, idle_stage, outside_operators, long_gap, garbage, unsteady, busy_machine)

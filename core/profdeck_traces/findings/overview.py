@@ -17,7 +17,7 @@ from profdeck_traces.account.model import OwnerTime
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
 from profdeck_traces.analysis.formatting import ranges
-from profdeck_traces.analysis.host_states import NOT_READ, OUTSIDE_OPERATORS
+from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import RunSummary, StepSummary
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
 from profdeck_traces.analysis.step_names import ITERATION
@@ -26,7 +26,6 @@ from profdeck_traces.findings.rank_view import RankView, views_of
 
 OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
-NOTHING = "nothing recorded"
 _MAX_LISTED = 4
 
 _LONGER = 1.005
@@ -103,7 +102,7 @@ class OwnerRow:
 
 
 @attrs.frozen(kw_only=True)
-class LongestStep:
+class RankOfLongestStep:
     """The rank whose account has the longest step."""
 
     label: str
@@ -149,7 +148,7 @@ class Team:
     """The mean step on the device, or on the host without one."""
     account: tuple[OwnerRow, ...]
     """Owners by time, longest first."""
-    longest: LongestStep | None
+    longest: RankOfLongestStep | None
     """Rank with the longest step of its account. ``None`` for one rank, or if no step is 0.5 % longer than the mean."""
     borders: tuple[str, ...]
     """Border rules of the steps in the accounts."""
@@ -199,7 +198,7 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         unit=unit,
         step_us=_mean(warm, lambda view: view.step_us),
         account=_account(warm),
-        longest=_longest_step(warm),
+        longest=_rank_of_longest_step(warm),
         borders=tuple(dict.fromkeys(view.rank.account.border for view in warm if view.rank.account)),
         notes=tuple(dict.fromkeys(note for view in warm if view.rank.account for note in view.rank.account.notes)),
         stages=_stages(warm),
@@ -337,7 +336,7 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
     return tuple(rows)
 
 
-def _longest_step(views: Sequence[RankView]) -> LongestStep | None:
+def _rank_of_longest_step(views: Sequence[RankView]) -> RankOfLongestStep | None:
     ranks: list[tuple[float, str]] = []
     for captures in _by_rank([view for view in views if view.rank.account]):
         accounts = [view.rank.account for view in captures if view.rank.account]
@@ -347,7 +346,7 @@ def _longest_step(views: Sequence[RankView]) -> LongestStep | None:
         return None
     mean_us = sum(step_us for step_us, _ in ranks) / len(ranks)
     step_us, label = max(ranks, key=lambda rank: rank[0])
-    return LongestStep(label=label, step_us=step_us, mean_us=mean_us) if step_us >= _LONGER * mean_us else None
+    return RankOfLongestStep(label=label, step_us=step_us, mean_us=mean_us) if step_us >= _LONGER * mean_us else None
 
 
 def _stages(views: Sequence[RankView]) -> tuple[StageRow, ...]:

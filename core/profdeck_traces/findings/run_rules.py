@@ -140,7 +140,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
                 rule="straggler",
                 text=f"The others wait for rank {group.straggler}: it arrives last at {slow.last} of "
                 f"{slow.collectives} collectives, {ms(gain_us)} {view.per} are lost",
-                do="look at its stages, clocks, data and host",
+                do="compare its stages with those of the other ranks: `profdeck report`",
                 label=view.label,
                 capture=view.rank.capture,
                 gain_us=gain_us,
@@ -153,7 +153,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
                 rule="imbalance",
                 text=f"{whose} wait for each other {percent(skew_us / total_us)} of the time in collectives "
                 f"({ms(gain_us)} {view.per}), {_last_arrivals(group)}",
-                do="balance the work: sequence lengths, micro-batches, experts",
+                do="give each rank the same amount of work per step",
                 label=view.label,
                 capture=view.rank.capture,
                 gain_us=gain_us,
@@ -201,7 +201,7 @@ def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFindi
                     rule="slow-stage",
                     text=f"{name} takes {view.label} {ms(times[slow])} {view.per}, the other"
                     f"{'s' if len(team) > 2 else ''} {ms(others)}",
-                    do="look what differs there: its data, its host, its clocks",
+                    do=f"compare {name} on {view.label} with another rank: `profdeck view`",
                     label=view.label,
                     capture=view.rank.capture,
                     gain_us=excess,
@@ -221,6 +221,7 @@ def slow_links(views: Sequence[RankView]) -> Iterator[RankFinding]:
                     yield _link(
                         view,
                         f"{operation.name} sends {link.bytes_per_s / 1e9:.1f} GB/s over SDMA, where 14.4 are usual",
+                        "move ranks to other devices, so that fewer of them share this link",
                         operation.name,
                         (link.transit_us - best_us) / view.count,
                     )
@@ -229,16 +230,17 @@ def slow_links(views: Sequence[RankView]) -> Iterator[RankFinding]:
                         view,
                         f"{percent(1 - link.large_packet_share)} of the packets of {operation.name} over {link.link} "
                         "are small",
+                        "send larger buckets",
                         operation.name,
                         None,
                     )
 
 
-def _link(view: RankView, text: str, key: str, gain_us: float | None) -> RankFinding:
+def _link(view: RankView, text: str, do: str, key: str, gain_us: float | None) -> RankFinding:
     return RankFinding(
         rule="slow-link",
         text=text,
-        do="larger buckets; look at the topology: which ranks share a link",
+        do=do,
         label=view.label,
         capture=view.rank.capture,
         gain_us=gain_us,

@@ -14,6 +14,7 @@ import attrs
 
 from profdeck_traces.base import entry_points
 from profdeck_traces.inputs.artifact_kinds import FileCheck
+from profdeck_traces.inputs.host_load import HostLoad
 
 CLOCK_ANCHOR = "profdeck.clock_anchor"
 """Name of the marker event of a clock anchor. Statistics exclude this event."""
@@ -57,6 +58,11 @@ class TraceFacts:
     """Host that `clock_offset_ns` refers to."""
     clock_error_ns: int | None
     """Maximum error of `clock_offset_ns`."""
+
+    last_step: int | None = None
+    """Last global step that had started; ``None`` if unknown."""
+    host_load: HostLoad | None = None
+    """Load of the host during the capture; ``None`` if it was not recorded."""
 
     @property
     def role_and_replica(self) -> str:

@@ -49,8 +49,13 @@ _CALLS = (
 )
 _BACKEND_COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):\w+")
 _DISPATCHED_COLLECTIVE = re.compile(r"c10d::\w+_$")
-_LOADER_NAMES = "data_?load|load_?batch|next_?batch|fetch_?batch|get_?batch"
-_DATA_LOADING = re.compile(_LOADER_NAMES, re.IGNORECASE)
+_LOADER_NAMES = "data_?load|(?:load|next|fetch|get|read)_?(?:batch|data)"
+_DATA_LOADING = re.compile(rf"{_LOADER_NAMES}|(?:^|[^a-z])(?:data|fetch|loader|loading)$", re.IGNORECASE)
+# torch's annotation of a loader, its frames, and Python's functions that read files.
+_FETCHING = re.compile(
+    r"enumerate\(DataLoader\)|torch/utils/data/\S+: (?:__next__|_next_data|fetch)$|"
+    r"<built-in method (?:read\w*|open) of (?:_io|io)\b|<built-in method pread of"
+)
 # For frames, match the function only: the path of the file would select every function of a loader's module.
 _DATA_LOADING_FRAME = re.compile(
     rf"utils/data/dataloader\.py\(\d+\): __next__|dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})", re.IGNORECASE
@@ -86,6 +91,11 @@ def is_host_collective(name: str) -> bool:
 def is_data_loading(name: str) -> bool:
     """Return whether an annotation, stage or operator loads data."""
     return _DATA_LOADING.search(name) is not None
+
+
+def fetches_data(name: str) -> bool:
+    """Return whether an annotation or a Python frame fetches a batch from a `DataLoader` or reads a file."""
+    return _FETCHING.search(name) is not None
 
 
 def is_data_loading_frame(name: str) -> bool:

@@ -83,6 +83,27 @@ def test_category_and_steps_options_select_events(cli: Cli, record: Record, tmp_
     assert "9" in missing.stderr
 
 
+def test_steps_option_means_the_global_step_of_a_run(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3, 5)
+    for manifest in run.rglob("*.step5.json"):  # the manifest of an engine process
+        manifest.write_bytes(msgspec.json.encode(msgspec.json.decode(manifest.read_bytes()) | {"request": "a"}))
+
+    result = cli("merge", run, "-o", tmp_path / "five.json", "--steps", "5")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"{tmp_path / 'five.json'}: 1 trace, ")
+    (engine,) = run.rglob("*.step5.trace.json")
+    assert sum("ph" in event for event in read_events(engine)) <= len(read_events(tmp_path / "five.json"))
+
+    result = cli("merge", run, "-o", tmp_path / "three.json", "--steps", "3")
+    assert result.stdout.startswith(f"{tmp_path / 'three.json'}: 1 trace, ")
+
+    result = cli("merge", run, "-o", tmp_path / "four.json", "--steps", "3..4")
+    assert result.exit_code == 4
+    message = "--steps 3..4: no trace is of global step 4. Captured: 3, 5. For engine iterations, use --iterations"
+    assert message in result.stderr.replace("\n", " ").replace("  ", " ")
+    assert not (tmp_path / "four.json").exists()
+
+
 @pytest.mark.parametrize("name", ["all.pftrace", "all.pftrace.gz"])
 def test_slim_trace_has_devices_and_annotations(cli: Cli, record: Record, tmp_path: Path, name: str) -> None:
     run = record(3, ranks=(0, 1), world_size=2)

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, strategies as st
 from invented_summaries import DECODE, PREFILL, STEP, deviation, kernel, per_step, run, trace
 
-from profdeck_traces.analysis.detail_model import PerStep
+from profdeck_traces.analysis.contributions import bursts_of
+from profdeck_traces.analysis.detail_model import HostState, HostTimes, PerStep, StageSummary
 from profdeck_traces.analysis.diff import diff_runs, is_summary, load_summary
 from profdeck_traces.analysis.diff_model import Change, Judge, RoleDiff
 from profdeck_traces.analysis.diff_text import verdict_of
+from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.model import (
     OperatorSummary,
     RankSummary,
@@ -23,6 +25,7 @@ from profdeck_traces.analysis.model import (
 )
 from profdeck_traces.analysis.significance import FLOOR
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.inputs.host_load import HostLoad
 
 
 def role_diff(before: RankSummary | RunSummary, after: RankSummary | RunSummary) -> RoleDiff:
@@ -655,3 +658,169 @@ def test_traces_are_not_summaries(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.json").write_bytes(text)
     assert not is_summary(tmp_path / "a.json")
     assert not is_summary(tmp_path)
+
+
+# A busy machine.
+
+IDLE = HostLoad(wall_s=10.0, cpu_s=9.0, cpus=8, run_queue_s=0.1)
+BUSY = attrs.evolve(IDLE, run_queue_s=4.0)
+STEPS = [99.0, 100, 101, 100, 99, 101, 100, 99]
+
+
+def on_host(load: HostLoad | None, factor: float = 1.0) -> RankSummary:
+    times = [time * factor for time in STEPS]
+    return trace({"gemm": times}, steps=times, host_load=load)
+
+
+@pytest.mark.parametrize("factor", [1.3, 0.7, 1.0])
+def test_slower_steps_on_a_busy_machine_are_inconclusive(factor: float) -> None:
+    role = role_diff(on_host(IDLE), on_host(BUSY, factor))
+    text = "the machine was busy after (the main thread waited 40% of the time for a CPU)"
+    assert text in verdict_of(role)
+    assert role.regressions(0.05) == ()
+    assert any(text in reason for reason in role.undecided(0.05)) == (factor > 1)
+    assert ("is inconclusive" in verdict_of(role)) == (factor > 1)
+
+
+@pytest.mark.parametrize(("before", "after"), [(BUSY, IDLE), (BUSY, BUSY), (IDLE, IDLE), (None, IDLE)])
+def test_other_slower_steps_are_regressions(before: HostLoad | None, after: HostLoad) -> None:
+    role = role_diff(on_host(before), on_host(after, 1.3))
+    assert [change.name for change in role.regressions(0.05)] == ["global step"]
+    assert ("the machine was busy before" in verdict_of(role)) == (before is BUSY)
+
+
+def test_busy_time_of_devices_is_compared_on_a_busy_machine() -> None:
+    role = role_diff(on_host(IDLE), on_host(BUSY, 1.3))
+    assert role.undecided(0.05, Judge.DEVICE) == role_diff(on_host(IDLE), on_host(IDLE, 1.3)).undecided(
+        0.05, Judge.DEVICE
+    )
+
+
+def test_one_rank_that_is_slower_on_a_busy_machine_is_inconclusive() -> None:
+    before = run(*(attrs.evolve(on_host(IDLE), rank=rank, path=f"{rank}.json") for rank in range(8)))
+    after = run(
+        *(attrs.evolve(on_host(BUSY, 1.2 if rank == 3 else 1.0), rank=rank, path=f"{rank}.json") for rank in range(8))
+    )
+    assert [
+        change.name
+        for change in role_diff(
+            before, attrs.evolve(after, ranks=tuple(attrs.evolve(rank, host_load=IDLE) for rank in after.ranks))
+        ).regressions(0.05)
+    ] == ["global step of rank 3"]
+    assert "is inconclusive" in verdict_of(role_diff(before, after))
+
+
+# The reason of a change, and bursts.
+
+PYTHON = "Python and other host code"
+
+
+def staged(
+    steps: Sequence[float],
+    stages: dict[str, float],
+    states: dict[str, float],
+    operators: dict[str, float] | None = None,
+) -> RankSummary:
+    """Create a summary of steps with mean times per step, of stages and of host states outside of stages."""
+    count = len(steps)
+
+    def state(name: str, mean_us: float) -> HostState:
+        return HostState(state=name, time_us=mean_us * count, share=0)
+
+    in_stages = [
+        StageSummary(
+            name=name,
+            count=count,
+            steps=count,
+            total_us=mean_us * count,
+            share=0,
+            median_us=mean_us,
+            max_us=mean_us,
+            communication_us=0,
+            host=(state("operators", mean_us),),
+        )
+        for name, mean_us in stages.items()
+    ]
+    outside = states | {"operators": states.get("operators", 0) + sum(stages.values())}
+    times = HostTimes(
+        basis="global_step",
+        steps=count,
+        total_us=sum(steps),
+        states=tuple(state(name, mean_us) for name, mean_us in outside.items()),
+        stages=tuple(in_stages),
+    )
+    named_operators = {name: [mean_us] * count for name, mean_us in (operators or {}).items()}
+    return trace(operators=named_operators, steps=steps, host_times=times)
+
+
+def test_contributions_add_up_to_the_change_of_the_mean_step() -> None:
+    before = staged([100_000] * 8, {"data": 30_000, "forward": 50_000}, {"operators": 20_000})
+    after = staged([166_000] * 8, {"data": 90_000, "save": 5_000}, {"operators": 21_000, "nothing recorded": 50_000})
+    role = role_diff(before, after)
+    assert sum(part.delta_us for part in role.contributions) == pytest.approx(66_000)
+    assert [(part.name, part.kind, part.delta_us) for part in role.contributions] == [
+        ("data", "stage", 60_000),
+        ("forward", "stage", -50_000),
+        ("nothing recorded", "outside stages", 50_000),
+        ("save", "stage", 5_000),
+        ("operators", "outside stages", 1_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stages", "states", "abs_us", "reason"),
+    [
+        # An operator that explains 2.9 ms of 436 ms is not most of it.
+        ({}, {"operators": 103_000, PYTHON: 433_000, NOTHING: 500_000}, 3_000, f"most of it: {PYTHON} +433.000 ms."),
+        ({}, {"operators": 536_000, NOTHING: 500_000}, 403_000, "most of it: abs +402.900 ms."),
+        ({}, {"operators": 100_000, NOTHING: 936_000}, 3_000, "not explained: +436.000 ms."),
+        (
+            {"data": 210_000, "save": 150_000},
+            {"operators": 176_000, NOTHING: 500_000},
+            100,
+            "data +210.000 ms, save +150.000 ms, operators +76.000 ms.",
+        ),
+        (
+            {"data": 700_000},
+            {"operators": 36_000, NOTHING: 300_000},
+            100,
+            "data +700.000 ms, operators -64.000 ms; not explained: -200.000 ms.",
+        ),
+    ],
+)
+def test_reason_explains_most_of_the_change(
+    stages: dict[str, float], states: dict[str, float], abs_us: float, reason: str
+) -> None:
+    before = staged([600_000] * 8, {}, {"operators": 100_000, NOTHING: 500_000}, {"abs": 100})
+    after = staged([1_036_000] * 8, stages, states, {"abs": abs_us})
+    assert verdict_of(role_diff(before, after)).endswith(reason)
+
+
+def test_bursts_make_steps_slower_though_the_median_is_the_same() -> None:
+    steady = [40.0, 41, 40, 39] * 10
+    bursty = [time + (65 if number % 4 == 3 else 0) for number, time in enumerate(steady)]
+    role = role_diff(trace(steps=steady), trace(steps=bursty))
+    (change,) = role.iterations
+    assert change.verdict == "slower"
+    assert change.is_regression(0.05)
+    assert change.mean_after_us == pytest.approx(statistics.fmean(bursty))
+    text = "the mean 0.056 ms, before 0.040 ms, +40.6%: 10 of 40 steps take over 1.25 times the median, before 0 of 40"
+    assert text in verdict_of(role)
+    assert role_diff(trace(steps=bursty), trace(steps=steady)).iterations[0].verdict == "faster"
+    assert role_diff(trace(steps=bursty), trace(steps=bursty[::-1])).iterations[0].verdict == "same"
+
+
+def test_few_bursts_are_inconclusive() -> None:
+    steady = [40.0, 41, 40, 39] * 3
+    bursty = [*steady[:9], 105, 105, 105]
+    role = role_diff(trace(steps=steady), trace(steps=bursty))
+    assert role.regressions(0.05) == ()
+    assert "is inconclusive" in verdict_of(role)
+    assert "3 of 12 steps take over 1.25 times the median, before 0 of 12, which may be chance" in verdict_of(role)
+
+
+def test_number_of_bursts_is_tested_exactly() -> None:
+    result = bursts_of([1.0] * 15, [1.0] * 10 + [2.0] * 5)
+    assert result is not None
+    assert result.p_value == pytest.approx(2 * 3003 / 142506)  # 2 C(15, 5) / C(30, 5)
+    assert bursts_of([1.0] * 5, [2.0] * 5) is None

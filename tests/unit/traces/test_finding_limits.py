@@ -118,6 +118,7 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("unsteady-decode", engine(50, [100] * 120 + [230] * 3), engine(50, [100] * 120 + [190] * 3)),
     ("unsteady-decode", engine(50, [100] * 98 + [230] * 3), engine(50, [100] * 95 + [230] * 3)),
     ("outside-operators", host([10_000] * 4, operator_us=6_900), host([10_000] * 4, operator_us=7_100)),
+    ("idle-stage", host([10_000] * 4, operator_us=900), host([10_000] * 4, operator_us=1_100)),
     ("garbage-collection", host([1_010] * 4, stage="gc.collect"), host([990] * 4, stage="gc.collect")),
     ("unsteady-steps", host([88, 100, 112] * 3), host([92, 100, 108] * 3)),
     ("unsteady-steps", host([100, 100, 100, 126]), host([100, 100, 100, 124])),
@@ -153,6 +154,7 @@ def test_each_rule_has_a_test() -> None:
         if pytest_mark.args
     ]
     covered_rules = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]}
+    covered_rules |= {"busy-machine"}  # see test_findings
     covered_rules |= {"cold-step"}  # see test_cold_steps
     covered_rules |= {"device-not-recorded", "implausible-times"}  # see test_reported_traces
     assert len(rules) > 20

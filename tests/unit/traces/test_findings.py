@@ -10,11 +10,14 @@ from typing import Any
 
 import attrs
 import pytest
+from invented_summaries import run as invented_run, trace
 from real_traces import named
 
 from gpu_job import GpuJob
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.findings.finding import findings_of as run_findings
+from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.loading import summarise
 
 
@@ -139,9 +142,104 @@ def _mark(name: str, start: float, duration: float, category: str = "user_annota
 
 def test_idle_stage_is_reported_without_a_device(tmp_path: Path) -> None:
     first, *_ = read(_host_job(tmp_path / "rank0.json", {"rollout": 300_000, "update": 92_000})).findings
-    assert first.rule == "outside-operators"
-    assert first.text.startswith("The recorded threads run no operator"), "other threads of the process may run some"
-    assert "300 ms of it in rollout" in first.text
+    assert first.rule == "idle-stage"
+    assert first.text == "rollout takes 77% of each step (300 ms); 100% of it is outside operators."
+
+
+def _step_job(path: Path, steps: list[list[tuple[str, float, list[tuple[str, str, float]]]]]) -> Path:
+    """Write steps that consist of stages: name, duration, and the events that start with the stage."""
+    events: list[dict[str, Any]] = []
+    now = 0.0
+    for number, stages in enumerate(steps):
+        begin = now
+        for name, duration, inner in stages:
+            events.append(_mark(name, now, duration))
+            events += [_mark(event, now + 1, time, category) for category, event, time in inner]
+            now += duration
+        events.append(_mark(f"ProfilerStep#{number}", begin, now - begin))
+    path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    return path
+
+
+_LOADERS = {
+    "loader annotation": ("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
+    "loader frame": ("python_function", "torch/utils/data/dataloader.py(733): __next__"),
+    "file read": ("python_function", "<built-in method read of _io.BufferedReader object at 0x7f7d>"),
+}
+
+
+@pytest.mark.parametrize("loader", _LOADERS.values(), ids=_LOADERS.keys())
+def test_stage_that_fetches_data_loads_data(tmp_path: Path, loader: tuple[str, str]) -> None:
+    category, name = loader
+    inner = [("python_function", "train.py(3): prepare", 28_000.0), (category, name, 27_000.0)]
+    step = [("prepare", 30_000.0, inner), ("update", 70_000.0, [("cpu_op", "aten::mm", 69_000.0)])]
+    first, *others = read(_step_job(tmp_path / "job.json", [step] * 4)).findings
+    assert (first.rule, first.gain_us) == ("data-loading", 30_000)
+    assert first.text == "Loading data takes 30% of each step (30.0 ms) in prepare."
+    assert others == []
+
+
+def test_data_that_a_larger_stage_fetches_is_counted_alone(tmp_path: Path) -> None:
+    inner = [("user_annotation", _LOADERS["loader annotation"][1], 20_000.0), ("cpu_op", "aten::mm", 99_000.0)]
+    (first,) = read(_step_job(tmp_path / "job.json", [[("train_step", 100_000.0, inner)]] * 4)).findings
+    assert (first.rule, first.gain_us) == ("data-loading", 20_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_loader"),
+    [
+        *(
+            (name, True)
+            for name in ("data", "get_batch", "fetch", "dataloader", "load_data", "train.data", "NextBatch")
+        ),
+        *((name, False) for name in ("update_data_stats", "data_parallel", "fetch_weights", "metadata", "rollout")),
+    ],
+)
+def test_usual_names_of_loaders(tmp_path: Path, name: str, is_loader: bool) -> None:
+    step = [(name, 30_000.0, []), ("update", 70_000.0, [("cpu_op", "aten::mm", 69_000.0)])]
+    (first,) = read(_step_job(tmp_path / "job.json", [step] * 4)).findings
+    assert first.rule == ("data-loading" if is_loader else "idle-stage")
+    assert name in first.text
+
+
+def test_long_step_is_explained_by_its_stage(tmp_path: Path) -> None:
+    def step(data_us: float) -> list[tuple[str, float, list[tuple[str, str, float]]]]:
+        return [("data", data_us, []), ("update", 17_000.0, [("cpu_op", "aten::mm", 16_900.0)])]
+
+    steps = [step(608_000.0 if number == 12 else 3_000.0) for number in range(15)]
+    unsteady = next(one for one in read(_step_job(tmp_path / "a.json", steps)).findings if one.rule == "unsteady-steps")
+    assert unsteady.text == "Step 12 takes 625 ms instead of 20.0 ms: data 608 ms instead of 3.00 ms."
+    assert unsteady.do == "load batches further ahead, such as with a larger prefetch_factor of DataLoader"
+    assert unsteady.gain_us == pytest.approx(605_000 / 15)
+
+    for number in (4, 8):
+        steps[number] = step(300_000.0)
+    unsteady = next(one for one in read(_step_job(tmp_path / "b.json", steps)).findings if one.rule == "unsteady-steps")
+    assert unsteady.text.endswith("3 of 15 steps exceed 1.25 times the median.")
+
+
+def test_long_step_without_stages_is_explained_by_the_host(tmp_path: Path) -> None:
+    def step(operator_us: float, other_us: float) -> list[tuple[str, float, list[tuple[str, str, float]]]]:
+        inner = [("cpu_op", "aten::mm", operator_us), ("python_function", "train.py(3): f", operator_us + other_us)]
+        return [("update", operator_us + other_us + 2, inner)]
+
+    steps = [step(20_000, 600_000 if number == 12 else 1_000) for number in range(15)]
+    path = _step_job(tmp_path / "a.json", steps)
+    events = json.loads(path.read_text())["traceEvents"]
+    path.write_text(json.dumps({"traceEvents": [event for event in events if event["name"] != "update"]}))
+    unsteady = next(one for one in read(path).findings if one.rule == "unsteady-steps")
+    assert unsteady.text == (
+        "Step 12 takes 620 ms instead of 21.0 ms: Python and other host code 600 ms instead of 1.00 ms."
+    )
+    assert unsteady.do == "see it: `profdeck view TRACE --steps 12`"
+
+
+def test_advice_is_one_cure(tmp_path: Path) -> None:
+    """A list of suspects, such as "loading, logging, waiting", leaves the diagnosis to the reader."""
+    jobs = [GpuJob(**fault) for fault, _ in FAULTS.values()]
+    cures = {one.do for number, job in enumerate(jobs) for one in findings_of(tmp_path / str(number), job)}
+    assert len(cures) > 5
+    assert [cure for cure in cures if cure.count(",") > 2 or ": loader" in cure] == []
 
 
 def test_role_without_recordings_is_the_first_finding(tmp_path: Path) -> None:
@@ -160,7 +258,7 @@ def test_role_without_recordings_is_the_first_finding(tmp_path: Path) -> None:
         ("gpu/ns_resolution_rank0.pt.trace.json.gz", ["fp32-gemm"]),
         ("gpu/pair_rank0.json.gz", ["host-bound", "exposed-communication", "long-gap", "few-steps"]),
         ("gpu/amd_mi250.json.gz", ["host-bound", "few-steps"]),
-        ("gpu/no_distributed_info.json.gz", ["outside-operators", "few-steps"]),
+        ("gpu/no_distributed_info.json.gz", ["idle-stage", "few-steps"]),
         ("npu/trace_view.json", ["host-bound", "pointwise", "few-steps"]),
         ("npu/kernel_details.csv", ["exposed-communication", "few-steps"]),
     ],
@@ -206,3 +304,12 @@ def test_few_collectives_do_not_name_a_rank(tmp_path: Path) -> None:
     write_late_ranks(tmp_path, [1] * 3)
     (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
     assert imbalance.text.endswith(", with too few collectives (3) to name a rank.")
+
+
+def test_busy_machine_is_a_finding() -> None:
+    idle = trace({"gemm": [100] * 5}, span_us=500.0, host_load=HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=0.1))
+    busy = attrs.evolve(idle, rank=1, path="b.json", host_load=HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=4))
+    assert "busy-machine" not in rules([*run_findings(invented_run(idle))])
+    (finding,) = (one for one in run_findings(invented_run(idle, busy)) if one.rule == "busy-machine")
+    assert finding.text == "The machine was busy: the main thread waited 40% of the time for a CPU (trainer rank 1)."
+    assert finding.ranks == ("trainer rank 1",)

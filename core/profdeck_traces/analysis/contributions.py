@@ -1,0 +1,80 @@
+"""Contributions of stages and host states to the change of the mean step, and steps that are much longer than usual."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from profdeck_traces.analysis.capture_matching import RankPair
+from profdeck_traces.analysis.diff_model import Bursts, Contribution
+from profdeck_traces.analysis.host_states import NOTHING
+from profdeck_traces.analysis.model import RankSummary
+
+_BURST = 1.25
+"""Multiple of the median step from which a step counts as a burst. `profdeck summary` uses it for outliers."""
+
+
+def contributions_of(pairs: Sequence[RankPair]) -> tuple[Contribution, ...]:
+    """Divide the change of the mean step among stages, and among host states outside of stages.
+
+    The result adds up to the change of the mean step on the host, averaged over the traces of each rank and then over
+    the ranks. It is empty if a trace has no steps or no host times.
+    """
+    traces = [trace for pair in pairs for side in pair.sides for trace in side]
+    bases = {trace.host_times.basis if trace.host_times else None for trace in traces}
+    if len(bases) != 1 or None in bases or "recording" in bases:
+        return ()
+    sides = [[[_parts(trace) for trace in pair.sides[side]] for pair in pairs] for side in (0, 1)]
+    keys = dict.fromkeys(key for side in sides for of_rank in side for parts in of_rank for key in parts)
+    found = []
+    for kind, name in keys:
+        before_us, after_us = (
+            statistics.fmean(
+                statistics.fmean(parts.get((kind, name), 0.0) for parts in of_rank) for of_rank in sides[side]
+            )
+            for side in (0, 1)
+        )
+        found.append(
+            Contribution(name=name, kind=kind, before_us=before_us, after_us=after_us, delta_us=after_us - before_us)
+        )
+    return tuple(sorted(found, key=lambda part: (-abs(part.delta_us), part.name)))
+
+
+def _parts(trace: RankSummary) -> dict[tuple[str, str], float]:
+    """Return the mean time per step of each part of a trace's steps, in microseconds, by kind and name."""
+    times = trace.host_times
+    assert times is not None  # noqa: S101  # checked by the caller
+    parts: dict[tuple[str, str], float] = {}
+    outside = {state.state: state.time_us for state in times.states}
+    for stage in times.stages:
+        parts["stage", stage.name] = stage.total_us / times.steps
+        for state in stage.host:
+            outside[state.state] = outside.get(state.state, 0.0) - state.time_us
+    if not outside:  # only devices were read
+        outside = {NOTHING: times.total_us - sum(stage.total_us for stage in times.stages)}
+    parts |= {("outside stages", name): time_us / times.steps for name, time_us in outside.items()}
+    return parts
+
+
+def bursts_of(before: Sequence[float], after: Sequence[float]) -> Bursts | None:
+    """Count the steps of each side that exceed 1.25 times the side's median; ``None`` if there are none.
+
+    The p-value is that of Fisher's exact test for two proportions, two-sided by doubling (Fisher, Statistical Methods
+    for Research Workers, 5th edition, 1934).
+    """
+    if not before or not after:
+        return None
+    old, new = (sum(time > _BURST * statistics.median(side) for time in side) for side in (before, after))
+    if not old and not new:
+        return None
+    total, bursts = len(before) + len(after), old + new
+    ways = math.comb(total, bursts)
+
+    def tail(count: int, size: int) -> float:
+        """Return the probability of at least `count` of all bursts among `size` of all steps."""
+        most = min(bursts, size)
+        return sum(math.comb(size, k) * math.comb(total - size, bursts - k) for k in range(count, most + 1)) / ways
+
+    p_value = min(1.0, 2 * min(tail(new, len(after)), tail(old, len(before))))
+    return Bursts(before=old, steps_before=len(before), after=new, steps_after=len(after), p_value=p_value)

@@ -1,0 +1,61 @@
+"""CPU contention on the host during a capture, as recorded in its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+
+_MIN_LOST_SHARE = 0.05
+"""Share of the recording that the thread must lose before the machine counts as busy."""
+_MIN_LOAD_PER_CPU = 1.25
+"""Load average per CPU from which the machine counts as busy if the thread's waiting time is unknown."""
+
+
+@attrs.frozen(kw_only=True)
+class HostLoad:
+    """Load of the host and of one process between the start and the end of a recording.
+
+    Values that the operating system does not report are None.
+    """
+
+    wall_s: float
+    """Length of the recording in seconds."""
+    cpu_s: float
+    """CPU time of the process, all threads, in seconds."""
+    cpus: int
+    """Number of CPUs of the host."""
+    load_at_start: float | None = None
+    """Load average of the host over the last minute."""
+    load_at_end: float | None = None
+    run_queue_s: float | None = None
+    """Time in seconds for which the recording thread was runnable but waited for a CPU (``/proc/PID/schedstat``)."""
+    pressure_s: float | None = None
+    """Time in seconds in which at least one task of the host waited for a CPU (``/proc/pressure/cpu``, ``some``)."""
+    throttled_periods: int | None = None
+    """Number of periods in which the process's cgroup was throttled (``nr_throttled`` in ``cpu.stat``)."""
+    throttled_s: float | None = None
+    """Time in seconds for which the process's cgroup was throttled, summed over its CPUs."""
+
+    def describe_contention(self) -> str | None:
+        """Return why times of the recording are not those of an idle machine, or None if the machine was not busy.
+
+        The machine was busy if the recording thread waited for a CPU, or its cgroup was throttled, for more than 5 % of
+        the recording. If the waiting time is unknown, it was busy if both load averages exceed 1.25 per CPU.
+        """
+        return ", ".join(self._reasons()) or None if self.wall_s > 0 else None
+
+    def _reasons(self) -> Iterator[str]:
+        lost_s = _MIN_LOST_SHARE * self.wall_s
+        load = min(self.load_at_start or 0.0, self.load_at_end or 0.0)
+        average = f"load average {load:.1f} on {self.cpus} CPUs"
+        if self.run_queue_s is not None:
+            if self.run_queue_s > lost_s:
+                yield f"the main thread waited {self.run_queue_s / self.wall_s:.0%} of the time for a CPU"
+                if load > self.cpus:
+                    yield average
+        elif load > _MIN_LOAD_PER_CPU * self.cpus:
+            yield average
+        if self.throttled_s is not None and self.throttled_s > lost_s:
+            periods = f" in {self.throttled_periods:,} periods" if self.throttled_periods else ""
+            yield f"its CPU quota throttled the process for {self.throttled_s:.2g} s of {self.wall_s:.2g} s{periods}"

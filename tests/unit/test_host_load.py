@@ -1,0 +1,93 @@
+"""Tests for the CPU contention that a capture records and the commands report."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+
+from profdeck.base.host_counters import HostCounters
+from profdeck_traces.inputs.host_load import HostLoad
+
+IDLE = HostLoad(wall_s=2.0, cpu_s=1.9, cpus=8, load_at_start=1.0, load_at_end=1.0, run_queue_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("load", "text"),
+    [
+        (IDLE, None),
+        (attrs.evolve(IDLE, wall_s=0.0, run_queue_s=1.0), None),
+        (attrs.evolve(IDLE, run_queue_s=0.1), None),
+        (attrs.evolve(IDLE, run_queue_s=0.5), "the main thread waited 25% of the time for a CPU"),
+        (
+            attrs.evolve(IDLE, run_queue_s=0.5, load_at_start=20.0, load_at_end=24.0),
+            "the main thread waited 25% of the time for a CPU, load average 20.0 on 8 CPUs",
+        ),
+        # The thread got its CPU, so other processes did not slow it down.
+        (attrs.evolve(IDLE, load_at_start=20.0, load_at_end=20.0), None),
+        (attrs.evolve(IDLE, run_queue_s=None, load_at_start=20.0, load_at_end=20.0), "load average 20.0 on 8 CPUs"),
+        (attrs.evolve(IDLE, run_queue_s=None, load_at_start=20.0, load_at_end=2.0), None),
+        (
+            attrs.evolve(IDLE, throttled_s=0.6, throttled_periods=7),
+            "its CPU quota throttled the process for 0.6 s of 2 s in 7 periods",
+        ),
+    ],
+)
+def test_contention_has_a_cause(load: HostLoad, text: str | None) -> None:
+    assert load.describe_contention() == text
+
+
+def write(root: Path, name: str, content: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="ascii")
+
+
+@pytest.mark.parametrize("is_v1", [True, False])
+def test_counters_of_a_host(tmp_path: Path, is_v1: bool) -> None:
+    def write_counters(factor: int) -> HostCounters:
+        write(tmp_path, "proc/loadavg", f"{factor}.5 1.0 1.0 1/100 4\n")
+        write(tmp_path, "proc/self/task/7/schedstat", f"1 {factor}000000000 3\n")
+        pressure = f"some avg10=1 avg60=1 avg300=1 total={factor}500000\nfull avg10=0 avg60=0 avg300=0 total=0\n"
+        write(tmp_path, "proc/pressure/cpu", pressure)
+        write(tmp_path, "proc/self/cgroup", "1:cpu,cpuacct:/docker/1\n" if is_v1 else "0::/job\n")
+        if is_v1:
+            stat = f"nr_periods 9\nnr_throttled {factor}\nthrottled_time {factor}00000000\n"
+            write(tmp_path, "sys/fs/cgroup/cpu/cpu.stat", stat)
+        else:
+            write(tmp_path, "sys/fs/cgroup/job/cpu.stat", "usage_usec 5\n")
+            stat = f"usage_usec 5\nnr_throttled {factor}\nthrottled_usec {factor}00000\n"
+            write(tmp_path, "sys/fs/cgroup/cpu.stat", stat)
+        return HostCounters.read(7, tmp_path)
+
+    start = write_counters(1)
+    load = write_counters(3).load_since(start)
+    assert load.wall_s >= 0
+    assert load.cpus >= 1
+    assert (load.load_at_start, load.load_at_end) == (1.5, 3.5)
+    assert (load.run_queue_s, load.pressure_s) == (2, 2)
+    assert (load.throttled_periods, load.throttled_s) == (2, pytest.approx(0.2))
+
+
+@pytest.mark.parametrize("content", [None, "", "garbage", "some\nnr_throttled\n"])
+def test_unreadable_counters_are_unknown(tmp_path: Path, content: str | None) -> None:
+    write(tmp_path, "proc/self/cgroup", "0::/\n")
+    for name in ("proc/loadavg", "proc/self/task/7/schedstat", "proc/pressure/cpu", "sys/fs/cgroup/cpu.stat"):
+        if content is not None:
+            write(tmp_path, name, content)
+    counters = HostCounters.read(7, tmp_path)
+    load = counters.load_since(counters)
+    assert (load.load_at_start, load.run_queue_s, load.pressure_s, load.throttled_s) == (None,) * 4
+    assert load.describe_contention() is None
+
+
+def test_process_time_of_this_process() -> None:
+    start = HostCounters.read()
+    until = time.process_time() + 0.005
+    while time.process_time() < until:
+        pass
+    load = HostCounters.read(start.thread).load_since(start)
+    assert load.cpu_s >= 0.005
+    assert load.wall_s > 0
