@@ -126,7 +126,7 @@ def test_rank_that_was_not_recorded_is_inconclusive(cli: Cli, tmp_path: Path) ->
     assert "only one side has" in output_text(result)
 
 
-@pytest.mark.parametrize("create", [os.mkfifo, lambda path: os.symlink("/dev/zero", path)])
+@pytest.mark.parametrize("create", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_baseline_that_is_not_a_regular_file_is_not_read(
     cli: Cli, tmp_path: Path, create: Callable[[Path], None]
 ) -> None:
