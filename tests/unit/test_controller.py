@@ -243,12 +243,29 @@ class BrokenComparison(BrokenIndex):
         raise RuntimeError("broken")
 
 
+class BrokenText(str):
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise RuntimeError("broken")
+
+    __str__ = __repr__
+
+
+class LazyProxy:
+    @property
+    def __class__(self) -> type:
+        raise RuntimeError("working outside of the context")
+
+
 class Stage(str, Enum):  # noqa: UP042  # unlike StrEnum, its members are formatted with the class name
     UPDATE = "update"
 
 
 INVALID_STEPS = [997.5, "3", None, -1, 2**53, 10**18, BrokenIndex(), ExitingIndex(), np.array([1, 2])]
+INVALID_STEPS += [BrokenText("3"), pytest.param(LazyProxy(), id="proxy")]
 INVALID_UNITS = ["epoch", None, 3, [], np.array(["mini_batch", "epoch"]), BrokenComparison(), ExitingComparison()]
+INVALID_UNITS += [BrokenText("epoch"), pytest.param(LazyProxy(), id="proxy")]
 
 
 @pytest.mark.parametrize("step", [np.int64(1), np.array(1), True])
@@ -392,7 +409,9 @@ def test_step_that_is_retried_after_an_exception_is_captured_again(build: Build,
     assert rank.problems == ("An exception ended it: ValueError: out of memory \\udcff.",)
 
 
-@pytest.mark.parametrize("name", ["a/b", "", "x" * 65, None, 3])
+@pytest.mark.parametrize(
+    "name", ["a/b", "", "x" * 65, None, 3, BrokenText("a/b"), pytest.param(LazyProxy(), id="proxy")]
+)
 def test_invalid_stage_name_is_logged_once(
     build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: Any
 ) -> None:
@@ -422,6 +441,42 @@ def test_generator_cannot_be_decorated(build: Build) -> None:
         @profiler.stage("a")
         def generator() -> Any:
             yield 1
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_static_and_class_methods_can_be_decorated(build: Build, *, enabled: bool) -> None:
+    profiler = build(steps=[1]) if enabled else Profiler()
+
+    class Model:
+        @profiler.stage("a")
+        @staticmethod
+        def double(value: int) -> int:
+            return 2 * value
+
+        @profiler.stage("b")
+        @classmethod
+        def name(cls) -> str:
+            return cls.__name__
+
+    assert (Model().double(2), Model.double(2), Model.name()) == (4, 4, "Model")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("decorated", [Stage, property(str), 3])
+def test_only_functions_can_be_decorated(build: Build, decorated: Any, *, enabled: bool) -> None:
+    profiler = build(steps=[1]) if enabled else Profiler()
+    with pytest.raises(ConfigError, match="expected a function or method"):
+        profiler.stage("a")(decorated)
+
+
+def test_stage_that_was_not_entered_can_be_exited(build: Build, tmp_path: Path) -> None:
+    profiler = build(steps=[1])
+    with profiler.capture(1):
+        stage = profiler.stage("a")
+        stage.__exit__(None, None, None)
+        with stage:
+            pass
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
 
 
 def test_warm_up_begins_before_the_capture(build: Build, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from profdeck.config.structuring import structure
 from profdeck.config.targets import TargetsConfig
 from profdeck.engine.transport.http_engine import HttpEngine
 from profdeck.remote.upload import upload
-from profdeck_traces.base.credentials import redact, redact_values
+from profdeck_traces.base.credentials import redact, redact_url, redact_values
 from profdeck_traces.base.documents import show
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, describe_error
 from profdeck_traces.inputs.url_copies import fetch
@@ -111,6 +111,10 @@ def test_other_text_is_not_changed(text: str) -> None:
 def test_secrets_of_a_url_are_masked_in_any_encoding() -> None:
     url = f"ftp://user:p%40ss-word@host/x?sig={SECRET}"
     assert redact(f"login 'p@ss-word' 'p%40ss-word' {SECRET} {url}", url) == "login '***' '***' *** ftp://***@host/x"
+
+
+def test_password_of_a_url_can_contain_whitespace() -> None:
+    assert redact_url("https://user:sec\nret @host/my dir?a=1") == "https://***@host/my dir"
 
 
 def test_secret_values_and_urls_in_data_are_masked() -> None:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from profdeck.base.errors import LeaseError
-from profdeck.base.leases import LeaseRequest, acquire_lease
+from profdeck.base.leases import DIRECTORY_VARIABLE, LeaseRequest, acquire_lease
 
 HOLD = """
 import sys
@@ -176,3 +178,48 @@ def test_lease_file_that_another_user_creates_meanwhile_is_used(monkeypatch: pyt
 
     monkeypatch.setattr(os, "open", create_before)
     acquire_lease(["gpu-0"], holder="trainer").release()
+
+
+def test_full_disk_does_not_prevent_a_lease(hold_devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", fail)
+    lease = acquire_lease(["gpu-1"], holder="one")
+    with pytest.raises(LeaseError, match="this process"):
+        acquire_lease(["gpu-1"], holder="two")
+    lease.release()
+    hold_devices("gpu-1")
+
+
+def test_file_system_without_locks_is_not_reported_as_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    with pytest.raises(OSError, match="No locks available"):
+        acquire_lease(["gpu-1"], holder="one")
+
+
+def test_missing_permission_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_file = os.open
+
+    def open_or_reject(path: object, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return open_file(path, flags, *mode)  # type: ignore[call-overload, no-any-return]
+
+    monkeypatch.setattr(os, "open", open_or_reject)
+    with pytest.raises(PermissionError):
+        acquire_lease(["gpu-1"], holder="one")
+
+
+@pytest.mark.parametrize(
+    ("record", "holder"),
+    [("[" * 4000, "another process"), ('{"pid": 1, "holder": "a\\n\\u001b[2J"}', r"process 1 \(a\\n\\x1b\[2J\)")],
+)
+def test_holder_in_a_foreign_file_is_untrusted(hold_devices, record: str, holder: str) -> None:
+    hold_devices("gpu-1")
+    Path(os.environ[DIRECTORY_VARIABLE], "gpu-1.lease").write_text(record)
+    with pytest.raises(LeaseError, match=f"is being recorded by {holder}. Two"):
+        acquire_lease(["gpu-1"], holder="one")

@@ -50,6 +50,12 @@ def test_target_error_survives_pickling_and_copying() -> None:
     assert describe_error(error) == "It does not."
 
 
+def test_long_messages_are_truncated() -> None:
+    text = describe_error(ValueError("x" * 10_000_000))
+    assert len(text) < 11_000
+    assert text.endswith("(9,990,000 more characters)")
+
+
 def test_target_error_is_found_in_the_causes_of_an_error() -> None:
     inner = TargetError("It does not.", Outcome.NOT_ENABLED)
     wrapped = CaptureError("Capture step1 did not start: It does not.")

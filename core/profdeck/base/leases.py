@@ -9,6 +9,7 @@ Acquiring a lease never blocks. If a device is in use, the recording tries again
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ import attrs
 
 from profdeck.base.errors import LeaseError
 from profdeck_traces.base.files import user_path
+from profdeck_traces.base.text import printable
 
 DIRECTORY_VARIABLE = "PROFDECK_LEASE_DIR"
 
@@ -179,12 +181,17 @@ def _lock(path: Path, device: str, holder: str) -> tuple[Path, int]:
             os.fchmod(descriptor, 0o666)  # all users share the devices, so the mode must not depend on the umask
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            record = os.read(descriptor, 4096).decode(errors="replace")
-            os.close(descriptor)
+        except OSError as error:
+            try:
+                if error.errno not in {errno.EACCES, errno.EAGAIN}:  # for example, a file system without locks
+                    raise
+                record = os.read(descriptor, 4096).decode(errors="replace")
+            finally:
+                os.close(descriptor)
             raise _lease_error(device, _describe_holder(record)) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "holder": holder}).encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk, the lock works, but messages cannot name the holder
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "holder": holder}).encode(), 0)
         _held[path] = (os.getpid(), holder)
         return path, descriptor
 
@@ -194,11 +201,14 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, flags)
     except FileNotFoundError:
-        with contextlib.suppress(PermissionError):
+        try:
             return os.open(path, flags | os.O_CREAT, 0o666)
-    # Another user has created the file since. With fs.protected_regular, which most distributions set, the kernel
-    # rejects O_CREAT for files of other users in a sticky directory.
-    return os.open(path, flags)
+        except PermissionError as error:
+            # Another user may have created the file since. With fs.protected_regular, which most distributions set, the
+            # kernel rejects O_CREAT for files of other users in a sticky directory.
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(path, flags)
+            raise error from None
 
 
 def _lease_error(device: str, holder: str) -> LeaseError:
@@ -212,6 +222,6 @@ def _lease_error(device: str, holder: str) -> LeaseError:
 def _describe_holder(record: str) -> str:
     try:
         owner = json.loads(record)
-        return f"process {owner['pid']} ({owner['holder']})"
-    except (ValueError, KeyError, TypeError):
+        return printable(f"process {owner['pid']} ({owner['holder']})")  # every user can write to the file
+    except (ValueError, KeyError, TypeError, RecursionError):
         return "another process"

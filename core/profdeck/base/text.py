@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from profdeck_traces.base.text import printable
+
 
 def describe_value(value: object) -> str:
     """Describe an invalid value from the host or a plugin.
 
-    Objects other than strings and floats are described by their type, because their `repr` can fail or be long.
+    Objects other than strings and floats are described by their type, because their `repr` can fail or be long. No
+    method of the value or its class is called: a subclass of `str` or a lazy proxy can raise an exception in each.
     """
-    return repr(value)[:100] if isinstance(value, str | float) else f"an object of type {type(value).__qualname__}"
+    cls = type(value)
+    if issubclass(cls, str):
+        return str.__repr__(value)[:100]  # not isinstance, which reads `__class__`
+    if issubclass(cls, float):
+        return float.__repr__(value)  # as above
+    return f"an object of type {printable(type.__getattribute__(cls, '__qualname__'))}"
 
 
 def sentence(text: str) -> str:

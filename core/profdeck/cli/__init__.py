@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from profdeck.cli._commands import Commands
+from profdeck_traces.base.text import printable
 from profdeck_traces.base.version import __version__
 
 app = typer.Typer(
@@ -45,11 +46,19 @@ def _root(
     ] = False,
 ) -> None:
     """Profile LLM jobs: check the config before a job, and verify and analyse the traces after it."""
+    logger = logging.getLogger("profdeck")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s" if verbose else None))
+    handler.setLevel(logging.DEBUG if verbose else logging.WARNING)
+    ctx.call_on_close(functools.partial(logger.removeHandler, handler))
+    logger.addHandler(handler)
     if verbose:
-        logger = logging.getLogger("profdeck")
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         ctx.call_on_close(functools.partial(logger.setLevel, logger.level))
-        ctx.call_on_close(functools.partial(logger.removeHandler, handler))
         logger.setLevel(logging.DEBUG)
-        logger.addHandler(handler)
+
+
+class _LineFormatter(logging.Formatter):
+    """Formatter that escapes each message to fit on one line, because messages can quote files and servers."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # overrides the method of logging
+        return printable(super().formatMessage(record))

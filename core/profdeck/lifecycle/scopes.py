@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from profdeck.base.compilation import report_compiled_call
 from profdeck.base.operations import Operation, begin, finish
+from profdeck.base.text import describe_value
 from profdeck_traces.base.errors import ConfigError, describe_error
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Scope(Generic[T_co]):
         """Wrap a function or coroutine function so that each call runs inside the stage.
 
         Raises:
-            ConfigError: the function is a generator.
+            ConfigError: the object is a generator function, or neither a function nor a method.
             TypeError: the scope is a global step.
         """
         if self._stage is None:
@@ -116,8 +117,11 @@ class Scope(Generic[T_co]):
         self._entered = (*self._entered, tuple(entered))
 
     def _exit_operations(self, error: BaseException | None) -> dict[Role, Operation[None]]:
-        """Exit the annotations of the stage and return the operations that end its captures."""
-        *outer, entered = self._entered
+        """Exit the annotations of the stage and return the operations that end its captures.
+
+        Without a matching entry, do nothing: ending a stage that is not running must not end the job.
+        """
+        *outer, entered = self._entered or ((),)
         self._entered = tuple(outer)
         reason = reason_of(error)
         operations: dict[Role, Operation[None]] = {}
@@ -160,8 +164,17 @@ def _decorate(
         is_compiling: function that returns True while ``torch.compile`` traces the call.
 
     Raises:
-        ConfigError: the function is a generator.
+        ConfigError: the object is a generator function, or neither a function nor a method. The error does not depend
+            on whether the profiler is enabled.
     """
+    if isinstance(function, staticmethod | classmethod):
+        wrapped = _decorate(function.__func__, name, create_scope, is_compiling)
+        return cast("F", type(function)(wrapped))
+    if isinstance(function, type) or not callable(function):
+        raise ConfigError(
+            f"stage {name!r} cannot decorate {describe_value(function)}; expected a function or method. "
+            "Decorate the methods of a class, or use 'with profiler.stage(...)'."
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
             f"stage {name!r} cannot decorate the generator {function.__qualname__}: its body runs after the call. "

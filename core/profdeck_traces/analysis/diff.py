@@ -38,8 +38,10 @@ _decode = msgspec.json.Decoder(RunSummary).decode
 
 
 def is_summary(path: Path) -> bool:
-    """Tell whether a file is the JSON of a summary rather than a trace, by its beginning."""
+    """Return whether a regular file begins like the JSON of a summary rather than like a trace."""
     try:
+        if not path.is_file():  # opening a pipe would wait for a writer
+            return False
         with path.open("rb") as file:
             return SUMMARY.match(file.read(_HEAD_BYTES)) is not None
     except OSError:
@@ -50,9 +52,11 @@ def load_summary(path: Path) -> RunSummary:
     """Read the output of ``profdeck summary --json``. Unknown keys are ignored.
 
     Raises:
-        TraceError: The file cannot be read, or is not the output of this command.
+        TraceError: The file cannot be read, is not a regular file, or is not the output of this command.
     """
     try:
+        if not path.is_file() and path.exists():  # a pipe would block, and a device has no end
+            raise TraceError(f"{path} is not a regular file.")
         return _decode(path.read_bytes())
     except OSError as error:
         raise TraceError(f"Cannot read {path}: {error.strerror}.") from error
@@ -349,7 +353,7 @@ def _role(
         busy=busy,
         corrupt=tuple(dict.fromkeys(trace.path for side in sides for trace in side if trace.problem)),
         incomplete=(
-            *_incomplete(kernels, iterations),
+            *_incomplete(pairs, kernels, iterations),
             *(f"only one side has {path}" for path in alone[:1]),
             *(f"{path} could not be read" for path in unread[:1]),
         ),
@@ -365,17 +369,30 @@ def _count(counts: Iterable[tuple[RankPair, int]]) -> int:
     return sum(of_replica.values())
 
 
-def _incomplete(kernels: Sequence[Change], iterations: Sequence[Change]) -> Iterator[str]:
-    """Yield a reason if kernels disappeared without a replacement, unless the steps became faster."""
+def _incomplete(pairs: Sequence[RankPair], kernels: Sequence[Change], iterations: Sequence[Change]) -> Iterator[str]:
+    """Yield a reason if kernels disappeared without a replacement, unless the steps became faster.
+
+    A rank without kernels is always a reason: the other ranks' kernels would hide it in the means over ranks.
+    """
     before_us = sum(kernel.before_us for kernel in kernels)
     after_us = sum(kernel.after_us for kernel in kernels)
     if bool(before_us) != bool(after_us):
         yield f"side '{_SIDES[before_us > 0]}' has no kernels"
         return
+    without = [trace.path for pair in pairs for trace in _without_kernels(pair)]
+    if without:
+        yield f"{without[0]} has no kernels, but the traces of this rank on the other side have kernels"
+        return
     vanished = [kernel for kernel in kernels if kernel.verdict == "vanished"]
     replaced_us = sum(kernel.impact_us for kernel in kernels if kernel.verdict in {"appeared", "vanished"})
     if vanished and -replaced_us > THRESHOLD * before_us and not any(step.verdict == "faster" for step in iterations):
         yield f"{plural(len(vanished), 'kernel')} vanished, such as {short_kernel(vanished[0].name, _LONGEST_NAME)}"
+
+
+def _without_kernels(pair: RankPair) -> Sequence[RankSummary]:
+    """Return the traces of a rank without kernels, if all traces of the other side have kernels."""
+    before, after = ([trace for trace in side if not _kernels(trace)] for side in pair.sides)
+    return () if before and after else before or after
 
 
 def _basis(traces: RankSummaries) -> Basis:

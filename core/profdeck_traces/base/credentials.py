@@ -96,7 +96,10 @@ def redact_url(url: str) -> str:
 
     In a chained URL, such as ``simplecache::ftp://host/file``, every URL is processed.
     """
-    return re.sub(r"[?#].*$", "", _USER.sub(f"{MASK}@", url), flags=re.DOTALL)
+    # A password that was read from a file can end with a line break. In `redact`, whitespace ends a URL.
+    for match in reversed([*_USER.finditer(re.sub(r"\s", "_", url))]):
+        url = f"{url[: match.start()]}{MASK}@{url[match.end() :]}"
+    return re.sub(r"[?#].*$", "", url, flags=re.DOTALL)
 
 
 def redact_values(data: Any, key: str = "") -> Any:

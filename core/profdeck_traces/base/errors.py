@@ -85,12 +85,21 @@ def describe_error(error: BaseException) -> str:
     return message if isinstance(error, ProfdeckError) else redact(f"{type(error).__name__}: {message}".rstrip(": "))
 
 
+_MAX_TEXT_LENGTH = 10_000
+"""Longer texts are truncated: some errors contain a whole response or array, and manifests and logs repeat them."""
+
+
 def to_text(value: object) -> str:
-    """Convert an object to text that can be encoded as UTF-8, even if its ``__str__`` raises."""
+    """Convert an object to text that can be encoded as UTF-8, even if its ``__str__`` raises.
+
+    Text of more than 10,000 characters is truncated.
+    """
     try:
         text = str(value)
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001  # the class may come from a plugin
         text = "(no message, because __str__ failed)"
+    if len(text) > _MAX_TEXT_LENGTH:
+        text = f"{text[:_MAX_TEXT_LENGTH]} ... ({len(text) - _MAX_TEXT_LENGTH:,} more characters)"
     return text.encode(errors="backslashreplace").decode()

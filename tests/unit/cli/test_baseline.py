@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +124,17 @@ def test_rank_that_was_not_recorded_is_inconclusive(cli: Cli, tmp_path: Path) ->
     result = cli("baseline", "check", "main", "same")
     assert (result.exit_code, "Within the limit" not in output_text(result)) == (6, True)
     assert "only one side has" in output_text(result)
+
+
+@pytest.mark.parametrize("create", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_baseline_that_is_not_a_regular_file_is_not_read(
+    cli: Cli, tmp_path: Path, create: Callable[[Path], None]
+) -> None:
+    """Reading it would never end."""
+    (tmp_path / "baselines").mkdir()
+    create(tmp_path / "baselines/a.json")
+    result = cli("baseline", "check", "a", "main")
+    assert (result.exit_code, result.stderr) == (4, "error: baselines/a.json is not a regular file.\n")
 
 
 def damage_run(run: Path) -> None:

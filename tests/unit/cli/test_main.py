@@ -155,3 +155,9 @@ def test_verbose_logs_to_stderr_and_restores_logging(cli: Cli) -> None:
     assert "The scissors are open." in cli("-v", "paper-cut").stderr
     assert cli("paper-cut").stderr == ""
     assert (logger.level, logger.handlers) == initial
+
+
+@pytest.mark.parametrize("options", [(), ("-v",)])
+def test_log_messages_forge_no_line(cli: Cli, options: tuple[str, ...]) -> None:
+    stderr = cli(*options, "paper-cut", "--warning", "x\n::error::forged\x1b[2J").stderr
+    assert r"The scissors say x\n::error::forged\x1b[2J" in stderr.splitlines()[-1]

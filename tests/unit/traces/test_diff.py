@@ -368,6 +368,16 @@ def test_corrupt_trace_gives_no_verdict() -> None:
         assert "is inconclusive" in verdict_of(role)
 
 
+def test_rank_without_kernels_is_inconclusive() -> None:
+    """The kernels of the other ranks must not hide it."""
+    full = run(*(trace({"gemm": [100] * 5}, steps=[1000] * 5, rank=rank) for rank in range(4)))
+    lost = run(*(trace({"gemm": [100] * 5} if rank else {}, steps=[1000] * 5, rank=rank) for rank in range(4)))
+    for sides in ((full, lost), (lost, full)):
+        (reason,) = role_diff(*sides).undecided(0.05)
+        assert "has no kernels, but the traces of this rank on the other side have kernels" in reason
+    assert role_diff(lost, lost).undecided(0.05) == ()
+
+
 @pytest.mark.parametrize("after", [{}, {"gemm": [100] * 5}, {"copy": [10] * 5}])
 def test_vanished_kernels_are_inconclusive(after: dict[str, list[float]]) -> None:
     before = trace({"gemm": [100] * 5, "nccl": [50] * 5}, steps=[1000] * 5)

@@ -13,10 +13,17 @@ NUMBER = 3
 
 
 def cut(
-    *, times: Annotated[int, typer.Option(min=1)] = 1, fail: bool = False, interrupt: bool = False, bug: bool = False
+    *,
+    times: Annotated[int, typer.Option(min=1)] = 1,
+    fail: bool = False,
+    interrupt: bool = False,
+    bug: bool = False,
+    warning: str | None = None,
 ) -> None:
     """Cut paper."""
     logging.getLogger("profdeck").info("The scissors are open.")
+    if warning is not None:
+        logging.getLogger("profdeck").warning("The scissors say %s", warning)
     if fail:
         raise CaptureError("The scissors are blunt.", "Sharpen them.")
     if interrupt:
