@@ -21,7 +21,6 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from profdeck.cli._values import convert_without_pydantic, parameters_without_pydantic
-from profdeck_traces.base.credentials import redact
 from profdeck_traces.base.entry_points import installed, load
 from profdeck_traces.base.errors import BrokenPluginError, PluginError, ProfdeckError, describe_error, did_you_mean
 from profdeck_traces.base.text import printable
@@ -116,6 +115,8 @@ def _escaped_usage_errors() -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
+        from profdeck_traces.base.credentials import redact  # slow to import
+
         error.message = printable(redact(error.message.removeprefix("Value error, ")))
         raise
 

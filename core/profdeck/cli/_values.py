@@ -51,7 +51,7 @@ def _converted(value: Any, annotation: Any, parser: Callable[[Any], Any] | None)
         ValueError: The value is invalid, or its type is not supported.
     """
     if get_origin(annotation) is list and isinstance(value, (list, tuple)):
-        return [_converted(item, *get_args(annotation), parser) for item in value]
+        return [_converted(item, get_args(annotation)[0], parser) for item in value]
     if parser is not None:
         return parser(value)
     if isinstance(annotation, type) and issubclass(annotation, Enum):
