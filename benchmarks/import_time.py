@@ -1,28 +1,89 @@
-"""Measure the CPU time and the imported libraries of `import profdeck`, relative to a bare interpreter.
+"""Measure the CPU time and the imported libraries of `import profdeck` and of short commands, relative to a peer.
 
 python -m benchmarks.import_time [--repeats 41] [--json FILE]
 
-Each repeat runs every statement in a new process. The time is the process's user and system time.
+Each repeat runs every program in a new process. The time is the process's user and system time. The peer of an import
+is a bare interpreter. The peer of a command is `import numpy`, because the reader of traces needs numpy.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
+import attrs
 from benchmarks.measure import Row, parser, ratio_interval, report
 
-BARE = "pass"
-# Statements, with the libraries that they must not import. A statement without libraries has no goal.
-STATEMENTS = {
-    "import profdeck": ("torch", "typer", "rich"),
-    "from profdeck import Profiler; Profiler.from_config()": (),
-}
-LIBRARIES = ("torch", "typer", "rich", "numpy", "attrs", "yaml", "pluggy")
-MAX_MS = 60.0
+BARE, NUMPY = "pass", "import numpy"
+PEER_NAMES = {BARE: "bare python", NUMPY: NUMPY}
+LIBRARIES = ("torch", "typer", "pydantic", "rich", "numpy", "attrs", "yaml", "pluggy")
+TRACE = "small.json"
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """A program, and the limits that it must meet."""
+
+    name: str
+    program: str
+    peer: str
+    max_more_ms: float | None = None
+    """Maximum CPU time in excess of the peer."""
+    max_ratio: float | None = None
+    """Maximum CPU time relative to the peer."""
+    banned: tuple[str, ...] = ()
+    """Libraries that the program must not import."""
+
+    @property
+    def goal(self) -> str:
+        """The limits as text."""
+        limits = [
+            f"<= {self.max_more_ms:.0f} ms over {PEER_NAMES[self.peer]}" if self.max_more_ms else "",
+            f"<= {self.max_ratio:g} times" if self.max_ratio else "",
+            f"no {'/'.join(self.banned)}" if self.banned else "",
+        ]
+        return ", ".join(filter(None, limits))
+
+    def is_met(self, more_ms: float, ratio: float, imports: list[str]) -> bool | None:
+        """Return whether all limits are met, or ``None`` if there are none."""
+        if not self.goal:
+            return None
+        return (
+            (self.max_more_ms is None or more_ms <= self.max_more_ms)
+            and (self.max_ratio is None or ratio <= self.max_ratio)
+            and not {*self.banned} & {*imports}
+        )
+
+
+def command(*arguments: str, max_ratio: float, banned: tuple[str, ...]) -> Case:
+    """Return the case of a `profdeck` command."""
+    program = f"import sys; sys.argv = {['profdeck', *arguments]!r}; from profdeck.cli import main; main()"
+    name = " ".join(["profdeck", *arguments])
+    return Case(name=name, program=program, peer=NUMPY, max_ratio=max_ratio, banned=banned)
+
+
+CASES = [
+    Case(
+        name="import profdeck",
+        program="import profdeck",
+        peer=BARE,
+        max_more_ms=60,
+        banned=("torch", "typer", "pydantic", "rich"),
+    ),
+    Case(
+        name="Profiler.from_config()",
+        program="from profdeck import Profiler; Profiler.from_config()",
+        peer=BARE,
+    ),
+    command("--help", max_ratio=1.5, banned=("torch", "pydantic", "rich", "numpy")),
+    command("summary", TRACE, max_ratio=3, banned=("torch", "pydantic", "yaml", "pluggy")),
+    command("summary", TRACE, "--no-cache", max_ratio=3.5, banned=("torch", "pydantic", "yaml", "pluggy")),
+]
 
 
 def environment() -> dict[str, str]:
@@ -30,9 +91,18 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
 
 
-def cpu_ms(statement: str, directory: str) -> float:
-    """Run a statement in a new interpreter. Return its user and system time in milliseconds."""
-    process = subprocess.Popen([sys.executable, "-c", statement], env=environment(), cwd=directory)
+def write_trace(directory: str) -> None:
+    """Write a trace of one step with a few operators, about 2 kB."""
+    times = {"ph": "X", "pid": 1, "tid": 1, "dur": 50}
+    steps = [{"cat": "user_annotation", "name": "ProfilerStep#0", **times, "ts": 1000, "dur": 1000}]
+    operators = [{"cat": "cpu_op", "name": "aten::mm", **times, "ts": 1000 + 60 * number} for number in range(16)]
+    Path(directory, TRACE).write_text(json.dumps({"traceEvents": steps + operators}), encoding="utf-8")
+
+
+def cpu_ms(program: str, directory: str) -> float:
+    """Run a program in a new interpreter. Return its user and system time in milliseconds."""
+    arguments = [sys.executable, "-c", program]
+    process = subprocess.Popen(arguments, env=environment(), cwd=directory, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -40,11 +110,12 @@ def cpu_ms(statement: str, directory: str) -> float:
     return (usage.ru_utime + usage.ru_stime) * 1e3
 
 
-def imported(statement: str, directory: str) -> list[str]:
-    """Return the `LIBRARIES` that a statement imports."""
-    program = f"{statement}\nimport sys\nprint(*[name for name in {LIBRARIES!r} if name in sys.modules])"
-    command = [sys.executable, "-c", program]
-    return subprocess.check_output(command, env=environment(), cwd=directory, text=True).split()
+def imported(program: str, directory: str) -> list[str]:
+    """Return the `LIBRARIES` that a program imports."""
+    listing = f"print(*[name for name in {LIBRARIES!r} if name in sys.modules], file=sys.stderr)"
+    arguments = [sys.executable, "-c", f"import atexit, sys\natexit.register(lambda: {listing})\n{program}"]
+    result = subprocess.run(arguments, env=environment(), cwd=directory, text=True, capture_output=True, check=True)
+    return result.stderr.split()
 
 
 def main() -> None:
@@ -52,32 +123,33 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--repeats", type=int, default=41)
     chosen = options.parse_args()
-    spent: dict[str, list[float]] = {statement: [] for statement in (BARE, *STATEMENTS)}
+    spent: dict[str, list[float]] = {program: [] for program in (BARE, NUMPY, *(case.program for case in CASES))}
     with tempfile.TemporaryDirectory() as directory:
-        imports = {statement: imported(statement, directory) for statement in spent}  # also compiles the modules
+        write_trace(directory)
+        imports = {program: imported(program, directory) for program in spent}  # also compiles the modules
         for _ in range(chosen.repeats):
-            for statement, times in spent.items():
-                times.append(cpu_ms(statement, directory))
+            for program, times in spent.items():
+                times.append(cpu_ms(program, directory))
     rows = []
-    for statement, banned in STATEMENTS.items():
-        over = [cpu - bare for cpu, bare in zip(spent[statement], spent[BARE], strict=True)]
-        over_ms = statistics.median(over)
-        ratio, interval = ratio_interval(spent[statement], spent[BARE])
-        low, _, high = statistics.quantiles(over, n=4)
-        goal = f"<= {MAX_MS:.0f} ms over bare, no {'/'.join(banned)}" if banned else ""
+    for case in CASES:
+        measured, peer = spent[case.program], spent[case.peer]
+        more = [cpu - peer_cpu for cpu, peer_cpu in zip(measured, peer, strict=True)]
+        more_ms = statistics.median(more)
+        ratio, interval = ratio_interval(measured, peer)
+        low, _, high = statistics.quantiles(more, n=4)
         rows.append(
             Row(
-                what=statement,
+                what=case.name,
                 unit="ms CPU",
-                measured=statistics.median(spent[statement]),
-                peer=statistics.median(spent[BARE]),
-                peer_name="bare python",
+                measured=statistics.median(measured),
+                peer=statistics.median(peer),
+                peer_name=PEER_NAMES[case.peer],
                 ratio=ratio,
                 interval=interval,
-                goal=goal,
-                met=over_ms <= MAX_MS and not {*banned} & {*imports[statement]} if banned else None,
-                detail=f"{over_ms:.1f} ms over bare (quartiles {low:.1f}..{high:.1f}); imports of "
-                f"{', '.join(LIBRARIES)}: {', '.join(imports[statement]) or 'none'}",
+                goal=case.goal,
+                met=case.is_met(more_ms, ratio, imports[case.program]),
+                detail=f"{more_ms:.1f} ms over {PEER_NAMES[case.peer]} (quartiles {low:.1f}..{high:.1f}); imports of "
+                f"{', '.join(LIBRARIES)}: {', '.join(imports[case.program]) or 'none'}",
             )
         )
     report(rows, chosen.json)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar
@@ -47,6 +48,19 @@ def test_unknown_name_error_suggests_a_similar_name(tally: ModuleType) -> None:
         load_backend("talley")
     with pytest.raises(UnknownPluginError, match="There is no listener 'x'"):
         load_listener("x", {})
+
+
+def test_entry_points_are_read_once_for_each_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, calls = metadata.entry_points, list[None]()
+    monkeypatch.setattr(metadata, "entry_points", lambda: calls.append(None) or read())
+    assert "torch" in installed(BACKENDS)
+    assert "ls" in installed("profdeck.commands")
+    assert len(calls) == 1
+    install(tmp_path, "later", "[profdeck.commands]\nls = later:command\nlater = later:command\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed("profdeck.commands")["later"].module == "later"
+    assert installed("profdeck.commands")["ls"].module == "profdeck.cli.ls", "profdeck's entry point takes precedence"
+    assert len(calls) == 2
 
 
 def test_import_error_names_the_distribution(install_plugin) -> None:

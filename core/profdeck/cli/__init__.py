@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import logging
@@ -27,6 +28,7 @@ def main() -> None:
     """Run the command-line interface. The exit code is one of `profdeck_traces.cli.terminal.ExitCode`."""
     # Commands release little memory before exiting, but default garbage collection takes 25 % of their time.
     gc.set_threshold(100_000)
+    atexit.register(gc.freeze)  # the interpreter's last collections would visit every object
     app(prog_name="profdeck")
 
 

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
-from profdeck_traces.base.credentials import redact
+from profdeck.cli._values import convert_without_pydantic, parameters_without_pydantic
 from profdeck_traces.base.entry_points import installed, load
 from profdeck_traces.base.errors import BrokenPluginError, PluginError, ProfdeckError, describe_error, did_you_mean
 from profdeck_traces.base.text import printable
@@ -45,6 +45,10 @@ _REPLACED = {
 
 class Commands(TyperGroup):
     """Command group that imports commands on demand and converts errors to exit codes."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options that precede the command."""
+        return parameters_without_pydantic(super().get_params, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # click's signature
         """Return all command names, ordered by section."""
@@ -111,6 +115,8 @@ def _escaped_usage_errors() -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
+        from profdeck_traces.base.credentials import redact  # slow to import
+
         error.message = printable(redact(error.message.removeprefix("Value error, ")))
         raise
 
@@ -182,7 +188,9 @@ def _as_command(name: str, command: Any) -> Any:
         holder.add_typer(command, name=name)
     else:
         holder.command(name, context_settings=getattr(command, "context_settings", None))(command)
-    return get_group(holder).commands[name]
+    built = get_group(holder).commands[name]
+    convert_without_pydantic(built)
+    return built
 
 
 def _unavailable(name: str, error: PluginError) -> Any:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
 from profdeck.verification.report_model import ArtifactReport
-from profdeck_traces import check_trace
 from profdeck_traces.base.errors import MissingLibraryError, ProfdeckError, TraceError, describe_error
 from profdeck_traces.base.files import file_size
 from profdeck_traces.base.parallel import map_traces
@@ -19,6 +18,9 @@ from profdeck_traces.base.progress import Meter, Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.artifact_kinds import TRACE, ArtifactKind, FileCheck
 from profdeck_traces.inputs.file_checks import KeptChecks, sha256_of
+
+if TYPE_CHECKING:
+    from profdeck_traces import TraceCheck
 
 
 @attrs.frozen
@@ -90,8 +92,10 @@ class FileChecker:
                 self._checks[trace.path] = kept
         if not left:
             return
+        from profdeck_traces import check_trace  # slow to import; child processes inherit it
+
         sizes = [file_size(trace.path) for trace in left]
-        check = functools.partial(_check, cached=cached)
+        check = functools.partial(_check, read=check_trace, cached=cached)
         found = map_traces(check, left, sizes, processes=self._processes, on_progress=self._meter.within)
         for trace, result in zip(left, found, strict=True):
             self._checks[trace.path] = _unreadable(result) if isinstance(result, TraceError) else result
@@ -134,10 +138,12 @@ class FileChecker:
         )
 
 
-def _check(trace: TraceToCheck, on_progress: Progress | None, *, cached: KeptChecks) -> FileCheck:
+def _check(
+    trace: TraceToCheck, on_progress: Progress | None, *, read: Callable[..., TraceCheck], cached: KeptChecks
+) -> FileCheck:
     before = cached.before(trace.path)
     try:
-        found = check_trace(trace.path, on_progress=on_progress)
+        found = read(trace.path, on_progress=on_progress)
     except (OSError, ProfdeckError) as error:
         return _unreadable(error)
     sha256 = sha256_of(trace.path) if trace.with_sum and found.whole else None

@@ -19,7 +19,14 @@ from profdeck_traces.analysis.contributions import bursts_of, contributions_of
 from profdeck_traces.analysis.detail_model import PerStep
 from profdeck_traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
 from profdeck_traces.analysis.formatting import ranges
-from profdeck_traces.analysis.model import RankSummary, RunSummary, StepSummary
+from profdeck_traces.analysis.model import (
+    CategorySummary,
+    KernelSummary,
+    OperatorSummary,
+    RankSummary,
+    RunSummary,
+    StepSummary,
+)
 from profdeck_traces.analysis.rank_sum_test import LEVEL, rank_test
 from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.significance import THRESHOLD, Measured, TimeSample, change_of, pooled, sample_of
@@ -213,26 +220,16 @@ _Section = Callable[[RankSummary], dict[_Key, _Time]]
 
 
 def _kernels(rank: RankSummary) -> dict[_Key, _Time]:
-    return {
-        _Key(kernel.name, kernel.kind): _Time(
-            kernel.category, kernel.count, kernel.total_us, kernel.per_step, kernel.cold_us
-        )
-        for kernel in rank.kernels
-    }
+    return {_Key(kernel.name, kernel.kind): _time(kernel, kernel.category) for kernel in rank.kernels}
 
 
 def _categories(rank: RankSummary) -> dict[_Key, _Time]:
-    return {
-        _Key(of.category, ""): _Time(of.category, of.count, of.total_us, of.per_step, of.cold_us)
-        for of in rank.categories
-    }
+    return {_Key(of.category, ""): _time(of, of.category) for of in rank.categories}
 
 
 def _operators(rank: RankSummary) -> dict[_Key, _Time]:
     return {
-        _Key(operator.name, ""): _Time(
-            None, operator.count, operator.self_us or 0.0, operator.per_step, operator.cold_us
-        )
+        _Key(operator.name, ""): attrs.evolve(_time(operator), total_us=operator.self_us or 0.0)
         for operator in rank.operators
     }
 
@@ -240,11 +237,11 @@ def _operators(rank: RankSummary) -> dict[_Key, _Time]:
 def _annotations(rank: RankSummary) -> dict[_Key, _Time]:
     """Return the job's annotations, except step annotations, whose names contain numbers."""
     marks = {step.name for step in rank.steps}
-    return {
-        _Key(mark.name, ""): _Time(None, mark.count, mark.total_us, mark.per_step, mark.cold_us)
-        for mark in rank.annotations
-        if mark.name not in marks
-    }
+    return {_Key(mark.name, ""): _time(mark) for mark in rank.annotations if mark.name not in marks}
+
+
+def _time(of: KernelSummary | CategorySummary | OperatorSummary, category: str | None = None) -> _Time:
+    return _Time(category, of.count, of.total_us, of.per_step, of.cold_us)
 
 
 def _overall(rank: RankSummary) -> dict[_Key, _Time]:
@@ -474,7 +471,13 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
     changes = []
     for group in sorted({group for sides in stepped for side in sides for groups in side for group in groups}):
         samples = [
-            (pair, tuple([_durations(of[group]) for of in side if group in of] for side in sides))
+            (
+                pair,
+                tuple(
+                    [sample_of([step.duration_us for step in of[group]]) for of in side if group in of]
+                    for side in sides
+                ),
+            )
             for pair, sides in zip(pairs, stepped, strict=True)
         ]
         used = [(pair, sides) for pair, sides in samples if all(sides)] or [
@@ -530,10 +533,6 @@ def _with_means(change: Change, before: Sequence[float], after: Sequence[float])
     ):
         verdict = "slower" if bursts.increase > 0 else "faster"
     return attrs.evolve(change, mean_before_us=means[0], mean_after_us=means[1], bursts=bursts, verdict=verdict)
-
-
-def _durations(steps: Sequence[StepSummary]) -> TimeSample:
-    return sample_of([step.duration_us for step in steps])
 
 
 def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:

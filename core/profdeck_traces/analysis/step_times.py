@@ -19,8 +19,8 @@ _NS_PER_US = 1000
 _NS_PER_S = 1_000_000_000
 
 
-class _Sums(NamedTuple):
-    """Parallel arrays: a step, a name code, and the time of that name in that step."""
+class Sums(NamedTuple):
+    """Times of names in steps, as parallel arrays: the step, the name code, and the time in nanoseconds."""
 
     step: Int
     code: Int
@@ -61,11 +61,13 @@ class StepTimes:
         self._groups = list(groups)
         self._group = _without_excluded(np.array(of_mark, dtype=np.int64)[steps.name], steps.excluded, len(groups))
         self._has_device = len(device) > 0
-        self._kernels = self._sums(steps.device, device, device.duration_ns)
-        self._operators = self._sums(steps.host, *operators)
-        self._annotations = self._sums(steps.host, annotations, annotations.duration_ns)
+        self.kernels = self._sums(steps.device, device, device.duration_ns)
+        """Times of kernels, copies and fills."""
+        self.operators = self._sums(steps.host, *operators)
+        """Self times of operators."""
+        self.annotations = self._sums(steps.host, annotations, annotations.duration_ns)
 
-    def _sums(self, windows: dict[str, StepWindows], events: Columns, time_ns: Int) -> _Sums:
+    def _sums(self, windows: dict[str, StepWindows], events: Columns, time_ns: Int) -> Sums:
         names = max(1, len(events.tables.names))
         keys, times = [], []
         for of_kind in windows.values():
@@ -76,11 +78,7 @@ class StepTimes:
         key, which = np.unique(np.concatenate(keys), return_inverse=True)
         # A 64-bit float represents any whole number of nanoseconds up to 104 days exactly.
         sums = np.bincount(which, weights=np.concatenate(times), minlength=len(key)).astype(np.int64)
-        return _Sums(*np.divmod(key, names), sums)
-
-    def kernels(self) -> dict[int, PerStep]:
-        """Return the variation in time of each kernel, copy and fill, by name code."""
-        return self._per_step(self._kernels)
+        return Sums(*np.divmod(key, names), sums)
 
     def classes(self, class_of_name: Int) -> dict[int, PerStep]:
         """Return the variation in time of each kernel class, by class number.
@@ -88,34 +86,14 @@ class StepTimes:
         Args:
             class_of_name: For each event name, the number of its class.
         """
-        step, code, time_ns = self._kernels
+        step, code, time_ns = self.kernels
         classes = int(class_of_name.max(initial=0)) + 1
         key, which = np.unique(step * classes + class_of_name[code], return_inverse=True)
         sums = np.bincount(which, weights=time_ns, minlength=len(key)).astype(np.int64)
-        return self._per_step(_Sums(*np.divmod(key, classes), sums))
+        return self.per_step(Sums(*np.divmod(key, classes), sums))
 
-    def operators(self) -> dict[int, PerStep]:
-        """Return the variation in the self time of each operator, by name code."""
-        return self._per_step(self._operators)
-
-    def annotations(self) -> dict[int, PerStep]:
-        """Return the variation in time of each annotation, by name code."""
-        return self._per_step(self._annotations)
-
-    def cold_kernels(self) -> dict[int, int]:
-        """Return the time of each kernel, copy and fill in excluded steps, in nanoseconds, by name code."""
-        return self._cold(self._kernels)
-
-    def cold_operators(self) -> dict[int, int]:
-        """Return the self time of each operator in excluded steps, in nanoseconds, by name code."""
-        return self._cold(self._operators)
-
-    def cold_annotations(self) -> dict[int, int]:
-        """Return the time of each annotation in excluded steps, in nanoseconds, by name code."""
-        return self._cold(self._annotations)
-
-    def _cold(self, sums: _Sums) -> dict[int, int]:
-        """Return the time of each name, in nanoseconds, in excluded steps of the kind that `step_kind` returns."""
+    def cold_ns(self, sums: Sums) -> dict[int, int]:
+        """Return the time of each name code, in nanoseconds, in excluded steps of the kind that `step_kind` returns."""
         steps = self._steps
         if not steps.excluded.any():
             return {}
@@ -129,7 +107,7 @@ class StepTimes:
         steps = self._steps
         device_ns: list[int | None] = [None] * len(steps)
         if self._has_device:
-            step, _, time_ns = self._kernels
+            step, _, time_ns = self.kernels
             device_ns = np.bincount(step, weights=time_ns, minlength=len(steps)).astype(np.int64).tolist()
             for row in np.flatnonzero(self._unrecorded).tolist():
                 device_ns[row] = None
@@ -218,8 +196,8 @@ class StepTimes:
         wall_ns = int((until - steps.start_ns)[of_group].sum())
         return sum(filter(None, tokens)) * _NS_PER_S / wall_ns if wall_ns else None
 
-    def _per_step(self, sums: _Sums) -> dict[int, PerStep]:
-        """Return the variation of each code's time over comparable steps; see `StepTimes`."""
+    def per_step(self, sums: Sums) -> dict[int, PerStep]:
+        """Return the variation of each name code's time over comparable steps; see `StepTimes`."""
         count = len(self._groups)
         group_sizes = np.bincount(self._group[self._group >= 0], minlength=count)
         group = self._group[sums.step] if len(sums.step) else sums.step

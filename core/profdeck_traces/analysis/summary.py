@@ -239,7 +239,8 @@ class _Summary:
         shapes = OperatorShapes.of(trace)
         collectives = stated_collectives(trace, self._collectives)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
-        steps = enumerate(self._steps.summaries(origin_ns))
+        times = self._steps
+        steps = enumerate(times.summaries(origin_ns))
         return RankSummary(
             path=str(self._source.path),
             role=facts.role if facts else None,
@@ -258,18 +259,23 @@ class _Summary:
             communication_us=_sum_of(devices, lambda device: device.communication_us),
             overlap_us=_sum_of(devices, lambda device: device.overlap_us),
             graph_launches=sums.graph_launches() if on_host else None,
-            kernels=sums.kernels(self._classes, trace.kernel_types, self._steps.kernels(), self._steps.cold_kernels()),
+            kernels=sums.kernels(
+                self._classes, trace.kernel_types, times.per_step(times.kernels), times.cold_ns(times.kernels)
+            ),
             categories=self._categories(),
             copies=sums.copies(trace),
             operators=sums.operators(
-                self._is_operator, self._steps.operators(), self._steps.cold_operators(), on_host=on_host
+                self._is_operator, times.per_step(times.operators), times.cold_ns(times.operators), on_host=on_host
             ),
             annotations=sums.operators(
-                self._is_annotation, self._steps.annotations(), self._steps.cold_annotations(), on_host=on_host
+                self._is_annotation,
+                times.per_step(times.annotations),
+                times.cold_ns(times.annotations),
+                on_host=on_host,
             ),
             devices=devices,
             steps=tuple(attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in steps),
-            iterations=self._steps.statistics(),
+            iterations=times.statistics(),
             cores=self._cores(),
             device_steps=analysed.device_steps,
             communication=analysed.communication,
@@ -356,7 +362,7 @@ class _Summary:
         per_step = self._steps.classes(number_of_name)
         return tuple(
             attrs.evolve(of_class, per_step=per_step.get(numbers[of_class.category]))
-            for of_class in self._sums.classes(found, number_of_name, self._steps.cold_kernels())
+            for of_class in self._sums.classes(found, number_of_name, self._steps.cold_ns(self._steps.kernels))
         )
 
     def _cores(self) -> tuple[CoreSummary, ...]:

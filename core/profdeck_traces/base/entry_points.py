@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any, TypeVar
 
@@ -18,13 +21,24 @@ TRACE_NAMES = "profdeck.trace_names"
 def installed(group: str) -> dict[str, metadata.EntryPoint]:
     """Return a group's entry points by name, without importing them.
 
-    If several distributions use the same name, profdeck's entry point takes precedence.
+    If several distributions use the same name, profdeck's entry point takes precedence. The distributions are searched
+    again if `sys.path` has changed since the last call.
     """
+    points: dict[str, metadata.EntryPoint] = {}
+    for point in _all_points(metadata.entry_points, tuple(sys.path)).select(group=group):
+        # The name of a distribution is read only in a conflict, because it requires parsing the metadata.
+        if point.name not in points or not _is_own(points[point.name]):
+            points[point.name] = point
+    return dict(sorted(points.items()))
 
-    def order(point: metadata.EntryPoint) -> tuple[str, bool]:
-        return point.name, point.dist is not None and point.dist.name == "profdeck"
 
-    return {point.name: point for point in sorted(metadata.entry_points(group=group), key=order)}
+@functools.lru_cache(maxsize=1)
+def _all_points(read: Callable[[], metadata.EntryPoints], _path: tuple[str, ...]) -> metadata.EntryPoints:
+    return read()
+
+
+def _is_own(point: metadata.EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "profdeck"
 
 
 def load(group: str, name: str) -> Any:

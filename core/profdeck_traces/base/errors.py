@@ -9,8 +9,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
 
-from profdeck_traces.base.credentials import redact
-
 
 class ProfdeckError(Exception):
     """Base class for profdeck's exceptions. The command line prints only the message, without a traceback.
@@ -23,7 +21,7 @@ class ProfdeckError(Exception):
 
     def __init__(self, *arguments: Any) -> None:
         """Remove credentials from the message."""
-        super().__init__(*(redact(item) if isinstance(item, str) else item for item in arguments))
+        super().__init__(*(_redact(item) if isinstance(item, str) else item for item in arguments))
 
     def __str__(self) -> str:
         """Return the messages, one per line."""
@@ -82,7 +80,7 @@ def describe_error(error: BaseException) -> str:
     Credentials are removed.
     """
     message = to_text(error)
-    return message if isinstance(error, ProfdeckError) else redact(f"{type(error).__name__}: {message}".rstrip(": "))
+    return message if isinstance(error, ProfdeckError) else _redact(f"{type(error).__name__}: {message}".rstrip(": "))
 
 
 _MAX_TEXT_LENGTH = 10_000
@@ -103,3 +101,9 @@ def to_text(value: object) -> str:
     if len(text) > _MAX_TEXT_LENGTH:
         text = f"{text[:_MAX_TEXT_LENGTH]} ... ({len(text) - _MAX_TEXT_LENGTH:,} more characters)"
     return text.encode(errors="backslashreplace").decode()
+
+
+def _redact(text: str) -> str:
+    from profdeck_traces.base.credentials import redact  # slow to import, because it compiles many patterns
+
+    return redact(text)

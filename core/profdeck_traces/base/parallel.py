@@ -77,6 +77,20 @@ def map_traces(
     return job.results()
 
 
+def without_errors(results: Sequence[R | TraceError]) -> list[R]:
+    """Return the results of `map_traces`.
+
+    Raises:
+        TraceError: The first error in the results.
+    """
+    values: list[R] = []
+    for result in results:
+        if isinstance(result, TraceError):
+            raise result
+        values.append(result)
+    return values
+
+
 @attrs.frozen
 class TraceResult(Generic[R]):
     """Result of reading one item: the function's return value, or the `TraceError` that it raised."""

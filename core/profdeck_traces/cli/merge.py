@@ -50,10 +50,10 @@ def command(  # noqa: PLR0913  # the options of a command line
     trace_range.check_new_file(output)
     merge = merging.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
     merged = merging.write_merged(merge, output)
-    for problem in merged.problems:
+    for problem in merged.written.problems:
         terminal.warn(f"{problem} Only the readable part was merged.")
     _report(output, merged, json=json)
-    if merged.problems:
+    if merged.written.problems:
         raise typer.Exit(ExitCode.UNREADABLE)
 
 
@@ -66,10 +66,10 @@ def _report(destination: Path, merged: merging.Merged, *, json: bool) -> None:
                 "align": str(merged.alignment),
                 "unaligned": merged.unaligned,
                 "clock_error_us": None if merged.clock_error_ns is None else merged.clock_error_ns / 1e3,
-                "events": merged.events,
-                "size_bytes": merged.size_bytes,
-                "problems": list(merged.problems),
-                "unread": merged.unread,
+                "events": merged.written.events,
+                "size_bytes": merged.written.size_bytes,
+                "problems": list(merged.written.problems),
+                "unread": merged.written.unread,
             }
         )
         return

@@ -61,6 +61,20 @@ class Merge:
 
 
 @attrs.frozen(kw_only=True)
+class Written:
+    """Contents of the new file."""
+
+    events: int
+    device_events: int | None = None
+    """Number of device events in a slim trace; ``None`` for a JSON trace."""
+    size_bytes: int
+    problems: Sequence[str]
+    """Problems of the source traces."""
+    unread: int
+    """Number of source traces from which no event could be read."""
+
+
+@attrs.frozen(kw_only=True)
 class Merged:
     """Result of a merge."""
 
@@ -70,44 +84,19 @@ class Merged:
     """Number of traces whose clocks were not aligned, if other clocks were."""
     clock_error_ns: int | None
     """Maximum error of aligned times; see `profdeck_traces.analysis.clock_alignment.Shifts`."""
-    events: int
-    device_events: int | None
-    """Number of device events in a slim trace; ``None`` for a JSON trace."""
-    size_bytes: int
-    problems: Sequence[str]
-    """Problems of the source traces."""
-    unread: int
-    """Number of source traces from which no event could be read."""
+    written: Written
 
     @property
     def contents(self) -> str:
         """Numbers of traces and events, and the size."""
-        exception = " (not all could be read completely)" if self.problems else ""
-        count = len(self.sources)
-        traces = f"{count - self.unread} of {plural(count, 'trace')}" if self.unread else plural(count, "trace")
-        traces += exception
-        return f"{traces}, {plural(self.events, 'event')}, {terminal.size(self.size_bytes)}"
+        written, count = self.written, len(self.sources)
+        exception = " (not all could be read completely)" if written.problems else ""
+        traces = f"{count - written.unread} of {plural(count, 'trace')}" if written.unread else plural(count, "trace")
+        return f"{traces}{exception}, {plural(written.events, 'event')}, {terminal.size(written.size_bytes)}"
 
 
-@attrs.frozen
-class _Written:
-    """Contents of the new file; see `Merged`."""
-
-    events: int
-    device_events: int | None
-    size_bytes: int
-    problems: Sequence[str]
-    unread: int
-
-
-@attrs.frozen
-class _AlignedSource:
-    """A source trace, its clock shift and the events to keep."""
-
-    source: TraceSource
-    shift_ns: int
-    selection: Selection | None
-    """Events to keep; ``None`` for all."""
+_Aligned = tuple["TraceSource", int, "Selection | None"]
+"""A source trace, its clock shift in nanoseconds, and the events to keep; ``None`` for all."""
 
 
 def with_operators(merge: Merge) -> Merge:
@@ -138,7 +127,7 @@ def write_merged(merge: Merge, destination: Path) -> Merged:
     shifts = _shifts(sources, alignment, processes)
     if len(shifts.unknown) == len(sources):
         alignment = Alignment.NONE  # no trace has clock data
-    aligned = list(map(_AlignedSource, sources, shifts.shift_ns, _selections(sources, merge.part)))
+    aligned = list(zip(sources, shifts.shift_ns, _selections(sources, merge.part), strict=True))
     with terminal.show_progress("Merging the traces") as on_progress, trace_range.write_errors(destination):
         written = (_write_slim if is_slim else _write_chrome)(aligned, destination, processes, on_progress)
     return Merged(
@@ -146,11 +135,7 @@ def write_merged(merge: Merge, destination: Path) -> Merged:
         alignment=alignment,
         unaligned=0 if alignment is Alignment.NONE else len(shifts.unknown),
         clock_error_ns=shifts.error_ns,
-        events=written.events,
-        device_events=written.device_events,
-        size_bytes=written.size_bytes,
-        problems=written.problems,
-        unread=written.unread,
+        written=written,
     )
 
 
@@ -277,14 +262,12 @@ def _part_of(source: TraceSource, part: trace_range.TracePart) -> trace_range.Tr
     return attrs.evolve(part, steps=None if is_within_step else _common_steps(source, part.steps))
 
 
-def _write_chrome(
-    aligned: Sequence[_AlignedSource], destination: Path, processes: int, on_progress: Progress
-) -> _Written:
+def _write_chrome(aligned: Sequence[_Aligned], destination: Path, processes: int, on_progress: Progress) -> Written:
     from profdeck_traces.merge import MergeSource, merge_traces
 
     sources = [
-        MergeSource(item.source.path, item.source.label, number, item.shift_ns, item.selection)
-        for number, item in enumerate(aligned)
+        MergeSource(source.path, source.label, number, shift_ns, selection)
+        for number, (source, shift_ns, selection) in enumerate(aligned)
     ]
     unread: list[MergeSource] = []
     check = merge_traces(
@@ -296,30 +279,36 @@ def _write_chrome(
         on_progress=on_progress,
         on_unread=unread.append,
     )
-    return _Written(check.events, None, check.size_bytes, [check.problem] if check.problem else [], len(unread))
+    problems = [check.problem] if check.problem else []
+    return Written(events=check.events, size_bytes=check.size_bytes, problems=problems, unread=len(unread))
 
 
-def _write_slim(
-    aligned: Sequence[_AlignedSource], destination: Path, processes: int, on_progress: Progress
-) -> _Written:
+def _write_slim(aligned: Sequence[_Aligned], destination: Path, processes: int, on_progress: Progress) -> Written:
     from profdeck_traces.writing.selection import Selection
     from profdeck_traces.writing.slim import LANES, SlimSource, write_slim
 
-    selections = [item.selection or Selection() for item in aligned]
     written = write_slim(
         [
             SlimSource(
-                path=item.source.path,
-                label=item.source.label,
+                path=source.path,
+                label=source.label,
                 sort_index=number,
-                shift_ns=item.shift_ns,
-                selection=attrs.evolve(selection, categories=selection.categories or LANES),
+                shift_ns=shift_ns,
+                selection=attrs.evolve(
+                    selection or Selection(), categories=(selection and selection.categories) or LANES
+                ),
             )
-            for number, (item, selection) in enumerate(zip(aligned, selections, strict=True))
+            for number, (source, shift_ns, selection) in enumerate(aligned)
         ],
         destination,
         gzip=destination.name.endswith(".gz"),
         processes=processes,
         on_progress=on_progress,
     )
-    return _Written(written.slices, written.device_slices, written.size_bytes, written.problems, written.unread)
+    return Written(
+        events=written.slices,
+        device_events=written.device_slices,
+        size_bytes=written.size_bytes,
+        problems=written.problems,
+        unread=written.unread,
+    )

@@ -93,10 +93,10 @@ def _write_slim(merge: merging.Merge, directory: Path, operators: bool | None) -
     if not operators:
         with contextlib.suppress(*() if operators is False else (TraceError,)):
             merged = merging.write_merged(merge, trace)
-    if merged is None or (operators is None and not merged.device_events):
+    if merged is None or (operators is None and not merged.written.device_events):
         trace = directory / "operators.pftrace"
         merged = merging.write_merged(merging.with_operators(merge), trace)
-    for problem in merged.problems:
+    for problem in merged.written.problems:
         terminal.warn(f"{problem} Only the readable part is shown.")
     terminal.print_stderr(merged.contents)
     return trace

@@ -14,7 +14,7 @@ from profdeck_traces.analysis.rank_labels import label_of, labels_of, strangers
 from profdeck_traces.analysis.run_model import Finding
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.rank_finding import RankFinding, ms, percent
+from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
@@ -136,29 +136,23 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
         gain_us = skew_us / view.count
         if group.straggler is not None and skew_us >= 0.1 * total_us:
             slow = next(rank for rank in group.ranks if rank.rank == group.straggler)
-            yield RankFinding(
-                rule="straggler",
-                text=f"The others wait for rank {group.straggler}: it arrives last at {slow.last} of "
+            yield draft(
+                view,
+                "straggler",
+                f"The others wait for rank {group.straggler}: it arrives last at {slow.last} of "
                 f"{slow.collectives} collectives, {ms(gain_us)} {view.per} are lost",
-                do="compare its stages with those of the other ranks: `profdeck report`",
-                label=view.label,
-                capture=view.rank.capture,
+                "compare its stages with those of the other ranks: `profdeck report`",
                 gain_us=gain_us,
-                step_us=view.step_us,
-                evidence=view.evidence(),
             )
         elif group.straggler is None and skew_us > 0.3 * total_us:
             whose = f"Ranks of {group.role}" if group.role else "Ranks"
-            yield RankFinding(
-                rule="imbalance",
-                text=f"{whose} wait for each other {percent(skew_us / total_us)} of the time in collectives "
+            yield draft(
+                view,
+                "imbalance",
+                f"{whose} wait for each other {percent(skew_us / total_us)} of the time in collectives "
                 f"({ms(gain_us)} {view.per}), {_last_arrivals(group)}",
-                do="give each rank the same amount of work per step",
-                label=view.label,
-                capture=view.rank.capture,
+                "give each rank the same amount of work per step",
                 gain_us=gain_us,
-                step_us=view.step_us,
-                evidence=view.evidence(),
                 of_all=True,
             )
 
@@ -197,17 +191,15 @@ def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFindi
             view = team[slow]
             excess = times[slow] - others
             if excess > 0.1 * view.host_step_us and excess > 0.1 * others:
-                yield RankFinding(
-                    rule="slow-stage",
-                    text=f"{name} takes {view.label} {ms(times[slow])} {view.per}, the other"
+                yield draft(
+                    view,
+                    "slow-stage",
+                    f"{name} takes {view.label} {ms(times[slow])} {view.per}, the other"
                     f"{'s' if len(team) > 2 else ''} {ms(others)}",
-                    do=f"compare {name} on {view.label} with another rank: `profdeck view`",
-                    label=view.label,
-                    capture=view.rank.capture,
+                    f"compare {name} on {view.label} with another rank: `profdeck view`",
                     gain_us=excess,
                     step_us=view.host_step_us,
                     key=name,
-                    evidence=view.evidence(),
                 )
 
 
@@ -237,14 +229,4 @@ def slow_links(views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 
 def _link(view: RankView, text: str, do: str, key: str, gain_us: float | None) -> RankFinding:
-    return RankFinding(
-        rule="slow-link",
-        text=text,
-        do=do,
-        label=view.label,
-        capture=view.rank.capture,
-        gain_us=gain_us,
-        step_us=view.step_us,
-        key=key,
-        evidence=view.evidence(),
-    )
+    return draft(view, "slow-link", text, do, gain_us=gain_us, key=key)

@@ -6,14 +6,14 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import msgspec
 from isal import isal_zlib
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import append_file, new_file, write_all
-from profdeck_traces.base.parallel import map_traces
+from profdeck_traces.base.parallel import map_traces, without_errors
 from profdeck_traces.base.progress import Progress, halves
 from profdeck_traces.inputs.artifact_kinds import size_to_read
 from profdeck_traces.merge.metadata import encoded, metadata
@@ -30,8 +30,6 @@ from profdeck_traces.writing.deflate import GZIP_HEADER, gzip_trailer
 _FIRST_KEPT_PID, _FIRST_NEW_PID, _LAST_PID = 1000, 1_000_000_000, 2**31 - 1
 _MAX_PIDS_EACH, _MAX_PROCESSES = 1_000_000, 50_000
 _ORIGIN_UNIT_NS = 10**12
-
-R = TypeVar("R")
 
 
 def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
@@ -133,7 +131,7 @@ class _Merge:
         """
         tasks = [PlanTask(source, self._directory / f"{rank}.rows") for rank, source in enumerate(self._sources)]
         results = map_traces(plan_source, tasks, self._sizes, processes=self._processes, on_progress=on_progress)
-        plans = self._plans = _without_errors(results)
+        plans = self._plans = without_errors(results)
         if not any(plan.processes for plan in plans):
             problems = [plan.problem for plan in plans if plan.problem]
             raise TraceError(" ".join(["There is no event to merge.", *problems]))
@@ -178,7 +176,7 @@ class _Merge:
         results = map_traces(
             write_segment, list(tasks.values()), sizes, processes=self._processes, on_progress=on_progress
         )
-        self._segments = dict(zip(tasks, _without_errors(results), strict=True))
+        self._segments = dict(zip(tasks, without_errors(results), strict=True))
 
     def join(self, file: BinaryIO) -> TraceCheck:
         """Join the segments into the new file."""
@@ -244,15 +242,6 @@ class _Merge:
         for sort_index, (_, pid) in enumerate(by_index, first_sort_index):
             events.append(metadata("process_sort_index", pid, 0, {"sort_index": sort_index}))
         return events
-
-
-def _without_errors(results: Sequence[R | TraceError]) -> list[R]:
-    values: list[R] = []
-    for result in results:
-        if isinstance(result, TraceError):
-            raise result
-        values.append(result)
-    return values
 
 
 def _new_pids(plans: Sequence[SourcePlan]) -> list[list[int]]:

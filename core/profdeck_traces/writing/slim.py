@@ -11,7 +11,7 @@ import numpy as np
 
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import append_file, new_file
-from profdeck_traces.base.parallel import map_traces
+from profdeck_traces.base.parallel import map_traces, without_errors
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.inputs.artifact_kinds import size_to_read
 from profdeck_traces.reading.columns import (
@@ -90,11 +90,7 @@ def write_slim(
     ):
         tasks = [_Task(source, index, Path(directory, str(index)), gzip) for index, source in enumerate(sources)]
         sizes = [size_to_read(source.path) for source in sources]
-        written = []
-        for found in map_traces(_write_part, tasks, sizes, processes=processes, on_progress=on_progress):
-            if isinstance(found, TraceError):
-                raise found
-            written.append(found)
+        written = without_errors(map_traces(_write_part, tasks, sizes, processes=processes, on_progress=on_progress))
         problems = tuple(
             f"{source.label} ({source.path}): {part.problem}"
             for source, part in zip(sources, written, strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION, StepNames
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, find_steps
 from profdeck_traces.base.errors import TraceError
@@ -219,17 +219,10 @@ def _window_on_devices(path: Path, steps: range, trace: Trace) -> Selection:
 
 
 def _not_there(path: Path, what: str, wanted: range, there: Iterable[int], check: TraceCheck) -> TraceError:
-    runs: list[tuple[int, int]] = []
-    for number in sorted(there):
-        if runs and runs[-1][1] == number - 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    has = f"it has {', '.join(itertools.starmap(_run, runs))}" if runs else f"no {what} is marked in it"
-    plural = "s" if wanted.stop - wanted.start > 1 else ""
+    recorded = ranges([*there])
+    has = f"it has {recorded}" if recorded else f"no {what} is marked in it"
+    # The range can have too many steps to list them.
+    first, last = wanted.start, wanted.stop - 1
+    missing = f"{what} {first}" if first == last else f"{what}s {first}..{last}"
     damage = "" if check.whole else f" It is damaged: {check.problem}"
-    return TraceError(f"{path} does not have the {what}{plural} {_run(wanted.start, wanted.stop - 1)}: {has}.{damage}")
-
-
-def _run(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}..{last}"
+    return TraceError(f"{path} does not have the {missing}: {has}.{damage}")

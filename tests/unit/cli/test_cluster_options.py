@@ -16,7 +16,6 @@ from profdeck.engine.clusters import CLUSTERS, installed_clusters
 from profdeck_traces.base.errors import ConfigError, UnknownPluginError
 
 Cli = Callable[..., Result]
-RAY = {"group": CLUSTERS}
 YARD = """
 from profdeck.engine.clusters import Cluster
 
@@ -47,15 +46,16 @@ def clear_cache() -> Iterator[None]:
     installed_clusters.cache_clear()
 
 
+def entry_points_except(**attributes: str) -> metadata.EntryPoints:
+    """Return all entry points except those with the given attributes."""
+    points = (point for distribution in metadata.distributions() for point in distribution.entry_points)
+    return metadata.EntryPoints(point for point in points if not point.matches(**attributes))
+
+
 @pytest.fixture
 def hide_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hide all installed cluster plugins."""
-    entry_points = metadata.entry_points
-
-    def entry_points_without_clusters(**select: str) -> metadata.EntryPoints:
-        return metadata.EntryPoints() if select.get("group") == CLUSTERS else entry_points(**select)
-
-    monkeypatch.setattr(metadata, "entry_points", entry_points_without_clusters)
+    monkeypatch.setattr(metadata, "entry_points", lambda: entry_points_except(group=CLUSTERS))
 
 
 @pytest.fixture
@@ -112,12 +112,7 @@ def test_plugin_adds_its_options_to_the_command(cli: Cli, caplog: pytest.LogCapt
 def test_selected_actors_become_targets(
     cli: Cli, yard: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    entry_points = metadata.entry_points
-
-    def entry_points_without_ray(**select: str) -> metadata.EntryPoints:
-        return metadata.EntryPoints(point for point in entry_points(**select) if (select, point.name) != (RAY, "ray"))
-
-    monkeypatch.setattr(metadata, "entry_points", entry_points_without_ray)
+    monkeypatch.setattr(metadata, "entry_points", lambda: entry_points_except(group=CLUSTERS, name="ray"))
     result = cli("capture", "servers", "--yard", "--crane", "c7")
     assert result.stdout.startswith("joined")
     assert "The south is closed." in result.stderr

@@ -13,8 +13,8 @@ import pytest
 from real_traces import each
 from typer.testing import Result
 
+import profdeck_traces
 from gpu_job import GpuJob
-from profdeck.verification import file_checks
 from profdeck_traces.analysis import summary
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.result_keys import identity_of
@@ -35,7 +35,7 @@ def _set_clock_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the names of files are appended when this process reads them."""
     names: list[str] = []
-    read_trace, check_trace = summary.read_trace, file_checks.check_trace
+    read_trace, check_trace = summary.read_trace, profdeck_traces.check_trace
 
     def read_and_record(path: Path, **options: object) -> object:
         names.append(path.name)
@@ -46,7 +46,7 @@ def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return check_trace(path, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(summary, "read_trace", read_and_record)
-    monkeypatch.setattr(file_checks, "check_trace", check_and_record)
+    monkeypatch.setattr(profdeck_traces, "check_trace", check_and_record)
     return names
 
 

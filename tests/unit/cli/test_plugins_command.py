@@ -122,8 +122,7 @@ def test_table_lists_plugins_in_80_columns(cli: Cli) -> None:
 
 def test_environment_without_plugins_is_reported(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     command = metadata.EntryPoint("plugins", "profdeck.cli.plugins:command", "profdeck.commands")
-    points = {"profdeck.commands": metadata.EntryPoints([command])}
-    monkeypatch.setattr(metadata, "entry_points", lambda group: points.get(group, metadata.EntryPoints()))
+    monkeypatch.setattr(metadata, "entry_points", lambda: metadata.EntryPoints([command]))
     assert cli("plugins").stdout.startswith("No plugins are installed.")
     assert json.loads(cli("plugins", "--json").stdout) == {"plugins": []}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,18 +12,11 @@ from pathlib import Path
 import pytest
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
+Record = Callable[..., Path]
 
-# typer and the packages that it imports. It validates arguments with pydantic.
-COMMAND_LINE = {
-    "typer",
-    "annotated_doc",
-    "pydantic",
-    "pydantic_core",
-    "annotated_types",
-    "typing_inspection",
-    "shellingham",
-}
-LIBRARIES = {"attr", "attrs", "isal", "msgspec", "numpy", "typing_extensions", *COMMAND_LINE}
+# typer and the packages that it imports, without pydantic, which validates invalid arguments.
+COMMAND_LINE = {"typer", "annotated_doc", "shellingham", "typing_extensions"}
+LIBRARIES = {"attr", "attrs", "isal", "msgspec", "numpy", *COMMAND_LINE}
 PLUGINS = {
     "profdeck_npu",
     "profdeck_npu.artifact_kinds",
@@ -36,6 +30,7 @@ CORE = {
     "profdeck.cli",
     "profdeck.cli._cluster_options",
     "profdeck.cli._commands",
+    "profdeck.cli._values",
     "profdeck.plugin",
     "profdeck.verification",
     "profdeck.verification.run_records",
@@ -94,18 +89,30 @@ def test_summary_imports_only_the_reader_and_the_command_line(python: Program, t
     assert modules & LARGE_STANDARD_MODULES == set()
 
 
-def test_summary_as_text_also_imports_rich(python: Program, trace: Path) -> None:
-    modules = imported_by(python, "summary", trace)
+@pytest.mark.parametrize("options", [[], ["--by", "operator"]])
+def test_summary_as_text_also_imports_rich(python: Program, trace: Path, options: list[str]) -> None:
+    modules = imported_by(python, "summary", trace, *options)
     assert packages(modules) - LIBRARIES == {"rich"}
+
+
+def test_ls_of_a_checked_run_imports_no_reader(python: Program, record: Record) -> None:
+    run = record(1)
+    for trace in run.rglob("*.trace.json"):
+        os.utime(trace, (0, 0))  # the cache skips files that changed a moment ago
+    first = imported_by(python, "ls", run)
+    assert "numpy" in first
+    modules = imported_by(python, "ls", run)
+    assert packages(modules) <= LIBRARIES - {"numpy"} | {"rich"}
+    assert modules & LARGE_STANDARD_MODULES == set()
 
 
 @pytest.mark.parametrize("command", ["collect", "export", "merge", "prune", "report", "trim", "upload", "view"])
 def test_help_of_a_command_imports_no_reader(python: Program, command: str) -> None:
     modules = imported_by(python, command, "--help")
-    assert packages(modules) & {"numpy", "rich", "yaml", "pandas", "pyarrow"} == set()
+    assert packages(modules) & {"numpy", "pydantic", "rich", "yaml", "pandas", "pyarrow"} == set()
 
 
 def test_help_imports_no_command(python: Program) -> None:
     modules = imported_by(python, "--help")
-    assert packages(modules) & {"numpy", "rich", "yaml"} == set()
+    assert packages(modules) & {"numpy", "pydantic", "rich", "yaml"} == set()
     assert modules & {"profdeck.cli.check", "profdeck_traces.cli.summary"} == set()

@@ -199,7 +199,7 @@ def test_trace_without_steps_has_no_statistics() -> None:
 
     assert times.summaries(0) == ()
     assert times.statistics() == ()
-    assert times.kernels() == times.operators() == {}
+    assert times.per_step(times.kernels) == times.per_step(times.operators) == {}
 
 
 def test_empty_trace_has_no_steps() -> None:
@@ -310,7 +310,7 @@ def test_operators_are_assigned_to_the_step_of_their_start() -> None:
     ]
     times, names = times_of([*events, *operators])
 
-    assert per_step(times.operators(), names) == {
+    assert per_step(times.per_step(times.operators), names) == {
         "mm": PerStep(kind=ITERATION, stage="decode", steps=2, measured=2, median_us=3.0, mad_us=1.0),
         "sample": PerStep(kind=GLOBAL_STEP, stage=None, steps=2, measured=2, median_us=1.0, mad_us=0.0),
         "once": PerStep(kind=ITERATION, stage="decode", steps=2, measured=2, median_us=0.5, mad_us=0.5),
@@ -335,7 +335,7 @@ def test_noise_is_computed_per_stage() -> None:
     times, names = times_of(phases())
 
     attention = PerStep(kind=ITERATION, stage="prefill", steps=3, measured=3, median_us=44.0, mad_us=4.0)
-    assert per_step(times.kernels(), names) == {
+    assert per_step(times.per_step(times.kernels), names) == {
         "attention": attention,
         "sample": PerStep(kind=ITERATION, stage="decode", steps=5, measured=5, median_us=3.0, mad_us=0.0),
     }
@@ -349,7 +349,7 @@ def test_all_of_many_steps_are_measured() -> None:
         length = 2 if step < 400 else 3 if step < 700 else 9
         events += [host(decode(), 10 * step, 10 * step + 5), kernel("gemm", 10 * step, 10 * step + length)]
     times, names = times_of(events)
-    gemm = per_step(times.kernels(), names)["gemm"]
+    gemm = per_step(times.per_step(times.kernels), names)["gemm"]
 
     assert (gemm.steps, gemm.measured, gemm.median_us, gemm.mad_us) == (1000, 1000, 3.0, 1.0)
     assert sum(time for time in device_us(times) if time) == 4400.0
