@@ -85,7 +85,7 @@ class StageTimes:
         recorded = events.start_ns[:1], np.array([events.end_ns.max()]) if len(events) else events.end_ns
         if self._steps is not None and self._steps.end_ns is not None:
             recorded = self._steps.start_ns, self._steps.end_ns
-        self._of_all = host.times(recorded).sum(axis=1)
+        self._of_all = np.array([of_state.sum() for of_state in host.times(recorded)])
 
     def summary(self, recorded_ns: int) -> HostTimes:
         """Return the sums; the time of the recording counts where there are no steps."""
@@ -169,5 +169,6 @@ def _main_track(marks: Columns) -> int:
 
 def _states(times_ns: Int) -> tuple[HostState, ...]:
     return tuple(
-        HostState(state=state, time_us=time_ns / _NS_PER_US, share=share) for state, time_ns, share in by_time(times_ns)
+        HostState(state=state, time_us=time_ns / _NS_PER_US, share=share)
+        for state, time_ns, share in by_time(times_ns.tolist())
     )
