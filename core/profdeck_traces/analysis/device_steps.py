@@ -73,27 +73,30 @@ def steps_of_device(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     step, start, end = windows.step[used], np.maximum(windows.start_ns[used], begin_ns), windows.end_ns[used]
     spans = (work.busy, work.compute, work.communication, work.others, work.memory)
     times = [time_before(of_kind, end) - time_before(of_kind, start) for of_kind in spans]
-    idle = None if host is None else _idle_of_steps(work.busy, start, end, host)
+    idle = None if host is None else _idle_of_steps(work.busy, start, end, host).T.tolist()
     steps = []
-    for row, busy, compute, communication, others, memory in zip(
-        range(len(step)), *(of_kind.tolist() for of_kind in times), strict=True
+    for row, (number, start_ns, end_ns, busy, compute, communication, others, memory) in enumerate(
+        zip(*(values.tolist() for values in (step, start, end, *times)), strict=True)
     ):
-        duration_ns = int(end[row] - start[row])
+        duration_ns = end_ns - start_ns
         idle_ns = duration_ns - busy
-        not_read = (IdleCause(cause=NOT_READ, idle_us=idle_ns / _NS_PER_US, share=1.0),) if idle_ns else ()
+        if idle is not None:
+            causes = idle_causes(idle[row])
+        else:
+            causes = (IdleCause(cause=NOT_READ, idle_us=idle_ns / _NS_PER_US, share=1.0),) if idle_ns else ()
         steps.append(
             (
-                int(step[row]),
+                number,
                 StepOfDevice(
                     device=device,
-                    start_us=(int(start[row]) - origin_ns) / _NS_PER_US,
+                    start_us=(start_ns - origin_ns) / _NS_PER_US,
                     duration_us=duration_ns / _NS_PER_US,
                     busy_us=busy / _NS_PER_US,
                     compute_us=compute / _NS_PER_US,
                     communication_us=communication / _NS_PER_US,
                     exposed_communication_us=(busy - others) / _NS_PER_US,
                     memory_us=memory / _NS_PER_US,
-                    idle=not_read if idle is None else idle_causes(idle[:, row]),
+                    idle=causes,
                 ),
             )
         )
@@ -114,11 +117,12 @@ def _idle_of_steps(busy: Spans, start: Int, end: Int, host: Host) -> Int:
     idle = _cut(idle, start[filled])
     of_step = np.searchsorted(start, idle[0], side="right") - 1
     for row, of_state in enumerate(host.times(idle)):
-        np.add.at(times[row], of_step, of_state)
+        # A 64-bit float represents any whole number of nanoseconds up to 104 days exactly.
+        times[row] = np.bincount(of_step, weights=of_state, minlength=len(start))
     return times
 
 
-def idle_causes(times_ns: Int) -> tuple[IdleCause, ...]:
+def idle_causes(times_ns: Sequence[int]) -> tuple[IdleCause, ...]:
     """Return what took idle time, longest first.
 
     Args:

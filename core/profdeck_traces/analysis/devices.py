@@ -67,13 +67,14 @@ class DeviceTimes:
         recorded = ~unrecorded[windows.step]
         windows = StepWindows(windows.step[recorded], windows.start_ns[recorded], _of(windows.end_ns, recorded))
         is_device = self._tables.names_of_categories(DEVICE_WORK)
-        on_devices = events[np.flatnonzero(is_device[events.name])]
-        devices = list(dict.fromkeys(self._tables.tracks[track][0] for track in np.unique(on_devices.track).tolist()))
+        rows = np.flatnonzero(is_device[events.name])
+        track = events.track[rows]
+        devices = list(dict.fromkeys(self._tables.tracks[code][0] for code in np.unique(track).tolist()))
         number = {device: code for code, device in enumerate(devices)}
         of_track = np.array([number.get(device, -1) for device, _ in self._tables.tracks], dtype=np.int64)
         self._devices: dict[Id, _Device] = {}
-        for code in groups(of_track[on_devices.track]):
-            of_device = on_devices[code]
+        for group in groups(of_track[track]):
+            of_device = events[rows[group]]
             device = self._tables.tracks[of_device.track[0]][0]
             self._devices[device] = _Device.of(device, of_device, work[of_device.name], windows, host, self._origin_ns)
 
@@ -107,7 +108,7 @@ class DeviceTimes:
             overlap_us=overlap_ns / _NS_PER_US,
             exposed_communication_us=(communication - overlap_ns) / _NS_PER_US,
             streams=tuple(stream for _, stream in sorted(of_device.streams, key=lambda item: _order(item[1].stream))),
-            idle=idle_causes(of_device.idle.times) if self._has_host else (),
+            idle=idle_causes(of_device.idle.times.tolist()) if self._has_host else (),
             gaps=tuple(map(self._gap, of_device.idle.longest)),
         )
 

@@ -50,21 +50,23 @@ class IdleTimes:
         """
         begin_ns, end_ns = int(work.start_ns.min()), int(work.end_ns.max())
         starts, ends = complement(busy, begin_ns, end_ns)
-        times = host.times((starts, ends)) if host else np.zeros((len(CAUSES), len(starts)), dtype=np.int64)
-        longest = np.lexsort((starts, starts - ends))[:MAX_GAPS]
+        longest = np.argsort(starts - ends, kind="stable")[:MAX_GAPS]
+        times, of_longest = np.zeros(len(CAUSES), dtype=np.int64), np.zeros((len(CAUSES), len(longest)), dtype=np.int64)
+        for state, of_state in enumerate(host.times((starts, ends)) if host else ()):
+            times[state], of_longest[state] = of_state.sum(), of_state[longest]
         gaps = []
-        for gap in longest.tolist():
+        for place, gap in enumerate(longest.tolist()):
             limits = int(starts[gap]), int(ends[gap])
             gaps.append(
                 IdleGap(
                     *limits,
-                    times[:, gap],
+                    of_longest[:, place],
                     innermost(host.open_in(*limits)) if host else None,
                     _name_at(work.end_ns, limits[0], work),
                     _name_at(work.start_ns, limits[1], work),
                 )
             )
-        return cls(begin_ns, end_ns, times.sum(axis=1), tuple(gaps))
+        return cls(begin_ns, end_ns, times, tuple(gaps))
 
 
 def _name_at(times_ns: Int, time_ns: int, work: Columns) -> int | None:

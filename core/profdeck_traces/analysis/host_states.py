@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import attrs
@@ -82,59 +82,65 @@ class HostEvent(NamedTuple):
 class Host:
     """Host activity during the recording."""
 
-    columns: Columns
-    """Host events, sorted by start."""
+    events: Columns
+    """All events of the trace, sorted by start."""
     state: NDArray[np.int8]
-    """State of each event, as an index into ``CAUSES``."""
+    """State of each event, as an index into ``CAUSES``. Device events have the last state."""
     busy: tuple[Spans, ...]
     """For each state, the intervals in which any thread is in that state or in one that precedes it in ``CAUSES``."""
 
     @classmethod
-    def of(cls, columns: Columns, annotations: NDArray[np.bool_] | None = None) -> Host:
+    def of(cls, events: Columns, annotations: NDArray[np.bool_] | None = None) -> Host:
         """Compute the host states.
 
         Args:
-            columns: All events of a trace, sorted by start.
+            events: All events of a trace, sorted by start.
             annotations: For each event name, whether to treat it as an annotation regardless of its category.
         """
-        tables = columns.tables
+        tables = events.tables
         names = zip(tables.names, tables.name_category, strict=True)
         of_name = np.array([_state(name, tables.categories[category]) for name, category in names], dtype=np.int8)
         if annotations is not None:
             of_name[annotations] = _STATES.index(_STATE_OF_CATEGORY[ANNOTATION])
-        state = of_name[columns.name]
-        events = np.flatnonzero(state != _NOTHING)
-        columns, state = columns[events], state[events]
+        state = of_name[events.name]
         busy = [(np.empty(0, dtype=np.int64),) * 2]
         for code in range(_NOTHING):
             of_state = np.flatnonzero(state == code)
             if code == _OPERATORS:
-                spans = _working(columns, of_state, np.flatnonzero(state == _SYNCHRONISING))
+                spans = _working(events, of_state, np.flatnonzero(state == _SYNCHRONISING))
             else:
-                spans = columns.start_ns[of_state], columns.end_ns[of_state]
+                spans = events.start_ns[of_state], events.end_ns[of_state]
             busy.append(union(*joined((busy[-1], spans))) if len(spans[0]) else busy[-1])
-        return cls(columns, state, tuple(busy[1:]))
+        return cls(events, state, tuple(busy[1:]))
 
-    def times(self, spans: Spans) -> Int:
-        """Return the time that each state takes of each span: a matrix of (states, spans)."""
-        edges = np.stack(spans, axis=1).ravel()
-        up_to = [np.zeros(len(spans[0]), dtype=np.int64)]
+    def times(self, spans: Spans) -> Iterator[Int]:
+        """Yield, for each state in the order of ``CAUSES``, the time that it takes of each span.
+
+        A matrix of all states would be the largest allocation of a summary.
+        """
+        starts, ends = spans
+        up_to = np.zeros(len(starts), dtype=np.int64)
         for earlier, busy in zip((None, *self.busy), self.busy, strict=False):
             if busy is earlier:
-                up_to.append(up_to[-1])
+                yield np.zeros(len(starts), dtype=np.int64)
                 continue
-            before = time_before(busy, edges)
-            up_to.append(before[1::2] - before[::2])
-        return np.diff(np.stack([*up_to, spans[1] - spans[0]]), axis=0)
+            preceding, up_to = up_to, time_before(busy, ends)
+            up_to -= time_before(busy, starts)
+            yield up_to - preceding
+        yield ends - starts - up_to
 
     def open_in(self, begin_ns: int, end_ns: int) -> list[HostEvent]:
         """Return the events that cover more than half of an interval."""
-        last = int(np.searchsorted(self.columns.start_ns, end_ns))
-        starts, ends = self.columns.start_ns[:last], self.columns.end_ns[:last]
-        inside_ns = np.minimum(ends, end_ns) - np.maximum(starts, begin_ns)
-        events = np.flatnonzero(2 * inside_ns > end_ns - begin_ns)
-        columns = (self.state, self.columns.start_ns, self.columns.end_ns, self.columns.track, self.columns.name)
-        return list(map(HostEvent, *(column[events].tolist() for column in columns)))
+        # An event that covers more than half of the interval contains its middle.
+        middle_ns = (begin_ns + end_ns) // 2
+        last = int(np.searchsorted(self.events.start_ns, middle_ns, side="right"))
+        rows = np.flatnonzero(self.events.end_ns[:last] > middle_ns)
+        rows = rows[self.state[rows] != _NOTHING]
+        inside_ns = np.minimum(self.events.end_ns[rows], end_ns) - np.maximum(self.events.start_ns[rows], begin_ns)
+        rows = rows[2 * inside_ns > end_ns - begin_ns]
+        found = self.events[rows]
+        columns = (self.state[rows], found.start_ns, found.end_ns, found.track, found.name)
+        return list(map(HostEvent, *(column.tolist() for column in columns)))
 
 
 def innermost(events: Iterable[HostEvent]) -> HostEvent | None:
@@ -152,15 +158,16 @@ def state_of_call(name: str, category: str) -> str | None:
     return _STATES[_state(name, category)] if category in RUNTIMES else None
 
 
-def by_time(times_ns: Int) -> list[tuple[str, int, float]]:
+def by_time(times_ns: Sequence[int]) -> list[tuple[str, int, float]]:
     """Return the states that took any of some time, longest first: the state, its time, its share of all.
 
     Args:
         times_ns: One of each of ``CAUSES``.
     """
-    total_ns = int(times_ns.sum())
-    found = [(state, time_ns) for state, time_ns in zip(CAUSES, times_ns.tolist(), strict=True) if time_ns]
-    found.sort(key=lambda item: -item[1])
+    total_ns = sum(times_ns)
+    found = [(state, time_ns) for state, time_ns in zip(_STATES, times_ns, strict=True) if time_ns]
+    if len(found) > 1:
+        found.sort(key=lambda item: -item[1])
     return [(state, time_ns, time_ns / total_ns) for state, time_ns in found]
 
 

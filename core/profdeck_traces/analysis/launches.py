@@ -49,7 +49,7 @@ class Launches:
         unrecorded = np.zeros(len(steps), dtype=np.bool_)
         if host is None:
             return cls(0, 0, unrecorded)
-        calls = host.columns[np.flatnonzero(host.state == _LAUNCHING)]
+        calls = host.events[np.flatnonzero(host.state == _LAUNCHING)]
         correlation = trace.arg("correlation", calls.row)
         calls, correlation = calls[correlation >= 0], correlation[correlation >= 0]
         is_work = trace.tables.names_of_categories(DEVICE_CATEGORIES)

@@ -100,7 +100,7 @@ class StageTimes:
         recorded = events.start_ns[:1], np.array([events.end_ns.max()]) if len(events) else events.end_ns
         if self._steps is not None and self._steps.end_ns is not None:
             recorded = self._steps.start_ns, self._steps.end_ns
-        self._of_steps = host.times(recorded)
+        self._of_steps = np.array([*host.times(recorded)])
 
     def summary(self, recorded_ns: int) -> HostTimes:
         """Return the sums; the time of the recording counts where there are no steps."""
@@ -228,5 +228,6 @@ def _main_track(marks: Columns) -> int:
 
 def _states(times_ns: Int) -> tuple[HostState, ...]:
     return tuple(
-        HostState(state=state, time_us=time_ns / _NS_PER_US, share=share) for state, time_ns, share in by_time(times_ns)
+        HostState(state=state, time_us=time_ns / _NS_PER_US, share=share)
+        for state, time_ns, share in by_time(times_ns.tolist())
     )

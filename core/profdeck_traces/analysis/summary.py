@@ -51,6 +51,7 @@ from profdeck_traces.reading.columns import (
     ANNOTATION,
     DEVICE_WORK,
     OPERATOR,
+    Columns,
 )
 from profdeck_traces.reading.intervals import Int, self_times
 from profdeck_traces.reading.reader import read_trace
@@ -176,35 +177,40 @@ class _Summary:
         events, annotated = trace.events, trace.annotations
         self._origin_ns = int(events.start_ns[0]) if len(events) else 0
         self._end_ns = int(events.end_ns.max()) if len(events) else 0
-        self._names = (
-            None if trace.raw is None else Attribution(trace.raw, lambda name: step_names.parse(name) is not None)
-        )
+        names = None if trace.raw is None else Attribution(trace.raw, lambda name: step_names.parse(name) is not None)
         self._trace_steps = steps = find_steps(
             annotated,
             step_names,
             trace.arg("External id", annotated.row),
-            launched_work(trace, self._names),
+            launched_work(trace, names),
             cold_first_step=source.facts is not None and source.facts.cold_first_step,
         )
-        self_ns = np.zeros(len(events), dtype=np.int64)
-        on_host = np.flatnonzero(self._on_host[events.name])
-        of_host = events[on_host]
-        self_ns[on_host] = self_times(of_host.track, of_host.start_ns, of_host.end_ns)
+        self_ns = _self_times(events, self._on_host)
         self._host = Host.of(events, of_steps) if trace.has_host else None
         self._launches = Launches.of(trace, self._host, steps)
-        of_operators = np.flatnonzero(self._is_operator[events.name])
-        self._operators = events[of_operators], self_ns[of_operators]
         self._sums = NameSums(events, self_ns)
+        of_operators = np.flatnonzero(self._is_operator[events.name])
+        own_times = events[of_operators], self_ns[of_operators]
+        work = events[np.flatnonzero(self._on_device[events.name])]
+        del self_ns, of_operators
         self._steps = StepTimes(
             steps,
-            events[np.flatnonzero(self._on_device[events.name])],
-            self._operators,
+            work,
+            own_times,
             events[np.flatnonzero(self._is_annotation[events.name])],
             self._launches.unrecorded_steps,
         )
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
+        self._attributed = self._account = None
+        if names is not None:
+            timed = ("device", work.row, work.duration_ns) if len(work) else ("host", own_times[0].row, own_times[1])
+            # Free arrays with one value per event before the next ones are computed.
+            del own_times, work
+            self._attributed = _attributed(names, *timed, self._stages)
+            self._account = self._account_of(names)
+            del names, timed
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
         unrecorded = self._launches.unrecorded_steps
@@ -294,37 +300,14 @@ class _Summary:
             launches_without_work=self._launches.without_work,
             unrecorded_steps=self._unrecorded_steps(),
             unit=facts.unit if facts else None,
-            attributed=self._attributed(),
-            account=self._account(),
+            attributed=self._attributed,
+            account=self._account,
             host_load=facts.host_load if facts else None,
         )
 
-    def _attributed(self) -> AttributedTimes | None:
-        """Return the device time, or the self time of operators, by owner; ``None`` for a kernel table."""
-        raw, names = self._trace.raw, self._names
-        if raw is None or names is None:
-            return None
-        events = self._trace.events
-        work = events[np.flatnonzero(self._on_device[events.name])]
-        basis, rows, time_ns = "device", work.row, work.duration_ns
-        if not len(work):
-            operators, time_ns = self._operators
-            basis, rows = "host", operators.row
-        host = values_at(names.host, rows)
-        has_host = np.flatnonzero(host >= 0)
-        host = host[has_host]
-        of_host, stages = self._stages.at(raw.start_ns[host])
-        # Autograd threads run the backward pass while the thread with the stages waits for them.
-        threads = np.append(np.unique(raw.track[names.is_backward]), self._stages.track)
-        stage = np.full(len(rows), -1)
-        stage[has_host] = np.where(np.isin(raw.track[host], threads), of_host, -1)
-        return time_by_owner(names, basis, rows, time_ns, (stage, stages))
-
-    def _account(self) -> Account | None:
-        """Return the account of the steps; ``None`` for a table of kernels."""
-        steps, events, names = self._trace_steps, self._trace.events, self._names
-        if names is None:
-            return None
+    def _account_of(self, names: Attribution) -> Account | None:
+        """Return the account of the steps."""
+        steps, events = self._trace_steps, self._trace.events
         kind = step_kind(steps)
         # A table of kernels has its own track numbers.
         tracks = {track: number for number, track in enumerate(names.events.tracks)}
@@ -424,6 +407,28 @@ class _Summary:
             start_ns=calls.start_ns + trace.base_ns,
             end_ns=calls.end_ns + trace.base_ns,
         )
+
+
+def _self_times(events: Columns, on_host: NDArray[np.bool_]) -> Int:
+    """Return the self time of each event: 0 unless its name is an operator or annotation."""
+    self_ns = np.zeros(len(events), dtype=np.int64)
+    rows = np.flatnonzero(on_host[events.name])
+    self_ns[rows] = self_times(events.track[rows], events.start_ns[rows], events.end_ns[rows])
+    return self_ns
+
+
+def _attributed(names: Attribution, basis: str, rows: Int, time_ns: Int, stages: StageTimes) -> AttributedTimes:
+    """Return the device time, or the self time of operators, by owner; see `time_by_owner`."""
+    events = names.events
+    host = values_at(names.host, rows)
+    has_host = np.flatnonzero(host >= 0)
+    host = host[has_host]
+    of_host, stage_names = stages.at(events.start_ns[host])
+    # Autograd threads run the backward pass while the thread with the stages waits for them.
+    threads = np.append(np.unique(events.track[names.is_backward]), stages.track)
+    stage = np.full(len(rows), -1)
+    stage[has_host] = np.where(np.isin(events.track[host], threads), of_host, -1)
+    return time_by_owner(names, basis, rows, time_ns, (stage, stage_names))
 
 
 def _collective(kernel: str, stated: StatedCollective | None) -> str:

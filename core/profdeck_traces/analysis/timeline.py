@@ -109,12 +109,11 @@ class Picture:
 
     def _add(self, events: Columns, host: Host | None) -> None:
         inside = (events.end_ns > self._begin_ns) & (events.start_ns < self._end_ns)
-        events = events[np.flatnonzero(inside)]
-        self._add_devices(events[np.flatnonzero(self._kinds.work[events.name] >= 0)], host)
+        self._add_devices(events[np.flatnonzero(inside & (self._kinds.work[events.name] >= 0))], host)
         if host is not None:
             self._add_threads(host)
         long_ns = _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
-        shown = self._kinds.may_show[events.track] & (events.duration_ns >= long_ns)
+        shown = inside & self._kinds.may_show[events.track] & (events.duration_ns >= long_ns)
         self._add_events(events[np.flatnonzero(shown)])
 
     def _finish(self, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
@@ -224,18 +223,20 @@ class Picture:
             before = inside
 
     def _add_threads(self, host: Host) -> None:
-        inside = (host.columns.end_ns > self._begin_ns) & (host.columns.start_ns < self._end_ns)
-        shown = np.flatnonzero(inside & self._kinds.may_show[host.columns.track])
-        columns, state = host.columns[shown], host.state[shown]
-        for events in groups(columns.track):
-            of_thread, states = columns[events], state[events]
-            key = ("thread", *self._kinds.tables.tracks[int(of_thread.track[0])])
+        events = host.events
+        inside = (events.end_ns > self._begin_ns) & (events.start_ns < self._end_ns)
+        inside &= self._kinds.may_show[events.track] & (host.state < len(_STATES) - 1)
+        rows = np.flatnonzero(inside)
+        for group in groups(events.track[rows]):
+            of_thread = rows[group]
+            states = host.state[of_thread]
+            key = ("thread", *self._kinds.tables.tracks[int(events.track[of_thread[0]])])
             covered: Spans | None = None
             for code in range(len(_STATES) - 1):
-                used = np.flatnonzero(states == code)
+                used = of_thread[states == code]
                 if not len(used):
                     continue
-                spans = union(of_thread.start_ns[used], of_thread.end_ns[used])
+                spans = union(events.start_ns[used], events.end_ns[used])
                 everything = spans if covered is None else union(*joined((covered, spans)))
                 self._cover(key, _STATES[code], everything, less=covered)
                 covered = everything

@@ -157,12 +157,16 @@ class Attribution:
 
     def _at_source(self, values: Rows) -> Rows:
         """Return the value at each event's forward operator, or at its `host` if it has no forward operator."""
-        return np.where(self.forward >= 0, values_at(values, self.forward), self._at_host(values))
+        found = self._at_host(values)
+        has_forward = np.flatnonzero(self.forward >= 0)
+        found[has_forward] = values[self.forward[has_forward]]
+        return found
 
 
 def values_at(values: Rows, rows: NDArray[np.integer[Any]]) -> Rows:
     """Return the values at the given rows, or -1 where the row is -1."""
-    found = np.full(len(rows), -1, np.int32)
-    is_known = rows >= 0
-    found[is_known] = values[rows[is_known]]
+    if not len(values):
+        return np.full(len(rows), -1, np.int32)
+    found: Rows = values[rows]
+    found[rows < 0] = -1
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 
 import attrs
@@ -123,11 +123,12 @@ class RankView:
     @functools.cached_property
     def idle(self) -> dict[str, float]:
         """Idle time of devices per step, by its cause."""
-        causes: Counter[str] = Counter()
+        causes: defaultdict[str, float] = defaultdict(float)
         for device in self.devices:
-            causes.update({cause.cause: cause.idle_us for cause in device.idle})
+            for cause in device.idle:
+                causes[cause.cause] += cause.idle_us
         number = self.device_count * self.count
-        return {cause: idle_us / number for cause, idle_us in causes.most_common()}
+        return {cause: causes[cause] / number for cause in sorted(causes, key=causes.__getitem__, reverse=True)}
 
     @property
     def idle_us(self) -> float:

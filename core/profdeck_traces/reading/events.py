@@ -207,7 +207,7 @@ class Events:
             kind: Mask of the complete events of that kind.
         """
         # Set the duration of all other events to 0, so that they never count as open.
-        around = parents(self.track, self.start_ns, np.where(kind, self.end_ns, self.start_ns))
+        around = parents(self.track, self.start_ns, self.start_ns + self.duration_ns * kind)
         return np.where(kind, np.arange(self.complete, dtype=np.int32), around)
 
     def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:

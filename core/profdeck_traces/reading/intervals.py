@@ -229,11 +229,15 @@ def time_before(spans: Spans, instants: Int) -> Int:
     starts, ends = spans
     if not len(starts):
         return np.zeros(len(instants), dtype=np.int64)
-    begun = np.searchsorted(starts, instants, side="right")
-    last = np.maximum(begun - 1, 0)
-    time = np.cumsum(ends - starts)[last]
-    time -= np.maximum(ends[last] - instants, 0)
-    return np.where(begun > 0, time, 0)
+    last = np.searchsorted(starts, instants, side="right") - 1
+    is_before = last < 0
+    np.maximum(last, 0, out=last)
+    remaining = ends[last] - instants
+    np.maximum(remaining, 0, out=remaining)
+    time: Int = np.cumsum(ends - starts)[last]
+    time -= remaining
+    time[is_before] = 0
+    return time
 
 
 def total(spans: Spans) -> int:

@@ -43,8 +43,8 @@ def columns(events: Sequence[Event]) -> Columns:
 
 def states_in(events: list[Event], begin: int, end: int) -> dict[str, int]:
     """Return the duration of each state from begin to end, without states of zero duration."""
-    (times,) = Host.of(columns(events)).times((np.array([begin]), np.array([end]))).T.tolist()
-    return {cause: time for cause, time in zip(CAUSES, times, strict=True) if time}
+    times = Host.of(columns(events)).times((np.array([begin]), np.array([end])))
+    return {cause: int(time) for cause, (time,) in zip(CAUSES, times, strict=True) if time}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_each_span_has_separate_times() -> None:
 
     times = Host.of(columns(events)).times((np.array([0, 7, 19]), np.array([5, 12, 20])))
 
-    assert dict(zip(CAUSES, times.tolist(), strict=True)) == {cause: [0, 0, 0] for cause in CAUSES} | {
+    assert dict(zip(CAUSES, map(list, times), strict=True)) == {cause: [0, 0, 0] for cause in CAUSES} | {
         "operators": [5, 0, 0],
         "allocating": [0, 4, 1],
         "profiler overhead": [0, 1, 0],
