@@ -125,7 +125,7 @@ class _How:
             self._keep(before, source, reading)
             if found.whole:
                 self._keep_check(before, source, found)
-        return reading
+        return reading.with_facts(source)
 
     def _keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
         """Keep what was found in a trace that is still what it was before, with pictures and without."""
@@ -149,9 +149,10 @@ def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
     """Add the ranks and replicas that are known only from the paths."""
     places = places_in_paths([reading.summary for reading in readings])
     return [
-        RankReading(
-            attrs.evolve(reading.summary, rank=rank, replica=replica),
-            attrs.evolve(reading.collectives, rank=rank, replica=replica),
+        attrs.evolve(
+            reading,
+            summary=attrs.evolve(reading.summary, rank=rank, replica=replica),
+            collectives=attrs.evolve(reading.collectives, rank=rank, replica=replica),
         )
         for reading, (rank, replica) in zip(readings, places, strict=True)
     ]
