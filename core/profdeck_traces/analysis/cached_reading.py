@@ -57,7 +57,7 @@ def about(source: TraceSource) -> list[Any]:
 
     `RankReading.with_facts` sets the values of the other facts.
     """
-    return [source.facts is not None and source.facts.cold_first_step]
+    return [source.cold_first_step]
 
 
 def to_bytes(reading: RankReading) -> bytes | None:

@@ -112,35 +112,38 @@ def read_summary(
 
     The reading has no facts of the source. `RankReading.with_facts` adds them.
     """
-    summary = _read(source, classifier, step_names, on_progress)
+    summary = _read(source.path, classifier, step_names, on_progress, cold_first_step=source.cold_first_step)
     reading = summary.reading()
     return summary.with_pictures(reading, buckets) if buckets else reading
 
 
 def read_with_pictures(
-    source: TraceSource, *, classifier: Classifier, step_names: StepNames, buckets: Iterable[int]
+    path: Path, *, classifier: Classifier, step_names: StepNames, cold_first_step: bool, buckets: Iterable[int]
 ) -> dict[int, RankReading]:
     """Summarise a trace like `read_summary`, but read it once for pictures of several resolutions.
 
     Returns:
-        Readings without the facts of the source, by the number of intervals in their pictures. Key 0 has no pictures.
+        Readings by the number of intervals in their pictures. Key 0 has no pictures.
+
+    Raises:
+        TraceError: The file cannot be opened or read.
     """
-    summary = _read(source, classifier, step_names, None)
+    summary = _read(path, classifier, step_names, None, cold_first_step=cold_first_step)
     reading = summary.reading()
     return {0: reading} | {number: summary.with_pictures(reading, number) for number in buckets}
 
 
 def _read(
-    source: TraceSource, classifier: Classifier, step_names: StepNames, on_progress: Progress | None
+    path: Path, classifier: Classifier, step_names: StepNames, on_progress: Progress | None, *, cold_first_step: bool
 ) -> _Summary:
-    trace = read_trace(source.path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
+    trace = read_trace(path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
     _check_categories(trace)
-    return _Summary(source, trace, _tables(source.path), classifier, step_names)
+    return _Summary(path, trace, classifier, step_names, cold_first_step=cold_first_step)
 
 
 def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> RankReading:
     """Summarise a trace that has already been read, like `read_summary` without pictures."""
-    return _Summary(source, trace, _tables(source.path), classifier, step_names).reading()
+    return _Summary(source.path, trace, classifier, step_names, cold_first_step=source.cold_first_step).reading()
 
 
 def _check_categories(trace: Trace) -> None:
@@ -172,12 +175,12 @@ class _Summary:
     """Summary of one trace."""
 
     def __init__(
-        self, source: TraceSource, trace: Trace, analysed: RecorderTables, classifier: Classifier, step_names: StepNames
+        self, path: Path, trace: Trace, classifier: Classifier, step_names: StepNames, *, cold_first_step: bool
     ) -> None:
-        self._source = source
+        self._path = path
         self._step_names = step_names
         self._trace = trace
-        self._analysed = analysed
+        self._analysed = _tables(path)
         tables = trace.tables
         self._on_device = tables.names_of_categories(DEVICE_WORK)
         operators, annotations = (tables.names_of_categories(frozenset({kind})) for kind in (OPERATOR, ANNOTATION))
@@ -208,7 +211,7 @@ class _Summary:
             step_names,
             trace.arg("External id", annotated.row),
             launched_work(trace, self._names),
-            cold_first_step=source.facts is not None and source.facts.cold_first_step,
+            cold_first_step=cold_first_step,
         )
         self_ns = np.zeros(len(events), dtype=np.int64)
         on_host = np.flatnonzero(self._on_host[events.name])
@@ -272,7 +275,7 @@ class _Summary:
         times = self._steps
         steps = enumerate(times.summaries(origin_ns))
         return RankSummary(
-            path=str(self._source.path),
+            path=str(self._path),
             role=None,
             replica=None,
             rank=trace.rank,
