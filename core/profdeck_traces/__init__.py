@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RecorderTables as RecorderTables,
     )
     from profdeck_traces.analysis.run_summary import summarise_run as summarise_run
+    from profdeck_traces.analysis.stored_reading import write_result as write_result
     from profdeck_traces.analysis.summary import summarise_trace as summarise_trace
     from profdeck_traces.base.progress import Meter as Meter, Progress as Progress
     from profdeck_traces.findings.finding import findings_of as findings_of
@@ -69,6 +70,7 @@ SECTIONS = {
         "profdeck_traces.analysis.clock_alignment": "align",
     },
     "Write": {
+        "profdeck_traces.analysis.stored_reading": "write_result",
         "profdeck_traces.writing.windows": "read_extent step_window iteration_window time_window",
         "profdeck_traces.writing.trim": "trim_trace",
         "profdeck_traces.merge": "MergeSource merge_traces",

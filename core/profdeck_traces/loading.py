@@ -12,12 +12,13 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.pictures import buckets_of
 from profdeck_traces.analysis.run_summary import summarise_run
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.files import sha256_of
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.findings.finding import findings_of
 from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
 from profdeck_traces.inputs.facts import run_records
-from profdeck_traces.inputs.file_checks import KeptChecks, sha256_of
+from profdeck_traces.inputs.file_checks import KeptChecks
 from profdeck_traces.inputs.file_formats import is_merged
 from profdeck_traces.inputs.sources import TraceSource, find_sources
 

@@ -84,6 +84,11 @@ class TorchBackend(Backend[TorchOptions]):
         device = torch.cuda.is_available() and not self.options.cuda_profiler_range
         return (Activity.CPU, Activity.CUDA) if device else (Activity.CPU,)
 
+    @property
+    def analyses_traces(self) -> bool:
+        """The option ``analyse``."""
+        return self.options.analyse
+
     def devices(self) -> tuple[str, ...]:
         """Return the GPU of this process, or an empty tuple if the process has not initialized CUDA.
 

@@ -41,6 +41,16 @@ def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
         yield run
 
 
+@pytest.fixture(autouse=True)
+def no_trace_analysis(isolated_directories: None, request: pytest.FixtureRequest) -> None:
+    """Prevent the analysis of traces after captures, unless a test has the mark `analysis`.
+
+    The background processes would slow other tests down, and would change the directories that tests compare.
+    """
+    if request.node.get_closest_marker("analysis") is None:
+        Path(os.environ["PROFDECK_LEASE_DIR"], "trace_analysis.lease").mkdir(parents=True)  # cannot be locked
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directory for the runs of a server that the tests of a module share."""

@@ -19,13 +19,16 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, strategies as st  # noqa: E402  # after importorskip
 
+from processes import until  # noqa: E402
 from profdeck import Profiler, Status  # noqa: E402
+from profdeck.backends import trace_analysis  # noqa: E402
 from profdeck.config.schedule import Window, WindowPhase  # noqa: E402
 from profdeck.records.manifest import read_manifest  # noqa: E402
 from profdeck.verification.report_model import RunReport  # noqa: E402
 from profdeck.verification.run_report import read_run  # noqa: E402
 from profdeck_traces import load as summaries  # noqa: E402
 from profdeck_traces.base.errors import ConfigError  # noqa: E402
+from profdeck_traces.inputs.result_files import read_result  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -536,3 +539,50 @@ def test_start_adds_few_stack_frames(build, monkeypatch: pytest.MonkeyPatch) -> 
         profiler.start(2)
         profiler.stop()
     assert len(stack) <= MAX_FRAMES, stack
+
+
+@pytest.mark.analysis
+@pytest.mark.parametrize("analyse", [True, False])
+def test_traces_are_analysed_after_the_capture(
+    build, model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, analyse: bool
+) -> None:
+    started = list[tuple[str, ...]]()
+    monkeypatch.setattr(
+        trace_analysis, "start_detached", lambda module, *arguments, **_: started.append((module, *arguments))
+    )
+    with build(**{"steps": [2, 4], "trainer.options.analyse": analyse}) as profiler:
+        for step in range(6):
+            with profiler.capture(step):
+                work(model)
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+    paths = traces(tmp_path / "run")
+    assert len(paths) == 2
+    expected = [("profdeck.backends.trace_analysis", "0", str(path)) for path in paths]
+    assert started == (expected if analyse else [])
+
+
+@pytest.mark.analysis
+def test_analysis_that_cannot_start_does_not_affect_the_capture(
+    build, model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(trace_analysis, "start_detached", fail)
+    with build(on_error="raise") as profiler:
+        for step in range(4):
+            with profiler.capture(step):
+                work(model)
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+@pytest.mark.analysis
+def test_analysis_writes_the_result_of_a_trace(build, model, tmp_path: Path) -> None:
+    with build() as profiler:
+        for step in range(4):
+            with profiler.capture(step):
+                work(model)
+    (path,) = (tmp_path / "run").rglob("*.trace.json.gz")
+    until(lambda: read_result(path) is not None, every_s=0.2, timeout_s=600)
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+    assert [file.name for file in path.parent.iterdir() if file.name.startswith(".")] == []

@@ -23,6 +23,7 @@ from profdeck.records.status import Status
 from profdeck.remote.upload import UploadListener, upload, upload_check
 from profdeck.verification.run_report import read_run
 from profdeck_traces.base.errors import ConfigError, ProfdeckError
+from profdeck_traces.inputs.result_files import result_path
 from profdeck_traces.inputs.url_copies import fetch
 from remote_stores import RecordingStore
 
@@ -59,6 +60,19 @@ def test_all_files_are_sent_once(run: Path) -> None:
     assert stored_names() == local_names(run)
     assert upload_and_count(run) == (0, 13)
     assert local_names(run) == local_names(fetch(f"{URL}/job"))
+
+
+def test_results_of_traces_are_sent_but_not_required(run: Path) -> None:
+    trace = next(run.rglob("*step50.trace.json.gz"))
+    result_path(trace).write_bytes(b"a result")
+    (trace.parent / "other.json.result").write_bytes(b"not the result of a trace")
+    assert upload_and_count(run) == (14, 0)
+    assert result_path(trace).relative_to(run).as_posix() in stored_names()
+    later = next(run.rglob("*step0.trace.json.gz"))
+    result_path(later).write_bytes(b"written after the upload")
+    check = upload_check(run, URL)
+    assert check(later.parents[1]) is None
+    assert "other.json.result" in (check(trace.parents[1]) or "")
 
 
 def test_artifacts_are_sent_before_manifests_and_the_run_file_last(run: Path) -> None:

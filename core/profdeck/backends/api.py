@@ -114,6 +114,11 @@ class Backend(Generic[OptionsT_co]):
         """
         return None
 
+    @property
+    def analyses_traces(self) -> bool:
+        """True if traces are analysed in the background when a capture has ended. Requires Chrome traces."""
+        return False
+
     def devices(self) -> tuple[str, ...]:
         """Return the names of the devices that a capture occupies.
 

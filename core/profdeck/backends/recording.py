@@ -12,6 +12,7 @@ from typing import Any
 from profdeck.backends.api import Backend
 from profdeck.backends.hook_calls import HookCall, Invocation, RoleHooks
 from profdeck.backends.plugin_manager import RegisteredPlugin
+from profdeck.backends.trace_analysis import start_analysis
 from profdeck.base import leases, shutdown, threads
 from profdeck.base.errors import CaptureError, LeaseError
 from profdeck.base.host_counters import HostCounters
@@ -407,6 +408,8 @@ class Recording:
         outputs, self._outputs = self._outputs, ()
         self.capture.conclude(self._artifacts(outputs))
         self._write()
+        if self._backend.analyses_traces:
+            start_analysis(self.capture)
         yield from self._stop_listeners()
         self._raise_interruption()
 

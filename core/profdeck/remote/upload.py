@@ -34,6 +34,7 @@ from profdeck_traces.base.files import lock_directory
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.text import plural
 from profdeck_traces.inputs.artifact_kinds import files_below
+from profdeck_traces.inputs.result_files import is_result, result_path, trace_of
 from profdeck_traces.inputs.urls import RemoteError, RemotePath, batches, is_url
 
 URL_VARIABLE = "PROFDECK_UPLOAD"
@@ -174,7 +175,7 @@ def upload_check(run: Path, url: str) -> Callable[[Path], str | None]:
 
     def reason_to_keep(step: Path) -> str | None:
         for file in sorted(step.resolve().rglob("*")):
-            if file.is_dir() and not file.is_symlink():
+            if (file.is_dir() and not file.is_symlink()) or _is_replaceable(file):
                 continue
             name = file.relative_to(run).as_posix()
             try:
@@ -185,6 +186,11 @@ def upload_check(run: Path, url: str) -> Callable[[Path], str | None]:
         return None
 
     return reason_to_keep
+
+
+def _is_replaceable(file: Path) -> bool:
+    """Return whether a file is the result file of an existing trace. Results can be computed again."""
+    return is_result(file) and trace_of(file).is_file()
 
 
 def _is_stored(
@@ -288,7 +294,7 @@ def _add_manifest(file: Path, step: str, plan: _UploadPlan) -> list[Path]:
         plan.unfinished.extend(f"{step}: {reason}" for reason in reasons)
         return []
     for artifact in artifacts:
-        files = sorted(artifact.rglob("*")) if artifact.is_dir() else [artifact]
+        files = sorted(artifact.rglob("*")) if artifact.is_dir() else [artifact, result_path(artifact)]
         plan.artifacts.update((path, None) for path in files if path.is_file() and not path.is_symlink())
     return [file]
 

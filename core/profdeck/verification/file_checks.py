@@ -12,12 +12,12 @@ import attrs
 
 from profdeck.verification.report_model import ArtifactReport
 from profdeck_traces.base.errors import MissingLibraryError, ProfdeckError, TraceError, describe_error
-from profdeck_traces.base.files import file_size
+from profdeck_traces.base.files import file_size, sha256_of
 from profdeck_traces.base.parallel import map_traces
 from profdeck_traces.base.progress import Meter, Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.artifact_kinds import TRACE, ArtifactKind, FileCheck
-from profdeck_traces.inputs.file_checks import KeptChecks, sha256_of
+from profdeck_traces.inputs.file_checks import KeptChecks
 
 if TYPE_CHECKING:
     from profdeck_traces import TraceCheck

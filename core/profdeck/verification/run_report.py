@@ -28,6 +28,7 @@ from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.base.text import plural, shell_word
 from profdeck_traces.inputs.artifact_kinds import TRACE, files_below, kind_named
+from profdeck_traces.inputs.result_files import is_result, trace_of
 
 _MAX_MISSING_STEPS = 1000
 
@@ -395,8 +396,9 @@ def _unfinished_prefixes(reports: Iterable[RankReport | TargetReport]) -> tuple[
 
 
 def _unlisted(files: Iterable[Path], artifacts: set[Path]) -> Iterator[Path]:
-    """Yield recorded files that are neither manifests nor artifacts, nor inside an artifact."""
+    """Yield recorded files that are neither manifests nor artifacts, nor inside an artifact, nor results of traces."""
     for file in files:
         is_recorded = file.name.startswith(("rank_", "target.")) and not is_manifest(file)
-        if is_recorded and artifacts.isdisjoint((file, *file.parents)):
+        owners = (trace_of(file) if is_result(file) else file, *file.parents)
+        if is_recorded and artifacts.isdisjoint(owners):
             yield file

@@ -1,8 +1,7 @@
-"""A reading of a trace as bytes and back, so that the next question needs no trace."""
+"""Encodes readings of traces, so that later commands need not read the traces."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -15,28 +14,33 @@ from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.typical_step import candidates
 from profdeck_traces.inputs.sources import TraceSource
 
 # isal's stubs declare the class as an instance.
 _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
+_INTEGER = "<i8"
+_MAX_BYTES = 1 << 28
+"""Maximum size of a decompressed reading."""
 
 
 class _Calls(msgspec.Struct):
-    """The communication of a trace, its arrays as types and bytes."""
+    """The collective calls of a trace, with the arrays as bytes of 64-bit integers."""
 
     names: list[str]
     groups: list[str]
     meant: dict[str, str]
     rank: int | None
-    anchor_offset_ns: int | None
     warm_from_ns: int | None
-    arrays: list[tuple[str, bytes]]
+    arrays: list[bytes]
 
 
 class _Kept(msgspec.Struct):
     summary: RankSummary
     calls: _Calls
+    origin_ns: int
+    base_ns: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -52,26 +56,26 @@ def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
 def about(source: TraceSource) -> list[Any]:
     """Return the part of the cache key that comes from a trace's facts.
 
-    The run's path is excluded, so that a cached reading stays valid after the run is moved.
+    `RankReading.with_facts` sets the values of the other facts.
     """
-    return [None if source.facts is None else repr(attrs.evolve(source.facts, run=""))]
+    return [source.cold_first_step]
 
 
 def to_bytes(reading: RankReading) -> bytes | None:
-    """Write a reading; ``None`` of one with a text or a number that no profiler writes."""
+    """Encode a reading without facts. Return ``None`` for texts and numbers that cannot be encoded."""
     calls = reading.collectives
-    arrays: Sequence[np.ndarray[Any, Any]] = [np.ascontiguousarray(getattr(calls, name)) for name in _ARRAYS]
     kept = _Kept(
-        reading.summary,
+        attrs.evolve(reading.summary, path=""),  # copies of a trace have equal results
         _Calls(
             list(calls.names),
             list(calls.groups),
             dict(calls.meant),
             calls.rank,
-            calls.anchor_offset_ns,
             calls.warm_from_ns,
-            [(array.dtype.str, array.tobytes()) for array in arrays],
+            [getattr(calls, name).astype(_INTEGER).tobytes() for name in _ARRAYS],
         ),
+        reading.origin_ns,
+        reading.base_ns,
     )
     try:
         return isal_zlib.compress(_encode(kept), 1)
@@ -80,33 +84,44 @@ def to_bytes(reading: RankReading) -> bytes | None:
 
 
 def from_bytes(content: bytes, source: TraceSource) -> RankReading:
-    """Return what was written, as of a source: files may be known by other paths than when they were read.
+    """Decode a reading, and add the path and the facts of a source.
+
+    The content can come from a file that other users can write. Inconsistent content is therefore rejected.
 
     Raises:
-        ValueError: That is none.
+        ValueError: The content is not an encoded reading.
     """
     try:
-        kept = _decode(isal_zlib.decompress(content))
+        inflater = isal_zlib.decompressobj()
+        data = inflater.decompress(content, _MAX_BYTES)
+        if not inflater.eof:
+            raise ValueError("truncated, or too large")
+        kept = _decode(data)
     except (_InflateError, msgspec.MsgspecError, UnicodeError) as error:
         raise ValueError(str(error)) from error
-    summary = attrs.evolve(kept.summary, path=str(source.path), run=source.facts.run if source.facts else None)
-    calls = kept.calls
-    arrays = {name: np.frombuffer(data, dtype=kind) for name, (kind, data) in zip(_ARRAYS, calls.arrays, strict=True)}
+    summary, calls = kept.summary, kept.calls
+    name, group, start_ns, end_ns = (np.frombuffer(data, dtype=_INTEGER) for data in calls.arrays)
+    if not len(name) == len(group) == len(start_ns) == len(end_ns):
+        raise ValueError("arrays of different lengths")
+    for codes, texts in ((name, calls.names), (group, calls.groups)):
+        if len(codes) and not 0 <= codes.min() <= codes.max() < len(texts):
+            raise ValueError("a code without a text")
+    if summary.timelines and len(summary.timelines) != 1 + len(candidates(summary)):
+        raise ValueError("a step without a picture")
     return RankReading(
         summary,
         Collectives(
             path=summary.path,
             rank=calls.rank,
-            role=summary.role,
-            replica=summary.replica,
-            capture=summary.capture,
-            run=summary.run,
-            host=summary.host,
-            anchor_offset_ns=calls.anchor_offset_ns,
             warm_from_ns=calls.warm_from_ns,
             names=calls.names,
             groups=calls.groups,
             meant=calls.meant,
-            **arrays,
+            name=name,
+            group=group,
+            start_ns=start_ns,
+            end_ns=end_ns,
         ),
-    )
+        kept.origin_ns,
+        kept.base_ns,
+    ).with_facts(source)

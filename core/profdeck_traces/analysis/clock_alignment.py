@@ -109,4 +109,5 @@ def _by_collectives(sources: Sequence[TraceSource], processes: int, on_progress:
 
 
 def _collectives(source: TraceSource, on_progress: Progress | None, *, classifier: Classifier) -> Collectives:
-    return read_summary(source, classifier=classifier, step_names=StepNames(()), on_progress=on_progress).collectives
+    reading = read_summary(source, classifier=classifier, step_names=StepNames(()), on_progress=on_progress)
+    return reading.with_facts(source).collectives

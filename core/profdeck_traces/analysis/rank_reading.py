@@ -1,16 +1,63 @@
-"""What reading the trace of one rank gives."""
+"""Reading of one rank's trace, without and with the facts from its manifest."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import attrs
 
 from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.inputs.sources import TraceSource
 
 
 @attrs.frozen
 class RankReading:
-    """A summary, and what is needed of the trace to compare it with those of other ranks."""
+    """Summary of a trace, and its collective calls for the comparison with other ranks."""
 
     summary: RankSummary
     collectives: Collectives
+    origin_ns: int
+    """Start of the first event, in nanoseconds on the trace's clock."""
+    base_ns: int
+    """``baseTimeNanoseconds`` of the trace; 0 if it has none."""
+
+    def with_facts(self, source: TraceSource) -> RankReading:
+        """Return the reading with the path and the facts of a source.
+
+        The reading itself depends only on the trace and on ``cold_first_step``, so it can be cached although other
+        facts change: an engine's clock, for example, is written to another manifest.
+        """
+        facts, path = source.facts, str(source.path)
+        if facts is None:
+            return attrs.evolve(
+                self,
+                summary=attrs.evolve(self.summary, path=path),
+                collectives=attrs.evolve(self.collectives, path=path),
+            )
+        offset_ns = facts.clock_offset_ns
+        identity: dict[str, Any] = {
+            "path": path,
+            "role": facts.role,
+            "replica": facts.replica,
+            "rank": facts.rank,
+            "host": facts.host,
+            "capture": facts.capture,
+            "run": facts.run,
+        }
+        return attrs.evolve(
+            self,
+            summary=attrs.evolve(
+                self.summary,
+                **identity,
+                world_size=facts.world_size,
+                unit=facts.unit,
+                host_load=facts.host_load,
+                origin_unix_ns=self.summary.origin_unix_ns if offset_ns is None else self.origin_ns + offset_ns,
+            ),
+            collectives=attrs.evolve(
+                self.collectives,
+                **identity,
+                anchor_offset_ns=None if offset_ns is None else offset_ns - self.base_ns,
+            ),
+        )

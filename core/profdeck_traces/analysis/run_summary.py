@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -16,11 +17,13 @@ from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.typical_step import candidates, typical_steps
 from profdeck_traces.base.errors import TraceError
+from profdeck_traces.base.files import sha256_of
 from profdeck_traces.base.parallel import map_traces
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.artifact_kinds import FileCheck
-from profdeck_traces.inputs.file_checks import KeptChecks, sha256_of
+from profdeck_traces.inputs.file_checks import KeptChecks
+from profdeck_traces.inputs.result_files import question_text, read_result
 from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 from profdeck_traces.inputs.sources import TraceSource
 
@@ -97,14 +100,26 @@ class _How:
         return KeptResults(self.cache, *cached_reading.question(self.classifier, self.step_names))
 
     def kept(self, source: TraceSource) -> RankReading | None:
-        """Return what was read before, if nothing changed and it has the pictures that are wanted."""
+        """Return the reading from the cache or from the trace's result file, or ``None`` if the trace must be read."""
         content = self.results.get(source.path, *self._about(source, with_pictures=self.with_pictures))
-        if content is None:
+        if content is not None:
+            with suppress(ValueError):
+                return cached_reading.from_bytes(content, source)
+        before = self.results.before(source.path)
+        question = [*cached_reading.question(self.classifier, self.step_names), *cached_reading.about(source)]
+        result = read_result(source.path)
+        if result is None or result.question != question_text(*question):
             return None
+        buckets = self.buckets if self.with_pictures else 0
         try:
-            return cached_reading.from_bytes(content, source)
+            reading = cached_reading.from_bytes(result.readings.get(buckets, b""), source)
         except ValueError:
             return None
+        for with_pictures in {bool(self.buckets), False}:
+            if (content := result.readings.get(self.buckets if with_pictures else 0)) is not None:
+                self.results.put(before, source.path, content, *self._about(source, with_pictures=with_pictures))
+        KeptChecks(self.cache).put(before, source.path, result.check, with_sum=_has_digest(source))
+        return reading
 
     def read(self, source: TraceSource, on_progress: Progress | None) -> RankReading:
         """Read a trace, and keep what was found."""
@@ -125,7 +140,7 @@ class _How:
             self._keep(before, source, reading)
             if found.whole:
                 self._keep_check(before, source, found)
-        return reading
+        return reading.with_facts(source)
 
     def _keep(self, before: FileIdentity, source: TraceSource, reading: RankReading) -> None:
         """Keep what was found in a trace that is still what it was before, with pictures and without."""
@@ -139,19 +154,24 @@ class _How:
 
     def _keep_check(self, before: FileIdentity, source: TraceSource, found: RankSummary) -> None:
         """Keep for `profdeck ls` that a trace was read to its end."""
-        with_sum = source.facts is not None and source.facts.has_digest
+        with_sum = _has_digest(source)
         sha256 = sha256_of(source.path) if with_sum else None
         check = FileCheck(whole=True, problem=None, events=found.events, sha256=sha256)
         KeptChecks(self.cache).put(before, source.path, check, with_sum=with_sum)
+
+
+def _has_digest(source: TraceSource) -> bool:
+    return source.facts is not None and source.facts.has_digest
 
 
 def _with_places(readings: Sequence[RankReading]) -> list[RankReading]:
     """Add the ranks and replicas that are known only from the paths."""
     places = places_in_paths([reading.summary for reading in readings])
     return [
-        RankReading(
-            attrs.evolve(reading.summary, rank=rank, replica=replica),
-            attrs.evolve(reading.collectives, rank=rank, replica=replica),
+        attrs.evolve(
+            reading,
+            summary=attrs.evolve(reading.summary, rank=rank, replica=replica),
+            collectives=attrs.evolve(reading.collectives, rank=rank, replica=replica),
         )
         for reading, (rank, replica) in zip(readings, places, strict=True)
     ]

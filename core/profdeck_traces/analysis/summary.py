@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -90,13 +90,15 @@ def summarise_trace(
     Raises:
         TraceError: The file cannot be opened or read.
     """
-    return read_summary(
-        source if isinstance(source, TraceSource) else TraceSource(source),
+    source = source if isinstance(source, TraceSource) else TraceSource(source)
+    reading = read_summary(
+        source,
         classifier=classifier or Classifier(),
         step_names=step_names or StepNames.load(),
         buckets=buckets,
         on_progress=on_progress,
-    ).summary
+    )
+    return reading.with_facts(source).summary
 
 
 def read_summary(
@@ -107,17 +109,42 @@ def read_summary(
     buckets: int = 0,
     on_progress: Progress | None = None,
 ) -> RankReading:
-    """Summarise a trace like `summarise_trace`, and also return its collective calls."""
-    trace = read_trace(source.path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
+    """Summarise a trace like `summarise_trace`, and also return its collective calls.
+
+    The reading has no facts of the source. `RankReading.with_facts` adds them.
+    """
+    summary = _read(source.path, classifier, step_names, on_progress, cold_first_step=source.cold_first_step)
+    reading = summary.reading()
+    return summary.with_pictures(reading, buckets) if buckets else reading
+
+
+def read_with_pictures(
+    path: Path, *, classifier: Classifier, step_names: StepNames, cold_first_step: bool, buckets: Iterable[int]
+) -> dict[int, RankReading]:
+    """Summarise a trace like `read_summary`, but read it once for pictures of several resolutions.
+
+    Returns:
+        Readings by the number of intervals in their pictures. Key 0 has no pictures.
+
+    Raises:
+        TraceError: The file cannot be opened or read.
+    """
+    summary = _read(path, classifier, step_names, None, cold_first_step=cold_first_step)
+    reading = summary.reading()
+    return {0: reading} | {number: summary.with_pictures(reading, number) for number in buckets}
+
+
+def _read(
+    path: Path, classifier: Classifier, step_names: StepNames, on_progress: Progress | None, *, cold_first_step: bool
+) -> _Summary:
+    trace = read_trace(path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
     _check_categories(trace)
-    return summary_of(trace, source, classifier=classifier, step_names=step_names, buckets=buckets)
+    return _Summary(path, trace, classifier, step_names, cold_first_step=cold_first_step)
 
 
-def summary_of(
-    trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames, buckets: int = 0
-) -> RankReading:
-    """Summarise a trace that has already been read."""
-    return _Summary(source, trace, _tables(source.path), classifier, step_names).finish(buckets)
+def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> RankReading:
+    """Summarise a trace that has already been read, like `read_summary` without pictures."""
+    return _Summary(source.path, trace, classifier, step_names, cold_first_step=source.cold_first_step).reading()
 
 
 def _check_categories(trace: Trace) -> None:
@@ -149,12 +176,12 @@ class _Summary:
     """Summary of one trace."""
 
     def __init__(
-        self, source: TraceSource, trace: Trace, analysed: RecorderTables, classifier: Classifier, step_names: StepNames
+        self, path: Path, trace: Trace, classifier: Classifier, step_names: StepNames, *, cold_first_step: bool
     ) -> None:
-        self._source = source
+        self._path = path
         self._step_names = step_names
         self._trace = trace
-        self._analysed = analysed
+        self._analysed = _tables(path)
         tables = trace.tables
         self._on_device = tables.names_of_categories(DEVICE_WORK)
         operators, annotations = (tables.names_of_categories(frozenset({kind})) for kind in (OPERATOR, ANNOTATION))
@@ -183,7 +210,7 @@ class _Summary:
             step_names,
             trace.arg("External id", annotated.row),
             launched_work(trace, names),
-            cold_first_step=source.facts is not None and source.facts.cold_first_step,
+            cold_first_step=cold_first_step,
         )
         self_ns = _self_times(events, self._on_host)
         self._host = Host.of(events, of_steps) if trace.has_host else None
@@ -217,11 +244,17 @@ class _Summary:
         self._devices = DeviceTimes(events, self._work, trace.device_names, steps, self._host, unrecorded)
         self._collectives = events[np.flatnonzero(self._communicates[events.name])]
 
-    def finish(self, buckets: int) -> RankReading:
+    def reading(self) -> RankReading:
+        """Return the summary without pictures and without facts."""
         summary = self._summary()
-        if buckets and summary.span_us:
-            summary = attrs.evolve(summary, timelines=self._timelines(summary, buckets))
-        return RankReading(summary, self._collected(summary))
+        return RankReading(summary, self._collected(summary), self._origin_ns, self._trace.base_ns)
+
+    def with_pictures(self, reading: RankReading, buckets: int) -> RankReading:
+        """Add pictures with a number of intervals to the reading."""
+        if not reading.summary.span_us:
+            return reading
+        timelines = self._timelines(reading.summary, buckets)
+        return attrs.evolve(reading, summary=attrs.evolve(reading.summary, timelines=timelines))
 
     def _timelines(self, summary: RankSummary, buckets: int) -> tuple[Timeline, ...]:
         """Return pictures of the recording and of each step that is a candidate for the typical step."""
@@ -239,7 +272,7 @@ class _Summary:
         return tuple(picture.of(trace.events, self._host, marks, origin_ns) for picture in pictures)
 
     def _summary(self) -> RankSummary:
-        trace, analysed, facts = self._trace, self._analysed, self._source.facts
+        trace, analysed = self._trace, self._analysed
         origin_ns = self._origin_ns
         sums, on_host = self._sums, trace.has_host
         shapes = OperatorShapes.of(trace)
@@ -248,14 +281,14 @@ class _Summary:
         times = self._steps
         steps = enumerate(times.summaries(origin_ns))
         return RankSummary(
-            path=str(self._source.path),
-            role=facts.role if facts else None,
-            replica=facts.replica if facts else None,
-            rank=facts.rank if facts else trace.rank,
-            world_size=facts.world_size if facts else trace.world_size,
-            host=facts.host if facts else None,
-            capture=facts.capture if facts else None,
-            run=facts.run if facts else None,
+            path=str(self._path),
+            role=None,
+            replica=None,
+            rank=trace.rank,
+            world_size=trace.world_size,
+            host=None,
+            capture=None,
+            run=None,
             whole=trace.check.whole and not analysed.problems,
             problem=" ".join(filter(None, [trace.check.problem, *analysed.problems])) or None,
             events=trace.check.events,
@@ -299,10 +332,8 @@ class _Summary:
             launches=self._launches.count,
             launches_without_work=self._launches.without_work,
             unrecorded_steps=self._unrecorded_steps(),
-            unit=facts.unit if facts else None,
             attributed=self._attributed,
             account=self._account,
-            host_load=facts.host_load if facts else None,
         )
 
     def _account_of(self, names: Attribution) -> Account | None:
@@ -356,20 +387,11 @@ class _Summary:
             for core, (count, total_ns) in cores
         )
 
-    @property
-    def _clock_offset_ns(self) -> int | None:
-        facts = self._source.facts
-        return None if facts is None else facts.clock_offset_ns
-
     def _unix_ns(self, time_ns: int) -> int | None:
-        """Return when a time of the trace was."""
-        offset_ns = self._clock_offset_ns
-        if offset_ns is None:
-            # Before it wrote a base, Kineto wrote Unix times themselves.
-            offset_ns = self._trace.base_ns
-            if not _EARLIEST_UNIX_NS < time_ns + offset_ns < _LATEST_UNIX_NS:
-                return None
-        return time_ns + offset_ns
+        """Convert a time of the trace to Unix time without a clock offset; ``None`` if that is impossible."""
+        # Kineto traces without a base contain Unix times.
+        unix_ns = time_ns + self._trace.base_ns
+        return unix_ns if _EARLIEST_UNIX_NS < unix_ns < _LATEST_UNIX_NS else None
 
     def _collected(self, summary: RankSummary) -> Collectives:
         trace = self._trace
@@ -384,16 +406,9 @@ class _Summary:
         windows = (self._trace_steps.host if on_hosts else self._trace_steps.device)[kind]
         warm_from_ns = self._trace_steps.warm_from_ns(windows)
         streams, group = _pairs(calls.track, of_args, len(stated))
-        offset_ns = self._clock_offset_ns
         return Collectives(
             path=summary.path,
             rank=summary.rank,
-            role=summary.role,
-            replica=summary.replica,
-            capture=summary.capture,
-            run=summary.run,
-            host=summary.host,
-            anchor_offset_ns=None if offset_ns is None else offset_ns - trace.base_ns,
             names=[_collective(trace.tables.names[kernel], stated[code]) for kernel, code in kernels],
             groups=[
                 said.group if (said := stated[code]) else ONLY_GROUP if on_hosts else str(trace.tables.tracks[track][1])

@@ -74,13 +74,10 @@ class ResultCache:
                 os.utime(descriptor)  # eviction is ordered by modification time
         except OSError:
             return None
-        content_start = len(_MAGIC) + 4
-        if data.startswith(_MAGIC) and len(data) <= _MAX_RESULT_BYTES:
-            content = data[content_start:]
-            if zlib.crc32(key.encode() + content) == int.from_bytes(data[len(_MAGIC) : content_start], "little"):
-                return content
-        path.unlink(missing_ok=True)
-        return None
+        content = content_of(key, data) if len(data) <= _MAX_RESULT_BYTES else None
+        if content is None:
+            path.unlink(missing_ok=True)
+        return content
 
     def put(self, key: str, content: bytes) -> None:
         """Store a result. Errors are logged, and a result larger than the limit is not stored."""
@@ -89,8 +86,7 @@ class ResultCache:
         path = self._path(key)
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            checksum = zlib.crc32(key.encode() + content).to_bytes(4, "little")
-            replace_file(path, b"".join((_MAGIC, checksum, content)), durable=False)
+            replace_file(path, framed(key, content), durable=False)
         except OSError as error:
             logger.debug("A result could not be cached: %s", error)
 
@@ -116,6 +112,19 @@ class ResultCache:
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / key[2:]
+
+
+def framed(key: str, content: bytes) -> bytes:
+    """Return the contents of a result file: a header, a checksum of the key and the content, and the content."""
+    return b"".join((_MAGIC, zlib.crc32(key.encode() + content).to_bytes(4, "little"), content))
+
+
+def content_of(key: str, data: bytes) -> bytes | None:
+    """Return the content of a result file, or ``None`` if it is corrupt or has another key."""
+    content_start = len(_MAGIC) + 4
+    content, checksum = data[content_start:], int.from_bytes(data[len(_MAGIC) : content_start], "little")
+    is_intact = data.startswith(_MAGIC) and zlib.crc32(key.encode() + content) == checksum
+    return content if is_intact else None
 
 
 def _default_directory(environ: Mapping[str, str]) -> Path:

@@ -1,14 +1,15 @@
-"""Caches the results of file checks, and computes checksums."""
+"""Caches the results of file checks. Result files next to traces contain check results as well."""
 
 from __future__ import annotations
 
-import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.inputs.artifact_kinds import FileCheck
+from profdeck_traces.inputs.result_files import read_result
 from profdeck_traces.inputs.result_keys import FileIdentity, KeptResults
 
 _decode = msgspec.json.Decoder(FileCheck).decode
@@ -22,20 +23,25 @@ class KeptChecks:
     """
 
     def __init__(self, cache: ResultCache | None) -> None:
-        self._results = KeptResults(cache, "whole")
+        self._cache, self._results = cache, KeptResults(cache, "whole")
 
     def get(self, path: Path, *, with_sum: bool) -> FileCheck | None:
-        """Return a trace's cached check result, or ``None`` if there is none or the file has changed.
+        """Return a trace's check result from the cache or its result file, or ``None`` if the trace must be read.
 
         Args:
             path: The trace.
             with_sum: True if the result must include the SHA-256.
         """
-        content = self._results.get(path, with_sum)
-        try:
-            return None if content is None else msgspec.structs.replace(_decode(content), kept=True)
-        except msgspec.MsgspecError:
+        if self._cache is None:
             return None
+        if (content := self._results.get(path, with_sum)) is not None:
+            with suppress(msgspec.MsgspecError):
+                return msgspec.structs.replace(_decode(content), kept=True)
+        before = self.before(path)
+        if (result := read_result(path)) is None:
+            return None
+        self.put(before, path, result.check, with_sum=with_sum)
+        return msgspec.structs.replace(result.check, kept=True)
 
     def before(self, path: Path) -> FileIdentity | None:
         """Return a trace file's identity before it is read, or ``None`` if its check result cannot be cached."""
@@ -48,12 +54,3 @@ class KeptChecks:
     def evict(self) -> None:
         """Delete the least recently used results if the cache exceeds its limits."""
         self._results.evict()
-
-
-def sha256_of(path: Path) -> str | None:
-    """Return a file's SHA-256 as a hexadecimal string, or ``None`` if the file cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
-        return None

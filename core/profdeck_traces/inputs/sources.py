@@ -15,6 +15,7 @@ from profdeck_traces.base.text import plural, shell_path
 from profdeck_traces.inputs.artifact_kinds import files_below, is_trace_path, kind_of, kinds, size_to_read
 from profdeck_traces.inputs.facts import RecordedTraces, TraceFacts, run_records
 from profdeck_traces.inputs.file_formats import FileFormat, format_of, reader_of
+from profdeck_traces.inputs.result_files import is_result, trace_of
 
 _TRACES = (".trace.json", ".trace.json.gz")
 _JSON = (".json", ".json.gz")
@@ -33,6 +34,11 @@ class TraceSource:
     def size_bytes(self) -> int:
         """Number of bytes to read for this trace, or 0 if there are none."""
         return size_to_read(self.path)
+
+    @property
+    def cold_first_step(self) -> bool:
+        """True if the recorder started in the first step of the trace, without warm-up."""
+        return self.facts is not None and self.facts.cold_first_step
 
     @property
     def is_json(self) -> bool:
@@ -127,6 +133,8 @@ def _reject_unreadable(path: Path, *, is_recorded: bool) -> None:
     """
     if kind_of(path) is not None or is_recorded:
         return
+    if is_result(path):
+        raise TraceError(f"{path} is the stored analysis of a trace. Pass the trace instead: {trace_of(path)}")
     if path.exists() and not path.is_file():
         raise TraceError(f"{path} is not a regular file.")
     if (reader := reader_of(path)) is not None:

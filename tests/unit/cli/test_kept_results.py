@@ -194,13 +194,23 @@ def test_all_commands_share_results(cli: Cli, tmp_path: Path, read_names: list[s
     assert (tmp_path / "a.html").read_text() == (tmp_path / "b.html").read_text()
 
 
-def test_changed_manifest_is_read_again(cli: Cli, record: Record, read_names: list[str]) -> None:
+def test_facts_of_a_changed_manifest_are_applied_to_cached_results(
+    cli: Cli, record: Record, read_names: list[str]
+) -> None:
     run = record(3)
     first = json.loads(summary_json(cli, run))
     (manifest,) = run.rglob("rank_*.step3.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"host": "another"}))
-    second = json.loads(summary_json(cli, run))
-    assert first["ranks"][0]["host"] != second["ranks"][0]["host"] == "another"
+    facts = json.loads(manifest.read_text()) | {"host": "another", "stall_s": 2.5}
+    manifest.write_text(json.dumps(facts))
+    count = len(read_names)
+    second = summary_json(cli, run)
+    assert first["ranks"][0]["host"] != json.loads(second)["ranks"][0]["host"] == "another"
+    assert len(read_names) == count
+    manifest.write_text(json.dumps(facts | {"cold_first_step": not facts["cold_first_step"]}))
+    summary_json(cli, run)
+    assert len(read_names) > count
+    manifest.unlink()
+    assert summary_json(cli, run) == summary_json(cli, run, "--no-cache") != second
 
 
 def test_cache_is_independent_of_the_working_directory(

@@ -17,7 +17,7 @@ from typer.testing import Result
 from profdeck.records.manifest import is_manifest
 from profdeck.verification.run_report import read_run
 from profdeck_traces.base.errors import TraceError
-from profdeck_traces.inputs.file_checks import sha256_of
+from profdeck_traces.base.files import sha256_of
 from profdeck_traces.loading import summarise
 
 Cli = Callable[..., Result]

@@ -30,6 +30,7 @@ def is_kept(reading: RankReading, path: Path) -> bool:
     if content is None:
         return False
     again = cached_reading.from_bytes(content, TraceSource(path))
+    assert (again.origin_ns, again.base_ns) == (reading.origin_ns, reading.base_ns)
     assert again.summary == reading.summary
     assert repr(again.summary) == repr(reading.summary)  # equal numbers may be written in different ways
     for name in ("names", "groups", "meant", "rank", "anchor_offset_ns", "host", "run", "capture"):

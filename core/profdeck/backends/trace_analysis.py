@@ -1,0 +1,108 @@
+"""Analyses the traces of a capture in a background process, and stores the results next to the traces.
+
+The process uses only resources that the job leaves idle: one process per host analyses at a time, with the scheduling
+class for idle CPU time and limited memory. If memory runs out, the kernel kills this process first. The job neither
+waits for it nor sees its errors. Without a result, commands analyse the trace themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from profdeck.base import threads
+from profdeck.base.errors import LeaseError
+from profdeck.base.leases import Lease, acquire_lease
+from profdeck.base.memory import free_bytes
+from profdeck.base.processes import start_detached
+from profdeck.records.capture import CaptureRecord
+from profdeck_traces.base.errors import ProfdeckError, describe_error
+from profdeck_traces.inputs.artifact_kinds import TRACE
+
+logger = logging.getLogger("profdeck")
+
+LEASE = "trace analysis"
+"""Name of the lease that a process holds while it analyses traces."""
+_LIMIT_S = 900
+"""Maximum lifetime of the process in seconds, including its wait for other processes of this kind."""
+_MEMORY_SHARE = 0.1
+"""Maximum memory of the process, as a share of the free memory."""
+_POLL_S = 0.5
+
+
+def start_analysis(capture: CaptureRecord) -> None:
+    """Start a process that analyses the complete traces of an ended capture. Errors are only logged."""
+    traces = [str(artifact.path) for artifact in capture.artifacts if artifact.kind == TRACE and artifact.whole]
+    if not traces:
+        return
+    is_cold = str(int(bool(capture.cold_first_step)))
+    try:
+        start_detached(__name__, is_cold, *traces, stderr=subprocess.DEVNULL)
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: the interpreter is exiting
+        logger.info("The traces of capture %s are not analysed now: %s", capture.id, describe_error(error))
+
+
+def main() -> None:
+    """Analyse the traces in the command-line arguments, after a flag that is 1 if their first step is cold."""
+    threads.unblock_signals()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_LIMIT_S)
+    _yield_to_job()
+    with contextlib.suppress(OSError):
+        analyse([Path(argument) for argument in sys.argv[2:]], cold_first_step=sys.argv[1] == "1")
+
+
+def analyse(traces: Iterable[Path], *, cold_first_step: bool) -> None:
+    """Analyse traces when no other process of this host analyses traces. Skip traces that cannot be analysed.
+
+    Raises:
+        OSError: the lease directory cannot be used.
+    """
+    while (lease := _lease()) is None:
+        time.sleep(_POLL_S)
+    try:
+        from profdeck_traces import write_result  # the host must not import the analysis, and this process may wait
+
+        for trace in traces:
+            with contextlib.suppress(OSError, ProfdeckError, MemoryError):
+                write_result(trace, cold_first_step=cold_first_step)
+    finally:
+        lease.release()
+
+
+def _lease() -> Lease | None:
+    try:
+        return acquire_lease([LEASE], holder="the analysis of traces")
+    except LeaseError:
+        return None
+
+
+def _yield_to_job() -> None:
+    """Use only idle CPU time of all cores and little memory, and be the first process that the kernel kills."""
+    # Linux schedules sessions before processes if autogroups are enabled, so the session needs low priority too.
+    for file, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
+        with contextlib.suppress(OSError):
+            Path("/proc/self", file).write_text(value, encoding="ascii")
+    with contextlib.suppress(OSError):
+        os.nice(19)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with contextlib.suppress(OSError):  # engines pin their processes to a few cores and busy-wait on them
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    if (free := free_bytes()) < math.inf:
+        limit_bytes = int(_MEMORY_SHARE * free)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Writes the result files of traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profdeck_traces.analysis import cached_reading
+from profdeck_traces.analysis.classes import Classifier
+from profdeck_traces.analysis.pictures import ALL_BUCKETS
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.summary import read_with_pictures
+from profdeck_traces.base.files import sha256_of
+from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
+from profdeck_traces.inputs.result_files import ResultFile, question_text, store_result
+
+
+def write_result(trace: Path, *, cold_first_step: bool = False) -> bool:
+    """Analyse a trace, and store the result next to it for later commands. See `profdeck_traces.inputs.result_files`.
+
+    Args:
+        trace: A Chrome trace.
+        cold_first_step: True if the recorder started in the first step of the trace, without warm-up.
+
+    Returns:
+        False if nothing was stored, because the trace is corrupt, changed during the analysis, has values that cannot
+        be encoded, or is an artifact of a plugin.
+
+    Raises:
+        TraceError: The trace cannot be read, or has no known categories.
+        OSError: The result cannot be written.
+    """
+    if kind_of(trace) is not None or (sha256 := sha256_of(trace)) is None:
+        return False
+    classifier, step_names = Classifier(), StepNames.load()
+    readings = read_with_pictures(
+        trace, classifier=classifier, step_names=step_names, cold_first_step=cold_first_step, buckets=ALL_BUCKETS
+    )
+    summary = readings[0].summary
+    encoded = {
+        buckets: content
+        for buckets, reading in readings.items()
+        if (content := cached_reading.to_bytes(reading)) is not None
+    }
+    if not summary.whole or len(encoded) < len(readings) or sha256_of(trace) != sha256:
+        return False
+    result = ResultFile(
+        check=FileCheck(whole=True, problem=None, events=summary.events, sha256=sha256),
+        question=question_text(*cached_reading.question(classifier, step_names), cold_first_step),
+        readings=encoded,
+    )
+    store_result(trace, sha256, result)
+    return True
