@@ -25,7 +25,7 @@ from profdeck_traces.analysis.host_collectives import ONLY_GROUP, host_collectiv
 from profdeck_traces.analysis.host_states import KNOWN_CATEGORIES, Host
 from profdeck_traces.analysis.launches import Launches, launched_work
 from profdeck_traces.analysis.memory import memory_of
-from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, ImplausibleEvents, RankSummary
+from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, ImplausibleEvents, RankSummary, StepSummary
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.recorder_model import CoreSummary, RecorderTables
 from profdeck_traces.analysis.shapes import OperatorShapes
@@ -36,6 +36,8 @@ from profdeck_traces.analysis.steps import find_steps
 from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
+from profdeck_traces.analysis.utilization import TraceUtilization, common_device, utilization_of
+from profdeck_traces.attribution.event_work import counted_calls, event_work
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.attribution.time_by_owner import time_by_owner
@@ -175,6 +177,9 @@ class _Summary:
         self._names = (
             None if trace.raw is None else Attribution(trace.raw, lambda name: step_names.parse(name) is not None)
         )
+        self._counted = None
+        if trace.raw is not None and self._names is not None:
+            self._counted = counted_calls(trace.raw, self._names.is_operator)
         self._trace_steps = steps = find_steps(
             annotated,
             step_names,
@@ -232,10 +237,14 @@ class _Summary:
         trace, analysed, facts = self._trace, self._analysed, self._source.facts
         origin_ns = self._origin_ns
         sums, on_host = self._sums, trace.has_host
-        shapes = OperatorShapes.of(trace)
+        shapes = OperatorShapes.of(trace, self._counted)
         collectives = stated_collectives(trace, self._collectives)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
-        steps = enumerate(self._steps.summaries(origin_ns))
+        steps = tuple(
+            attrs.evolve(step, devices=of_devices.get(row, ()))
+            for row, step in enumerate(self._steps.summaries(origin_ns))
+        )
+        attributed, utilization = self._attributed(devices, steps)
         return RankSummary(
             path=str(self._source.path),
             role=facts.role if facts else None,
@@ -264,7 +273,7 @@ class _Summary:
                 self._is_annotation, self._steps.annotations(), self._steps.cold_annotations(), on_host=on_host
             ),
             devices=devices,
-            steps=tuple(attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in steps),
+            steps=steps if utilization is None else utilization.steps,
             iterations=self._steps.statistics(),
             cores=self._cores(),
             device_steps=analysed.device_steps,
@@ -284,20 +293,26 @@ class _Summary:
             launches_without_work=self._launches.without_work,
             unrecorded_steps=self._unrecorded_steps(),
             unit=facts.unit if facts else None,
-            attributed=self._attributed(),
+            attributed=attributed,
+            utilization=None if utilization is None else utilization.of_trace,
         )
 
-    def _attributed(self) -> AttributedTimes | None:
-        """Return the device time, or the self time of operators, by owner; ``None`` for a kernel table."""
-        raw, names = self._trace.raw, self._names
-        if raw is None or names is None:
-            return None
+    def _attributed(
+        self, devices: tuple[DeviceSummary, ...], steps: tuple[StepSummary, ...]
+    ) -> tuple[AttributedTimes | None, TraceUtilization | None]:
+        """Return the device time, or the self time of operators, by owner, and the utilization of the devices.
+
+        Both are ``None`` for a kernel table, and the utilization without counted work on a device.
+        """
+        raw, names, counted = self._trace.raw, self._names, self._counted
+        if raw is None or names is None or counted is None:
+            return None, None
         events = self._trace.events
         work = events[np.flatnonzero(self._on_device[events.name])]
-        basis, rows, time_ns = "device", work.row, work.duration_ns
-        if not len(work):
+        rows, time_ns, on_device = work.row, work.duration_ns, len(work) > 0
+        if not on_device:
             operators, time_ns = self._operators
-            basis, rows = "host", operators.row
+            rows = operators.row
         host = values_at(names.host, rows)
         has_host = np.flatnonzero(host >= 0)
         host = host[has_host]
@@ -306,7 +321,13 @@ class _Summary:
         threads = np.append(np.unique(raw.track[names.is_backward]), self._stages.track)
         stage = np.full(len(rows), -1)
         stage[has_host] = np.where(np.isin(raw.track[host], threads), of_host, -1)
-        return time_by_owner(names, basis, rows, time_ns, (stage, stages))
+        device = common_device(self._trace)
+        of_events = event_work(counted, names, rows, time_ns, device.peaks, on_device=on_device)
+        times = time_by_owner(names, "device" if on_device else "host", rows, time_ns, (stage, stages), of_events)
+        if not on_device:
+            return times, None
+        computes = self._work[work.name] == COMPUTES
+        return times, utilization_of(device, of_events, work, computes, self._trace_steps, steps, devices)
 
     def _unrecorded_steps(self) -> tuple[int, ...]:
         steps = self._trace_steps

@@ -32,7 +32,7 @@ ARGS: dict[str, int] = {
     **dict.fromkeys(("bytes", "Group size", "In msg nelems", "Out msg nelems", "sort_index"), INTEGER),
     **dict.fromkeys(("Total Allocated", "Total Reserved", "Device Id", "Device Type", "Bytes", "Addr", "@id"), INTEGER),
     **dict.fromkeys(("Collective name", "Process Group Name", "Process Group Ranks", "dtype"), TEXT),
-    **dict.fromkeys(("Input Dims", "Input type", "name", "labels"), TEXT),
+    **dict.fromkeys(("Input Dims", "Input type", "Concrete Inputs", "name", "labels"), TEXT),
 }
 """Args to read as columns. Text values are JSON. A key such as ``@id`` selects a member of the event itself."""
 _MAX_CATEGORIES = 255
