@@ -217,7 +217,10 @@ class ShapeCalls:
     """Time from start to end on the host, summed: with a device, that of launching."""
     max_us: float
     flops: int | None
-    """Floating-point operations of all calls, of matrix products; ``None`` for others."""
+    """Floating-point operations of the counted calls: matrix products, attention and convolutions. ``None`` for other
+    operators, and for operators that count in an operator inside."""
+    dtypes: str | None = None
+    """Data types of the input tensors, such as ``bfloat16, float32``."""
 
 
 @attrs.frozen(kw_only=True)

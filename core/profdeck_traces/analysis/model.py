@@ -28,7 +28,7 @@ from profdeck_traces.analysis.detail_model import (
 )
 from profdeck_traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
 from profdeck_traces.analysis.run_model import Finding
-from profdeck_traces.attribution.model import AttributedTimes
+from profdeck_traces.attribution.model import AttributedTimes, Utilization
 from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout
 from profdeck_traces.inputs.host_load import HostLoad
 from profdeck_traces.reading.identifiers import Id
@@ -182,6 +182,10 @@ class StepSummary:
     cold: bool = False
     """True if the recorder started in this step, without warm-up; the step took longer. Statistics exclude a cold step
     if the trace has other steps of the same kind and stage."""
+    flops: int | None = None
+    """Floating-point operations of counted operators on ``devices``; ``None`` if none were counted."""
+    mfu: float | None = None
+    """As in `Utilization`, of this step."""
 
 
 @attrs.frozen(kw_only=True)
@@ -278,7 +282,8 @@ class RankSummary:
     shapes: tuple[ShapeCalls, ...] = ()
     """The 500 with the most time, longest first, where shapes were recorded."""
     product_flops: int | None = None
-    """Floating-point operations of all matrix products that were recorded; ``None`` where their shapes were not."""
+    """Floating-point operations of all counted operators: matrix products, attention and convolutions, on devices and
+    on the host; ``None`` if no shapes were recorded."""
     memory: tuple[MemorySummary, ...] = ()
     """Where allocations were recorded."""
     timelines: tuple[Timeline, ...] = ()
@@ -302,6 +307,8 @@ class RankSummary:
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
     host_load: HostLoad | None = None
     """Load of the host during the capture; ``None`` if it was not recorded."""
+    utilization: Utilization | None = None
+    """FLOPs and MFU; ``None`` if no FLOPs were counted on a device."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,69 +1,73 @@
-"""Operators by the shapes of their inputs, and what the matrix products among them compute."""
+"""Operators by the shapes and data types of their inputs, and the FLOPs of the counted operators among them."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Sequence
-from typing import Any
 
 import attrs
 import numpy as np
 
 from profdeck_traces.analysis.detail_model import ShapeCalls
-from profdeck_traces.attribution.time_by_owner import shapes_text
+from profdeck_traces.attribution.event_work import CountedCalls
+from profdeck_traces.attribution.time_by_owner import dtypes_text, shapes_text
 from profdeck_traces.reading.columns import OPERATOR
 from profdeck_traces.reading.trace import Trace
 
 _MOST = 500
 _NS_PER_US = 1000
-# Which inputs are the matrices: torch.utils.flop_counter counts the same operators so.
-_PRODUCTS = {
-    "aten::mm": (0, 1),
-    "aten::addmm": (1, 2),
-    "aten::_addmm_activation": (1, 2),
-    "aten::_scaled_mm": (0, 1),
-    "aten::bmm": (0, 1),
-    "aten::baddbmm": (1, 2),
-}
+
+_Key = tuple[str, str, str | None]
+"""Name, shapes as JSON, and data types."""
 
 
 @attrs.frozen
 class OperatorShapes:
-    """Calls and times of operators by name and input shapes. Empty if shapes were not recorded (``record_shapes``).
+    """Calls and times of operators by name, shapes and data types. Empty without shapes (``record_shapes``).
 
     The arg ``Input Dims`` of an operator (torch/csrc/profiler/collection.cpp) is a list with the sizes of each input.
     The entry for an input that is not a tensor is ``[]``, and the entry for a list of tensors is a list of such lists.
     """
 
-    rows: list[tuple[str, str, int, int, int]]
-    """Name, shapes as JSON, number of calls, and total and longest time in nanoseconds, sorted by total time."""
+    rows: list[tuple[_Key, int, int, int, int]]
+    """Key, number of calls, total and longest time in nanoseconds, and FLOPs, sorted by total time."""
+    total_flops: int
 
     @classmethod
-    def of(cls, trace: Trace) -> OperatorShapes:
-        """Sum up the operators for which the trace contains shapes."""
+    def of(cls, trace: Trace, calls: CountedCalls | None) -> OperatorShapes:
+        """Sum up the operators for which the trace contains shapes.
+
+        Args:
+            trace: The trace.
+            calls: Calls whose work is known; ``None`` for a table of kernels.
+        """
         is_operator = trace.tables.names_of_categories(frozenset({OPERATOR}))
         operators = trace.events[np.flatnonzero(is_operator[trace.events.name])]
         dims = trace.arg("Input Dims", operators.row)
         operators, dims = operators[dims >= 0], dims[dims >= 0]
-        texts = trace.texts("Input Dims")
-        keys, which = np.unique(operators.name * np.int64(len(texts) + 1) + dims, return_inverse=True)
+        types = trace.arg("Input type", operators.row)
+        all_dims, all_types = trace.texts("Input Dims"), trace.texts("Input type")
+        inputs, of_inputs = np.unique(dims * (len(all_types) + 1) + types + 1, return_inverse=True)
+        keys, which = np.unique(operators.name * np.int64(len(inputs) + 1) + of_inputs, return_inverse=True)
         duration = operators.duration_ns
-        count = np.bincount(which, minlength=len(keys))
-        total = np.bincount(which, weights=duration, minlength=len(keys)).astype(np.int64)
         longest = np.zeros(len(keys), dtype=np.int64)
         np.maximum.at(longest, which, duration)
-        sums: dict[tuple[str, str], tuple[int, int, int]] = {}
-        for key, *values in zip(keys.tolist(), count.tolist(), total.tolist(), longest.tolist(), strict=True):
-            name, code = divmod(key, len(texts) + 1)
-            shapes = shapes_text(texts[code])
-            before = sums.get((trace.tables.names[name], shapes), (0, 0, 0))
-            sums[trace.tables.names[name], shapes] = (
-                before[0] + values[0],
-                before[1] + values[1],
-                max(before[2], values[2]),
-            )
-        rows = [(*key, *values) for key, values in sums.items()]
-        return cls(sorted(rows, key=lambda row: (-row[3], row[0], row[1])))
+        flops = np.zeros(0 if trace.raw is None else trace.raw.complete)
+        if calls is not None:
+            flops[calls.row] = calls.flops()
+        columns = [
+            np.bincount(which, weights=values, minlength=len(keys)) for values in (duration, flops[operators.row])
+        ]
+        count = np.bincount(which, minlength=len(keys))
+        sums: dict[_Key, tuple[int, int, int, int]] = {}
+        for key, *values, most in zip(keys.tolist(), count.tolist(), *columns, longest.tolist(), strict=True):
+            name, of_input = divmod(key, len(inputs) + 1)
+            of_dims, of_types = divmod(int(inputs[of_input]), len(all_types) + 1)
+            dtypes = dtypes_text(all_types[of_types - 1]) if of_types else None
+            owner = trace.tables.names[name], shapes_text(all_dims[of_dims]), dtypes
+            calls_before, *before, most_before = sums.get(owner, (0, 0, 0, 0))
+            total, of_flops = (int(one) + other for one, other in zip(values[1:], before, strict=True))
+            sums[owner] = values[0] + calls_before, total, of_flops, max(most, most_before)
+        rows = [(key, number, total, most, of_flops) for key, (number, total, of_flops, most) in sums.items()]
+        rows.sort(key=lambda row: (-row[2], *(part or "" for part in row[0])))
+        return cls(rows, int(flops.sum()))
 
     def calls(self) -> tuple[ShapeCalls, ...]:
         """Return the operators with the longest total time."""
@@ -74,38 +78,12 @@ class OperatorShapes:
                 count=count,
                 total_us=total_ns / _NS_PER_US,
                 max_us=max_ns / _NS_PER_US,
-                flops=None if (of_one := flops_of(name, shapes)) is None else of_one * count,
+                flops=flops or None,
+                dtypes=dtypes,
             )
-            for name, shapes, count, total_ns, max_ns in self.rows[:_MOST]
+            for (name, shapes, dtypes), count, total_ns, max_ns, flops in self.rows[:_MOST]
         )
 
     def product_flops(self) -> int | None:
-        """Return the number of floating-point operations in matrix products, or ``None`` if no shapes were recorded."""
-        if not self.rows:
-            return None
-        return sum((flops_of(name, shapes) or 0) * count for name, shapes, count, *_ in self.rows)
-
-
-def flops_of(name: str, shapes: str) -> int | None:
-    """Return the floating-point operations of one matrix product; ``None``: it is no such, or its shapes do not fit.
-
-    A product of matrices of m x k and k x n is 2 m k n, of a batch of b as often, as torch.utils.flop_counter counts.
-    """
-    places = _PRODUCTS.get(name)
-    if places is None:
-        return None
-    try:
-        inputs = json.loads(shapes)
-        left, right = (_sizes(inputs[place]) for place in places)
-    except (ValueError, TypeError, IndexError, KeyError):
-        return None
-    if not 2 <= len(left) == len(right) <= 3 or left[-1] != right[-2] or left[:-2] != right[:-2]:  # noqa: PLR2004
-        return None
-    flops = 2 * left[-2] * left[-1] * right[-1]
-    return flops * left[0] if len(left) > 2 else flops  # noqa: PLR2004 - there is a batch
-
-
-def _sizes(value: Any) -> Sequence[int]:
-    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
-        raise ValueError
-    return value
+        """Return the FLOPs of all counted operators, or ``None`` if no shapes were recorded."""
+        return self.total_flops if self.rows else None

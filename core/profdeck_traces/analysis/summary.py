@@ -28,7 +28,7 @@ from profdeck_traces.analysis.host_collectives import ONLY_GROUP, host_collectiv
 from profdeck_traces.analysis.host_states import KNOWN_CATEGORIES, Host
 from profdeck_traces.analysis.launches import Launches, launched_work
 from profdeck_traces.analysis.memory import memory_of
-from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, ImplausibleEvents, RankSummary
+from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, ImplausibleEvents, RankSummary, StepSummary
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.recorder_model import CoreSummary, RecorderTables
 from profdeck_traces.analysis.shapes import OperatorShapes
@@ -39,6 +39,8 @@ from profdeck_traces.analysis.steps import find_steps
 from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
+from profdeck_traces.analysis.utilization import TraceUtilization, common_device, utilization_of
+from profdeck_traces.attribution.event_work import EventWork, counted_calls, event_work
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.attribution.time_by_owner import time_by_owner
@@ -200,11 +202,11 @@ class _Summary:
                 else UNCLASSIFIED
             )
         self._communicates = np.array([found == COMMUNICATION for found in self._classes], dtype=bool)
-        moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         events, annotated = trace.events, trace.annotations
         self._origin_ns = int(events.start_ns[0]) if len(events) else 0
         self._end_ns = int(events.end_ns.max()) if len(events) else 0
         names = None if trace.raw is None else Attribution(trace.raw, lambda name: step_names.parse(name) is not None)
+        self._counted = counted = None if names is None else counted_calls(names.events, names.is_operator)
         self._trace_steps = steps = find_steps(
             annotated,
             step_names,
@@ -230,15 +232,19 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
-        self._attributed = self._account = None
-        if names is not None:
-            timed = ("device", work.row, work.duration_ns) if len(work) else ("host", own_times[0].row, own_times[1])
+        self._attributed = self._account = self._event_work = None
+        if names is not None and counted is not None:
+            timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
+            on_device = len(work) > 0
             # Free arrays with one value per event before the next ones are computed.
             del own_times, work
-            self._attributed = _attributed(names, *timed, self._stages)
+            of_events = event_work(counted, names, *timed, common_device(trace).peaks, on_device=on_device)
+            self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
+            self._event_work = of_events if on_device else None
+            del timed, of_events
             self._account = self._account_of(names)
-            del names, timed
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
+        moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
         unrecorded = self._launches.unrecorded_steps
         self._devices = DeviceTimes(events, self._work, trace.device_names, steps, self._host, unrecorded)
@@ -275,11 +281,14 @@ class _Summary:
         trace, analysed = self._trace, self._analysed
         origin_ns = self._origin_ns
         sums, on_host = self._sums, trace.has_host
-        shapes = OperatorShapes.of(trace)
+        shapes = OperatorShapes.of(trace, self._counted)
         collectives = stated_collectives(trace, self._collectives)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
         times = self._steps
-        steps = enumerate(times.summaries(origin_ns))
+        steps = tuple(
+            attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in enumerate(times.summaries(origin_ns))
+        )
+        utilization = self._utilization(devices, steps)
         return RankSummary(
             path=str(self._path),
             role=None,
@@ -313,7 +322,7 @@ class _Summary:
                 on_host=on_host,
             ),
             devices=devices,
-            steps=tuple(attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in steps),
+            steps=steps if utilization is None else utilization.steps,
             iterations=times.statistics(),
             cores=self._cores(),
             device_steps=analysed.device_steps,
@@ -334,7 +343,20 @@ class _Summary:
             unrecorded_steps=self._unrecorded_steps(),
             attributed=self._attributed,
             account=self._account,
+            utilization=None if utilization is None else utilization.of_trace,
         )
+
+    def _utilization(
+        self, devices: tuple[DeviceSummary, ...], steps: tuple[StepSummary, ...]
+    ) -> TraceUtilization | None:
+        """Return the utilization of the devices; ``None`` without counted work on a device."""
+        if self._event_work is None:
+            return None
+        events = self._trace.events
+        work = events[np.flatnonzero(self._on_device[events.name])]
+        computes = self._work[work.name] == COMPUTES
+        device = common_device(self._trace)
+        return utilization_of(device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
     def _account_of(self, names: Attribution) -> Account | None:
         """Return the account of the steps."""
@@ -432,7 +454,9 @@ def _self_times(events: Columns, on_host: NDArray[np.bool_]) -> Int:
     return self_ns
 
 
-def _attributed(names: Attribution, basis: str, rows: Int, time_ns: Int, stages: StageTimes) -> AttributedTimes:
+def _attributed(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
+    names: Attribution, basis: str, rows: Int, time_ns: Int, stages: StageTimes, of_events: EventWork
+) -> AttributedTimes:
     """Return the device time, or the self time of operators, by owner; see `time_by_owner`."""
     events = names.events
     host = values_at(names.host, rows)
@@ -443,7 +467,7 @@ def _attributed(names: Attribution, basis: str, rows: Int, time_ns: Int, stages:
     threads = np.append(np.unique(events.track[names.is_backward]), stages.track)
     stage = np.full(len(rows), -1)
     stage[has_host] = np.where(np.isin(events.track[host], threads), of_host, -1)
-    return time_by_owner(names, basis, rows, time_ns, (stage, stage_names))
+    return time_by_owner(names, basis, rows, time_ns, (stage, stage_names), of_events)
 
 
 def _collective(kernel: str, stated: StatedCollective | None) -> str:

@@ -23,6 +23,38 @@ class AttributedTime:
     time_us: float
     share: float
     """Fraction of ``total_us``."""
+    flops: int | None = None
+    """Floating-point operations of matrix products, attention and convolutions; ``None`` if none were counted."""
+    size_bytes: int | None = None
+    """Least memory traffic of the counted operators, which include norms and embeddings."""
+    work_us: float | None = None
+    """Part of ``time_us`` spent on ``flops`` and ``size_bytes``. ``None`` without device events, because operators may
+    have launched work on a device that was not recorded."""
+    peak_share: float | None = None
+    """Least possible time for the work on the device, as a fraction of ``work_us``. The limit is the peak rate or the
+    memory bandwidth, as ``bound`` states; ``None`` for an unknown device or data type."""
+    bound: str | None = None
+    """``compute`` or ``memory``: the limit that applies for most of the least possible time."""
+
+
+@attrs.frozen(kw_only=True)
+class Utilization:
+    """FLOPs of the matrix products, attention and convolutions on the devices of a trace, and their MFU."""
+
+    device: str | None
+    """Device name in the trace; ``None`` if it has none, or if it lists devices of several models."""
+    flops: int
+    dtype: str | None
+    """Data type with the most FLOPs, such as ``bfloat16``."""
+    dtype_share: float
+    """Share of the FLOPs in ``dtype``."""
+    peak_flops_per_s: float | None
+    """Dense peak rate of one device for ``dtype``; ``None`` if the device or the rate is unknown."""
+    covered: float
+    """Share of the kernels' time, without communication, in operators with counted work."""
+    mfu: float | None
+    """Least possible time for the FLOPs, each at the peak of its data type, as a fraction of the steps' time (without
+    steps: of the devices' recorded span). ``None`` without peaks, or if ``covered`` is below one half."""
 
 
 @attrs.frozen(kw_only=True)

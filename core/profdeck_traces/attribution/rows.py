@@ -81,10 +81,14 @@ class Attribution:
         """The innermost operator around the event."""
         return self._at_host(self._open_operator)
 
+    def innermost(self, kind: Mask) -> Rows:
+        """Return the innermost event of a kind around each event."""
+        return self._at_host(self.events.innermost(kind))
+
     @functools.cached_property
     def annotation(self) -> Rows:
         """The innermost annotation around the event that is not a step."""
-        return self._at_host(self.events.innermost(self._is_annotation))
+        return self.innermost(self._is_annotation)
 
     @functools.cached_property
     def forward(self) -> Rows:

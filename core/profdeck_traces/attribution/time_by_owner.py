@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.attribution.dtypes import torch_dtype
+from profdeck_traces.attribution.event_work import EventWork
 from profdeck_traces.attribution.model import AttributedTime, AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.base.text import plural
@@ -20,21 +23,6 @@ _MAX_ROWS = 500
 _MAX_NAMED = 4 * _MAX_ROWS  # larger than _MAX_ROWS, because shapes that differ only in JSON layout are merged
 _NS_PER_US = 1000
 _NONE = "none"
-_DTYPES = {
-    "float": "float32",
-    "double": "float64",
-    "c10::Half": "float16",
-    "c10::BFloat16": "bfloat16",
-    "long int": "int64",
-    "long": "int64",
-    "int": "int32",
-    "short int": "int16",
-    "signed char": "int8",
-    "unsigned char": "uint8",
-    "c10::complex<float>": "complex64",
-    "c10::complex<double>": "complex128",
-}
-"""Maps C++ type names to torch names."""
 _WITHOUT_SPACE = dict.fromkeys(map(ord, " \t\n\r"))
 
 _Key = tuple[str, str, str | None, str | None]
@@ -52,8 +40,8 @@ class _Column(NamedTuple):
     """Returns the key for a code."""
 
 
-def time_by_owner(
-    names: Attribution, basis: str, rows: Int, time_ns: Int, stages: tuple[Int, Sequence[str]]
+def time_by_owner(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
+    names: Attribution, basis: str, rows: Int, time_ns: Int, stages: tuple[Int, Sequence[str]], work: EventWork
 ) -> AttributedTimes:
     """Sum the time of device events or operators by owner.
 
@@ -63,8 +51,9 @@ def time_by_owner(
         rows: Rows of the device events, or of the operators if there are none. Events from other files have row -1.
         time_ns: Durations of the device events, or self times of the operators.
         stages: The stage of each event in `rows`, as an index or -1, and the names of the stages.
+        work: Work of the events.
     """
-    tables = _Tables(names, rows, time_ns)
+    tables = _Tables(names, rows, time_ns, work)
     return AttributedTimes(
         basis=basis,
         total_us=int(time_ns.sum()) / _NS_PER_US,
@@ -81,8 +70,11 @@ def time_by_owner(
 class _Tables:
     """Computes the tables of one trace."""
 
-    def __init__(self, names: Attribution, rows: Int, time_ns: Int) -> None:
+    def __init__(self, names: Attribution, rows: Int, time_ns: Int, work: EventWork) -> None:
         self._events, self._names, self._rows, self._time_ns = names.events, names, rows, time_ns
+        bound_ns = np.where(work.is_compute_bound, work.roofline_ns, 0.0)
+        self._values = [time_ns, work.flops, work.size_bytes, work.time_ns, work.roofline_ns, bound_ns]
+        """Weights of the sums in `_Sums`, after the count."""
 
     def by_operator(self) -> tuple[AttributedTime, ...]:
         return self._sums([self._operator, self._call])
@@ -137,7 +129,7 @@ class _Tables:
             name, of_input = divmod(int(values[code]), len(inputs))
             of_dims, of_types = divmod(int(inputs[of_input]), len(types) + 1)
             shapes = shapes_text(dims[of_dims - 1]) if of_dims else None
-            return "operator", events.names[name], shapes, _dtypes(types[of_types - 1]) if of_types else None
+            return "operator", events.names[name], shapes, dtypes_text(types[of_types - 1]) if of_types else None
 
         column = np.full(len(self._rows), -1)
         column[has_owner] = codes
@@ -164,26 +156,28 @@ class _Tables:
             code[applies] = offset + column.codes[applies]
         counts = np.bincount(code, minlength=first[-1])
         # A 64-bit float represents integers exactly up to 2**53, or 104 days in nanoseconds.
-        times = np.bincount(code, weights=self._time_ns, minlength=first[-1]).astype(np.int64)
+        weighted = (np.bincount(code, weights=values, minlength=first[-1]) for values in self._values)
+        totals = np.stack([counts, *weighted], axis=1)
         used = np.flatnonzero(counts)
-        used = used[np.argsort(-times[used], kind="stable")]
-        sums: dict[_Key, list[int]] = {}
+        used = used[np.argsort(-totals[used, 1], kind="stable")]
+        sums: dict[_Key, NDArray[np.float64]] = {}
         for owner in used[:_MAX_NAMED].tolist():
             index = int(np.searchsorted(first, owner, side="right")) - 1
             # The same shapes can occur in different JSON layouts.
-            row = sums.setdefault(columns[index].key(owner - int(first[index])), [0, 0])
-            row[0] += int(counts[owner])
-            row[1] += int(times[owner])
+            key = columns[index].key(owner - int(first[index]))
+            sums[key] = sums[key] + totals[owner] if key in sums else totals[owner]
         rest = used[_MAX_NAMED:]
-        return self._rows_of(sums, len(rest), [int(counts[rest].sum()), int(times[rest].sum())])
+        return self._rows_of(sums, len(rest), totals[rest].sum(axis=0))
 
-    def _rows_of(self, sums: dict[_Key, list[int]], others: int, of_others: list[int]) -> tuple[AttributedTime, ...]:
+    def _rows_of(
+        self, sums: dict[_Key, NDArray[np.float64]], others: int, of_others: NDArray[np.float64]
+    ) -> tuple[AttributedTime, ...]:
         """Return the largest rows, and a row for the remaining owners.
 
         Args:
-            sums: Event count and time by owner.
+            sums: Event count, and sums of `_values`, by owner.
             others: Number of owners that are not in `sums`.
-            of_others: Event count and time of these owners.
+            of_others: Sums of these owners.
         """
         total_ns = int(self._time_ns.sum())
         order = sorted(sums, key=lambda key: (-sums[key][1], *(part or "" for part in key)))
@@ -191,20 +185,27 @@ class _Tables:
         smaller = [*(sums[key] for key in order[_MAX_ROWS:]), of_others]
         others += len(smaller) - 1
         if others:
-            count, time_ns = (sum(values) for values in zip(*smaller, strict=True))
-            shown[_NONE, plural(others, "smaller row"), None, None] = [count, time_ns]
-        return tuple(
-            AttributedTime(
-                name=name,
-                kind=kind,
-                shapes=shapes,
-                dtypes=dtypes,
-                count=count,
-                time_us=time_ns / _NS_PER_US,
-                share=time_ns / total_ns if total_ns else 0.0,
-            )
-            for (kind, name, shapes, dtypes), (count, time_ns) in shown.items()
-        )
+            shown[_NONE, plural(others, "smaller row"), None, None] = np.sum(smaller, axis=0)
+        return tuple(_row(key, values.tolist(), total_ns) for key, values in shown.items())
+
+
+def _row(key: _Key, values: Sequence[float], total_ns: int) -> AttributedTime:
+    count, time_ns, flops, size_bytes, work_ns, roofline_ns, compute_bound_ns = values
+    is_limited = work_ns > 0 and roofline_ns > 0  # False for NaN
+    return AttributedTime(
+        name=key[1],
+        kind=key[0],
+        shapes=key[2],
+        dtypes=key[3],
+        count=int(count),
+        time_us=int(time_ns) / _NS_PER_US,
+        share=int(time_ns) / total_ns if total_ns else 0.0,
+        flops=round(flops) or None,
+        size_bytes=None if math.isnan(size_bytes) else round(size_bytes) or None,
+        work_us=work_ns / _NS_PER_US if work_ns else None,
+        peak_share=roofline_ns / work_ns if is_limited else None,
+        bound=("compute" if compute_bound_ns * 2 > roofline_ns else "memory") if is_limited else None,
+    )
 
 
 def shapes_text(dims: str) -> str:
@@ -212,7 +213,7 @@ def shapes_text(dims: str) -> str:
     return dims.translate(_WITHOUT_SPACE).replace(",", ", ")
 
 
-def _dtypes(types: str) -> str | None:
+def dtypes_text(types: str) -> str | None:
     """Return the distinct data types of the input tensors, in order of first appearance."""
     try:
         names = json.loads(types)
@@ -220,6 +221,5 @@ def _dtypes(types: str) -> str | None:
         return None
     if not isinstance(names, list):
         return None
-    # A leading capital means the name is not an element type but another kind, such as Scalar or GenericList.
-    distinct = dict.fromkeys(name for name in names if isinstance(name, str) and name[:1].islower())
-    return ", ".join(_DTYPES.get(name, name.removeprefix("c10::")) for name in distinct) or None
+    distinct = dict.fromkeys(torch_dtype(name) for name in names if isinstance(name, str))
+    return ", ".join(filter(None, distinct)) or None

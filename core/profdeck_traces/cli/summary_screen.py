@@ -256,9 +256,10 @@ def _device(team: Team, named: bool, width: int, limit: int) -> list[Text]:  # n
             line.append(bar(row.share / longest, length), style="yellow" if is_idle else "green")
             lines.append(line)
         blocks.append(lines)
+    mfu = wrapped(team.mfu.text, width) if team.mfu else []
     if len(blocks) < 2:  # noqa: PLR2004 - two blocks for the two columns
-        return [line for block in blocks for line in block]
-    return beside(blocks[0], blocks[1], room)
+        return [*(line for block in blocks for line in block), *mfu]
+    return [*beside(blocks[0], blocks[1], room), *mfu]
 
 
 def _work(team: Team, limit: int, width: int, named: bool) -> list[Text]:  # noqa: FBT001

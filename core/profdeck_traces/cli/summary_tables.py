@@ -231,13 +231,14 @@ def _shapes(rank: RankSummary, width: int, limit: int | None) -> _Table:
             f"{one.count:,}",
             _ms(one.total_us),
             "" if one.flops is None else f"{one.flops / _FLOPS_PER_GFLOP:,.3f}",
+            one.dtypes or "",
             one.name,
             one.shapes,
         ]
         for one in rank.shapes[:limit]
     ]
-    header = ("calls", "total ms", "GFLOP", "operator", "shapes")
-    return _with_rest(aligned(header, rows, width, left=("operator",)), len(rank.shapes), limit)
+    header = ("calls", "total ms", "GFLOP", "dtypes", "operator", "shapes")
+    return _with_rest(aligned(header, rows, width, left=("dtypes", "operator")), len(rank.shapes), limit)
 
 
 def _memory(rank: RankSummary, width: int, limit: int | None) -> _Table:

@@ -20,6 +20,8 @@ from profdeck_traces.reading.event_names import SYNCHRONISATIONS, CallKind, call
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
 _PAGEABLE = re.compile(r"Pageable")
 _SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
+_DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
+_HAS_ELEMENTS = re.compile(r"\[\[\d")  # the first input is not a scalar
 _US_OF_SMALL = 10
 _NO_COMPUTE = (COMMUNICATION, MEMORY_COPY, MEMORY_SET)
 _POINTWISE = ("elementwise", "activation", "copy")
@@ -222,6 +224,29 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
         )
 
 
+def double_precision(view: RankView) -> Iterator[RankFinding]:
+    """Over 1 % of the work on float64 tensors, by the recorded data types, or in matrix products whose kernel names
+    contain the type.
+    """
+    times = view.rank.attributed
+    shapes = times.shapes if times else ()
+    rows = [row for row in shapes if row.dtypes == "float64" and _HAS_ELEMENTS.match(row.shapes or "")]
+    kernels = [of for of in view.rank.kernels if of.category == "gemm" and _DOUBLE.search(of.name.lower())]
+    by_type_us, by_name_us = sum(row.time_us for row in rows), sum(of.total_us for of in kernels)
+    total_us = view.kernel_us or (times.total_us if times else 0.0)
+    share = max(by_type_us, by_name_us) / total_us if total_us else 0.0
+    if share > 0.01:
+        main = rows[0].name if by_type_us >= by_name_us else short_kernel(kernels[0].name, 60)
+        work = "device work" if view.kernel_us else "time in operators"
+        yield draft(
+            view,
+            "float64",
+            f"{percent(share)} of the {work} is in float64, most of it in {main}",
+            "find the tensor that is float64, often one made from NumPy or a Python list, and convert it to float32",
+            gain_us=(view.per_step(share * total_us) if view.kernel_us else share * total_us / view.host_steps) / 2,
+        )
+
+
 def slow_cores(view: RankView) -> Iterator[RankFinding]:
     """Over 5 % of the work of an Ascend device on its AI_CPU (msprof's advisor)."""
     share = next((core.share for core in view.rank.cores if core.core == "AI_CPU"), 0.0)
@@ -244,5 +269,6 @@ RULES = (
     allocation,
     small_kernels,
     kernel_mix,
+    double_precision,
     slow_cores,
 )

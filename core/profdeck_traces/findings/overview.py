@@ -16,7 +16,7 @@ import attrs
 from profdeck_traces.account.model import OwnerTime
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
-from profdeck_traces.analysis.formatting import ranges
+from profdeck_traces.analysis.formatting import percent, ranges
 from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import RunSummary, StepSummary
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
@@ -134,6 +134,29 @@ class StepRow:
 
 
 @attrs.frozen(kw_only=True)
+class MfuRow:
+    """Mean MFU of the ranks of a role, which have the same device and data type."""
+
+    mfu: float
+    covered: float
+    """Share of the kernels' time, without communication, in operators with counted work."""
+    device: str
+    dtype: str
+    is_only_dtype: bool
+    """True if all FLOPs have this type."""
+    peak_flops_per_s: float
+
+    @property
+    def text(self) -> str:
+        """One line for the terminal."""
+        dtype = self.dtype if self.is_only_dtype else f"mostly {self.dtype}"
+        return (
+            f"MFU {percent(self.mfu)} of {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({self.device}, {dtype}). FLOPs "
+            f"are known for {percent(self.covered)} of the kernels' time."
+        )
+
+
+@attrs.frozen(kw_only=True)
 class Team:
     """All ranks of one role, including all replicas and captures."""
 
@@ -160,6 +183,8 @@ class Team:
     kernels: tuple[WorkRow, ...]
     operators: tuple[WorkRow, ...]
     steps: tuple[StepRow, ...]
+    mfu: MfuRow | None = None
+    """``None`` if a rank with a device has no MFU, or if devices or data types differ."""
 
     @property
     def rank_labels(self) -> list[str]:
@@ -206,6 +231,7 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         kernels=_work([view for view in warm if view.rank.devices], _kernels),
         operators=_work(warm, _operators, _steps_on_host),
         steps=_step_rows(views),
+        mfu=_mfu(warm),
     )
 
 
@@ -411,6 +437,26 @@ def _device(views: Sequence[RankView]) -> tuple[TimeRow, ...]:
         for name, time_us in sorted(of_kind.items(), key=lambda item: -item[1])
     ]
     return tuple(row for row in rows if row.mean_us > 0)
+
+
+def _mfu(views: Sequence[RankView]) -> MfuRow | None:
+    with_device = [view for view in views if view.rank.devices]
+    found = [view.rank.utilization for view in with_device]
+    known = [one for one in found if one is not None and one.mfu is not None]
+    models = {(one.device, one.dtype, one.peak_flops_per_s) for one in known}
+    if len(known) < len(found) or len(models) != 1:
+        return None
+    device, dtype, peak = models.pop()
+    if device is None or dtype is None or peak is None:
+        return None
+    return MfuRow(
+        mfu=_mean(with_device, lambda view: (view.rank.utilization and view.rank.utilization.mfu) or 0.0),
+        covered=_mean(with_device, lambda view: view.rank.utilization.covered if view.rank.utilization else 0.0),
+        device=device,
+        dtype=dtype,
+        is_only_dtype=all(one.dtype_share == 1 for one in known),
+        peak_flops_per_s=peak,
+    )
 
 
 _Work = tuple[str, str, float, float, int, float]

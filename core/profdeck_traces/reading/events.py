@@ -33,7 +33,7 @@ ARGS: dict[str, int] = {
     **dict.fromkeys(("Total Allocated", "Total Reserved", "Device Id", "Device Type", "Bytes", "Addr", "@id"), INTEGER),
     **dict.fromkeys(("wait_on_stream", "wait_on_cuda_event_record_corr_id"), INTEGER),
     **dict.fromkeys(("Collective name", "Process Group Name", "Process Group Ranks", "dtype"), TEXT),
-    **dict.fromkeys(("Input Dims", "Input type", "name", "labels"), TEXT),
+    **dict.fromkeys(("Input Dims", "Input type", "Concrete Inputs", "name", "labels"), TEXT),
 }
 """Args to read as columns. Text values are JSON. A key such as ``@id`` selects a member of the event itself."""
 _MAX_CATEGORIES = 255
@@ -79,7 +79,7 @@ class Events:
     event. `start_ns`, `duration_ns`, `end_ns`, `name`, `category`, `track` and `parent` cover only the complete
     events; `all` covers all rows.
 
-    Each event takes 28 bytes, and each arg value 8 to 12 bytes. In PyTorch traces, this amounts to 44 to 59 bytes per
+    Each event takes 28 bytes, and each arg value 8 to 12 bytes. In PyTorch traces, this amounts to 44 to 66 bytes per
     event, including its args.
     """
 

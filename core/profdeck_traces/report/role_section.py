@@ -108,6 +108,7 @@ def _shapes(team: Team) -> dict[str, Any]:
     columns, cells = filled(
         [
             *map(Column, ("total ms", "calls", "GFLOP")),
+            Column("dtypes", number=False),
             Column("operator", number=False),
             Column("shapes", number=False),
         ],
@@ -116,6 +117,7 @@ def _shapes(team: Team) -> dict[str, Any]:
                 ms(one.total_us),
                 number(one.count, 0),
                 number(None if one.flops is None else one.flops / 1e9),
+                Cell(one.dtypes or ""),
                 Cell(one.name),
                 Cell(one.shapes, kind="name copy"),
             ]
@@ -126,7 +128,7 @@ def _shapes(team: Team) -> dict[str, Any]:
 
 
 def _flops(rank: RankSummary) -> str:
-    """Format the FLOP rate of a rank's matrix multiplications over the whole recording."""
+    """Format the rate of a rank's counted FLOPs over the complete recording."""
     if not rank.product_flops or not rank.span_us:
         return ""
     rate = rank.product_flops / rank.span_us / 1e6

@@ -112,6 +112,24 @@ def link(name: str, gb_per_s: float, large: float = 1.0) -> Write:
     return write
 
 
+def precise(double_us: float, dims: Sequence[Any] = ((8, 8), (8, 8)), name: str = "k") -> Write:
+    """Kernels of 100 us in total, of which some are in an operator with float64 inputs."""
+
+    def write(path: Path) -> Path:
+        events = []
+        for number, (dtype, duration) in enumerate((("float", 100 - double_us), ("double", double_us)), 1):
+            args = {"Input Dims": dims, "Input type": [dtype] * 2}
+            device = {"pid": 0, "tid": 7, "args": {"correlation": number}}
+            events += [
+                event("cpu_op", "aten::mm", number * 10, 5, args=args if name == "k" else {}),
+                event("cuda_runtime", "cudaLaunchKernel", number * 10 + 1, 2, args={"correlation": number}),
+                event("kernel", name if dtype == "double" else "k", number * 100, duration, **device),
+            ]
+        return save(path, events)
+
+    return write
+
+
 LIMITS: list[tuple[str, Write, Write]] = [
     ("decode-launch-bound", engine(69), engine(71)),
     ("decode-launch-bound", engine(50), engine(50, graphs=True)),
@@ -123,6 +141,9 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("unsteady-steps", host([88, 100, 112] * 3), host([92, 100, 108] * 3)),
     ("unsteady-steps", host([100, 100, 100, 126]), host([100, 100, 100, 124])),
     ("imbalance", gpus(uneven_us=132), gpus(uneven_us=125)),
+    ("float64", precise(1.5), precise(0.9)),
+    ("float64", precise(50), precise(50, dims=((), ()))),
+    ("float64", precise(50, name="ampere_dgemm_128x64_nn"), precise(50, name="ampere_sgemm_128x64_nn")),
     ("ai-cpu", cores(5.5), cores(5.0)),
     ("slow-link", link("SDMA", 14.3), link("SDMA", 14.5)),
     ("slow-link", link("RDMA", 5.0, large=0.79), link("RDMA", 5.0, large=0.81)),

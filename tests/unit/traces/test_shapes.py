@@ -1,4 +1,4 @@
-"""Tests of operators by shape, compared with the standard library, and of FLOPs, compared with torch's counter."""
+"""Tests of operators by shape, compared with the standard library."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import profdeck_traces as traces
-from profdeck_traces.analysis.shapes import OperatorShapes, flops_of
-from profdeck_traces.reading.reader import read_trace
+from profdeck_traces.analysis.summary import summarise_trace
 
 SIZES = st.lists(st.integers(1, 5), max_size=3)
 DIMS = st.lists(SIZES | st.lists(SIZES, max_size=2), max_size=3)
@@ -57,7 +56,7 @@ def test_sums_equal_the_standard_library(
     expected: dict[tuple[str, str], list[int]] = defaultdict(list)
     for name, dims, duration_ns in operators:
         expected[name, json.dumps(dims)].append(max(0, duration_ns))
-    calls = OperatorShapes.of(read_trace(path)).calls()
+    calls = summarise_trace(path).shapes
     assert {
         (row.name, json.dumps(json.loads(row.shapes))): (
             row.count,
@@ -69,25 +68,6 @@ def test_sums_equal_the_standard_library(
     assert [row.total_us for row in calls] == sorted((row.total_us for row in calls), reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "dims", "flops"),
-    [
-        ("aten::mm", [[2, 3], [3, 5]], 60),
-        ("aten::addmm", [[5], [2, 3], [3, 5], [], []], 60),
-        ("aten::bmm", [[7, 2, 3], [7, 3, 5]], 420),
-        ("aten::baddbmm", [[7, 2, 5], [7, 2, 3], [7, 3, 5]], 420),
-        ("aten::mm", [[2, 3], [4, 5]], None),
-        ("aten::mm", [[2, 3]], None),
-        ("aten::mm", [[2, "3"], [3, 5]], None),
-        ("aten::mm", {"0": 1}, None),
-        ("aten::bmm", [[7, 2, 3], [6, 3, 5]], None),
-        ("aten::cat", [[2, 3], [3, 5]], None),
-    ],
-)
-def test_flops_of_products(name: str, dims: Any, flops: int | None) -> None:
-    assert flops_of(name, json.dumps(dims)) == flops
-
-
 def test_page_and_tables_have_shapes(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event("aten::mm", [[20, 30], [30, 50]], 3_000)]}))
     run = traces.load(tmp_path / "a.json")
@@ -96,27 +76,16 @@ def test_page_and_tables_have_shapes(tmp_path: Path) -> None:
     assert run.table("shapes").to_arrow()["flops"].to_pylist() == [60_000]
 
 
+def test_data_types_are_shown_with_shapes(tmp_path: Path) -> None:
+    """The same shapes with different data types are different rows."""
+    types = (["float", "float"], ["c10::BFloat16", "c10::BFloat16"])
+    events = [event("aten::mm", [[2, 3], [3, 5]], 3, **{"Input type": names}) for names in types]
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
+    assert {row.dtypes for row in summarise_trace(tmp_path / "a.json").shapes} == {"float32", "bfloat16"}
+    assert "bfloat16" in traces.load(tmp_path / "a.json").report()
+
+
 def test_flops_require_shapes(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event("aten::mm", None, 3) | {"args": {}}]}))
-    shapes = OperatorShapes.of(read_trace(tmp_path / "a.json"))
-    assert (shapes.calls(), shapes.product_flops()) == ((), None)
-
-
-@pytest.mark.torch
-def test_flops_equal_torchs_counter(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 16))
-
-    def step() -> None:
-        batch = torch.rand(4, 8, 32)
-        out = model(batch)
-        torch.baddbmm(torch.zeros(4, 8, 8), out, out.transpose(1, 2)).sum().backward()
-
-    with FlopCounterMode(display=False) as counter:
-        step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
-        step()
-    profiler.export_chrome_trace(str(tmp_path / "a.json"))
-    assert OperatorShapes.of(read_trace(tmp_path / "a.json")).product_flops() == counter.get_total_flops() > 0
+    summary = summarise_trace(tmp_path / "a.json")
+    assert (summary.shapes, summary.product_flops) == ((), None)

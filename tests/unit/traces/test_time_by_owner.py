@@ -363,11 +363,13 @@ def test_ranks_of_a_role_are_summed(trace: Path, tmp_path: Path) -> None:
 
 def test_tables_are_available_as_csv_and_in_python(trace: Path) -> None:
     header, first, _ = run("summary", trace, "--by", "operator", "--csv").splitlines()
-    assert header.endswith("basis,name,kind,shapes,dtypes,count,time_us,share")
-    assert first.endswith(f"device,{'a' * 200},operator,,,1,30.0,0.75")
+    assert header.endswith(
+        "basis,name,kind,shapes,dtypes,count,time_us,share,flops,size_bytes,work_us,peak_share,bound"
+    )
+    assert first.endswith(f"device,{'a' * 200},operator,,,1,30.0,0.75,,,,,")
     assert run("summary", trace, "--csv", "--rows", "time-by-operator").splitlines()[1] == first
-    rows = list(traces.load(trace, cache=False).table("time_by_operator").rows())
-    assert [row[-2] for row in rows] == [30, 10]
+    table = traces.load(trace, cache=False).table("time_by_operator")
+    assert [row[list(table.columns).index("time_us")] for row in table.rows()] == [30, 10]
 
 
 @pytest.mark.parametrize("option", ["--json", "--full"])

@@ -1,0 +1,154 @@
+"""Work of the operators in a trace, assigned to the device events that carried it out."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.attribution.device_peaks import DevicePeaks
+from profdeck_traces.attribution.operator_work import OPERATORS, OperatorWork, work_of
+from profdeck_traces.attribution.rows import Attribution, values_at
+from profdeck_traces.reading.events import Events
+from profdeck_traces.reading.intervals import Int, parents
+
+Float = NDArray[np.float64]
+_INPUTS = ("Input Dims", "Input type", "Concrete Inputs")
+_NS_PER_S = 1e9
+
+
+@attrs.frozen(eq=False)
+class CountedCalls:
+    """Calls of operators with known work. If such calls are nested, only the innermost calls count."""
+
+    row: Int
+    """Row of each call in the trace's events, in ascending order."""
+    kind: Int
+    """Index into ``works`` for each call."""
+    works: list[OperatorWork]
+
+    def flops(self) -> Float:
+        """Return the FLOPs of each call, 0 for calls without matrix products."""
+        return self.per_call([work.flops or 0 for work in self.works])
+
+    def per_call(self, values: list[float]) -> Float:
+        """Return the value of each call, given the value for each of ``works``."""
+        return np.array(values, np.float64)[self.kind] if values else np.empty(0)
+
+
+def counted_calls(events: Events, is_operator: NDArray[np.bool_]) -> CountedCalls:
+    """Compute the work of all calls with recorded shapes.
+
+    Args:
+        events: Events of the trace.
+        is_operator: Mask of the operators.
+    """
+    rows = np.flatnonzero(events.with_name(is_operator, OPERATORS.__contains__))
+    rows = rows[events.arg("Input Dims", rows) >= 0]
+    values = [events.name[rows].astype(np.int64), *(events.arg(key, rows) for key in _INPUTS)]
+    kind = np.zeros(len(rows), np.int64)
+    for column in values:  # each column has fewer than 2**31 distinct values
+        kind = np.unique(kind * (column.max(initial=0) + 2) + column + 1, return_inverse=True)[1]
+    _, first = np.unique(kind, return_index=True)
+    works: list[OperatorWork] = []
+    index = np.full(len(first), -1)
+    for number, place in enumerate(first.tolist()):
+        name, *codes = (int(column[place]) for column in values)
+        texts = (events.texts[key][code] if code >= 0 else None for key, code in zip(_INPUTS, codes, strict=True))
+        work = work_of(events.names[name], *texts)
+        if work is not None:
+            index[number] = len(works)
+            works.append(work)
+    kind = index[kind]
+    rows, kind = rows[kind >= 0], kind[kind >= 0]
+    outer = parents(events.track[rows], events.start_ns[rows], events.end_ns[rows])
+    is_inner = np.ones(len(rows), np.bool_)
+    is_inner[outer[outer >= 0]] = False
+    return CountedCalls(rows[is_inner], kind[is_inner], works)
+
+
+@attrs.frozen(eq=False)
+class EventWork:
+    """Work of each device event, or of each operator in a trace without devices. Parallel arrays, 0 without work."""
+
+    calls: CountedCalls
+    call: Int
+    """Index of the counted call that the event carries out, or -1."""
+    flops: Float
+    size_bytes: Float
+    """NaN if the call's traffic is unknown."""
+    time_ns: Float
+    """Time in which the event carries out the call; 0 without devices."""
+    compute_ns: Float
+    """Least possible time for the FLOPs. NaN without a known peak."""
+    roofline_ns: Float
+    """Least possible time for the FLOPs and the bytes, whichever takes longer. NaN if one of both is unknown."""
+    is_compute_bound: NDArray[np.bool_]
+    """True if the FLOPs take longer than the bytes."""
+
+
+def event_work(  # noqa: PLR0913 - one parameter per kind of input
+    calls: CountedCalls, names: Attribution, rows: Int, time_ns: Int, peaks: DevicePeaks | None, *, on_device: bool
+) -> EventWork:
+    """Divide the work of each call among its device events, in proportion to their times.
+
+    Only the events that the operator launched directly carry out its work. If there are none, these are the events of
+    all operators inside the call. A call without device events has no work here.
+
+    Args:
+        calls: The calls.
+        names: The owners of all events in the trace.
+        rows: Rows of the device events, or of the operators if there are none.
+        time_ns: Duration of each device event.
+        peaks: Peak rates of the device, if known.
+        on_device: Whether the rows are device events.
+    """
+    index = np.full(names.events.complete, -1, np.int32)
+    index[calls.row] = np.arange(len(calls.row), dtype=np.int32)
+    if on_device and len(calls.row):
+        inside = values_at(names.innermost(index >= 0), rows)
+        call = values_at(index, inside).astype(np.int64)
+        is_direct = (inside >= 0) & (values_at(names.operator, rows) == inside)
+        has_direct = np.zeros(len(calls.row) + 1, np.bool_)  # the last value is that of -1
+        has_direct[call[is_direct]] = True
+        call[(call >= 0) & ~is_direct & has_direct[call]] = -1
+    else:
+        # The time of an operator can be that of a launch on a device that was not recorded.
+        call = values_at(index, rows).astype(np.int64)
+        time_ns = np.zeros_like(time_ns)
+    used = call >= 0
+    weight = np.where(used, time_ns + 1.0, 0.0)
+    share = np.zeros(len(rows))
+    share[used] = weight[used] / np.bincount(call[used], weights=weight[used])[call[used]]
+
+    def of_events(values: list[float]) -> Float:
+        of_call = np.zeros(len(rows))
+        of_call[used] = calls.per_call(values)[call[used]] * share[used]
+        return of_call
+
+    compute_s = [_compute_s(work, peaks) for work in calls.works]
+    memory_s = [
+        np.nan if peaks is None or work.size_bytes is None else work.size_bytes / peaks.bytes_per_s
+        for work in calls.works
+    ]
+    is_compute_bound = [compute > memory for compute, memory in zip(compute_s, memory_s, strict=True)]
+    return EventWork(
+        calls=calls,
+        call=call,
+        flops=of_events([work.flops or 0 for work in calls.works]),
+        size_bytes=of_events([np.nan if work.size_bytes is None else work.size_bytes for work in calls.works]),
+        time_ns=np.where(used, time_ns, 0.0),
+        compute_ns=of_events([time_s * _NS_PER_S for time_s in compute_s]),
+        roofline_ns=of_events(
+            [float(np.maximum(*times)) * _NS_PER_S for times in zip(compute_s, memory_s, strict=True)]
+        ),
+        is_compute_bound=of_events([float(value) for value in is_compute_bound]) > 0,
+    )
+
+
+def _compute_s(work: OperatorWork, peaks: DevicePeaks | None) -> float:
+    """Return the least time for the FLOPs of a call, in seconds; NaN without a known peak."""
+    if not work.flops:
+        return 0.0
+    peak = None if peaks is None or work.dtype is None else peaks.flops_per_s(work.dtype)
+    return np.nan if peak is None else work.flops / peak
