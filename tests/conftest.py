@@ -99,9 +99,8 @@ _test_numbers = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def isolated_directories(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def isolated_directories(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use separate directories for the leases and cached results of each test."""
-    monkeypatch.setenv("PROFDECK_LEASE_DIR", str(tmp_path / "leases"))
-    monkeypatch.setenv("PROFDECK_CACHE", str(tmp_path_factory.getbasetemp() / "results" / str(next(_test_numbers))))
+    base, number = tmp_path_factory.getbasetemp(), str(next(_test_numbers))
+    monkeypatch.setenv("PROFDECK_LEASE_DIR", str(base / "leases" / number))
+    monkeypatch.setenv("PROFDECK_CACHE", str(base / "results" / number))

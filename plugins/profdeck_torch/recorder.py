@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import attrs
 import torch
@@ -116,6 +117,7 @@ class TorchRecorder:
         )
         if threading.get_ident() == self._thread:  # A thread can stop only its own profiler.
             self._stop_cycles()
+            _end_open_scopes()
         else:
             self._latest_cycle.lost = True
 
@@ -179,6 +181,9 @@ class TorchRecorder:
 class _Cycle:
     """One use of ``torch.profiler.profile``, from warm-up to export."""
 
+    has_stopped: ClassVar[bool] = False
+    """True if a recording of this process has stopped."""
+
     def __init__(self, prof: profile, position: int, metadata: str) -> None:
         self.clock_readings: list[ClockAnchor] = []
         self.first: int | None = None
@@ -191,6 +196,8 @@ class _Cycle:
         prof.step_num = position  # Torch annotates steps as ProfilerStep#<step_num>.
 
     def start(self) -> None:
+        if self.has_stopped:
+            _end_open_scopes()
         self._profile.start()
         # torch has already checked the flag. If the flag remains set, `stop` parses every event in Python.
         self._profile.profiler.acc_events = False
@@ -209,8 +216,8 @@ class _Cycle:
         if not torch.cuda.is_initialized():
             # `stop` synchronizes `use_device`, which would create a CUDA context in this process.
             self._profile.profiler.use_device = None
-        _end_open_scopes()
         self._profile.stop()
+        _Cycle.has_stopped = True
         result = self._profile.profiler and self._profile.profiler.kineto_results
         # An empty result has no session start within this cycle. Exporting an empty result crashes the process.
         self.lost = result is None or not 0 < result.trace_start_ns() <= self._record_start_ns
@@ -266,12 +273,15 @@ def _end_open_scopes() -> None:
 
     When a scope ends during a recording, torch writes the time into the memory of the recording in which the scope
     began. If that recording has already stopped, its memory is freed, and the process crashes (observed with torch
-    2.13). A scope that has ended can be ended again, without effect.
+    2.13). Call this before a recording starts: without one, torch writes nothing. A scope that has ended can be ended
+    again, without effect.
     """
+    kinds = [record_function, *record_function.__subclasses__()]
     for generation in range(3):
-        for scope in reversed(gc.get_objects(generation)):  # inner scopes first
-            # `isinstance` would read `__class__`, which runs code of proxies and lazy modules.
-            if issubclass(type(scope), record_function) and scope.record is not None:
+        # Compare types by identity: `isinstance` reads `__class__`, which runs code of proxies and lazy modules.
+        objects = gc.get_objects(generation)
+        for scope in reversed([found for kind in kinds for found in objects if type(found) is kind]):  # inner first
+            if scope.record is not None:
                 record_function.__exit__(scope, None, None, None)
 
 
