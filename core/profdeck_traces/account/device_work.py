@@ -60,7 +60,10 @@ class DeviceEvents:
         self.ends = self.end[self.order]
         self.call_start: dict[int, int] = {}
         """Start of each call by its correlation, if the trace has ``cuda_sync`` records."""
-        self._ends_of_track: dict[int, tuple[Int, Int]] = {}
+        # `order`, grouped by stream.
+        self._order_by_track = self.order[np.argsort(self.track[self.order], kind="stable")]
+        self._tracks_by_end = self.track[self._order_by_track]
+        self._ends_by_track = self.end[self._order_by_track]
         if not len(rows):
             self.cause, self.since, self.source = np.zeros(0, np.int8), self.start, self.rows
             self.first_of_run, self.latency_ns, self.gap_ns = np.zeros(0, np.int32), 0, 0
@@ -76,7 +79,7 @@ class DeviceEvents:
         )
         self._find_predecessors()
         self._find_causes()
-        self.streams = {int(track): self._launch_order(self.track == track) for track in np.unique(self.track)}
+        self.streams = self._launches_by_stream()
         self._find_stream_waits(events)
         self._find_other_streams()
         number = np.arange(len(rows))
@@ -132,16 +135,21 @@ class DeviceEvents:
         }
 
     def _by_end(self, track: int) -> tuple[Int, Int]:
-        if track not in self._ends_of_track:
-            order = self.order[self.track[self.order] == track]
-            self._ends_of_track[track] = order, self.end[order]
-        return self._ends_of_track[track]
+        begin, end = self._tracks_by_end.searchsorted((track, track + 1))
+        order = self._order_by_track[begin:end]
+        return order, self._ends_by_track[begin:end]
 
-    def _launch_order(self, selected: NDArray[np.bool_]) -> tuple[Int, Int]:
-        """Return launch times and indices of launched events, sorted by launch."""
-        index = np.flatnonzero(selected & (self.launch >= 0))
-        index = index[np.argsort(self.launched[index], kind="stable")]
-        return self.launched[index], index
+    def _launches_by_stream(self) -> dict[int, tuple[Int, Int]]:
+        """Return, for each stream, the launch times and the indices of launched events, sorted by launch."""
+        index = np.flatnonzero(self.launch >= 0)
+        index = index[np.lexsort((self.launched[index], self.track[index]))]
+        launched = self.launched[index]
+        tracks = np.unique(self.track)
+        bounds = np.append(self.track[index].searchsorted(tracks), len(index)).tolist()
+        return {
+            track: (launched[begin:end], index[begin:end])
+            for track, begin, end in zip(tracks.tolist(), bounds[:-1], bounds[1:], strict=True)
+        }
 
     def _find_predecessors(self) -> None:
         """Find the predecessor of each event, in its stream or in its graph."""

@@ -66,6 +66,8 @@ class HostThreads:
         bounds = np.flatnonzero(np.diff(events.track, prepend=-1, append=-1)) if events.complete else np.zeros(1, int)
         for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             rows = begin + np.flatnonzero(is_host[begin:end])
+            if not len(rows):
+                continue
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
