@@ -85,7 +85,9 @@ class DeviceEvents:
         """Index of the first event in each event's run. The other events in a run wait only for their predecessor."""
 
     def ended_between(self, begin_ns: int, end_ns: int, track: int | None = None) -> int:
-        """Return the index of the event that ended last in an interval, or -1. Ignore events launched after it.
+        """Return the index of the event that ended last in an interval, or -1.
+
+        Events launched after the interval are ignored.
 
         Args:
             begin_ns: Start of a call that waits for the device.
@@ -167,7 +169,7 @@ class DeviceEvents:
         self.previous, self.previous_end = previous, end
 
     def _find_causes(self) -> None:
-        """Set each event's cause to its launch or predecessor, whichever is later including its typical delay."""
+        """Set each event's cause to its launch or predecessor: the later of the two, including their typical delays."""
         previous, end = self.previous, self.previous_end
         by_launch = self.is_first & (self.launch >= 0)
         is_clear = by_launch & (end <= self.launched)

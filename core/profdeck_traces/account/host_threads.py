@@ -194,7 +194,7 @@ class HostThreads:
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
 
     def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
-        """Mark the segments at which the walk may leave the thread. It copies all other segments to the path."""
+        """Mark the segments at which the walk may leave the thread. Other segments are copied to the path."""
         call = np.where(self.state == State.GAP, RowKind.OTHER, kinds[self.row])
         is_stop = (self.state == State.WAITS) | np.isin(call, (*SYNCS, RowKind.COPY_CALL, RowKind.FREE))
         duration = events.duration_ns[self.row] if len(self.row) else np.zeros(0, np.int64)

@@ -62,8 +62,11 @@ class Account:
     basis: str
     """Kind of step: ``global_step``, ``iteration``, or ``recording`` for the entire recording."""
     border: str
-    """Rule for step borders: ``host`` (a step lasts from the start of its annotation to the start of the next one),
-    ``device`` (a step ends when its device work ends), or ``recording`` (the entire recording is one step)."""
+    """Rule for step borders.
+
+    ``host``: a step lasts from the start of its annotation to the start of the next one. ``device``: a step ends when
+    its device work ends. ``recording``: the entire recording is one step.
+    """
     steps: int
     """Number of steps, excluding cold steps."""
     time_us: float

@@ -110,7 +110,7 @@ def row_kinds(
         ANNOTATION: _annotation,
         OPERATOR: lambda name: RowKind.ANNOTATION if is_step(name) else _operator(name),
         PYTHON: _frame,
-        # Category of events recorded by `record_python_gc_info`. Other torch versions record a frame instead.
+        # Category of events enabled by `record_python_gc_info`. Other torch versions record a frame instead.
         "python_gc": lambda _name: RowKind.GC_FRAME,
         PROFILER_OVERHEAD: lambda _name: RowKind.OVERHEAD,
         **dict.fromkeys(RUNTIMES | TASK_QUEUES, lambda name: _CALLS.get(call_kind(name), RowKind.CALL)),

@@ -29,7 +29,7 @@ _NS_PER_US = 1000
 
 @attrs.frozen
 class CommonDevice:
-    """Device model shared by all devices in a trace; ``None`` if unknown or if the models differ."""
+    """Device model shared by all devices in a trace. The fields are ``None`` if unknown."""
 
     name: str | None = None
     peaks: DevicePeaks | None = None

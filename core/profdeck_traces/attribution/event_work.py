@@ -116,7 +116,7 @@ def event_work(  # noqa: PLR0913 - one parameter per kind of input
         has_direct[call[is_direct]] = True
         call[(call >= 0) & ~is_direct & has_direct[call]] = -1
     else:
-        # Do not use operator times: the operator may only have launched work on a device that was not recorded.
+        # Do not use operator times: the operator may have only launched work on a device that was not recorded.
         call = values_at(index, rows).astype(np.int64)
         time_ns = np.zeros_like(time_ns)
     used = call >= 0

@@ -217,7 +217,7 @@ def _norm(inputs: _Inputs) -> OperatorWork:
 
 
 def _embedding(inputs: _Inputs) -> OperatorWork:
-    """Count the bytes of the indices and of the selected rows, which are both read and written."""
+    """Count the bytes of the indices and of the selected rows. Each row is read and written."""
     weight, indices = inputs.shape(0), inputs.shape(1)
     rows = _scaled(2 * prod(indices) * weight[1], inputs.itemsize(0))
     return OperatorWork(None, _total([inputs.bytes(1), rows]), inputs.dtype(0))
