@@ -1,1 +1,1 @@
-"""The account of a step: each nanosecond has one owner on the critical path."""
+"""Step accounts: each nanosecond of a step is assigned to one owner on the critical path."""

@@ -1,4 +1,4 @@
-"""Borders of steps on the critical path."""
+"""Step borders on the critical path."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.walking import NO_TIME
 
 HOST, DEVICE, RECORDING = "host", "device", "recording"
-"""Border rules: a step ends with its annotation or with its device work, or the recording counts as one step."""
-_GROWTH = 0.2  # of the median step
+"""Border rules.
+
+HOST: a step ends when the next annotation starts. DEVICE: a step ends when its device work ends. RECORDING: the entire
+recording is one step.
+"""
+_GROWTH = 0.2  # fraction of the median step
 
 
 @attrs.frozen(eq=False)
 class Borders:
-    """Consecutive steps: step *i* lasts from border *i* to border *i* + 1."""
+    """Borders of consecutive steps. Step *i* lasts from border *i* to border *i* + 1."""
 
     rule: str
     times: Int
     host_ends: Int
-    """Time before each border at which the host has ended its part of the step."""
+    """For each border, the time at which the host finished its part of the step that ends there."""
     end: Position
-    """Position of the path at the last border."""
+    """Position at the last border, where the backward walk starts."""
 
 
 def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int) -> Borders:
-    """Return the borders of the steps.
+    """Find the borders of the steps.
 
     The lag of a step is the time from the end of its annotation to the end of the device work launched in it. If the
-    lag grows by over 20 % of a step, or there is only one step, a step ends when its device work ends. Otherwise, it
-    lasts from one annotation's begin to the next one's.
+    lag grows by more than 20 % of a step, or if there is only one step, steps end when their device work ends.
+    Otherwise, a step lasts from the start of its annotation to the start of the next one.
 
     Args:
-        threads: Threads of the host.
-        work: Device work.
-        begin: Begins of the annotations, sorted.
-        end: Ends of the annotations.
+        threads: Host threads.
+        work: Device events.
+        begin: Start times of the annotations, sorted.
+        end: End times of the annotations.
     """
     on_host = OnThread(threads.main)
     if not len(begin):
@@ -61,7 +65,7 @@ def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int)
 
 
 def _earlier_work_ns(work: DeviceEvents, begin_ns: int) -> int:
-    """Return the end of the device work before the first step. Its launch may be missing in the trace."""
+    """Return the end of the device work before the first step. Its launch may be missing from the trace."""
     own = work.start[work.launched >= begin_ns]
     first = int(own.min()) if len(own) else begin_ns
     is_earlier = (work.launched < begin_ns) & ((work.launched > NO_TIME) | (work.start < first))
@@ -69,7 +73,7 @@ def _earlier_work_ns(work: DeviceEvents, begin_ns: int) -> int:
 
 
 def _whole_recording(threads: HostThreads, work: DeviceEvents) -> Borders:
-    """Return the first and the last time of any segment or device event."""
+    """Return borders at the start and end of the recording."""
     begins, ends = ([int(work.start.min())], [int(work.ends[-1])]) if len(work.rows) else ([], [])
     first, last = list(threads.first.values()), list(threads.last.values())
     host_begins, host_ends = threads.begin[first].tolist(), threads.begin[last].tolist()

@@ -1,4 +1,4 @@
-"""Dependencies between the events of a recording: those that delayed an event, and those that did not."""
+"""Dependency graph of a recording, including dependencies that delayed no event."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ from profdeck_traces.account.walk import LATENCY_NS, OnDevice
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 
-_RETURN_NS = 2_000  # from the end of the device work to the return of a call that waited for it
-_SYNC_CALL_NS = 4_000  # a synchronisation without device work to wait for
+_RETURN_NS = 2_000  # maximum time from the end of device work to the return of the call that waited for it
+_SYNC_CALL_NS = 4_000  # maximum duration of a synchronisation that has nothing to wait for
 _Mask = NDArray[np.bool_]
 
 
 class _Wait(NamedTuple):
-    """A wait of a thread for another thread or for a device event."""
+    """A thread's wait for another thread or for a device event."""
 
     track: int
     end: int
     segment: int
-    """Segment of the thread, or -1 if the thread started after the wait."""
+    """Segment of the waiting thread, or -1 for the time before its first segment."""
     until: int
-    """Time until which the other thread or the device worked."""
+    """Time at which the other thread's work or the device event ended."""
     kind: int
-    """`OwnerKind` of the time from then to the end of the wait."""
+    """`OwnerKind` of the time from `until` to `end`."""
     other: int
     """Track of the other thread, or -1."""
     event: int
-    """Device event, or -1."""
+    """Index of the device event, or -1."""
 
 
 class _Edges:
-    """Dependencies between nodes, collected in groups of parallel arrays.
+    """Dependencies between nodes, stored as groups of parallel arrays.
 
-    A node starts at the latest of its dependencies: the source's time, plus `work` of the source's device event, plus
-    `delay`. Sequences of a thread have their time in `delay` and the flag `is_thread`.
+    The time of a node is the maximum of source time + `work` + `delay` over its dependencies. `work` is the time of the
+    source's device event. If `is_thread` is set, the dependency connects consecutive nodes of a thread, and `delay` is
+    the time between them.
     """
 
     def __init__(self) -> None:
         self.groups: list[tuple[NDArray[Any], ...]] = []
 
-    def add(  # noqa: PLR0913 - the columns
+    def add(  # noqa: PLR0913 - one parameter per column
         self,
         source: Int,
         target: Int,
@@ -62,26 +63,26 @@ class _Edges:
         event: int | Int = -1,
         is_thread: bool | _Mask = False,
     ) -> None:
-        """Add dependencies."""
+        """Add a group of dependencies."""
         columns = np.broadcast_arrays(source, target, delay, kind, row, work, event, is_thread)
         self.groups.append(tuple(columns))
 
     def columns(self) -> list[NDArray[Any]]:
-        """Return source, target, delay, kind, row, work, event and flag of all dependencies."""
+        """Return the source, target, delay, kind, row, work, event and `is_thread` columns of all dependencies."""
         return [np.concatenate(parts) for parts in zip(*self.groups, strict=True)]
 
 
 class Dependencies:
-    """Graph of the dependencies of a recording: those that delayed an event, and those that did not.
+    """Dependency graph of a recording, including dependencies that delayed no event.
 
-    Nodes are the starts of device events, the borders of steps, and the times of threads at which they launch, wait,
-    or are waited for. With all recorded times, the replay reproduces each recorded time exactly: each node has one
-    dependency that fits exactly, and no dependency is longer than recorded. A start without a recorded cause stays
-    where it is.
+    Nodes are the starts of device events, the step borders, and the times at which a thread launches work, waits, or
+    is waited for. A replay with the recorded durations reproduces all recorded times. To ensure this, each node has a
+    dependency that matches its time exactly, and no dependency leads to a later time. A start without a recorded cause
+    keeps its recorded time.
     """
 
     def __init__(self, recording: RecordingPath, events: Events) -> None:
-        """Collect the dependencies.
+        """Build the graph.
 
         Args:
             recording: The critical path.
@@ -138,12 +139,12 @@ class Dependencies:
         self._add_borders(host_ends)
 
     def _waits(self) -> list[_Wait]:
-        """Query the walk for the cause of each wait of a thread, and of its first event."""
+        """Use the walk to find the cause of each thread's waits and of its first event."""
         threads = self._threads
         stops = np.flatnonzero(threads.is_stop)
         firsts = np.array(list(threads.first.values()), np.int64)
         tracks = np.array(list(threads.first), np.int64)[firsts.searchsorted(stops, side="right") - 1]
-        # Track, time and segment; -1 before the first segment.
+        # Track, time and segment. The segment is -1 for a thread's first event.
         queries = [
             (track, begin, -1)
             for track, begin in zip(threads.first, threads.begin[firsts].tolist(), strict=True)
@@ -166,7 +167,7 @@ class Dependencies:
         return waits
 
     def _place_threads(self, waits: Sequence[_Wait], tracks: Int, returned: Int, host_ends: Int) -> None:
-        """Find the nodes of threads: codes of track and time, sorted."""
+        """Compute the thread nodes as sorted codes that combine track and time."""
         threads = self._threads
         self._span = self._end - self._begin + 1
         firsts = {track: max(int(threads.begin[first]), self._begin) for track, first in threads.first.items()}
@@ -187,7 +188,7 @@ class Dependencies:
         self._codes = np.unique(all_tracks * self._span + np.clip(all_times, self._begin, self._end) - self._begin)
 
     def _sync_ends(self) -> list[tuple[int, int, int]]:
-        """Return track, end and row of each synchronisation."""
+        """Return the track, end and row of each synchronisation."""
         rows = np.flatnonzero(np.isin(self._recording.kinds, SYNCS))
         ends = self._events.end_ns[rows]
         is_inside = (ends > self._begin) & (ends <= self._end)
@@ -196,7 +197,7 @@ class Dependencies:
         return [sync for sync in syncs if sync[0] in self._threads.first] if len(self._work.rows) else []
 
     def _host_nodes(self, tracks: Int, times: Int) -> Int:
-        """Return the nodes of threads at some times."""
+        """Return the thread nodes at the given tracks and times."""
         return 1 + self._codes.searchsorted(tracks * self._span + times - self._begin)
 
     def _add_threads(self, waits: Sequence[_Wait]) -> None:
@@ -207,7 +208,7 @@ class Dependencies:
         waiting = self._host_nodes(track, end)
         self._class[waiting] = 2
         row = np.where(segment >= 0, threads.row[segment], -1) if len(waits) else segment
-        # A thread's sequence: to each time from the one before.
+        # Connect each node of a thread to the previous one.
         later = 1 + np.flatnonzero(tracks[1:] == tracks[:-1])
         cost = np.full(1 + len(self._codes), np.iinfo(np.int64).max)
         if len(waits):
@@ -231,7 +232,7 @@ class Dependencies:
         target = self._host_nodes(track, end)
         self._add_work(event, target, end, kind=OwnerKind.SYNCHRONISATION, row=row, most=_RETURN_NS)
 
-    def _add_work(  # noqa: PLR0913 - the columns
+    def _add_work(  # noqa: PLR0913 - one parameter per column
         self,
         event: Int,
         target: Int,
@@ -241,7 +242,7 @@ class Dependencies:
         row: int | NDArray[Any],
         most: int | Int | None = None,
     ) -> None:
-        """Add dependencies on the ends of device events, with a delay of at most `most` ns."""
+        """Add dependencies on the ends of device events. Delays are capped at `most` ns unless it is ``None`` or -1."""
         is_used = (self._device_node[event] >= 0) & (self._start[event] <= time)
         kind, row, most = (
             np.broadcast_to(-1 if part is None else part, len(event))[is_used] for part in (kind, row, most)
@@ -262,7 +263,7 @@ class Dependencies:
         previous = later[work.previous[later] >= 0]
         overlaps = work.end[work.previous[previous]] > work.start[previous]
         is_cause = work.cause[previous] == Cause.PREVIOUS
-        # Work that overlaps the event before it, for another cause, only has to start after it.
+        # An event that overlaps its predecessor and has another cause only has to start after the predecessor starts.
         after = previous[overlaps & ~is_cause]
         before = work.previous[after]
         has_node = self._device_node[before] >= 0
@@ -297,22 +298,22 @@ class Dependencies:
             for track in self._work.streams:
                 ended = self._work.ended_before(track, borders.times)
                 has_end = ended >= 0
-                # The border does not wait for the time from the work's end to the border.
+                # Use no delay, because the border could immediately follow the end of the work.
                 self._add_work(ended[has_end], nodes[has_end], borders.times[has_end], kind=gap, row=-1, most=0)
 
     def _sort(self) -> None:
-        """Sort nodes by time, and dependencies by their target."""
+        """Sort nodes by time and dependencies by target."""
         order = np.lexsort((self._class, self.time))
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
         self.time, self.border_nodes = self.time[order], place[self.border_nodes]
-        self._code_of_node = (order - 1).astype(np.int64)  # meaningful for nodes of threads
+        self._code_of_node = (order - 1).astype(np.int64)  # only meaningful for thread nodes
         columns = self._edges.columns()
         self._edges.groups.clear()
         columns[0], columns[1] = place[columns[0]], place[columns[1]]
         is_ordered = columns[0] < columns[1]
         columns = [column[is_ordered] for column in columns]
-        # Nodes without a dependency that fits exactly stay at their time.
+        # A node that no dependency matches exactly keeps its recorded time.
         recorded = self.time[columns[1]] - self.time[columns[0]]
         fits = np.zeros(len(order), np.bool_)
         fits[columns[1][columns[2] + columns[5] == recorded]] = True
@@ -330,7 +331,7 @@ class Dependencies:
         self.first_edge = np.searchsorted(self.target, np.arange(len(self.time) + 1))
 
     def _cut_segments(self) -> None:
-        """Find the segment of each time of a thread, and the time since its begin."""
+        """Find the segment of each thread node, and the node's offset from the start of the segment."""
         threads = self._threads
         begin = np.maximum(threads.begin, self._begin)
         is_inside = (self._code_of_node >= 0) & (self._code_of_node < len(self._codes))

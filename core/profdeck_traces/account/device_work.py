@@ -1,4 +1,4 @@
-"""Device work of a trace, and the cause of the start of each kernel, copy and fill."""
+"""Device events of a trace (kernels, copies and fills), and the cause of each event's start time."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from profdeck_traces.reading.walking import NO_TIME
 
 CLOCK_NS = 5_000
 """Tolerance for comparing device times with host times."""
-_UNEXPLAINED_NS = 10_000  # in longer gaps, the end of another stream's work is the cause
+_UNEXPLAINED_NS = 10_000  # for longer gaps, look for a cause on another stream
 _MAX_LATENCY_NS, _MAX_GAP_NS, _QUEUED_NS = 20_000, 5_000, 20_000
 _MAX_CANDIDATES = 64
 
 
 class Cause(IntEnum):
-    """The event that a device event waited for before it started."""
+    """Kind of event that a device event waited for before it started."""
 
     LAUNCH = 0
     PREVIOUS = 1
-    """The previous event of the stream or of the graph."""
+    """The previous event in the stream or graph."""
     STREAM_WAIT = 2
-    """An event of another stream, by ``cudaStreamWaitEvent``."""
+    """An event on another stream, through ``cudaStreamWaitEvent``."""
     OTHER_STREAM = 3
-    """An event of another stream that ended in a gap without another cause."""
+    """An event on another stream that ended during an otherwise unexplained gap."""
     UNKNOWN = 4
 
 
 class DeviceEvents:
-    """Device events sorted by track and start: parallel arrays. An index is the position of an event in them."""
+    """Device events as parallel arrays, sorted by track and start time. An index is a position in these arrays."""
 
     def __init__(self, names: Attribution, kinds: NDArray[np.uint8], rows: Int) -> None:
-        """Find the launches and causes.
+        """Find the launch and cause of each event.
 
         Args:
-            names: Launches of the trace's events.
-            kinds: The `RowKind` of each row.
-            rows: Rows of device work.
+            names: Events of the trace and their launches.
+            kinds: `RowKind` of each row.
+            rows: Rows of the device events.
         """
         events = names.events
         self.rows = rows
@@ -51,15 +51,15 @@ class DeviceEvents:
         self.calls = np.flatnonzero((kinds >= RowKind.CALL) & (kinds <= RowKind.EVENT_SYNC))
         self.correlation = events.arg("correlation", self.calls)
         self.launch = names.launch[rows].astype(np.int64)
-        """Row of the launch of each event, or -1."""
+        """Row of each event's launch call, or -1."""
         is_launched = self.launch >= 0
         call = np.maximum(self.launch, 0)
         self.launched = np.where(is_launched, events.start_ns[call], NO_TIME) if len(rows) else self.start
         self.order = np.argsort(self.end, kind="stable")
-        """Indices sorted by end."""
+        """Indices sorted by end time."""
         self.ends = self.end[self.order]
         self.call_start: dict[int, int] = {}
-        """Start of each call by its correlation, if the trace has ``cuda_sync`` records."""
+        """Start time of each call by correlation ID. Empty if the trace has no ``cuda_sync`` records."""
         # `order`, grouped by stream.
         self._order_by_track = self.order[np.argsort(self.track[self.order], kind="stable")]
         self._tracks_by_end = self.track[self._order_by_track]
@@ -72,7 +72,7 @@ class DeviceEvents:
             self.sync_records = SyncRecords(events)
             return
         returned = np.minimum(events.end_ns[call], self.start)
-        # A blocking call returns after its own copy has ended, so its start is the time of the launch.
+        # A blocking call returns only after its own copy has finished, so use the call's start as the launch time.
         blocks = np.isin(kinds[call], (RowKind.COPY_CALL, RowKind.FREE)) & (self.end <= events.end_ns[call] + CLOCK_NS)
         self.returned = np.where(
             is_launched, np.where(blocks, np.minimum(self.launched, self.start), returned), NO_TIME
@@ -85,15 +85,17 @@ class DeviceEvents:
         number = np.arange(len(rows))
         is_stop = (self.cause != Cause.PREVIOUS) | (self.source != number - 1)
         self.first_of_run = np.maximum.accumulate(np.where(is_stop, number, 0)).astype(np.int32)
-        """Index of the first event of each run. Within a run, each event waits only for its predecessor."""
+        """Index of the first event in each event's run. The other events in a run wait only for their predecessor."""
 
     def ended_between(self, begin_ns: int, end_ns: int, track: int | None = None) -> int:
-        """Return the index of the launched event that ended last in an interval, or -1.
+        """Return the index of the event that ended last in an interval, or -1.
+
+        Events launched after the interval are ignored.
 
         Args:
-            begin_ns: Begin of a call that waits for the device.
+            begin_ns: Start of a call that waits for the device.
             end_ns: End of the call.
-            track: A stream; None for any stream.
+            track: Track of a stream, or ``None`` for any stream.
         """
         order, ends = (self.order, self.ends) if track is None else self._by_end(track)
         last = int(ends.searchsorted(end_ns + CLOCK_NS, side="right")) - 1
@@ -106,26 +108,26 @@ class DeviceEvents:
         return -1
 
     def launched_before(self, track: int, time_ns: int) -> int:
-        """Return the index of the last event of a stream that was launched before a time, or -1."""
+        """Return the index of the last event launched on a stream before a given time, or -1."""
         launched, index = self.streams[track]
         place = int(launched.searchsorted(time_ns)) - 1
         return int(index[place]) if place >= 0 else -1
 
     def ended_before(self, track: int, times_ns: Int) -> Int:
-        """Return the index of the event of a stream that ended last up to each time, or -1."""
+        """Return the index of the stream's last finished event at each time, or -1."""
         order, ends = self._by_end(track)
         return np.append(order, -1)[ends.searchsorted(times_ns, side="right") - 1]
 
     def outstanding(self, track: int, time_ns: int) -> int:
-        """Return the number of events of a stream that were launched but had not ended at a time."""
+        """Return the number of events on a stream that were launched but not finished at a given time."""
         return int(self.streams[track][0].searchsorted(time_ns)) - int(self._by_end(track)[1].searchsorted(time_ns))
 
     def ended_in(self, index: int, begin_ns: int, end_ns: int) -> bool:
-        """Return whether an event ended in a call, within the accuracy of the clocks."""
+        """Return whether an event ended during a call, allowing for clock error."""
         return bool(begin_ns < self.end[index] <= end_ns + CLOCK_NS)
 
     def stream_tracks(self, events: Events) -> dict[tuple[object, int], int]:
-        """Return the track of each stream by device and stream."""
+        """Return the track of each stream, keyed by device and stream ID."""
         _, first = np.unique(self.track, return_index=True)
         streams = events.arg("stream", self.rows[first]).tolist()
         return {
@@ -152,7 +154,7 @@ class DeviceEvents:
         }
 
     def _find_predecessors(self) -> None:
-        """Find the predecessor of each event, in its stream or in its graph."""
+        """Find each event's predecessor in its stream or graph."""
         number = np.arange(len(self.rows))
         previous = np.full(len(number), -1)
         begins = np.flatnonzero(np.append(True, self.track[1:] != self.track[:-1]))
@@ -162,7 +164,7 @@ class DeviceEvents:
             place = np.maximum.accumulate(np.where(is_latest, number[first:last], first))
             previous[first + 1 : last] = place[:-1]
         self.is_first = np.ones(len(number), np.bool_)
-        """False for the later events of a graph, which have the launch of the first."""
+        """False for every event of a graph launch except the first."""
         order = np.lexsort((self.start, self.launch))
         is_same = (self.launch[order][1:] == self.launch[order][:-1]) & (self.launch[order][1:] >= 0)
         later, before = order[1:][is_same], order[:-1][is_same]
@@ -175,7 +177,7 @@ class DeviceEvents:
         self.previous, self.previous_end = previous, end
 
     def _find_causes(self) -> None:
-        """Choose the later of the launch and the predecessor, each with its usual delay."""
+        """Set each event's cause to its launch or predecessor: the later of the two, including their typical delays."""
         previous, end = self.previous, self.previous_end
         by_launch = self.is_first & (self.launch >= 0)
         is_clear = by_launch & (end <= self.launched)
@@ -188,18 +190,18 @@ class DeviceEvents:
         self.cause = np.where(previous >= 0, Cause.PREVIOUS, Cause.UNKNOWN).astype(np.int8)
         self.cause[by_launch] = Cause.LAUNCH
         self.since = np.where(by_launch, self.returned, end)
-        """Time from which each event could have started, if its cause is known."""
+        """Earliest time at which each event could have started, given its cause."""
         self.source = np.where(by_launch, self.launch, previous)
-        """Cause of each event: the row of its launch, or the index of a device event. -1 if unknown."""
+        """Cause of each event: the row of its launch or the index of another device event; -1 if unknown."""
 
     def _find_stream_waits(self, events: Events) -> None:
-        """Set ``cudaStreamWaitEvent`` as the cause, if the trace has ``cuda_sync`` records.
+        """Set the cause of events that waited for another stream, if the trace has ``cuda_sync`` records.
 
-        The first event that was launched on the waiting stream after the call waits for the last one that was launched
-        on the other stream before the event was recorded.
+        The first device event launched on the waiting stream after ``cudaStreamWaitEvent`` is the waiting event. It
+        waits for the last device event launched on the other stream before the CUDA event was recorded.
         """
         self.waits = []
-        """Pairs of indices: the waiting event, and the event that it waits for."""
+        """Pairs of indices: the waiting event and the event it waits for."""
         self.sync_records = records = SyncRecords(events)
         if not len(records.rows):
             return
@@ -224,13 +226,13 @@ class DeviceEvents:
                 self.cause[effect], self.since[effect], self.source[effect] = Cause.STREAM_WAIT, until, cause
 
     def _find_other_streams(self) -> None:
-        """Find the cause of long gaps: the end of an event of another stream that was launched earlier."""
+        """Attribute long gaps to an event on another stream that was launched earlier and ended during the gap."""
         has_gap = (self.cause != Cause.STREAM_WAIT) & (self.since < self.start - _UNEXPLAINED_NS)
         if len(self.streams) == 1:
             return
         gaps = np.flatnonzero(has_gap)
         lasts = self.ends.searchsorted(self.start[gaps], side="right") - 1
-        # Without another event's end in the gap there is nothing to search.
+        # Skip gaps during which no event ended.
         has_end = (lasts >= 0) & (self.ends[np.maximum(lasts, 0)] > self.since[gaps])
         for gap, last in zip(gaps[has_end].tolist(), lasts[has_end].tolist(), strict=True):
             for place in range(last, max(last - _MAX_CANDIDATES, -1), -1):
@@ -243,7 +245,7 @@ class DeviceEvents:
 
 
 class SyncRecords:
-    """``cuda_sync`` records of a trace: the streams and events that synchronisations wait for."""
+    """The ``cuda_sync`` records of a trace, which identify the stream or event that each synchronisation waits for."""
 
     def __init__(self, events: Events) -> None:
         self.rows = np.flatnonzero(events.has_category({"cuda_sync"}))
@@ -255,10 +257,17 @@ class SyncRecords:
             args[-1]: (name, device, *args[:-1])
             for name, device, args in zip(self._names, self._devices, self._args, strict=True)
         }
-        """Name, device, stream, stream waited for and correlation of the recorded event, by correlation of the call."""
+        """Record of each call, keyed by correlation ID.
+
+        A record has the name, device, stream, awaited stream and correlation ID of the ``cudaEventRecord`` call.
+        """
 
     def stream_waits(self) -> list[tuple[object, int, int, int, int]]:
-        """Return device, stream, other stream, record's correlation and call's correlation of each stream wait."""
+        """Return all stream waits.
+
+        Each tuple has the device, the waiting stream, the awaited stream, and the correlation IDs of the
+        ``cudaEventRecord`` and ``cudaStreamWaitEvent`` calls.
+        """
         return [
             (device, *args)
             for name, device, args in zip(self._names, self._devices, self._args, strict=True)

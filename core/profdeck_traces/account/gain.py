@@ -1,4 +1,4 @@
-"""Gains: the time that steps would save if an owner took no time, by a replay of all recorded dependencies."""
+"""Gains: the time that steps would save if an owner took no time, computed by replaying recorded dependencies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 
 MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 20_000_000, 500_000
-"""Largest trace for which gains are computed, with the compiled reader and without it."""
+"""Maximum number of events for which gains are computed, with and without the compiled library."""
 _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
 })  # fmt: skip
@@ -28,13 +28,13 @@ class Gain:
     """Result of a replay without an owner's time."""
 
     saved_ns: int
-    """Time by which all steps of the account get shorter."""
+    """Time saved over all steps in the account."""
     limit: OwnerKind
-    """Kind of owner with the most time on the critical path of the replay."""
+    """Owner kind with the most time on the replay's critical path."""
 
 
 def too_large(events: Events) -> str | None:
-    """Return why gains are not computed for a trace of this size, or ``None``."""
+    """Return a note if the trace is too large to compute gains, otherwise ``None``."""
     limit = MAX_EVENTS if compiled.load_library() else MAX_EVENTS_WITHOUT_LIBRARY
     if events.complete <= limit:
         return None
@@ -42,15 +42,15 @@ def too_large(events: Events) -> str | None:
 
 
 class Replay:
-    """Replays the dependencies of a recording with other times."""
+    """Replays the dependencies of a recording with modified durations."""
 
     def __init__(self, recording: RecordingPath, events: Events, is_used: _Mask) -> None:
-        """Collect the dependencies.
+        """Build the dependency graph.
 
         Args:
             recording: The critical path.
             events: The trace.
-            is_used: Which of the intervals between borders are steps of the account.
+            is_used: Mask of the intervals between borders that are steps in the account.
         """
         self._is_used, self._graph = is_used, Dependencies(recording, events)
         self._segment_row, self._work_row = recording.threads.row, recording.work.rows
@@ -59,11 +59,11 @@ class Replay:
         """True if the replay reproduces all recorded times."""
 
     def gain(self, kind: OwnerKind, is_owner: _Mask) -> Gain | None:
-        """Replay without the time of an owner, or return ``None`` if the gain is unknown.
+        """Replay the recording without an owner's time. Return the gain, or ``None`` if it is unknown.
 
         Args:
-            kind: Kind of the owner.
-            is_owner: The rows of the owner in the trace. One more element at the end is for time without an event.
+            kind: Owner kind.
+            is_owner: Mask of the owner's rows in the trace, with an extra last element for time without an event.
         """
         graph = self._graph
         if kind in _NO_GAIN or not self.is_exact:
@@ -74,7 +74,7 @@ class Replay:
         return Gain(int(saved.sum()), self._largest_kind(path, kind, is_owner))
 
     def _of_segments(self, is_owner: _Mask) -> Int:
-        """Return the owner's time from the begin of the recording to each time of a thread."""
+        """Return the owner's cumulative time at each node. Only differences within a thread are meaningful."""
         graph = self._graph
         before = np.append(0, np.cumsum(np.where(is_owner, graph.length, 0)))
         if not len(is_owner):
@@ -83,7 +83,7 @@ class Replay:
         return owned
 
     def _time_of(self, kind: OwnerKind, is_owner: _Mask) -> Int:
-        """Return the time that an owner has in each dependency."""
+        """Return the owner's time within each dependency."""
         graph = self._graph
         of_segments = self._of_segments((graph.segment_kind == kind) & is_owner[self._segment_row])
         time = np.where(graph.is_thread, of_segments[graph.target] - of_segments[graph.source], 0)
@@ -113,7 +113,7 @@ class Replay:
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
     def _largest_kind(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
-        """Return the kind with the most time on the critical path of a replay."""
+        """Return the owner kind with the most time on the critical path of a replay."""
         graph = self._graph
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]

@@ -1,4 +1,4 @@
-"""Threads of the host, cut into segments by the innermost call."""
+"""Host threads, split into segments by the innermost call."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _OWNER[list(OWNERS)] = list(OWNERS.values())
 
 
 class State(IntEnum):
-    """State of a thread in a segment."""
+    """State of a thread during a segment."""
 
     GAP = 0
     WAITS = 1
     FRAME = 2
     WORKS = 3
-    """In an operator, a runtime call or a collective."""
+    """Inside an operator, a runtime call or a collective."""
 
 
 class HostThreads:
-    """Segments of all threads: parallel arrays, by thread and time.
+    """Segments of all threads as parallel arrays, sorted by thread and time.
 
-    A segment ends where the next one begins. The last segment of a thread is the gap after its last event.
+    A segment ends where the next one starts. The last segment of a thread is the gap after its last event.
 
-    Calls and annotations are separate layers. With stacks, an annotation begins in the frame of ``__enter__`` and ends
-    in the frame of ``__exit__``, so that it does not nest with frames.
+    Calls and annotations are separate layers because they do not nest. In traces with stacks, an annotation starts
+    inside the ``__enter__`` frame and ends inside the ``__exit__`` frame.
     """
 
     def __init__(self, events: Events, kinds: NDArray[np.uint8], main: int | None) -> None:
-        """Cut the threads.
+        """Split the threads into segments.
 
         Args:
             events: The trace.
-            kinds: The `RowKind` of each row.
-            main: Track of the thread that annotates the steps; None for the thread with the most operators.
+            kinds: `RowKind` of each row.
+            main: Track of the thread that annotates the steps, or ``None`` to use the thread with the most operators.
         """
         is_host = (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)
         is_call = is_host & (kinds > LAST_ANNOTATION)
@@ -76,32 +76,33 @@ class HostThreads:
                 parts.append(part)
         self.begin = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in parts)])
         self.row = np.concatenate([np.zeros(0, np.int32), *(part[1] for part in parts)])
-        """The innermost call, in gaps the innermost annotation, or -1."""
+        """Row of the innermost call, or of the innermost annotation in gaps; -1 if there is neither."""
         self.owner = np.concatenate([np.zeros(0, np.uint8), *(part[2] for part in parts)])
         """`OwnerKind` of each segment."""
         self.state = np.concatenate([np.zeros(0, np.uint8), *(part[3] for part in parts)])
         """`State` of each segment."""
         number = np.arange(count, dtype=np.int32)
         self.last_work = np.maximum.accumulate(np.where(self.state >= State.FRAME, number, np.int32(-1)))
-        """Index of the last segment up to each one in which a thread does not wait."""
+        """For each segment, the index of the last busy segment (`FRAME` or `WORKS`) up to and including it."""
         process = events.tracks[self.main][0] if self.main >= 0 else None
         self._find_helpers(events, kinds, process)
         self._find_stops(events, kinds)
 
     def segment_at(self, track: int, time_ns: int) -> int:
-        """Return the index of the segment that contains the time before an instant; -1 before the first one."""
+        """Return the index of the segment that is open just before a time, or -1 before the first segment."""
         first, last = self.first[track], self.last[track]
         place = int(self.begin[first : last + 1].searchsorted(time_ns)) - 1
         return -1 if place < 0 else first + place
 
     def end_of(self, segment: int) -> int:
-        """Return the end of a segment that is not the last one of its thread."""
+        """Return the end of a segment. It must not be the last segment of its thread."""
         return int(self.begin[segment + 1])
 
     def waited_for(self, track: int, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """Return the thread that a waiting thread waited for, and the end of its work.
+        """Return the thread that a waiting thread waited for, and the time at which its work ended.
 
-        This is a thread that is running at `end_ns`. Otherwise, it is the thread that stopped last after `begin_ns`.
+        A thread that is busy at `end_ns` takes precedence. Otherwise, this is the last thread that became idle after
+        `begin_ns`.
         """
         best: tuple[int, int] | None = None
         runs = self.other_runs
@@ -119,7 +120,7 @@ class HostThreads:
         return None if best is None or best[0] == track else best
 
     def helped(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """Return the helper thread whose work began and ended last in a gap of the main thread, and the work's end."""
+        """Return the thread and end time of the last helper run that lies entirely within a gap of the main thread."""
         runs = self.helper_runs
         place = int(runs.ends.searchsorted(end_ns, side="right")) - 1
         for candidate in range(place, max(place - 64, -1), -1):
@@ -131,12 +132,12 @@ class HostThreads:
         return None
 
     def main_worked(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """Return the main thread and the end of its work in a gap of a helper thread."""
+        """Return the main thread and the end of its last work during a helper thread's gap, or ``None``."""
         worked = self._worked_until(self.main, end_ns)
         return None if worked is None or worked <= begin_ns else (self.main, worked)
 
     def _worked_until(self, track: int, time_ns: int) -> int | None:
-        """Return the time before an instant until which a thread worked."""
+        """Return the last time up to `time_ns` at which a thread was busy, or ``None``."""
         if track not in self.first:
             return None
         segment = self.segment_at(track, time_ns)
@@ -146,7 +147,7 @@ class HostThreads:
     def _cut(
         self, events: Events, rows: Int, is_call: NDArray[np.bool_]
     ) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
-        """Return begin, row, owner and state of the segments of one thread."""
+        """Return the start, row, owner and state of each segment of a thread."""
         calls, annotations = rows[is_call], rows[~is_call]
         begin, place = segments(events.start_ns[calls], events.end_ns[calls])
         row = np.where(place >= 0, calls[place], -1).astype(np.int32) if len(place) else place
@@ -163,7 +164,7 @@ class HostThreads:
         self._set_owner(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
         return begin, row, owner, state
 
-    def _set_owner(  # noqa: PLR0913, PLR0917 - the columns of a thread
+    def _set_owner(  # noqa: PLR0913, PLR0917 - one parameter per column
         self,
         events: Events,
         rows: Int,
@@ -172,7 +173,7 @@ class HostThreads:
         begin: Int,
         owner: NDArray[np.uint8],
     ) -> None:
-        """Set the owner of all segments inside events of some kinds.
+        """Set the owner of all segments inside events of the given kinds.
 
         Collectives keep their owner, except inside garbage collection.
         """
@@ -186,7 +187,7 @@ class HostThreads:
         owner[is_inside & ((owner != OwnerKind.COLLECTIVE) | (kind == OwnerKind.GARBAGE_COLLECTION))] = kind
 
     def _find_helpers(self, events: Events, kinds: NDArray[np.uint8], process: Id | None) -> None:
-        """Find the intervals in which the other threads of the main thread's process work."""
+        """Find the busy intervals of the other threads in the main thread's process."""
         is_work = (kinds == RowKind.OPERATOR) | (kinds == RowKind.HOST_COLLECTIVE)
         with_work = np.bincount(events.track[is_work], minlength=len(events.tracks)) > 0
         others = [track for track in self.first if track != self.main and events.tracks[track][0] == process]
@@ -195,7 +196,7 @@ class HostThreads:
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
 
     def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
-        """Mark the segments at which the walk may continue elsewhere. It copies the segments between them."""
+        """Mark the segments at which the walk may leave the thread. Other segments are copied to the path."""
         call = np.where(self.state == State.GAP, RowKind.OTHER, kinds[self.row])
         is_stop = (self.state == State.WAITS) | np.isin(call, (*SYNCS, RowKind.COPY_CALL, RowKind.FREE))
         duration = events.duration_ns[self.row] if len(self.row) else np.zeros(0, np.int64)
@@ -214,7 +215,7 @@ class HostThreads:
         self.index_stops()
 
     def _main_works(self, begin: Int, end: Int) -> NDArray[np.bool_]:
-        """Return a mask of the intervals in which the main thread works."""
+        """Return a mask of the intervals during which the main thread is busy."""
         first = self.first[self.main]
         segment = first + self.begin[first : self.last[self.main] + 1].searchsorted(end) - 1
         work = np.where(segment >= first, self.last_work[np.maximum(segment, first)], -1)
@@ -222,20 +223,20 @@ class HostThreads:
         return works
 
     def index_stops(self) -> None:
-        """Compute the last stop up to each segment, after `is_stop` has changed."""
+        """Recompute the last stop up to each segment. Call this after changing `is_stop`."""
         number = np.arange(len(self.is_stop), dtype=np.int32)
         self.last_stop = np.maximum.accumulate(np.where(self.is_stop, number, np.int32(-1)))
 
 
 class _Runs:
-    """Uninterrupted work of several threads: parallel arrays, sorted by begin."""
+    """Uninterrupted busy intervals of several threads as parallel arrays, sorted by start time."""
 
     def __init__(self, threads: HostThreads, tracks: list[int], state: State) -> None:
         begins, ends, owners = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
         for track in tracks:
             own = slice(threads.first[track], threads.last[track] + 1)
             works = threads.state[own] >= state
-            changes = np.flatnonzero(np.diff(works, prepend=False))  # the last segment is a gap
+            changes = np.flatnonzero(np.diff(works, prepend=False))  # an even count, because the last segment is a gap
             times = threads.begin[own][changes]
             begins.append(times[::2])
             ends.append(times[1::2])
@@ -248,12 +249,12 @@ class _Runs:
         self.longest = (
             np.maximum.accumulate(np.where(self.end == latest, number, np.int32(0))) if len(order) else number
         )
-        """Index of the run with the latest end among the runs up to each one."""
+        """For each run, the index of the run with the latest end among all runs up to and including it."""
         self.order = np.argsort(self.end, kind="stable").astype(np.int32)
         self.ends = self.end[self.order]
 
 
-def _with_annotations(  # noqa: PLR0913, PLR0917 - the columns of a thread
+def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
     events: Events,
     annotations: Int,
     begin: Int,
@@ -261,7 +262,7 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - the columns of a thread
     owner: NDArray[np.uint8],
     state: NDArray[np.uint8],
 ) -> tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Cut segments where annotations begin and end, and set the annotation of gaps."""
+    """Split segments at the boundaries of annotations, and set the row of each gap to its annotation."""
     cut, place = segments(events.start_ns[annotations], events.end_ns[annotations])
     if not len(cut):
         return begin, row, owner, state
@@ -269,7 +270,7 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - the columns of a thread
     at = begin.searchsorted(added)
     segment = np.cumsum(np.insert(np.ones(len(begin), np.int64), at, 0)) - 1
     begin = np.insert(begin, at, added)
-    # Annotations before the first call: the thread begins with a gap.
+    # If an annotation precedes the first call, the thread starts with a gap.
     row, owner, state = (
         np.append(values, np.array(of_gap, values.dtype))[segment]
         for values, of_gap in ((row, -1), (owner, OwnerKind.BETWEEN), (state, State.GAP))
@@ -281,7 +282,7 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - the columns of a thread
 
 
 def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:
-    """Return the track with the most operators, or with the most events of the host; -1 if there are none."""
+    """Return the track with the most operators, or else the most host events; -1 if there are no host events."""
     for selected in (kinds == RowKind.OPERATOR, is_host):
         if selected.any():
             return int(np.bincount(events.track[selected]).argmax())

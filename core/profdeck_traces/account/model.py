@@ -1,4 +1,4 @@
-"""Data model of the account in summaries."""
+"""Data model for step accounts in summaries."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import attrs
 class OwnerIdentity:
     """Identity of an owner on the critical path.
 
-    The texts contain no addresses or instance numbers, so that owners can be matched between runs.
+    The names contain no addresses or instance numbers, so that owners can be matched across runs.
     """
 
     kind: str
-    """Kind of the owner, such as ``operator``, ``kernel`` or ``launch latency``."""
+    """Owner kind, such as ``operator``, ``kernel`` or ``launch latency``."""
     name: str | None
-    """Name of the event. ``None`` if no event is open, or for the sum of small owners."""
+    """Event name; ``None`` if no event is open, or for the sum of small owners."""
     operator: str | None
-    """Operator that the event belongs to."""
+    """Operator to which the event belongs."""
     module: str | None
     """Path of the ``nn.Module``, such as ``GPT > Block > Linear``."""
     annotation: str | None
     """Innermost annotation that is not a step."""
     line: str | None
-    """Function of user code: file, first line of the function, and name. Requires stacks."""
+    """Function in user code, as file, first line and name. Requires stacks."""
 
     @property
     def origin(self) -> str | None:
-        """Line, or else the module, annotation or operator of the event."""
+        """Source of the event: its line if known, otherwise its module, annotation or operator."""
         module = self.module.rpartition(" > ")[2] if self.module else None
         annotation = self.annotation if self.annotation != self.name else None
         return self.line or module or annotation or (self.operator if self.operator != self.name else None)
@@ -40,35 +40,38 @@ class OwnerTime(OwnerIdentity):
     count: int
     """Number of intervals on the path."""
     time_us: float
-    """Sum over all steps of the account."""
+    """Total over all steps in the account."""
     share: float
-    """Share of the account's time."""
+    """Fraction of the account's total time."""
     gain_us: float | None = None
-    """Time by which the steps of the account would get shorter if the owner took no time, on the path or not.
+    """Time that the account's steps would save if the owner took no time anywhere, on or off the critical path.
 
-    ``None`` if it is not computed (only the largest owners have a gain) or unknown, as for waits.
+    ``None`` if not computed (only the largest owners have a gain) or if unknown, as for waits.
     """
     next_limit: str | None = None
-    """Kind of owner that would then have the most time on the critical path."""
+    """Owner kind that would then have the most time on the critical path."""
 
 
 @attrs.frozen(kw_only=True)
 class Account:
-    """Partition of the time of the steps among the owners on the critical path.
+    """Step time, divided among the owners on the critical path.
 
-    The times of the owners add up to ``time_us``.
+    The owners' times add up to ``time_us``.
     """
 
     basis: str
-    """Kind of the steps: ``global_step``, ``iteration``, or ``recording`` for the entire recording."""
+    """Kind of step: ``global_step``, ``iteration``, or ``recording`` for the entire recording."""
     border: str
-    """Border rule of the steps: ``host`` (from the begin of an annotation to the begin of the next one), ``device`` (a
-    step ends when its device work ends), or ``recording``."""
+    """Rule for step borders.
+
+    ``host``: a step lasts from the start of its annotation to the start of the next one. ``device``: a step ends when
+    its device work ends. ``recording``: the entire recording is one step.
+    """
     steps: int
-    """Number of steps. Cold steps are excluded."""
+    """Number of steps, excluding cold steps."""
     time_us: float
-    """Time of all steps."""
+    """Total time of all steps."""
     owners: tuple[OwnerTime, ...]
-    """Owners by time, longest first. Owners beyond the 300th are summed by kind, without a name."""
+    """Owners sorted by time, longest first. Owners after the 300th are merged by kind and have no name."""
     notes: tuple[str, ...]
-    """Limits of this account: causes that the trace does not record."""
+    """Limitations of this account, such as causes that are missing from the trace."""

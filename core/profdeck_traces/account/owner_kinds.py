@@ -1,4 +1,4 @@
-"""Kinds of owners of a step's time."""
+"""Kinds of owners to which the time of a step is assigned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class OwnerKind(IntEnum):
-    """Kind of an owner. `label` is its name in tables."""
+    """Kind of owner. `label` is its name in tables."""
 
     OPERATOR = 0
     PYTHON = 1
@@ -20,22 +20,22 @@ class OwnerKind(IntEnum):
     COLLECTIVE = 8
     WAIT_FOR_THREAD = 10
     SYNCHRONISATION = 11
-    """The call itself, after the device work that it waits for has ended."""
+    """Synchronisation call, excluding the time it spends waiting for device work."""
     QUEUE_FULL = 12
-    """A launch that waits because the queue of the stream is full."""
+    """Launch that waits because the stream's queue is full."""
     DEVICE_GAP = 13
     DEVICE_HELD = 14
-    """A device gap of over 100 µs. The trace has no cause for it."""
+    """Device gap of more than 100 µs for which the trace shows no cause."""
     DATA_LOADING = 15
     GARBAGE_COLLECTION = 16
     CHECKPOINT = 17
     PROFILER = 18
     NOT_RECORDED = 19
-    """The trace has no event that explains the time."""
+    """No event in the trace explains the time."""
 
     @classmethod
     def from_label(cls, label: str) -> OwnerKind:
-        """Return the kind with a name in tables."""
+        """Return the kind with the given label."""
         return cls[label.upper().replace(" ", "_")]
 
     @property

@@ -1,4 +1,4 @@
-"""The account of one trace."""
+"""Critical path of a recording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from profdeck_traces.reading.intervals import Int
 
 @attrs.frozen(eq=False)
 class StepAnnotations:
-    """Annotations of steps: parallel arrays, sorted by begin, in nanoseconds."""
+    """Step annotations as parallel arrays, sorted by start time. Times are in nanoseconds."""
 
     track: Int
     begin: Int
@@ -37,12 +37,12 @@ class RecordingPath:
     """The path from the first to the last border."""
     work: DeviceEvents
     steps: Int
-    """For each interval between borders, the index of its step in the annotations."""
+    """Index of the step annotation for each interval between borders."""
     threads: HostThreads
     walk: BackwardWalk
 
     def parts(self) -> Iterator[tuple[int, int, Path]]:
-        """Yield begin, end and path of each step."""
+        """Yield the start, end and path of each step."""
         for begin, end in zip(self.borders.times[:-1].tolist(), self.borders.times[1:].tolist(), strict=True):
             yield begin, end, self.path.between(begin, end)
 
@@ -58,10 +58,10 @@ def path_of(
     """Find the critical path of a recording.
 
     Args:
-        names: The events of the trace, with their launches.
-        steps: Annotations of the steps. Of several threads, only the thread with the most annotations is used.
-        is_step: Return whether a name is the name of a step.
-        is_collective: Return whether the name of a kernel is the name of a collective.
+        names: Events of the trace and their launches.
+        steps: Step annotations. If several threads have annotations, only the thread with the most is used.
+        is_step: Returns whether a name is a step name.
+        is_collective: Returns whether a kernel name is the name of a collective.
         is_valid: Mask of the complete events to use. Default: all.
     """
     events = names.events

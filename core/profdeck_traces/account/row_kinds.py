@@ -1,4 +1,4 @@
-"""Classification of a trace's events for the account."""
+"""Classification of trace events for step accounts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from profdeck_traces.reading.events import Events
 
 
 class RowKind(IntEnum):
-    """Kind of an event. The order groups annotations, calls of the host, and device work."""
+    """Event kind. The order matters: annotations, host calls and device work each form a contiguous range."""
 
     OTHER = 0
     ANNOTATION = 1
@@ -83,7 +83,7 @@ OWNERS = {
     RowKind.COPY: OwnerKind.COPY,
     RowKind.COLLECTIVE: OwnerKind.COLLECTIVE,
 }
-"""Owner of the time of an event that is the innermost of its thread or stream."""
+"""Owner of the time during which an event is the innermost one on its thread or stream."""
 
 _CALLS = {
     CallKind.STREAM_SYNCHRONISATION: RowKind.STREAM_SYNC,
@@ -103,14 +103,14 @@ def row_kinds(
 
     Args:
         events: The trace.
-        is_step: Return whether a name is the name of a step. Such operators are annotations.
-        is_collective: Return whether the name of a kernel is the name of a collective.
+        is_step: Returns whether a name is a step name. Operators with such a name are classified as annotations.
+        is_collective: Returns whether a kernel name is the name of a collective.
     """
     classify: dict[str, Callable[[str], RowKind]] = {
         ANNOTATION: _annotation,
         OPERATOR: lambda name: RowKind.ANNOTATION if is_step(name) else _operator(name),
         PYTHON: _frame,
-        # Category of `record_python_gc_info`. Other versions of torch record a frame instead.
+        # Category of events enabled by `record_python_gc_info`. Other torch versions record a frame instead.
         "python_gc": lambda _name: RowKind.GC_FRAME,
         PROFILER_OVERHEAD: lambda _name: RowKind.OVERHEAD,
         **dict.fromkeys(RUNTIMES | TASK_QUEUES, lambda name: _CALLS.get(call_kind(name), RowKind.CALL)),
@@ -138,7 +138,7 @@ def _annotation(name: str) -> RowKind:
 
 
 def _operator(name: str) -> RowKind:
-    # torch 1.8 records the iteration of a loader as an operator.
+    # torch 1.8 records data loader iterations as operators.
     return RowKind.LOADING_OPERATOR if name.startswith("enumerate(DataLoader)") else RowKind.OPERATOR
 
 

@@ -1,4 +1,4 @@
-"""Table of the owners on the critical path of a recording."""
+"""Table of owners on the critical path of a recording."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from profdeck_traces.reading.intervals import Int
 
 MAX_OWNERS = 300
 MAX_GAINS = 8
-"""Number of owners whose gain is computed."""
+"""Number of owners for which gains are computed, starting with the largest."""
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
-_MAX_LOOKUP = 1 << 22  # entries; a larger table of values is slower than sorting
+_MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 _Key = tuple[str, str | None, str | None, str | None, str | None, str | None]
 """Kind, name, operator, module, annotation and line."""
 
 
 def account_of(recording: RecordingPath, names: Attribution, basis: str, excluded: NDArray[np.bool_]) -> Account | None:
-    """Return the account of a recording, or ``None`` if it has no time.
+    """Return the account of a recording, or ``None`` if its steps take no time.
 
     Args:
         recording: The critical path.
         names: Operators, modules and lines of the events.
-        basis: Kind of the steps.
-        excluded: Cold steps, by index of the annotation.
+        basis: Kind of step.
+        excluded: Mask of the cold steps, with one element per step annotation.
     """
     has_annotations = len(recording.steps) > 0
     is_used = ~excluded[recording.steps] if has_annotations else np.ones(max(0, len(recording.borders.times) - 1), bool)
@@ -67,7 +67,7 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
 
 
 def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: int) -> tuple[OwnerTime, ...]:
-    """Group the segments of a path by owner."""
+    """Sum the segments of a path by owner."""
     module_names = names.module_paths[1]
     texts = [_plain(name) for name in names.events.names]
     columns = _columns(names, kinds, path.row)
@@ -106,7 +106,7 @@ def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: 
 
 
 def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32]) -> list[NDArray[np.integer]]:
-    """Return the codes of name, operator, annotation, frame and module of rows; -1 if there is none."""
+    """Return the codes of each row's name, operator, annotation, frame and module; -1 if missing."""
     has_row = row >= 0
     rows = np.maximum(row, 0)
     is_step = has_row & (kinds[rows] == RowKind.ANNOTATION) & (names.annotation[rows] != rows)
@@ -122,7 +122,7 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 def _with_gains(
     owners: tuple[OwnerTime, ...], recording: RecordingPath, names: Attribution, is_used: NDArray[np.bool_]
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
-    """Add the gains of the largest owners. Return the owners, and why gains are unknown."""
+    """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
     replay = Replay(recording, names.events, is_used)
     if not replay.is_exact:
         return owners, "Gains are unknown: a replay of the recorded dependencies does not reproduce the recorded times."
@@ -132,7 +132,7 @@ def _with_gains(
     with_gain = []
     for owner in owners[:MAX_GAINS]:
         gain: Gain | None = None
-        # A sum of small owners has no name, and cannot be told from time without an event.
+        # A sum of small owners has no name, so it looks the same as time without an event.
         if owner.name is not None or len(owners) < MAX_OWNERS:
             is_owner = np.ones(len(rows), np.bool_)
             fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
@@ -145,7 +145,7 @@ def _with_gains(
 
 
 def _codes(texts: Iterable[str]) -> dict[str, list[int]]:
-    """Return the codes of each text."""
+    """Map each text to its codes."""
     codes: dict[str, list[int]] = {}
     for code, text in enumerate(texts):
         codes.setdefault(text, []).append(code)
@@ -153,12 +153,12 @@ def _codes(texts: Iterable[str]) -> dict[str, list[int]]:
 
 
 def _name_of(names: Attribution, rows: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Return the name codes of rows; -1 stays -1."""
+    """Return the name code of each row, or -1 where the row is -1."""
     return np.where(rows >= 0, names.events.name[rows], -1)
 
 
 def _grouped(columns: list[NDArray[np.integer]]) -> tuple[Int, Int]:
-    """Return the group of each element, by equal values in all columns, and the first element of each group."""
+    """Group elements with equal values in all columns. Return each element's group and each group's first element."""
     code, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         number, count = _renumbered(column + 1, int(column.max()) + 2)
@@ -169,7 +169,7 @@ def _grouped(columns: list[NDArray[np.integer]]) -> tuple[Int, Int]:
 
 
 def _renumbered(values: NDArray[np.integer], limit: int) -> tuple[Int, int]:
-    """Map values below `limit` to consecutive numbers in the same order, and return the count of distinct values."""
+    """Map values below `limit` to consecutive numbers in ascending order. Also return the number of distinct values."""
     if limit > _MAX_LOOKUP:
         _, number = np.unique(values, return_inverse=True)
         return number, int(number.max()) + 1
@@ -187,7 +187,7 @@ def _plain(name: str) -> str:
 
 
 def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[str, ...]:
-    """Return the limits of the account: causes that the trace does not record."""
+    """Return notes on the account's limitations, such as causes that are missing from the trace."""
     is_sync = np.isin(recording.kinds, SYNCS)
     notes = []
     if len(recording.work.rows) and is_sync.any() and not len(recording.work.sync_records.rows):

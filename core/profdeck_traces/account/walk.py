@@ -1,4 +1,4 @@
-"""Backward walk over a recording, from each event to the event that delayed it."""
+"""Backward walk through a recording, from each event to the event that delayed it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.walking import NO_TIME
 
 LATENCY_NS = 100_000
-"""A longer time from a launch to its work is not latency."""
-_FULL_QUEUE = 900  # outstanding launches of a stream from which a slow launch waits for the device
+"""Longest delay that is attributed to launch latency or a device gap; longer delays are `DEVICE_HELD`."""
+_FULL_QUEUE = 900  # outstanding launches at which a slow launch is attributed to a full queue
 _MAX_STALLED = 64
 _HOST_RUN, _DEVICE_RUN = -1, -2
 _FIELDS = 5
-# Members of an enum are slow to look up in Python 3.11.
+# Enum member lookups are slow in Python 3.11.
 _WAITS, _LAUNCH, _FREE, _COPY_CALL = map(int, (State.WAITS, RowKind.LAUNCH, RowKind.FREE, RowKind.COPY_CALL))
 _BETWEEN, _WAIT_FOR_THREAD = int(OwnerKind.BETWEEN), int(OwnerKind.WAIT_FOR_THREAD)
 _SYNCS, _COPIES = frozenset(map(int, SYNCS)), frozenset({_COPY_CALL, _FREE})
@@ -47,20 +47,20 @@ Position = OnThread | OnDevice
 
 @attrs.frozen(eq=False)
 class Path:
-    """Segments of a path: parallel arrays, sorted by time, without gaps or overlaps."""
+    """Segments of a path as parallel arrays, sorted by time, without gaps or overlaps."""
 
     begin: Int
     end: Int
     kind: NDArray[np.uint8]
     """`OwnerKind` of each segment."""
     row: NDArray[np.int32]
-    """Row of the owner in the trace; -1 if no event is recorded."""
+    """Row of the owner's event in the trace; -1 if there is none."""
 
     def __len__(self) -> int:
         return len(self.begin)
 
     def between(self, begin_ns: int, end_ns: int) -> Path:
-        """Return the part of the path in an interval."""
+        """Return the part of the path inside an interval."""
         part = slice(int(self.end.searchsorted(begin_ns, side="right")), max(0, int(self.begin.searchsorted(end_ns))))
         return Path(
             np.maximum(self.begin[part], begin_ns), np.minimum(self.end[part], end_ns), self.kind[part], self.row[part]
@@ -87,14 +87,14 @@ class BackwardWalk:
         self._lost_start = events.start_ns[self._lost]
         self._has_work = bool(len(work.rows))
         self._pass_asynchronous_copies()
-        # Views: reading a Python integer from an array takes three times as long.
+        # Memory views, because reading a Python integer from an array takes three times as long.
         self._segment_begin, self._segment_row = threads.begin.data, threads.row.data
         self._segment_state, self._segment_stop = threads.state.data, threads.last_stop.data
         self._tracks: dict[object, int] | None = None
         self._launches_of_thread: dict[int, tuple[Int, Int]] = {}
 
     def _pass_asynchronous_copies(self) -> None:
-        """Let the walk pass copy calls that cannot have waited, without a decision at each call."""
+        """Remove copy calls that cannot have waited from the stops, so that the walk does not check each call."""
         threads, events = self._threads, self._events
         stops = np.flatnonzero(threads.is_stop & (threads.row >= 0))
         stops = stops[self._kinds[threads.row[stops]] == RowKind.COPY_CALL]
@@ -108,12 +108,12 @@ class BackwardWalk:
         threads.index_stops()
 
     def path(self, begin_ns: int, end_ns: int, start: Position) -> Path:
-        """Walk from the end to the begin of an interval.
+        """Walk backward from the end of an interval to its start.
 
         Args:
-            begin_ns: Begin of the interval.
+            begin_ns: Start of the interval.
             end_ns: End of the interval.
-            start: Position at its end.
+            start: Position at the end of the interval.
         """
         self._begin_ns = begin_ns
         del self._out[:]
@@ -132,12 +132,16 @@ class BackwardWalk:
         return self._expanded(np.frombuffer(self._out, np.int64).reshape(-1, _FIELDS)[::-1])
 
     def continuation(self, track: int, time_ns: int, begin_ns: int) -> tuple[int, int, Position]:
-        """Return where a walk continues from a time of a thread, and the kind of the time between, or -1 for several.
+        """Take one step of a walk from a point on a thread.
 
         Args:
-            track: The thread.
-            time_ns: The time.
-            begin_ns: Begin of the walk.
+            track: Track of the thread.
+            time_ns: Time on the thread.
+            begin_ns: Earliest time of the walk.
+
+        Returns:
+            The time at which the walk continues, the `OwnerKind` of the time in between, and the next position. The
+            kind is -1 if the step covers a run of segments.
         """
         self._begin_ns = begin_ns
         del self._out[:]
@@ -145,9 +149,9 @@ class BackwardWalk:
         return until, self._out[2], at
 
     def awaited(self, row: int) -> list[int]:
-        """Return the last device event of each stream that a synchronisation waits for, if the trace shows it.
+        """Return the last device event on each stream that a synchronisation waits for.
 
-        The event may have ended before the call.
+        The list is empty if the trace does not identify the stream. The events may have ended before the call.
         """
         work, kind = self._work, int(self._kinds[row])
         called = int(self._events.start_ns[row])
@@ -214,7 +218,7 @@ class BackwardWalk:
         return self._in_call(track, segment, row, begin, time)
 
     def _silent(self, track: int, begin: int, time: int, segment: int) -> tuple[int, Position]:
-        """Handle a gap or a wait of a thread."""
+        """Handle a gap or wait on a thread."""
         threads = self._threads
         is_wait = segment >= 0 and self._segment_state[segment] == _WAITS
         row = -1 if segment < 0 else self._segment_row[segment]
@@ -247,7 +251,7 @@ class BackwardWalk:
         if kind in _SYNCS and len(self._lost):
             place = int(self._lost_start.searchsorted(called)) - 1
             if place >= 0 and (index < 0 or self._lost_start[place] > work.launched[index]):
-                # The device work of a later launch is missing in the trace.
+                # The device work of a later launch is missing from the trace.
                 index = index if index >= 0 and work.start[index] < time else -1
                 launch_end = int(self._events.end_ns[self._lost[place]])
                 ended = int(work.end[index]) if index >= 0 else NO_TIME
@@ -284,7 +288,10 @@ class BackwardWalk:
         return work.ended_between(called, returned)
 
     def _recorded_stream(self, row: int) -> tuple[int, int | None] | None:
-        """Return the stream that a synchronisation waits for by its record, and when its event was recorded."""
+        """Return the stream that a synchronisation waits for, according to its ``cuda_sync`` record.
+
+        The second item is the time at which the CUDA event was recorded, or ``None`` for a stream synchronisation.
+        """
         work = self._work
         records = work.sync_records.by_correlation
         record = records.get(int(self._events.arg("correlation", np.array([row]))[0])) if records else None
@@ -300,7 +307,7 @@ class BackwardWalk:
         return None
 
     def _last_launch(self, track: int, time: int) -> int:
-        """Return the last device event that a thread launched before a time, or -1."""
+        """Return the last device event launched by a thread before a given time, or -1."""
         if track not in self._launches_of_thread:
             work = self._work
             index = np.flatnonzero((work.launch >= 0) & (self._events.track[work.launch] == track))
@@ -318,7 +325,7 @@ class BackwardWalk:
         )
 
     def _queue_head(self, row: int, called: int, returned: int) -> int:
-        """Return the device event whose end made room in the queue for a launch, or -1."""
+        """Return the device event that freed a queue slot for a launch, or -1."""
         own = self._work_of(row)
         if own < 0:
             return -1
@@ -328,16 +335,16 @@ class BackwardWalk:
         return self._work.ended_between(called, returned, track)
 
     def _copy_target(self, row: int, kind: int, called: int, returned: int) -> int:
-        """Return the device event that a blocking copy or a free waited for, or -1."""
+        """Return the device event that a blocking copy or free call waited for, or -1."""
         own = self._work_of(row)
         if own >= 0 and self._work.ended_in(own, called, returned):
             return own
         return self._work.ended_between(called, returned) if kind == _FREE else -1
 
     def _expanded(self, steps: Int) -> Path:
-        """Replace runs by their segments and gaps."""
+        """Replace each run with its segments and gaps."""
         is_host, is_device = steps[:, 2] == _HOST_RUN, steps[:, 2] == _DEVICE_RUN
-        # A device run has the work and the gap after it.
+        # Each event in a device run becomes two segments: its work and the gap after it.
         first, last = steps[:, 3], steps[:, 4]
         counts = np.where(is_host, last - first + 1, np.where(is_device, 2 * (last - first + 1), 1))
         source = np.repeat(np.arange(len(steps)), counts)

@@ -1,7 +1,7 @@
 """Model FLOPs utilization (MFU) of a trace and of its steps.
 
-MFU is the time that the FLOPs take at the device's peak rate, divided by the elapsed time (Chowdhery et al., PaLM,
-2022, appendix B). Here the FLOPs are those of the operators that ran, including recomputation.
+MFU is the time that the FLOPs would take at the device's peak rate, divided by the elapsed time (Chowdhery et al.,
+PaLM, 2022, appendix B). Here, the FLOPs of all executed operators are counted, including recomputation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NS_PER_US = 1000
 
 @attrs.frozen
 class CommonDevice:
-    """The model of all devices in a trace."""
+    """Device model shared by all devices in a trace. The fields are ``None`` if unknown."""
 
     name: str | None = None
     peaks: DevicePeaks | None = None
@@ -37,16 +37,16 @@ class CommonDevice:
 
 @attrs.frozen
 class TraceUtilization:
-    """Utilization of a trace, and its steps with their utilization."""
+    """Utilization of a trace, and its step summaries with the utilization of each step."""
 
     of_trace: Utilization
     steps: tuple[StepSummary, ...]
 
 
 def common_device(trace: Trace) -> CommonDevice:
-    """Return the model of the devices, if the trace names it and lists only devices of one model.
+    """Return the device model if the trace lists only devices of one model.
 
-    Device numbers are not compared, because on AMD those of ``deviceProperties`` differ from those of kernels.
+    Device numbers are not compared, because on AMD the numbers in ``deviceProperties`` differ from those of kernels.
     """
     properties = trace.members.get("deviceProperties")
     models = {
@@ -72,10 +72,10 @@ def utilization_of(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
     """Compute the utilization, or return ``None`` if no FLOPs were counted.
 
     Args:
-        device: The model of the devices.
+        device: Device model.
         work: Work of each device event.
         events: The device events.
-        computes: Mask of the device events that are neither communication nor copies and fills.
+        computes: Mask of the device events that are not communication, copies or fills.
         trace_steps: Steps of the trace.
         steps: Summaries of the same steps.
         devices: Summaries of the devices.

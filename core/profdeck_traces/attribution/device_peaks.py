@@ -1,19 +1,20 @@
-"""Peak rates of devices, by the device name in a trace.
+"""Peak rates of devices, looked up by the device name in a trace.
 
-The rates are dense (without structured sparsity), at the boost clock, for matrix units if the device has them for the
-data type. A vendor's figure with sparsity is halved. The bandwidth is that of the device memory.
+Rates are for dense operations (without structured sparsity) at the boost clock. If the device has matrix units for a
+data type, the rate is that of the matrix units. Vendor figures with sparsity are halved. The bandwidth is that of the
+device memory.
 
 Sources:
 
-- A100, A10, L4, L40S, V100, V100S, T4, H100, H200, B200, GB200: NVIDIA's data sheets, at
-  https://www.nvidia.com/en-us/data-center/ (``a100``, ``h100``, ...); architecture white papers of Ampere, Hopper and
-  Blackwell. GB200: half of a superchip, which has two GPUs.
-- H20: NVIDIA publishes no data sheet. The rates are those that system vendors and the press state.
-- MI250X, MI300X, MI325X, MI355X: AMD's product pages, https://www.amd.com/en/products/accelerators/instinct.html.
-  MI250X: half of a card, because each of its two dies is a device.
+- A100, A10, L4, L40S, V100, V100S, T4, H100, H200, B200, GB200: NVIDIA data sheets at
+  https://www.nvidia.com/en-us/data-center/ (``a100``, ``h100``, ...), and the Ampere, Hopper and Blackwell architecture
+  white papers. The GB200 figures are for one of the two GPUs in a superchip.
+- H20: NVIDIA publishes no data sheet. The rates are those reported by system vendors and the press.
+- MI250X, MI300X, MI325X, MI355X: AMD product pages, https://www.amd.com/en/products/accelerators/instinct.html. The
+  MI250X figures are for half a card, because each of its two dies is a device.
 
-Ascend devices have no entry: published figures for the Ascend 910B contradict each other, and Ascend's traces do not
-contain the device name.
+Ascend devices are not listed, because published figures for the Ascend 910B contradict each other and Ascend traces do
+not contain the device name.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ import attrs
 
 @attrs.frozen
 class DevicePeaks:
-    """Peak rates of one device. A rate is ``None`` if the device has no matrix units for the type, or none is known."""
+    """Peak rates of one device. A rate is ``None`` if it is unknown or the device has no matrix units for the type."""
 
     memory: float
-    """Bandwidth in GB/s (10^9 bytes)."""
+    """Bandwidth in GB/s (10^9 bytes per second)."""
     float16: float
-    """In TFLOP/s (10^12 operations), like all rates below."""
+    """In TFLOP/s (10^12 operations per second), like all rates below."""
     bfloat16: float | None
     float32: float
-    """TF32 on devices that have it, because a trace does not contain the setting. Otherwise plain float32."""
+    """TF32 if the device supports it, because traces do not record the setting; otherwise plain float32."""
     float64: float | None
     float8: float | None = None
     int8: float | None = None
     multiprocessors: int | None = None
-    """Number of compute units, if the device can be split into partitions with the same name."""
+    """Number of compute units; set only for devices whose partitions have the same name as the device."""
 
     def flops_per_s(self, dtype: str) -> float | None:
-        """Return the peak in operations per second for a data type such as ``bfloat16``, or ``None`` if unknown."""
+        """Return the peak rate in operations per second of a dtype such as ``bfloat16``, or ``None`` if unknown."""
         key = "float8" if dtype.startswith("float8_e") else dtype
         if key not in _DTYPES:
             return None
@@ -50,7 +51,7 @@ class DevicePeaks:
 
     @property
     def bytes_per_s(self) -> float:
-        """Memory bandwidth."""
+        """Memory bandwidth in bytes per second."""
         return self.memory * 1e9
 
 
@@ -81,17 +82,17 @@ _PEAKS = {
     r"AMD Instinct MI325X( VF)?": attrs.evolve(_MI300X, memory=6000),
     r"AMD Instinct MI355X( VF)?": DevicePeaks(8000, 2516.6, 2516.6, 157.3, 78.6, 5033.2, 5033.2, 256),
 }
-"""Peaks by regular expression for the device name without ``NVIDIA``, which old drivers omit.
+"""Peak rates, keyed by a regular expression for the device name without the ``NVIDIA`` prefix, which old drivers omit.
 
-A pattern matches the complete name. Partitions (MIG) and other models match none."""
+A pattern must match the complete name. MIG partitions and other models match no pattern."""
 
 
 def peaks_of(name: str, multiprocessors: int | None) -> DevicePeaks | None:
-    """Return the peaks of a device, or ``None`` if the device is unknown.
+    """Return the peak rates of a device, or ``None`` if the device is unknown.
 
     Args:
         name: Name in the trace's ``deviceProperties``, such as ``NVIDIA H100 80GB HBM3``.
-        multiprocessors: ``numSms`` in the same entry. A partition of an AMD device has fewer than the device.
+        multiprocessors: ``numSms`` in the same entry. It is smaller for a partition than for the full AMD device.
     """
     model = name.removeprefix("NVIDIA ")
     peaks = next((peaks for pattern, peaks in _PEAKS.items() if re.fullmatch(pattern, model)), None)

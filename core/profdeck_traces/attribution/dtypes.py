@@ -1,4 +1,4 @@
-"""Data types of tensors, by the C++ names in ``Input type`` (``torch/csrc/profiler/util.cpp`` in pytorch/pytorch)."""
+"""Tensor data types, by their C++ names in ``Input type`` (``torch/csrc/profiler/util.cpp`` in pytorch/pytorch)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BYTES = {
 
 
 def torch_dtype(name: str) -> str | None:
-    """Return torch's name for a C++ type, or ``None`` for other kinds of inputs, such as ``Scalar`` or a list."""
+    """Return the torch name of a C++ element type, or ``None`` for other input types such as ``Scalar`` or a list."""
     if not name[:1].islower():
         return None
     return _TORCH_NAMES.get(name, name.removeprefix("c10::").lower())

@@ -1,4 +1,4 @@
-"""Work of the operators in a trace, assigned to the device events that carried it out."""
+"""Work of the operators in a trace, assigned to the device events that performed it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NS_PER_S = 1e9
 
 @attrs.frozen(eq=False)
 class CountedCalls:
-    """Calls of operators with known work. If such calls are nested, only the innermost calls count."""
+    """Operator calls with known work. If such calls are nested, only the innermost calls are counted."""
 
     row: Int
     """Row of each call in the trace's events, in ascending order."""
@@ -28,16 +28,16 @@ class CountedCalls:
     works: list[OperatorWork]
 
     def flops(self) -> Float:
-        """Return the FLOPs of each call, 0 for calls without matrix products."""
+        """Return the FLOPs of each call; 0 for norms and embeddings."""
         return self.per_call([work.flops or 0 for work in self.works])
 
     def per_call(self, values: list[float]) -> Float:
-        """Return the value of each call, given the value for each of ``works``."""
+        """Return one value per call, given one value per item of ``works``."""
         return np.array(values, np.float64)[self.kind] if values else np.empty(0)
 
 
 def counted_calls(events: Events, is_operator: NDArray[np.bool_]) -> CountedCalls:
-    """Compute the work of all calls with recorded shapes.
+    """Compute the work of all operator calls with recorded shapes.
 
     Args:
         events: Events of the trace.
@@ -47,7 +47,7 @@ def counted_calls(events: Events, is_operator: NDArray[np.bool_]) -> CountedCall
     rows = rows[events.arg("Input Dims", rows) >= 0]
     values = [events.name[rows].astype(np.int64), *(events.arg(key, rows) for key in _INPUTS)]
     kind = np.zeros(len(rows), np.int64)
-    for column in values:  # each column has fewer than 2**31 distinct values
+    for column in values:  # no overflow: each column has fewer than 2**31 distinct values
         kind = np.unique(kind * (column.max(initial=0) + 2) + column + 1, return_inverse=True)[1]
     _, first = np.unique(kind, return_index=True)
     works: list[OperatorWork] = []
@@ -69,20 +69,23 @@ def counted_calls(events: Events, is_operator: NDArray[np.bool_]) -> CountedCall
 
 @attrs.frozen(eq=False)
 class EventWork:
-    """Work of each device event, or of each operator in a trace without devices. Parallel arrays, 0 without work."""
+    """Work of each device event, or of each operator if the trace has no device events.
+
+    The arrays are parallel. Their values are 0 for events without work.
+    """
 
     calls: CountedCalls
     call: Int
-    """Index of the counted call that the event carries out, or -1."""
+    """Index of the counted call that the event performs, or -1."""
     flops: Float
     size_bytes: Float
     """NaN if the call's traffic is unknown."""
     time_ns: Float
-    """Time in which the event carries out the call; 0 without devices."""
+    """Duration of the event if it performs a counted call, otherwise 0. Always 0 without device events."""
     compute_ns: Float
-    """Least possible time for the FLOPs. NaN without a known peak."""
+    """Minimum time for the FLOPs; NaN if the peak rate is unknown."""
     roofline_ns: Float
-    """Least possible time for the FLOPs and the bytes, whichever takes longer. NaN if one of both is unknown."""
+    """Minimum time for the FLOPs or for the bytes, whichever is longer; NaN if either is unknown."""
     is_compute_bound: NDArray[np.bool_]
     """True if the FLOPs take longer than the bytes."""
 
@@ -90,14 +93,14 @@ class EventWork:
 def event_work(  # noqa: PLR0913 - one parameter per kind of input
     calls: CountedCalls, names: Attribution, rows: Int, time_ns: Int, peaks: DevicePeaks | None, *, on_device: bool
 ) -> EventWork:
-    """Divide the work of each call among its device events, in proportion to their times.
+    """Divide the work of each call among its device events, in proportion to their durations.
 
-    Only the events that the operator launched directly carry out its work. If there are none, these are the events of
-    all operators inside the call. A call without device events has no work here.
+    Only the events that the operator launched directly receive its work. If there are none, the work is divided among
+    the events of all operators inside the call. Calls without device events are ignored.
 
     Args:
-        calls: The calls.
-        names: The owners of all events in the trace.
+        calls: Calls with known work.
+        names: Owners of all events in the trace.
         rows: Rows of the device events, or of the operators if there are none.
         time_ns: Duration of each device event.
         peaks: Peak rates of the device, if known.
@@ -109,11 +112,11 @@ def event_work(  # noqa: PLR0913 - one parameter per kind of input
         inside = values_at(names.innermost(index >= 0), rows)
         call = values_at(index, inside).astype(np.int64)
         is_direct = (inside >= 0) & (values_at(names.operator, rows) == inside)
-        has_direct = np.zeros(len(calls.row) + 1, np.bool_)  # the last value is that of -1
+        has_direct = np.zeros(len(calls.row) + 1, np.bool_)  # the last element is for index -1
         has_direct[call[is_direct]] = True
         call[(call >= 0) & ~is_direct & has_direct[call]] = -1
     else:
-        # The time of an operator can be that of a launch on a device that was not recorded.
+        # Do not use operator times: the operator may have only launched work on a device that was not recorded.
         call = values_at(index, rows).astype(np.int64)
         time_ns = np.zeros_like(time_ns)
     used = call >= 0
@@ -147,7 +150,7 @@ def event_work(  # noqa: PLR0913 - one parameter per kind of input
 
 
 def _compute_s(work: OperatorWork, peaks: DevicePeaks | None) -> float:
-    """Return the least time for the FLOPs of a call, in seconds; NaN without a known peak."""
+    """Return the minimum time for the FLOPs of a call in seconds; NaN if the peak rate is unknown."""
     if not work.flops:
         return 0.0
     peak = None if peaks is None or work.dtype is None else peaks.flops_per_s(work.dtype)

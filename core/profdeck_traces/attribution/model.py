@@ -24,37 +24,40 @@ class AttributedTime:
     share: float
     """Fraction of ``total_us``."""
     flops: int | None = None
-    """Floating-point operations of matrix products, attention and convolutions; ``None`` if none were counted."""
+    """Floating-point operations in matrix products, attention and convolutions; ``None`` if none were counted."""
     size_bytes: int | None = None
-    """Least memory traffic of the counted operators, which include norms and embeddings."""
+    """Minimum memory traffic of the counted operators, including norms and embeddings."""
     work_us: float | None = None
-    """Part of ``time_us`` spent on ``flops`` and ``size_bytes``. ``None`` without device events, because operators may
-    have launched work on a device that was not recorded."""
+    """Part of ``time_us`` spent in events with counted work. ``None`` without device events, because operators may have
+    launched work on a device that was not recorded."""
     peak_share: float | None = None
-    """Least possible time for the work on the device, as a fraction of ``work_us``. The limit is the peak rate or the
-    memory bandwidth, as ``bound`` states; ``None`` for an unknown device or data type."""
+    """Minimum time for the work, given the device's peak rate and memory bandwidth, as a fraction of ``work_us``.
+    ``None`` if the device or data type is unknown."""
     bound: str | None = None
-    """``compute`` or ``memory``: the limit that applies for most of the least possible time."""
+    """``compute`` or ``memory``: the limit that determines most of the minimum time."""
 
 
 @attrs.frozen(kw_only=True)
 class Utilization:
-    """FLOPs of the matrix products, attention and convolutions on the devices of a trace, and their MFU."""
+    """FLOPs of matrix products, attention and convolutions on the devices of a trace, and the resulting MFU."""
 
     device: str | None
-    """Device name in the trace; ``None`` if it has none, or if it lists devices of several models."""
+    """Device name in the trace; ``None`` if the trace has no name or lists several models."""
     flops: int
     dtype: str | None
     """Data type with the most FLOPs, such as ``bfloat16``."""
     dtype_share: float
-    """Share of the FLOPs in ``dtype``."""
+    """Fraction of the FLOPs in ``dtype``."""
     peak_flops_per_s: float | None
     """Dense peak rate of one device for ``dtype``; ``None`` if the device or the rate is unknown."""
     covered: float
-    """Share of the kernels' time, without communication, in operators with counted work."""
+    """Fraction of kernel time, excluding communication, spent in operators with counted work."""
     mfu: float | None
-    """Least possible time for the FLOPs, each at the peak of its data type, as a fraction of the steps' time (without
-    steps: of the devices' recorded span). ``None`` without peaks, or if ``covered`` is below one half."""
+    """Minimum time for the FLOPs at the peak rates of their data types, as a fraction of the step time.
+
+    If there are no steps, it is a fraction of the devices' recorded span. ``None`` if a peak rate is unknown or
+    ``covered`` is below 0.5.
+    """
 
 
 @attrs.frozen(kw_only=True)

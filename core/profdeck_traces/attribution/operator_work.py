@@ -1,15 +1,18 @@
 """Floating-point operations and memory traffic of operators, computed from their recorded inputs.
 
-The FLOPs are those of ``torch.utils.flop_counter``: two for each multiplication and addition in matrix products,
-attention and convolutions. Three counts differ. Causal attention counts only the unmasked pairs of query and key. The
-weight gradient of a grouped convolution counts each group's channels once. The inputs of ``_flash_attention_forward``,
-``_efficient_attention_forward`` and their backward operators have the layout (batch, sequence, heads, depth).
+FLOPs are counted as in ``torch.utils.flop_counter``: two for each multiply-add in matrix products, attention and
+convolutions. There are three differences:
 
-The bytes are the least possible traffic: each input is read once, and each output is written once (the roofline model
-of Williams, Waterman and Patterson, CACM 52, 2009). Norms and embeddings have bytes only.
+- Causal attention counts only unmasked pairs of query and key.
+- The weight gradient of a grouped convolution counts each group's channels once.
+- The inputs of ``_flash_attention_forward``, ``_efficient_attention_forward`` and their backward operators are assumed
+  to have the layout (batch, sequence, heads, depth).
 
-An operator without a formula, or whose recorded inputs do not determine the result, has no work. This includes fused
-operators, custom kernels, and attention with a variable sequence length or a sliding window.
+Bytes are the minimum memory traffic: each input is read once, and each output is written once (the roofline model of
+Williams, Waterman and Patterson, CACM 52, 2009). For norms and embeddings, only bytes are counted.
+
+No work is counted for operators without a formula, or if the recorded inputs do not determine the result. Examples are
+fused operators, custom kernels, and attention with variable sequence lengths or a sliding window.
 """
 
 from __future__ import annotations
@@ -30,26 +33,26 @@ _Shape = list[int]
 
 @attrs.frozen
 class OperatorWork:
-    """Work of one call of an operator."""
+    """Work of one operator call."""
 
     flops: int | None
-    """Floating-point operations of matrix products; ``None`` for norms and embeddings."""
+    """Floating-point operations; ``None`` for norms and embeddings."""
     size_bytes: int | None
-    """Least memory traffic; ``None`` if a data type is unknown."""
+    """Minimum memory traffic; ``None`` if a data type is unknown."""
     dtype: str | None
     """Data type of the first operand, which determines the peak rate."""
 
 
 @attrs.frozen
 class _Inputs:
-    """Recorded inputs of one call. An entry that is not a tensor has the shape ``[]`` and no dtype."""
+    """Recorded inputs of one call. An input that is not a tensor has shape ``[]`` and no dtype."""
 
     dims: list[Any]
     types: list[Any]
     concrete: list[Any]
 
     def shape(self, index: int) -> _Shape:
-        """Return the shape of a tensor. Raise ValueError if it is a list or malformed."""
+        """Return the shape of a tensor. Raise ValueError if the input is a tensor list or the shape is malformed."""
         value = self.dims[index]
         if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
             raise ValueError
@@ -63,7 +66,7 @@ class _Inputs:
         return None if dtype is None else bytes_of(dtype)
 
     def bytes(self, *indices: int) -> int | None:
-        """Return the size of some tensors together. Raise IndexError or ValueError if they were not recorded."""
+        """Return the total size of the given tensors. Raise IndexError or ValueError if a tensor was not recorded."""
         sizes = [(prod(self.shape(index)), self.itemsize(index)) for index in indices]
         return _total([None if size is None else count * size for count, size in sizes])
 
@@ -88,11 +91,11 @@ def _scaled(count: int, itemsize: int | None) -> int | None:
 
 
 _SCALAR_TYPES = {"5": 2, "6": 4, "15": 2}
-"""Bytes of float16, float32 and bfloat16 by their number in ``c10/core/ScalarType.h``."""
+"""Element sizes of float16, float32 and bfloat16, keyed by their number in ``c10/core/ScalarType.h``."""
 
 
 def _product(inputs: _Inputs, *, left: int, right: int, out_dtype: int | None = None) -> OperatorWork:
-    """Count a product of m x k by k x n matrices, or of a batch of matrices: 2 m k n for each."""
+    """Count the product of an m x k and a k x n matrix, or of batches of such matrices, as 2 m k n FLOPs each."""
     first, second = inputs.shape(left), inputs.shape(right)
     if not 2 <= len(first) == len(second) <= 3 or first[-1] != second[-2] or first[:-2] != second[:-2]:  # noqa: PLR2004
         raise ValueError
@@ -101,9 +104,9 @@ def _product(inputs: _Inputs, *, left: int, right: int, out_dtype: int | None = 
 
 
 def _grouped(inputs: _Inputs, *, out_dtype: int | None = None) -> OperatorWork:
-    """Count a grouped product. Offsets divide the rows, the columns or the inner dimension among the groups.
+    """Count a grouped matrix product. Offsets split the rows, the columns or the inner dimension into groups.
 
-    Rows after the last offset belong to no group. They count as well, because the offsets are not recorded.
+    Rows after the last offset belong to no group, but they are counted because traces do not record the offsets.
     """
     first, second = inputs.shape(0), inputs.shape(1)
     if (len(first), len(second)) not in {(2, 3), (3, 2), (2, 2), (3, 3)} or first[-1] != second[-2]:
@@ -122,7 +125,7 @@ def _product_work(
     if out_dtype is not None and inputs.concrete[out_dtype] != "":
         size = _SCALAR_TYPES.get(inputs.concrete[out_dtype])
     sizes = [inputs.bytes(*operands), _scaled(outputs, size)]
-    if operands[0] == 1:  # the bias
+    if operands[0] == 1:  # input 0 is the bias
         sizes.append(inputs.bytes(0))
     return OperatorWork(2 * multiplications, _total(sizes), inputs.dtype(operands[0]))
 
@@ -136,14 +139,14 @@ def _attention(  # noqa: PLR0913 - one parameter per kind of input
     lengths: Sequence[int] = (),
     windows: Sequence[int] = (),
 ) -> OperatorWork:
-    """Count attention: two products forward, and five backward, which computes the scores again.
+    """Count attention: two matrix products forward, and five backward, where the scores are recomputed.
 
     Args:
-        inputs: Query, key and value; the gradient of the output precedes them in the backward pass.
+        inputs: Query, key and value, preceded by the output gradient in the backward pass.
         causal: Index of ``is_causal``, or of ``custom_mask_type``, which is 0 without a causal mask.
         backward: Whether the operator computes gradients.
-        heads: Dimension of the heads: 1 or 2. The other one is the sequence.
-        lengths: Indices of tensors of sequence lengths. If the call has one of them, the lengths are unknown.
+        heads: Dimension of the heads, 1 or 2. The other of these dimensions is the sequence.
+        lengths: Indices of tensors with sequence lengths. If the call has such a tensor, its work is unknown.
         windows: Indices of window sizes.
     """
     query, key, value = (inputs.shape(index + backward) for index in range(3))
@@ -157,22 +160,22 @@ def _attention(  # noqa: PLR0913 - one parameter per kind of input
         raise ValueError
     pairs = queries * keys
     if inputs.value(causal):
-        if queries != keys:  # operators align the mask differently
+        if queries != keys:  # operators differ in how they align the mask
             raise ValueError
         pairs = queries * (queries + 1) // 2
     products = 3 * depth + 2 * value_depth if backward else depth + value_depth
     out = batch * query_heads * queries * value_depth
     operands = inputs.bytes(*range(backward, backward + 3))
-    # Forward: writes the output. Backward: reads the output and its gradient, and writes the other gradients.
+    # Forward writes the output. Backward reads the output and its gradient, and writes the input gradients.
     sizes = [operands, _scaled(out, inputs.itemsize(backward))] + ([operands, inputs.bytes(0)] if backward else [])
     return OperatorWork(2 * batch * query_heads * pairs * products, _total(sizes), inputs.dtype(int(backward)))
 
 
 def _convolution(inputs: _Inputs, *, stride: int, padding: int, transposed: int | None = None) -> OperatorWork:
-    """Count a convolution: each weight is used once at each position of the output, or of a transposed one's input.
+    """Count a convolution. Each weight is used once per output position, or per input position if transposed.
 
-    ``dilation`` is after ``stride`` and ``padding``, followed by ``groups``, or by ``transposed``, ``output_padding``
-    and ``groups``.
+    The input ``dilation`` follows ``stride`` and ``padding``. After it come ``transposed`` and ``output_padding``, if
+    the operator has them, and then ``groups``.
     """
     image, weight = inputs.shape(0), inputs.shape(1)
     dilation = max(stride, padding) + 1
@@ -198,7 +201,7 @@ def _convolution(inputs: _Inputs, *, stride: int, padding: int, transposed: int 
 
 
 def _convolution_backward(inputs: _Inputs) -> OperatorWork:
-    """Count the gradients of the input and of the weight, each of which takes as much as the convolution."""
+    """Count the gradients of the input and the weight. Each takes as many FLOPs as the convolution."""
     gradient, image, weight = (inputs.shape(index) for index in range(3))
     is_transposed, (of_image, of_weight, _) = inputs.value(7), inputs.value(10)
     gradients = bool(of_image) + bool(of_weight)
@@ -214,14 +217,14 @@ def _norm(inputs: _Inputs) -> OperatorWork:
 
 
 def _embedding(inputs: _Inputs) -> OperatorWork:
-    """Count the bytes of the indices, and of the selected rows, which are read and written."""
+    """Count the bytes of the indices and of the selected rows. Each row is read and written."""
     weight, indices = inputs.shape(0), inputs.shape(1)
     rows = _scaled(2 * prod(indices) * weight[1], inputs.itemsize(0))
     return OperatorWork(None, _total([inputs.bytes(1), rows]), inputs.dtype(0))
 
 
 def _embedding_backward(inputs: _Inputs) -> OperatorWork:
-    """Count the bytes of the output's gradient, the indices, and the gradient of all rows."""
+    """Count the bytes of the output gradient, the indices, and the gradient of all weight rows."""
     written = _scaled(inputs.value(2) * inputs.shape(0)[-1], inputs.itemsize(0))
     return OperatorWork(None, _total([inputs.bytes(0, 1), written]), inputs.dtype(0))
 
@@ -230,7 +233,7 @@ def _with(function: Callable[..., OperatorWork], **options: Any) -> Callable[[_I
     return functools.partial(function, **options)
 
 
-# Positions of inputs: aten/src/ATen/native/native_functions.yaml in pytorch/pytorch.
+# Input positions are from aten/src/ATen/native/native_functions.yaml in pytorch/pytorch.
 _FORMULAS: dict[str, Callable[[_Inputs], OperatorWork]] = {
     **dict.fromkeys(("aten::mm", "aten::bmm"), _with(_product, left=0, right=1)),
     "aten::_scaled_mm": _with(_product, left=0, right=1, out_dtype=6),
@@ -280,15 +283,15 @@ _FORMULAS: dict[str, Callable[[_Inputs], OperatorWork]] = {
     "aten::embedding_dense_backward": _embedding_backward,
 }
 OPERATORS = frozenset(_FORMULAS)
-"""Names of the operators that have a formula."""
+"""Names of operators with a formula."""
 
 
 def work_of(name: str, dims: str | None, types: str | None, concrete: str | None) -> OperatorWork | None:
-    """Return the work of a call, or ``None`` if it has no formula or its inputs do not determine it.
+    """Return the work of an operator call, or ``None`` if it has no formula or its inputs do not determine the work.
 
     Args:
         name: Name of the operator.
-        dims: ``Input Dims`` as JSON: a list with the sizes of each input; ``None`` if not recorded.
+        dims: ``Input Dims`` as JSON: a list with the shape of each input; ``None`` if not recorded.
         types: ``Input type`` as JSON: the C++ type of each input.
         concrete: ``Concrete Inputs`` as JSON: the value of each scalar input as text, and ``""`` for tensors.
     """

@@ -82,7 +82,7 @@ class Attribution:
         return self._at_host(self._open_operator)
 
     def innermost(self, kind: Mask) -> Rows:
-        """Return the innermost event of a kind around each event."""
+        """Return the innermost event of the given kind that encloses each event."""
         return self._at_host(self.events.innermost(kind))
 
     @functools.cached_property

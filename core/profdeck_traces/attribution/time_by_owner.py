@@ -51,7 +51,7 @@ def time_by_owner(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
         rows: Rows of the device events, or of the operators if there are none. Events from other files have row -1.
         time_ns: Durations of the device events, or self times of the operators.
         stages: The stage of each event in `rows`, as an index or -1, and the names of the stages.
-        work: Work of the events.
+        work: Work of each event in `rows`.
     """
     tables = _Tables(names, rows, time_ns, work)
     return AttributedTimes(
@@ -74,7 +74,7 @@ class _Tables:
         self._events, self._names, self._rows, self._time_ns = names.events, names, rows, time_ns
         bound_ns = np.where(work.is_compute_bound, work.roofline_ns, 0.0)
         self._values = [time_ns, work.flops, work.size_bytes, work.time_ns, work.roofline_ns, bound_ns]
-        """Weights of the sums in `_Sums`, after the count."""
+        """Columns that `_sums` adds up after the event count."""
 
     def by_operator(self) -> tuple[AttributedTime, ...]:
         return self._sums([self._operator, self._call])
@@ -175,9 +175,9 @@ class _Tables:
         """Return the largest rows, and a row for the remaining owners.
 
         Args:
-            sums: Event count, and sums of `_values`, by owner.
+            sums: Event count and sums of `_values` for each owner.
             others: Number of owners that are not in `sums`.
-            of_others: Sums of these owners.
+            of_others: Event count and sums of these owners.
         """
         total_ns = int(self._time_ns.sum())
         order = sorted(sums, key=lambda key: (-sums[key][1], *(part or "" for part in key)))
