@@ -47,7 +47,7 @@ class Run:
 
     @property
     def account(self) -> Table:
-        """Owners of the steps' time on the critical path of each rank."""
+        """Time on the critical path of each rank's steps, by owner."""
         return self.table("account")
 
     @property

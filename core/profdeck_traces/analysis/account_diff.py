@@ -16,16 +16,16 @@ _NS_PER_US = 1000
 
 
 def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
-    """Subtract the accounts of two runs, per step.
+    """Compute the per-step difference between the accounts of two runs.
 
-    A time is the mean over the pairs of the mean over the traces of a side. Means are rounded to nanoseconds so that
-    the owners of each side add up to its step (largest remainder method). Then the differences add up, too.
+    Times are averaged over the traces of each rank, then over the ranks. The means are rounded to nanoseconds by the
+    largest remainder method, so the owners on each side add up to its step. The differences then add up as well.
 
     Args:
         pairs: The traces of each rank on both sides.
 
     Returns:
-        The difference, or ``None`` if a trace has no account, or if the accounts have different kinds of steps.
+        The difference, or ``None`` if a trace has no account or the accounts use different kinds of steps.
     """
     accounts = [account for side in (0, 1) for account in _accounts(pairs, side)]
     if None in accounts or len({account.basis for account in accounts if account}) != 1:
@@ -59,9 +59,9 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
 def _without_small(
     accounts: Sequence[Account], before: dict[_Key, int], after: dict[_Key, int]
 ) -> tuple[dict[_Key, int], dict[_Key, int]]:
-    """Sum the owners by kind that an account may not list, because it has only the `MAX_OWNERS` largest.
+    """Sum small owners by kind, because an account lists only its `MAX_OWNERS` largest owners.
 
-    Otherwise, an owner that only one account lists would appear or vanish without a change.
+    Otherwise, an owner that is listed in only one account would seem to appear or vanish.
     """
     limit_ns = max(
         (
@@ -108,7 +108,7 @@ def _key(owner: OwnerIdentity) -> _Key:
 
 
 def _rounded(means: dict[_Key, Fraction]) -> dict[_Key, int]:
-    """Round values to integers whose sum is the rounded sum of the values."""
+    """Round values to integers that add up to the rounded sum of the values."""
     rounded = {key: int(mean) for key, mean in means.items()}
     missing = round(sum(means.values())) - sum(rounded.values())
     by_remainder = sorted(means, key=lambda key: rounded[key] - means[key])

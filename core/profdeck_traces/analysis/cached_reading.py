@@ -1,4 +1,4 @@
-"""Encodes readings of traces, so that later commands need not read the traces."""
+"""Encodes trace readings, so that later commands do not need to read the traces again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_BYTES = 1 << 28
 
 
 class _Calls(msgspec.Struct):
-    """The collective calls of a trace, with the arrays as bytes of 64-bit integers."""
+    """Collective calls of a trace. Arrays are stored as bytes of 64-bit integers."""
 
     names: list[str]
     groups: list[str]
@@ -56,16 +56,16 @@ def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
 def about(source: TraceSource) -> list[Any]:
     """Return the part of the cache key that comes from a trace's facts.
 
-    `RankReading.with_facts` sets the values of the other facts.
+    Other facts are not part of the key, because `RankReading.with_facts` adds them after decoding.
     """
     return [source.cold_first_step]
 
 
 def to_bytes(reading: RankReading) -> bytes | None:
-    """Encode a reading without facts. Return ``None`` for texts and numbers that cannot be encoded."""
+    """Encode a reading without source facts. Return ``None`` if it has text or numbers that cannot be encoded."""
     calls = reading.collectives
     kept = _Kept(
-        attrs.evolve(reading.summary, path=""),  # copies of a trace have equal results
+        attrs.evolve(reading.summary, path=""),  # so that copies of a trace have equal results
         _Calls(
             list(calls.names),
             list(calls.groups),
@@ -84,9 +84,9 @@ def to_bytes(reading: RankReading) -> bytes | None:
 
 
 def from_bytes(content: bytes, source: TraceSource) -> RankReading:
-    """Decode a reading, and add the path and the facts of a source.
+    """Decode a reading and add the path and facts of a source.
 
-    The content can come from a file that other users can write. Inconsistent content is therefore rejected.
+    The content may come from a file that other users can write, so inconsistent content is rejected.
 
     Raises:
         ValueError: The content is not an encoded reading.

@@ -1,4 +1,4 @@
-"""Contributions of stages and host states to the change of the mean step, and steps that are much longer than usual."""
+"""Contributions of stages and host states to the change in the mean step, and counts of unusually long steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.model import RankSummary
 
 _BURST = 1.25
-"""Multiple of the median step from which a step counts as a burst. `profdeck summary` uses it for outliers."""
+"""A step is a burst if it exceeds this multiple of the median. `profdeck summary` uses the same limit for outliers."""
 
 
 def contributions_of(pairs: Sequence[RankPair]) -> tuple[Contribution, ...]:
-    """Divide the change of the mean step among stages, and among host states outside of stages.
+    """Break down the change in the mean step by stage, and by host state outside stages.
 
-    The result adds up to the change of the mean step on the host, averaged over the traces of each rank and then over
-    the ranks. It is empty if a trace has no steps or no host times.
+    The contributions add up to the change in the mean step on the host, averaged over the traces of each rank, then
+    over the ranks. The result is empty if a trace has no steps or no host times.
     """
     traces = [trace for pair in pairs for side in pair.sides for trace in side]
     bases = {trace.host_times.basis if trace.host_times else None for trace in traces}
@@ -42,7 +42,7 @@ def contributions_of(pairs: Sequence[RankPair]) -> tuple[Contribution, ...]:
 
 
 def _parts(trace: RankSummary) -> dict[tuple[str, str], float]:
-    """Return the mean time per step of each part of a trace's steps, in microseconds, by kind and name."""
+    """Return the mean time of each part of a trace's steps, in microseconds per step, keyed by kind and name."""
     times = trace.host_times
     assert times is not None  # noqa: S101  # checked by the caller
     parts: dict[tuple[str, str], float] = {}
@@ -58,10 +58,10 @@ def _parts(trace: RankSummary) -> dict[tuple[str, str], float]:
 
 
 def bursts_of(before: Sequence[float], after: Sequence[float]) -> Bursts | None:
-    """Count the steps of each side that exceed 1.25 times the side's median; ``None`` if there are none.
+    """Count the steps on each side that exceed 1.25 times that side's median. Return ``None`` if there are none.
 
-    The p-value is that of Fisher's exact test for two proportions, two-sided by doubling (Fisher, Statistical Methods
-    for Research Workers, 5th edition, 1934).
+    The p-value comes from Fisher's exact test for two proportions and is doubled to make the test two-sided (Fisher,
+    Statistical Methods for Research Workers, 5th edition, 1934).
     """
     if not before or not after:
         return None
@@ -72,7 +72,7 @@ def bursts_of(before: Sequence[float], after: Sequence[float]) -> Bursts | None:
     ways = math.comb(total, bursts)
 
     def tail(count: int, size: int) -> float:
-        """Return the probability of at least `count` of all bursts among `size` of all steps."""
+        """Return the probability that `size` randomly chosen steps include at least `count` bursts."""
         most = min(bursts, size)
         return sum(math.comb(size, k) * math.comb(total - size, bursts - k) for k in range(count, most + 1)) / ways
 

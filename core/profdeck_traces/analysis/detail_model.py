@@ -58,7 +58,7 @@ class StageSummary:
     host: tuple[HostState, ...]
     """By time, longest first; they add up to ``total_us``. Empty where the host was not read."""
     loading_us: float = 0.0
-    """The part of ``total_us`` in which the stage's thread fetched from a DataLoader or read a file."""
+    """Part of ``total_us`` during which the stage's thread was fetching from a DataLoader or reading a file."""
 
 
 @attrs.frozen(kw_only=True)
@@ -67,22 +67,22 @@ class StepPart:
 
     name: str
     kind: str
-    """``stage`` or ``host state``. Each kind divides the step by itself."""
+    """``stage`` or ``host state``. These are two independent breakdowns of the same step."""
     time_us: float
     median_us: float
 
 
 @attrs.frozen(kw_only=True)
 class LongestStep:
-    """The longest step of a trace, and where it differs from the median step."""
+    """The longest step of a trace, and the parts that took longer than usual."""
 
     step: int | None
-    """Number of the step, if its annotation has one."""
+    """Step number, if the annotation has one."""
     duration_us: float
     median_us: float
     """Median duration of all steps."""
     parts: tuple[StepPart, ...]
-    """Parts that are longer than their median, sorted by the difference, largest first; at most five per kind."""
+    """Parts that exceed their median, sorted by the excess, largest first. At most five per kind."""
 
 
 @attrs.frozen(kw_only=True)
@@ -100,7 +100,7 @@ class HostTimes:
     stages: tuple[StageSummary, ...]
     """By total time, longest first. They do not overlap; what they leave of the steps is outside of all stages."""
     longest_step: LongestStep | None = None
-    """``None`` with fewer than three steps."""
+    """``None`` if there are fewer than three steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -217,8 +217,8 @@ class ShapeCalls:
     """Time from start to end on the host, summed: with a device, that of launching."""
     max_us: float
     flops: int | None
-    """Floating-point operations of the counted calls: matrix products, attention and convolutions. ``None`` for other
-    operators, and for operators that count in an operator inside."""
+    """Floating-point operations of matrix products, attention and convolutions. ``None`` for other operators, and for
+    operators whose work is counted in a nested operator."""
     dtypes: str | None = None
     """Data types of the input tensors, such as ``bfloat16, float32``."""
 

@@ -45,9 +45,9 @@ _decode = msgspec.json.Decoder(RunSummary).decode
 
 
 def is_summary(path: Path) -> bool:
-    """Return whether a regular file begins like the JSON of a summary rather than like a trace."""
+    """Return whether a path is a regular file that starts like a JSON summary rather than a trace."""
     try:
-        if not path.is_file():  # opening a pipe would wait for a writer
+        if not path.is_file():  # opening a pipe would block
             return False
         with path.open("rb") as file:
             return SUMMARY.match(file.read(_HEAD_BYTES)) is not None
@@ -369,7 +369,7 @@ def _count(counts: Iterable[tuple[RankPair, int]]) -> int:
 def _incomplete(pairs: Sequence[RankPair], kernels: Sequence[Change], iterations: Sequence[Change]) -> Iterator[str]:
     """Yield a reason if kernels disappeared without a replacement, unless the steps became faster.
 
-    A rank without kernels is always a reason: the other ranks' kernels would hide it in the means over ranks.
+    A rank without kernels is always a reason, because the means over ranks would hide it.
     """
     before_us = sum(kernel.before_us for kernel in kernels)
     after_us = sum(kernel.after_us for kernel in kernels)
@@ -387,7 +387,7 @@ def _incomplete(pairs: Sequence[RankPair], kernels: Sequence[Change], iterations
 
 
 def _without_kernels(pair: RankPair) -> Sequence[RankSummary]:
-    """Return the traces of a rank without kernels, if all traces of the other side have kernels."""
+    """Return a rank's traces without kernels, if all of its traces on the other side have kernels."""
     before, after = ([trace for trace in side if not _kernels(trace)] for side in pair.sides)
     return () if before and after else before or after
 
@@ -509,7 +509,7 @@ def _iterations(pairs: Sequence[RankPair]) -> tuple[Change, ...]:
 def _step_times(
     stepped: Sequence[Sequence[Sequence[dict[_Group, list[StepSummary]]]]], group: _Group
 ) -> tuple[list[float], list[float]]:
-    """Return the duration of each step before and after, in microseconds, as the mean over the ranks."""
+    """Return the step durations before and after, in microseconds, each averaged over the ranks."""
     sides = []
     for side in (0, 1):
         ranks = [[step.duration_us for of in sides[side] for step in of.get(group, ())] for sides in stepped]
@@ -518,8 +518,10 @@ def _step_times(
 
 
 def _with_means(change: Change, before: Sequence[float], after: Sequence[float]) -> Change:
-    """Add the means and the bursts. If the medians are the same but significantly more steps are bursts, the steps are
-    slower; with significantly fewer, they are faster.
+    """Add the means and the bursts to a change.
+
+    If the medians are the same but the share of bursts changed significantly, and the mean changed in the same
+    direction, the verdict becomes "slower" or "faster".
     """
     if not before or not after:
         return change
@@ -554,7 +556,7 @@ def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:
 
 
 def _contention(traces: RankSummaries) -> str | None:
-    """Return why the machine was busy, from the first trace that reports it, or ``None``."""
+    """Return why the machine was busy according to the first trace that reports it, or ``None``."""
     loads = (trace.host_load for trace in traces if trace.host_load is not None)
     return next(filter(None, (load.describe_contention() for load in loads)), None)
 

@@ -33,14 +33,14 @@ _JUDGED = {
 
 @attrs.frozen(kw_only=True)
 class Bursts:
-    """Number of steps that take more than 1.25 times the median step of their side."""
+    """Number of steps on each side that take more than 1.25 times that side's median step."""
 
     before: int
     steps_before: int
     after: int
     steps_after: int
     p_value: float
-    """Probability of a difference at least as large by chance (Fisher's exact test)."""
+    """Probability that a difference at least this large occurs by chance (Fisher's exact test)."""
 
     def __str__(self) -> str:
         return (
@@ -50,21 +50,21 @@ class Bursts:
 
     @property
     def increase(self) -> float:
-        """Increase of the share of such steps, as a fraction of all steps."""
+        """Increase in the fraction of steps that are bursts."""
         return self.after / self.steps_after - self.before / self.steps_before
 
 
 def has_more_bursts(bursts: Bursts | None) -> bool:
-    """Return whether significantly more steps are bursts than before."""
+    """Return whether the share of bursts increased significantly."""
     return bursts is not None and bursts.increase > 0 and bursts.p_value < LEVEL
 
 
 @attrs.frozen(kw_only=True)
 class Contribution:
-    """A part of the mean step on the host. The parts of a step do not overlap."""
+    """One part of the mean step on the host, before and after. Parts do not overlap."""
 
     name: str
-    """Name of the stage, or of the host state outside of stages, as in `HostTimes`."""
+    """Name of the stage, or of the host state outside stages, as in `HostTimes`."""
     kind: str
     """``stage`` or ``outside stages``."""
     before_us: float
@@ -103,14 +103,14 @@ class Change:
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
     calls_after: float | None
     mean_before_us: float | None = None
-    """Of steps: the mean, which includes bursts that the median hides; ``None`` for everything else."""
+    """For steps, the mean, which includes bursts that the median hides. ``None`` for everything else."""
     mean_after_us: float | None = None
     bursts: Bursts | None = None
-    """Of steps: the number of much longer steps on each side; ``None`` if there are none."""
+    """For steps, the number of bursts on each side. ``None`` if neither side has any."""
 
     @property
     def mean_ratio(self) -> float | None:
-        """Change of the mean as a fraction of the mean before; ``None`` if unknown."""
+        """Change in the mean as a fraction of the earlier mean, or ``None`` if unknown."""
         if not self.mean_before_us or self.mean_after_us is None:
             return None
         return self.mean_after_us / self.mean_before_us - 1
@@ -143,7 +143,7 @@ class Change:
 
 @attrs.frozen(kw_only=True)
 class OwnerChange(OwnerIdentity):
-    """Time of one owner on the critical path per step, before and after."""
+    """Time per step that one owner spends on the critical path, before and after."""
 
     before_ns: int
     after_ns: int
@@ -154,18 +154,18 @@ class OwnerChange(OwnerIdentity):
 class AccountDiff:
     """Difference between the accounts of two runs, per step.
 
-    In each of the three times, the owners add up to the step exactly.
+    The owners' times before, times after and differences each add up exactly to the step's.
     """
 
     borders_before: tuple[str, ...]
-    """Border rules of the steps before, as in `profdeck_traces.account.model.Account`."""
+    """Border rules of the earlier steps, as in `profdeck_traces.account.model.Account`."""
     borders_after: tuple[str, ...]
     step_before_ns: int
-    """Mean time per step, or of the recording if it has no steps."""
+    """Mean time of a step, or the time of the recording if it has no steps."""
     step_after_ns: int
     step_delta_ns: int
     owners: tuple[OwnerChange, ...]
-    """Owners of either side, largest absolute difference first."""
+    """Owners from either side, sorted by absolute difference, largest first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -220,21 +220,21 @@ class RoleDiff:
     incomplete: tuple[str, ...] = ()
     """Reasons why the comparison is inconclusive if it finds no regression, such as a rank that only one side has."""
     account: AccountDiff | None = None
-    """Owners of the change of the step. ``None`` if a trace has no account, or if the kinds of steps differ."""
+    """Change in step time by owner. ``None`` if a trace has no account or the kinds of steps differ."""
 
     contributions: tuple[Contribution, ...] = ()
-    """Parts of the mean step on the host; their changes add up to the change of the mean step. Empty if unknown."""
+    """Parts of the mean step on the host. Their changes add up to the change in the mean step. Empty if unknown."""
     busy: tuple[str | None, str | None] = (None, None)
-    """Why the machine was busy during the captures before and after; ``None`` if it was not busy, or if unknown."""
+    """Why the machine was busy during the earlier and later captures. ``None`` if not busy, or if unknown."""
 
     @property
     def slowed_by_machine(self) -> bool:
-        """True if the machine was busy only in the later run, so that a busy machine can explain slower host times."""
+        """True if the machine was busy only during the later run, which can explain slower host times."""
         before, after = self.busy
         return after is not None and before is None
 
     def describe_busy(self) -> str | None:
-        """Return why the machine was busy in one or both runs, or ``None``: ``the machine was busy after (...)``."""
+        """Return why the machine was busy, such as ``the machine was busy after (...)``, or ``None`` if it was not."""
         sides = [f"{name} ({reason})" for name, reason in zip(("before", "after"), self.busy, strict=True) if reason]
         return f"the machine was busy {' and '.join(sides)}" if sides else None
 
@@ -258,7 +258,7 @@ class RoleDiff:
         """Return the significant slowdowns in `judged` that exceed the given fraction of the earlier time.
 
         If the mean over all ranks shows no such slowdown, single ranks are tested. Corrupt traces give no result.
-        Host times of a run on a busy machine give no result if the machine was not busy before.
+        The result is empty for host times if the machine was busy only during the later run.
         """
         if self.corrupt or (self.slowed_by_machine and by is not Judge.DEVICE):
             return ()

@@ -15,10 +15,10 @@ _LEAST_P = 0.0001
 _LONGEST_NAME = 48
 _MOST = 0.5
 _LEAST_PART = 0.1
-"""Parts up to this fraction of a change are not worth naming."""
+"""Parts up to this fraction of a change are not named."""
 _MOST_PARTS = 3
 _LEAST_MEAN_RATIO = 0.02
-"""Means are shown if their change differs from that of the medians by this fraction, and by a tenth of it."""
+"""Means are shown if their relative change differs from that of the medians by at least this much."""
 CALLED_SAME = 0.05
 """Insignificant changes up to this fraction count as "the same"; larger ones are inconclusive."""
 
@@ -60,7 +60,7 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
 
 
 def _mean_of(change: Change) -> str:
-    """Return the means and the bursts, if the mean changed differently from the median."""
+    """Describe the means and the bursts if the mean changed differently from the median."""
     ratio = change.mean_ratio
     least = max(_LEAST_MEAN_RATIO, _LEAST_PART * abs(change.ratio or 0.0))
     if ratio is None or abs(ratio - (change.ratio or 0.0)) < least or change.mean_after_us is None:
@@ -75,10 +75,10 @@ def is_inconclusive(role: RoleDiff, limit: float = CALLED_SAME) -> bool:
 
 
 def _why(role: RoleDiff, main: Change) -> str:
-    """Name the changes that explain most of a change of the step: the stage, the class, and the kernel or operator.
+    """Name the stage, class, and kernel or operator that explain most of the change in the step.
 
-    A change is "most of it" only if it is at least half of the change of the mean step. Otherwise, the parts of the
-    step that changed are listed. A remainder of more than a tenth is "not explained".
+    A part is called "most of it" only if it accounts for at least half of the change in the mean step. Otherwise, the
+    parts that changed are listed. A remainder of more than a tenth is reported as "not explained".
     """
     if main.verdict == "same":
         inside = _slower_parts(role)
@@ -113,7 +113,7 @@ def _impact(change: Change) -> float:
 
 
 def _is_most(part_us: float, total_us: float) -> bool:
-    """Return whether a part is at least half of a change, in the same direction, and not more than the change."""
+    """Return whether a part accounts for at least half of a change and exceeds it by at most 10 %."""
     return total_us != 0 and _MOST <= part_us / total_us <= 1 + _LEAST_PART
 
 

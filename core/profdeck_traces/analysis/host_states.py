@@ -83,7 +83,7 @@ class Host:
     """Host activity during the recording."""
 
     events: Columns
-    """All events of the trace, sorted by start."""
+    """All events of the trace, sorted by start time."""
     state: NDArray[np.int8]
     """State of each event, as an index into ``CAUSES``. Device events have the last state."""
     busy: tuple[Spans, ...]
@@ -94,7 +94,7 @@ class Host:
         """Compute the host states.
 
         Args:
-            events: All events of a trace, sorted by start.
+            events: All events of a trace, sorted by start time.
             annotations: For each event name, whether to treat it as an annotation regardless of its category.
         """
         tables = events.tables
@@ -114,7 +114,7 @@ class Host:
         return cls(events, state, tuple(busy[1:]))
 
     def times(self, spans: Spans) -> Iterator[Int]:
-        """Yield, for each state in the order of ``CAUSES``, the time that it takes of each span.
+        """Yield the time in each state within each span, one state at a time in the order of ``CAUSES``.
 
         A matrix of all states would be the largest allocation of a summary.
         """
@@ -131,7 +131,7 @@ class Host:
 
     def open_in(self, begin_ns: int, end_ns: int) -> list[HostEvent]:
         """Return the events that cover more than half of an interval."""
-        # An event that covers more than half of the interval contains its middle.
+        # An event that covers more than half of the interval contains the interval's midpoint.
         middle_ns = (begin_ns + end_ns) // 2
         last = int(np.searchsorted(self.events.start_ns, middle_ns, side="right"))
         rows = np.flatnonzero(self.events.end_ns[:last] > middle_ns)

@@ -183,9 +183,9 @@ class StepSummary:
     """True if the recorder started in this step, without warm-up; the step took longer. Statistics exclude a cold step
     if the trace has other steps of the same kind and stage."""
     flops: int | None = None
-    """Floating-point operations of counted operators on ``devices``; ``None`` if none were counted."""
+    """Floating-point operations of the counted operators on ``devices``, or ``None`` if none were counted."""
     mfu: float | None = None
-    """As in `Utilization`, of this step."""
+    """MFU of this step, as in `Utilization`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -282,8 +282,8 @@ class RankSummary:
     shapes: tuple[ShapeCalls, ...] = ()
     """The 500 with the most time, longest first, where shapes were recorded."""
     product_flops: int | None = None
-    """Floating-point operations of all counted operators: matrix products, attention and convolutions, on devices and
-    on the host; ``None`` if no shapes were recorded."""
+    """Floating-point operations of all counted operators (matrix products, attention and convolutions) on devices and
+    on the host. ``None`` if no shapes were recorded."""
     memory: tuple[MemorySummary, ...] = ()
     """Where allocations were recorded."""
     timelines: tuple[Timeline, ...] = ()
@@ -302,13 +302,13 @@ class RankSummary:
     """What the steps of the recorder are: ``global_step``, ``mini_batch`` or ``engine_iteration``; ``None`` without a
     manifest."""
     account: Account | None = None
-    """Owners of the steps' time on the critical path. ``None`` for a table of kernels."""
+    """Time on the critical path of the steps, by owner. ``None`` for a kernel table."""
     attributed: AttributedTimes | None = None
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
     host_load: HostLoad | None = None
-    """Load of the host during the capture; ``None`` if it was not recorded."""
+    """Host load during the capture. ``None`` if it was not recorded."""
     utilization: Utilization | None = None
-    """FLOPs and MFU; ``None`` if no FLOPs were counted on a device."""
+    """FLOPs and MFU. ``None`` if no FLOPs were counted on a device."""
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ _BUCKETS = {8: 1024, 24: 512}
 """How many parts pictures have, by the most traces that they may be of."""
 _FEWEST_BUCKETS = 256
 ALL_BUCKETS = (*_BUCKETS.values(), _FEWEST_BUCKETS)
-"""Every possible result of `buckets_of`."""
+"""All possible results of `buckets_of`."""
 
 
 def buckets_of(traces: int) -> int:

@@ -1,4 +1,4 @@
-"""Reading of one rank's trace, without and with the facts from its manifest."""
+"""Reading of one rank's trace, with or without the facts from its manifest."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from profdeck_traces.inputs.sources import TraceSource
 
 @attrs.frozen
 class RankReading:
-    """Summary of a trace, and its collective calls for the comparison with other ranks."""
+    """Summary of a trace, and the collective calls used to compare it with other ranks."""
 
     summary: RankSummary
     collectives: Collectives
     origin_ns: int
-    """Start of the first event, in nanoseconds on the trace's clock."""
+    """Start time of the first event, in nanoseconds on the trace's clock."""
     base_ns: int
     """``baseTimeNanoseconds`` of the trace; 0 if it has none."""
 
     def with_facts(self, source: TraceSource) -> RankReading:
-        """Return the reading with the path and the facts of a source.
+        """Return a copy of the reading with the path and facts of a source.
 
-        The reading itself depends only on the trace and on ``cold_first_step``, so it can be cached although other
-        facts change: an engine's clock, for example, is written to another manifest.
+        The reading itself depends only on the trace and on ``cold_first_step``, so a cached reading stays valid when
+        other facts change. For example, an engine's clock is written to another manifest.
         """
         facts, path = source.facts, str(source.path)
         if facts is None:

@@ -100,7 +100,7 @@ class _How:
         return KeptResults(self.cache, *cached_reading.question(self.classifier, self.step_names))
 
     def kept(self, source: TraceSource) -> RankReading | None:
-        """Return the reading from the cache or from the trace's result file, or ``None`` if the trace must be read."""
+        """Return a reading from the cache or the trace's result file, or ``None`` if the trace must be read."""
         content = self.results.get(source.path, *self._about(source, with_pictures=self.with_pictures))
         if content is not None:
             with suppress(ValueError):

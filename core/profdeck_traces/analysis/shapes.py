@@ -1,4 +1,4 @@
-"""Operators by the shapes and data types of their inputs, and the FLOPs of the counted operators among them."""
+"""Operators grouped by input shapes and data types, and the FLOPs of counted operators."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ _Key = tuple[str, str, str | None]
 
 @attrs.frozen
 class OperatorShapes:
-    """Calls and times of operators by name, shapes and data types. Empty without shapes (``record_shapes``).
+    """Calls and times of operators by name, input shapes and data types.
+
+    Empty if shapes were not recorded (``record_shapes``).
 
     The arg ``Input Dims`` of an operator (torch/csrc/profiler/collection.cpp) is a list with the sizes of each input.
     The entry for an input that is not a tensor is ``[]``, and the entry for a list of tensors is a list of such lists.
     """
 
     rows: list[tuple[_Key, int, int, int, int]]
-    """Key, number of calls, total and longest time in nanoseconds, and FLOPs, sorted by total time."""
+    """Key, number of calls, total and longest time in nanoseconds, and FLOPs. Sorted by total time."""
     total_flops: int
 
     @classmethod
@@ -36,7 +38,7 @@ class OperatorShapes:
 
         Args:
             trace: The trace.
-            calls: Calls whose work is known; ``None`` for a table of kernels.
+            calls: Calls whose work is known, or ``None`` for a kernel table.
         """
         is_operator = trace.tables.names_of_categories(frozenset({OPERATOR}))
         operators = trace.events[np.flatnonzero(is_operator[trace.events.name])]

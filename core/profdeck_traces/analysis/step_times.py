@@ -20,7 +20,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Sums(NamedTuple):
-    """Times of names in steps, as parallel arrays: the step, the name code, and the time in nanoseconds."""
+    """Time of each name in each step, as parallel arrays of steps, name codes and times in nanoseconds."""
 
     step: Int
     code: Int
@@ -93,7 +93,7 @@ class StepTimes:
         return self.per_step(Sums(*np.divmod(key, classes), sums))
 
     def cold_ns(self, sums: Sums) -> dict[int, int]:
-        """Return the time of each name code, in nanoseconds, in excluded steps of the kind that `step_kind` returns."""
+        """Return each name code's time in the excluded steps of the kind given by `step_kind`, in nanoseconds."""
         steps = self._steps
         if not steps.excluded.any():
             return {}

@@ -1,4 +1,4 @@
-"""Writes the result files of traces."""
+"""Writes result files for traces."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from profdeck_traces.inputs.result_files import ResultFile, question_text, store
 
 
 def write_result(trace: Path, *, cold_first_step: bool = False) -> bool:
-    """Analyse a trace, and store the result next to it for later commands. See `profdeck_traces.inputs.result_files`.
+    """Analyse a trace and store the result next to it for later commands. See `profdeck_traces.inputs.result_files`.
 
     Args:
         trace: A Chrome trace.
         cold_first_step: True if the recorder started in the first step of the trace, without warm-up.
 
     Returns:
-        False if nothing was stored, because the trace is corrupt, changed during the analysis, has values that cannot
-        be encoded, or is an artifact of a plugin.
+        True if the result was stored. False if the trace is corrupt, changed during the analysis, contains values that
+        cannot be encoded, or is a plugin's artifact.
 
     Raises:
-        TraceError: The trace cannot be read, or has no known categories.
+        TraceError: The trace cannot be read, or almost none of its events have a known category.
         OSError: The result cannot be written.
     """
     if kind_of(trace) is not None or (sha256 := sha256_of(trace)) is None:

@@ -113,7 +113,7 @@ def read_summary(
 ) -> RankReading:
     """Summarise a trace like `summarise_trace`, and also return its collective calls.
 
-    The reading has no facts of the source. `RankReading.with_facts` adds them.
+    The reading does not contain the facts of the source. `RankReading.with_facts` adds them.
     """
     summary = _read(source.path, classifier, step_names, on_progress, cold_first_step=source.cold_first_step)
     reading = summary.reading()
@@ -123,10 +123,10 @@ def read_summary(
 def read_with_pictures(
     path: Path, *, classifier: Classifier, step_names: StepNames, cold_first_step: bool, buckets: Iterable[int]
 ) -> dict[int, RankReading]:
-    """Summarise a trace like `read_summary`, but read it once for pictures of several resolutions.
+    """Summarise a trace like `read_summary`, with pictures at several resolutions from a single read.
 
     Returns:
-        Readings by the number of intervals in their pictures. Key 0 has no pictures.
+        Readings, keyed by the number of intervals in their pictures. The reading under key 0 has no pictures.
 
     Raises:
         TraceError: The file cannot be opened or read.
@@ -236,7 +236,7 @@ class _Summary:
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
             on_device = len(work) > 0
-            # Free arrays with one value per event before the next ones are computed.
+            # Free these per-event arrays before allocating the next ones.
             del own_times, work
             of_events = event_work(counted, names, *timed, common_device(trace).peaks, on_device=on_device)
             self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
@@ -251,12 +251,12 @@ class _Summary:
         self._collectives = events[np.flatnonzero(self._communicates[events.name])]
 
     def reading(self) -> RankReading:
-        """Return the summary without pictures and without facts."""
+        """Return the reading without pictures or source facts."""
         summary = self._summary()
         return RankReading(summary, self._collected(summary), self._origin_ns, self._trace.base_ns)
 
     def with_pictures(self, reading: RankReading, buckets: int) -> RankReading:
-        """Add pictures with a number of intervals to the reading."""
+        """Return the reading with pictures of `buckets` intervals added."""
         if not reading.summary.span_us:
             return reading
         timelines = self._timelines(reading.summary, buckets)
@@ -349,7 +349,7 @@ class _Summary:
     def _utilization(
         self, devices: tuple[DeviceSummary, ...], steps: tuple[StepSummary, ...]
     ) -> TraceUtilization | None:
-        """Return the utilization of the devices; ``None`` without counted work on a device."""
+        """Return the device utilization, or ``None`` if no device work was counted."""
         if self._event_work is None:
             return None
         events = self._trace.events
@@ -359,10 +359,10 @@ class _Summary:
         return utilization_of(device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
     def _account_of(self, names: Attribution) -> Account | None:
-        """Return the account of the steps."""
+        """Return the account of the steps, or ``None`` if there is none."""
         steps, events = self._trace_steps, self._trace.events
         kind = step_kind(steps)
-        # A table of kernels has its own track numbers.
+        # A kernel table has its own track numbers.
         tracks = {track: number for number, track in enumerate(names.events.tracks)}
         track = np.array(
             [tracks.get(self._trace.tables.tracks[number], -1) for number in steps.track.tolist()], dtype=np.int64
@@ -410,8 +410,8 @@ class _Summary:
         )
 
     def _unix_ns(self, time_ns: int) -> int | None:
-        """Convert a time of the trace to Unix time without a clock offset; ``None`` if that is impossible."""
-        # Kineto traces without a base contain Unix times.
+        """Convert a trace time to Unix time without a clock offset. Return ``None`` if the result is implausible."""
+        # Kineto traces without a base time contain Unix times.
         unix_ns = time_ns + self._trace.base_ns
         return unix_ns if _EARLIEST_UNIX_NS < unix_ns < _LATEST_UNIX_NS else None
 
@@ -447,7 +447,7 @@ class _Summary:
 
 
 def _self_times(events: Columns, on_host: NDArray[np.bool_]) -> Int:
-    """Return the self time of each event: 0 unless its name is an operator or annotation."""
+    """Return the self time of each event, or 0 if `on_host` is False for its name."""
     self_ns = np.zeros(len(events), dtype=np.int64)
     rows = np.flatnonzero(on_host[events.name])
     self_ns[rows] = self_times(events.track[rows], events.start_ns[rows], events.end_ns[rows])

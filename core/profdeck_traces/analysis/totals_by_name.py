@@ -16,8 +16,6 @@ from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.trace import Trace
 
 _NS_PER_US = 1000
-# Kineto's categories of copies and fills.
-
 # What launches a captured graph of kernels, by the beginning of its name: CUDA's runtime and driver, HIP's runtime.
 _GRAPH_LAUNCHES = ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch")
 # No kernel runs for two hours.

@@ -96,7 +96,7 @@ def redact_url(url: str) -> str:
 
     In a chained URL, such as ``simplecache::ftp://host/file``, every URL is processed.
     """
-    # A password that was read from a file can end with a line break. In `redact`, whitespace ends a URL.
+    # `_USER` stops at whitespace, but a password that was read from a file can end with a line break.
     for match in reversed([*_USER.finditer(re.sub(r"\s", "_", url))]):
         url = f"{url[: match.start()]}{MASK}@{url[match.end() :]}"
     return re.sub(r"[?#].*$", "", url, flags=re.DOTALL)

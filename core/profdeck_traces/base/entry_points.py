@@ -21,12 +21,12 @@ TRACE_NAMES = "profdeck.trace_names"
 def installed(group: str) -> dict[str, metadata.EntryPoint]:
     """Return a group's entry points by name, without importing them.
 
-    If several distributions use the same name, profdeck's entry point takes precedence. The distributions are searched
+    If several distributions use the same name, profdeck's entry point takes precedence. Distributions are searched
     again if `sys.path` has changed since the last call.
     """
     points: dict[str, metadata.EntryPoint] = {}
     for point in _all_points(metadata.entry_points, tuple(sys.path)).select(group=group):
-        # The name of a distribution is read only in a conflict, because it requires parsing the metadata.
+        # Read a distribution's name only if there is a conflict, because this requires parsing its metadata.
         if point.name not in points or not _is_own(points[point.name]):
             points[point.name] = point
     return dict(sorted(points.items()))

@@ -84,13 +84,13 @@ def describe_error(error: BaseException) -> str:
 
 
 _MAX_TEXT_LENGTH = 10_000
-"""Longer texts are truncated: some errors contain a whole response or array, and manifests and logs repeat them."""
+"""Longer texts are truncated. Some errors contain an entire response or array, and end up in manifests and logs."""
 
 
 def to_text(value: object) -> str:
     """Convert an object to text that can be encoded as UTF-8, even if its ``__str__`` raises.
 
-    Text of more than 10,000 characters is truncated.
+    Text longer than 10,000 characters is truncated.
     """
     try:
         text = str(value)

@@ -78,7 +78,7 @@ def map_traces(
 
 
 def without_errors(results: Sequence[R | TraceError]) -> list[R]:
-    """Return the results of `map_traces`.
+    """Return the results of `map_traces` if none of them is an error.
 
     Raises:
         TraceError: The first error in the results.

@@ -115,12 +115,12 @@ class ResultCache:
 
 
 def framed(key: str, content: bytes) -> bytes:
-    """Return the contents of a result file: a header, a checksum of the key and the content, and the content."""
+    """Return the data of a result file: a header, a checksum of the key and content, and the content."""
     return b"".join((_MAGIC, zlib.crc32(key.encode() + content).to_bytes(4, "little"), content))
 
 
 def content_of(key: str, data: bytes) -> bytes | None:
-    """Return the content of a result file, or ``None`` if it is corrupt or has another key."""
+    """Return the content of a result file, or ``None`` if it is corrupt or belongs to a different key."""
     content_start = len(_MAGIC) + 4
     content, checksum = data[content_start:], int.from_bytes(data[len(_MAGIC) : content_start], "little")
     is_intact = data.startswith(_MAGIC) and zlib.crc32(key.encode() + content) == checksum

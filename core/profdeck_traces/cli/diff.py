@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.model import RunSummary
 
 _LEAST_OWNER = 0.001
-"""Smallest change of an owner that is shown, as a fraction of the step."""
+"""Smallest owner change that is shown, as a fraction of the step."""
 _NS_PER_US = 1000
 _STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
 
@@ -187,7 +187,7 @@ def _lines(role: RoleDiff, limit: float, top: int | None, width: int, diff: RunD
 
 
 def _account(heading: str, account: AccountDiff, top: int | None, width: int) -> list[Text]:
-    """Format the owners whose time changed. The last row is the step, which is the sum of all rows."""
+    """Format the owners whose time changed. The last row is the step, the sum of all other rows."""
     times: dict[tuple[str, str | None, str | None, str | None], tuple[int, int]] = {}
     for owner in account.owners:
         key = owner.kind, owner.name, owner.line, owner.origin
@@ -202,7 +202,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
     is_unlimited = width >= text_layout.UNLIMITED
     size = width if is_unlimited else max(24, (width - 33) // 2)
     labels = [owner_label(kind, name, size, full=is_unlimited) for kind, name, _, _ in shown]
-    room = max(8, width - 35 - max(map(len, labels)))  # columns and gaps
+    room = max(8, width - 35 - max(map(len, labels)))  # other columns and gaps
     rows = [
         [*_of_times(*times[key]), label, origin_label(key[3], key[2], room) if key[3] else ""]
         for key, label in zip(shown, labels, strict=True)

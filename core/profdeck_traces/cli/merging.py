@@ -62,7 +62,7 @@ class Merge:
 
 @attrs.frozen(kw_only=True)
 class Written:
-    """Contents of the new file."""
+    """Contents of the output file."""
 
     events: int
     device_events: int | None = None
@@ -96,7 +96,7 @@ class Merged:
 
 
 _Aligned = tuple["TraceSource", int, "Selection | None"]
-"""A source trace, its clock shift in nanoseconds, and the events to keep; ``None`` for all."""
+"""A source trace, its clock shift in nanoseconds, and the events to keep (``None`` for all)."""
 
 
 def with_operators(merge: Merge) -> Merge:
@@ -219,10 +219,10 @@ def _selections(sources: Sequence[TraceSource], part: trace_range.TracePart) -> 
 
 
 def _with_global_steps(sources: list[TraceSource], steps: range) -> list[TraceSource]:
-    """Return the traces whose capture includes one of the global steps, and the traces without a manifest.
+    """Return the traces whose capture includes any of the global steps, and all traces without a manifest.
 
     Raises:
-        TraceError: A step is in no capture.
+        TraceError: Every trace has a manifest, but one of the steps is not in any capture.
     """
     captured = {step for source in sources for step in _captured_steps(source)}
     missing = [step for step in steps if step not in captured]
@@ -238,7 +238,7 @@ def _with_global_steps(sources: list[TraceSource], steps: range) -> list[TraceSo
 
 
 def _captured_steps(source: TraceSource) -> range:
-    """Return the global steps of a trace's capture; empty without a manifest."""
+    """Return the global steps of a trace's capture, or an empty range if the trace has no manifest."""
     if source.facts is None:
         return range(0)
     first = source.facts.first_step
@@ -251,10 +251,10 @@ def _common_steps(source: TraceSource, steps: range) -> range:
 
 
 def _part_of(source: TraceSource, part: trace_range.TracePart) -> trace_range.TracePart:
-    """Convert a range of global steps to the part of one trace.
+    """Convert the requested global steps to the part to read from one trace.
 
-    A capture of a stage, of mini-batches or of engine iterations has no annotations of global steps. It belongs to its
-    global step completely.
+    A capture of a stage, mini-batches or engine iterations has no global step annotations. It belongs entirely to its
+    global step, so its events are not filtered by step.
     """
     if part.steps is None or source.facts is None:
         return part

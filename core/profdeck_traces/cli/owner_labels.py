@@ -1,4 +1,4 @@
-"""Labels of owners on the critical path in tables."""
+"""Table labels for owners on the critical path."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from profdeck_traces.analysis.short_names import cut_middle, full_name, short_ke
 from profdeck_traces.base.text import printable
 
 NAMELESS = frozenset({"between", "not recorded", "wait for thread"})
-"""Kinds whose owners can have no name. Other owners without a name are sums of small owners."""
+"""Kinds of owners that may have no name. Any other owner without a name is a sum of small owners."""
 BORDERS = {
     HOST: "A step lasts from the begin of its annotation to the begin of the next one.",
     DEVICE: "A step ends when its device work ends.",
     RECORDING: "The recording has no steps and counts as one.",
 }
-"""Sentences that state the border rule of the steps."""
+"""Description of each border rule."""
 _ON_DEVICE = frozenset({"kernel", "collective", "launch latency", "device gap", "device held"})
 
 
 def owner_label(kind: str, name: str | None, width: int, *, full: bool) -> str:
-    """Return the kind and name of an owner.
+    """Return a label with the kind and name of an owner.
 
     Args:
         kind: The owner's kind.
         name: The event's name, if an event is open.
-        width: Maximum length, if `full` is False.
+        width: Maximum length of the label if `full` is False.
         full: If True, do not shorten the name.
     """
     if name is None:
@@ -33,14 +33,14 @@ def owner_label(kind: str, name: str | None, width: int, *, full: bool) -> str:
 
 
 def short_event(name: str, width: int, *, is_kernel: bool, full: bool) -> str:
-    """Shorten the name of an event to `width`, unless `full` is True."""
+    """Shorten an event name to `width` characters, unless `full` is True."""
     if full:
         return full_name(name)
     return short_kernel(name, width) if is_kernel else cut_middle(name, width)
 
 
 def origin_label(origin: str | None, line: str | None, width: int) -> str:
-    """Return the line, or else the module, annotation or operator. Remove a line's directories and shorten its end."""
+    """Return the line, shortened and without directories, or else the module, annotation or operator."""
     if line is None:
         return origin or "-"
     file, bracket, function = printable(line).partition("(")

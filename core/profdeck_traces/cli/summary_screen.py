@@ -66,7 +66,7 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     tables = [table for team in teams for table in _tables_of(team, len(everyone) > 1, screen)]
     notes = [f"{plural(len(everyone) - len(teams), 'more trace')} with --full."] if len(everyone) > len(teams) else []
     if screen.height is not None:
-        room = screen.height - 1 - len(lines)  # one line remains for the prompt
+        room = screen.height - 1 - len(lines)  # one line is left for the prompt
         fitted = _fitted(tables, room - 2 * len(notes))
         if len(fitted) < len(tables):
             fitted = _fitted(tables, room - 2 * len(notes) - 2)
@@ -85,13 +85,13 @@ class _Table:
     """A table of a role, with a variable number of rows."""
 
     render: Callable[[int], list[Text]]
-    """Format the table with at most this number of rows."""
+    """Function that formats the table with at most the given number of rows."""
     priority: int
-    """Order in which tables get lines of the screen. Priority 0 is always shown."""
+    """Order in which tables are given space on the screen. Tables with priority 0 are always shown."""
     rows: int
-    """Number of rows to show, at first the maximum."""
+    """Number of rows to show. Initially the maximum."""
     fewest: int
-    """Number of rows below which the table is hidden instead."""
+    """Minimum number of rows. If they do not fit, the table is hidden."""
 
     @property
     def lines(self) -> list[Text]:
@@ -101,7 +101,7 @@ class _Table:
 def _fitted(tables: Sequence[_Table], room: int) -> list[_Table]:
     """Return the tables that fit in `room` lines, each with as many rows as possible.
 
-    First, each table gets its fewest rows, in the order of priority. Then tables grow by one row in turn.
+    First, tables get their minimum number of rows, in order of priority. Then they take turns growing by one row.
     """
     shown = []
     for index, table in sorted(enumerate(tables), key=lambda item: item[1].priority):
@@ -147,7 +147,7 @@ def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list
 
 
 def _tables_of(team: Team, named: bool, screen: Screen) -> list[_Table]:  # noqa: FBT001
-    """Return the tables of a role that have rows, in the order of the screen."""
+    """Return the non-empty tables of a role in display order."""
     width, is_full = screen.width, screen.findings is None
     most_rows = _USUAL_ROWS if screen.top is None else screen.top or len(team.kernels) + len(team.operators)
     tables = [
@@ -179,7 +179,7 @@ def _heading(team: Team, what: str, named: bool) -> str:  # noqa: FBT001
 
 
 def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> list[Text]:  # noqa: FBT001
-    """Format the owners of time on the critical path. The shares add up to 100 %."""
+    """Format the owners of time on the critical path. Their shares add up to 100 %."""
     named_owners = [row for row in team.account if row.name or row.kind in NAMELESS]
     shown = [row for row in named_owners if row.share >= _LEAST_OWNER][:limit]
     if not shown:
@@ -187,7 +187,7 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     is_unlimited = width >= text_layout.UNLIMITED
     size = width if is_unlimited else max(24, (width - 18) // 2)
     owners = [owner_label(row.kind, row.name, size, full=is_unlimited) for row in shown]
-    # A column for gains if there are any.
+    # Show the gain column only if there are gains.
     gains = ["" if row.gain_us is None else ms(row.gain_us) for row in shown]
     front = ("share", _per(team), *["gain"] * any(gains))
     room = width - sum(_GAP + len(cell) for cell in front) - max(map(len, owners)) - _GAP

@@ -28,7 +28,7 @@ _PEAK = (
 
 
 class _Screen(NamedTuple):
-    """Line width in terminal columns, and the maximum number of rows per table."""
+    """Line width in terminal columns and maximum number of rows per table."""
 
     width: int
     limit: int | None
@@ -101,7 +101,7 @@ def _of_team(team: Team, name: str, times: Sequence[AttributedTimes], by: str, s
 
 
 def _work(rows: Sequence[AttributedTime]) -> tuple[str, str, str]:
-    """Format the rate in TFLOP/s, the share of the peak and the bound, each empty if unknown."""
+    """Format the rate in TFLOP/s, the share of the peak and the bound. Unknown values are empty."""
     timed = [row for row in rows if row.work_us]
     work_us = sum(row.work_us or 0.0 for row in timed)
     if not work_us:
@@ -116,7 +116,7 @@ def _work(rows: Sequence[AttributedTime]) -> tuple[str, str, str]:
 
 
 def _unknown_peak(utilization: Utilization) -> str:
-    """Return a sentence about a missing peak, or an empty text if the peak is known."""
+    """Return a sentence about the missing peak, or an empty string if the peak is known."""
     if utilization.peak_flops_per_s is not None:
         return ""
     if utilization.device is None:

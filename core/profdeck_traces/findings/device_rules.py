@@ -98,7 +98,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
 
 
 def _overlap_cure(view: RankView) -> str:
-    """Return how to overlap the collective that takes the most time."""
+    """Return advice on overlapping the most time-consuming collective."""
     names = [of.name.lower().replace("_", "") for of in view.rank.kernels if of.category == COMMUNICATION]
     if names and "allgather" in names[0]:
         return "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
@@ -225,8 +225,8 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
 
 
 def double_precision(view: RankView) -> Iterator[RankFinding]:
-    """Over 1 % of the work on float64 tensors, by the recorded data types, or in matrix products whose kernel names
-    contain the type.
+    """Over 1 % of the work on float64 tensors, according to the recorded data types or to the kernel names of matrix
+    products.
     """
     times = view.rank.attributed
     shapes = times.shapes if times else ()

@@ -17,7 +17,7 @@ from profdeck_traces.reading.event_names import is_data_loading, is_garbage_coll
 
 _FEWEST_STEPS = 3
 _OUTLIER = 1.25
-"""Multiple of the median step from which a step is an outlier."""
+"""A step is an outlier if it takes longer than this multiple of the median step."""
 
 
 def _is_loading(stage: StageSummary) -> bool:
@@ -29,7 +29,7 @@ def _outside_us(stage: StageSummary) -> float:
 
 
 def _is_idle(view: RankView, stage: StageSummary) -> bool:
-    """Return whether a stage that is not a loader takes over 10 % of the step and runs no operators."""
+    """Return whether a stage takes over 10 % of the step but hardly runs operators, communicates or loads data."""
     return (
         stage.total_us / view.host_steps > 0.1 * view.host_step_us
         and _outside_us(stage) >= 0.9 * stage.total_us
@@ -39,8 +39,9 @@ def _is_idle(view: RankView, stage: StageSummary) -> bool:
 
 
 def data_loading(view: RankView) -> Iterator[RankFinding]:
-    """Loading data over 5 % of the step (torch-tb-profiler); with a device, as far as that waits. Stages load data by
-    their name, or if they fetch from a DataLoader or read files.
+    """Data loading over 5 % of the step (torch-tb-profiler); with a device, at most the device's idle time counts.
+
+    Stages load data if their names say so, or while they fetch from a DataLoader or read files.
     """
     times = {
         stage.name: (stage.total_us if _is_loading(stage) else stage.loading_us) / view.host_steps
@@ -62,7 +63,7 @@ def data_loading(view: RankView) -> Iterator[RankFinding]:
 
 
 def idle_stage(view: RankView) -> Iterator[RankFinding]:
-    """A stage over 10 % of the step that runs no operator 90 % of its time; with a device, as far as that waits."""
+    """A stage over 10 % of the step, 90 % of it outside operators; with a device, at most device idle time counts."""
     for stage in view.stages:
         time_us = stage.total_us / view.host_steps
         gain_us = min(time_us, view.idle_us) if view.rank.devices else time_us
@@ -81,7 +82,7 @@ def idle_stage(view: RankView) -> Iterator[RankFinding]:
 
 def outside_operators(view: RankView) -> Iterator[RankFinding]:
     """Without a device: over 30 % of the step outside of all operators, where the job sleeps, waits or runs Python.
-    Time in loaders and in stages without operators has its own rules.
+    Data loading and stages without operators have their own rules.
     """
     times = view.rank.host_times
     if times is None or view.rank.devices:
@@ -108,7 +109,7 @@ def outside_operators(view: RankView) -> Iterator[RankFinding]:
 
 
 def _show_python(view: RankView) -> str:
-    """Return how to find the Python code that runs outside of operators."""
+    """Return advice on finding the Python code that runs outside operators."""
     if view.rank.functions:
         return "see its Python functions: `profdeck report`"
     return "record with with_stack: true to see the Python code"
@@ -206,7 +207,7 @@ def _unsteady(view: RankView, steps: list[StepSummary]) -> str | None:
 
 
 def _main_part(view: RankView, slowest: StepSummary) -> StepPart | None:
-    """Return the stage, the device work or the host state that explains at least half of the excess of a step."""
+    """Return the stage, device work or host state that explains at least half of a step's excess over the median."""
     longest = view.rank.host_times.longest_step if view.rank.host_times else None
     if longest is None or longest.step != slowest.step:
         return None
@@ -239,7 +240,7 @@ def _over_median(steps: list[StepSummary]) -> float:
 
 
 def busy_machine(view: RankView) -> Iterator[RankFinding]:
-    """The recording thread waited for a CPU, or its cgroup was throttled, over 5 % of the recording."""
+    """The recording thread waited for a CPU, or its cgroup was throttled, for over 5 % of the recording."""
     load = view.rank.host_load
     if load is not None and (reason := load.describe_contention()):
         yield draft(

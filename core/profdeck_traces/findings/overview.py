@@ -29,7 +29,7 @@ OUTSIDE = "outside operators"
 _MAX_LISTED = 4
 
 _LONGER = 1.005
-"""Smallest ratio of the longest step to the mean that is reported."""
+"""The longest step is reported if it is at least this multiple of the mean."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,22 +83,22 @@ class WorkRow:
 
 @attrs.frozen(kw_only=True)
 class OwnerRow:
-    """One owner of time on the critical path, over the ranks of a role."""
+    """One owner of time on the critical path, averaged over the ranks of a role."""
 
     kind: str
     name: str | None
     """Name of the event; ``None`` if no event is open, or for the sum of small owners."""
     line: str | None
-    """Function of user code, or ``None`` if it is unknown."""
+    """Function in the user's code, or ``None`` if unknown."""
     origin: str | None
-    """``line``, or else the module, annotation or operator of the event."""
+    """``line`` if known, otherwise the module, annotation or operator of the event."""
     mean_us: float
-    """Mean per step."""
+    """Mean time per step."""
     share: float
     gain_us: float | None
-    """Mean time by which a rank's step would get shorter without the owner; ``None`` if a rank's gain is unknown."""
+    """Mean time by which each rank's step would shrink without this owner. ``None`` if any rank's gain is unknown."""
     next_limit: str | None
-    """Kind of owner with the most time then, if it is the same in all ranks."""
+    """Kind of owner that would then take the most time, if it is the same on all ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -107,9 +107,9 @@ class RankOfLongestStep:
 
     label: str
     step_us: float
-    """Mean step of this rank."""
+    """Mean step time of this rank."""
     mean_us: float
-    """Mean of all ranks."""
+    """Mean step time over all ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -135,20 +135,20 @@ class StepRow:
 
 @attrs.frozen(kw_only=True)
 class MfuRow:
-    """Mean MFU of the ranks of a role, which have the same device and data type."""
+    """Mean MFU of a role whose ranks all have the same device and data type."""
 
     mfu: float
     covered: float
-    """Share of the kernels' time, without communication, in operators with counted work."""
+    """Share of kernel time, excluding communication, in operators whose FLOPs are known."""
     device: str
     dtype: str
     is_only_dtype: bool
-    """True if all FLOPs have this type."""
+    """True if all FLOPs use this data type."""
     peak_flops_per_s: float
 
     @property
     def text(self) -> str:
-        """One line for the terminal."""
+        """One-line description for the terminal."""
         dtype = self.dtype if self.is_only_dtype else f"mostly {self.dtype}"
         return (
             f"MFU {percent(self.mfu)} of {self.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({self.device}, {dtype}). FLOPs "
@@ -170,13 +170,13 @@ class Team:
     step_us: float
     """The mean step on the device, or on the host without one."""
     account: tuple[OwnerRow, ...]
-    """Owners by time, longest first."""
+    """Owners sorted by time, longest first."""
     longest: RankOfLongestStep | None
-    """Rank with the longest step of its account. ``None`` for one rank, or if no step is 0.5 % longer than the mean."""
+    """Rank with the longest step. ``None`` for a single rank, or if the step exceeds the mean by under 0.5 %."""
     borders: tuple[str, ...]
-    """Border rules of the steps in the accounts."""
+    """Rules that determine the step borders in the accounts."""
     notes: tuple[str, ...]
-    """Limits of the accounts."""
+    """Limitations of the accounts."""
     stages: tuple[StageRow, ...]
     device: tuple[TimeRow, ...]
     """By share: first classes of work, then causes of idle time."""
@@ -343,7 +343,7 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
     for (kind, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1]):
         owners = parts[kind, name, line, origin]
         gains = [owner.gain_us * weight for _, weight, owner in owners if owner.gain_us is not None]
-        # The gains of several owners of one rank do not add up.
+        # Gains of several owners on one rank are not additive.
         ranks = {view.rank.path for view, _, _ in owners}
         has_gain = len(gains) == len(owners) == len(ranks) == len(accounts)
         limits = {owner.next_limit for _, _, owner in owners}

@@ -60,9 +60,9 @@ class TraceFacts:
     """Maximum error of `clock_offset_ns`."""
 
     last_step: int | None = None
-    """Last global step that had started; ``None`` if unknown."""
+    """Last global step that started during the capture, or ``None`` if unknown."""
     host_load: HostLoad | None = None
-    """Load of the host during the capture; ``None`` if it was not recorded."""
+    """Host load during the capture, or ``None`` if it was not recorded."""
 
     @property
     def role_and_replica(self) -> str:

@@ -1,4 +1,4 @@
-"""Caches the results of file checks. Result files next to traces contain check results as well."""
+"""Caches the results of file checks, which may also come from result files next to traces."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import attrs
 
 _MIN_LOST_SHARE = 0.05
-"""Share of the recording that the thread must lose before the machine counts as busy."""
+"""The machine counts as busy if the recording thread loses more than this share of the recording's time."""
 _MIN_LOAD_PER_CPU = 1.25
-"""Load average per CPU from which the machine counts as busy if the thread's waiting time is unknown."""
+"""Load average per CPU above which the machine counts as busy, if the thread's waiting time is unknown."""
 
 
 @attrs.frozen(kw_only=True)
 class HostLoad:
-    """Load of the host and of one process between the start and the end of a recording.
+    """Load of the host and of one process during a recording.
 
     Values that the operating system does not report are None.
     """
@@ -22,26 +22,26 @@ class HostLoad:
     wall_s: float
     """Length of the recording in seconds."""
     cpu_s: float
-    """CPU time of the process, all threads, in seconds."""
+    """CPU time of all threads of the process, in seconds."""
     cpus: int
     """Number of CPUs of the host."""
     load_at_start: float | None = None
     """Load average of the host over the last minute."""
     load_at_end: float | None = None
     run_queue_s: float | None = None
-    """Time in seconds for which the recording thread was runnable but waited for a CPU (``/proc/PID/schedstat``)."""
+    """Time the recording thread was runnable but waiting for a CPU, in seconds (``/proc/PID/schedstat``)."""
     pressure_s: float | None = None
-    """Time in seconds in which at least one task of the host waited for a CPU (``/proc/pressure/cpu``, ``some``)."""
+    """Time at least one task on the host was waiting for a CPU, in seconds (``some`` in ``/proc/pressure/cpu``)."""
     throttled_periods: int | None = None
     """Number of periods in which the process's cgroup was throttled (``nr_throttled`` in ``cpu.stat``)."""
     throttled_s: float | None = None
-    """Time in seconds for which the process's cgroup was throttled, summed over its CPUs."""
+    """Time the process's cgroup was throttled, in seconds, summed over its CPUs."""
 
     def describe_contention(self) -> str | None:
-        """Return why times of the recording are not those of an idle machine, or None if the machine was not busy.
+        """Return why the machine counts as busy during the recording, or None if it does not.
 
-        The machine was busy if the recording thread waited for a CPU, or its cgroup was throttled, for more than 5 % of
-        the recording. If the waiting time is unknown, it was busy if both load averages exceed 1.25 per CPU.
+        The machine counts as busy if the recording thread waited for a CPU, or its cgroup was throttled, for more than
+        5 % of the recording. If the waiting time is unknown, both load averages must exceed 1.25 per CPU.
         """
         return ", ".join(self._reasons()) or None if self.wall_s > 0 else None
 

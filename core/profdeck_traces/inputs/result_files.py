@@ -1,12 +1,12 @@
-"""Result files, which contain the analysis of a trace and are stored next to it.
+"""Result files: the analysis of a trace, stored next to the trace.
 
 A capture writes ``rank_0000.step1.trace.json.gz.result`` for ``rank_0000.step1.trace.json.gz``. A reader uses the file
-only if the SHA-256 of the complete trace and the hash of profdeck's source code are unchanged. The size and the end of
-a trace are not sufficient: a change in the middle of a plain or compressed file can leave both unchanged. File times
-are not used, because copies of a run have other times.
+only if the SHA-256 of the complete trace and the hash of profdeck's source code are unchanged. Comparing only the size
+and the end of a trace would miss a change in the middle of a plain or compressed file. File times are not compared
+because they differ in copies of a run.
 
 The content is decoded as plain data with fixed types. A file is ignored if it is corrupt, too large, not regular, or
-owned by another user than the trace.
+owned by a different user than the trace.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ResultFile(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a result file."""
 
     check: FileCheck
-    """Result of reading the trace to its end, with its SHA-256."""
+    """Result of checking the complete trace, with its SHA-256."""
     question: str
     """Parameters of the analysis, as returned by `question_text`."""
     readings: dict[int, bytes]
-    """Encoded readings, by the number of intervals in their pictures. Key 0 has no pictures."""
+    """Encoded readings, keyed by the number of intervals in their pictures. The reading under key 0 has no pictures."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,17 +55,17 @@ def trace_of(result: Path) -> Path:
 
 
 def is_result(file: Path) -> bool:
-    """Return whether a file name is that of the result file of a trace."""
+    """Return whether a path has the name of a result file."""
     return file.name.endswith((f".json{SUFFIX}", f".json.gz{SUFFIX}"))
 
 
 def question_text(*question: Any) -> str:
-    """Return the parameters of an analysis as text, to compare them with those of a stored result."""
+    """Return the parameters of an analysis as text, for comparison with those of a stored result."""
     return repr(question)
 
 
 def read_result(trace: Path) -> ResultFile | None:
-    """Return the stored result of a trace, or ``None`` if there is none or the trace or profdeck has changed."""
+    """Return a trace's stored result, or ``None`` if it is missing or corrupt, or the trace or profdeck changed."""
     if kind_of(trace) is not None or (data := _read(trace)) is None:
         return None
     sha256 = sha256_of(trace)
@@ -82,7 +82,7 @@ def store_result(trace: Path, sha256: str, result: ResultFile) -> None:
 
     Args:
         trace: The trace.
-        sha256: SHA-256 of the trace, before and after it was read.
+        sha256: SHA-256 of the trace, which must not have changed during the analysis.
         result: The result.
 
     Raises:
@@ -112,7 +112,7 @@ def _key(sha256: str) -> str:
 
 @functools.cache
 def _source_hash() -> str:
-    """Return a hash of the Python code of this package. File times differ between installations."""
+    """Return a hash of this package's Python code. File times would differ between installations."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())

@@ -43,7 +43,7 @@ RUNTIMES = frozenset(
 )
 """Categories of calls into the runtime or driver of a device. ``CANN`` is the process name of Ascend's runtime."""
 TASK_QUEUES = frozenset({"enqueue", "dequeue"})
-"""Categories of Ascend's task queue on the host."""
+"""Event categories of Ascend's task queue on the host."""
 PROFILER_OVERHEAD = "overhead"
 
 

@@ -293,14 +293,14 @@ def longest_paths(
     weight: NDArray[np.int64],
     target: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the longest path to each node of a directed acyclic graph, and the edges of one of them.
+    """Return the length of the longest path to each node of a DAG, and the edges of the path to `target`.
 
     Args:
         library: The library.
-        first: The edges to node *i* are ``first[i]`` to ``first[i + 1] - 1``. Only the first node has none.
-        source: Node at the begin of each edge. It comes before the node at its end.
+        first: The incoming edges of node *i* are ``first[i]`` to ``first[i + 1] - 1``. Only the first node has none.
+        source: Start node of each edge. It precedes the end node.
         weight: Length of each edge.
-        target: Node whose path is returned, last edge first.
+        target: Node to which the path is returned, last edge first.
     """
     if not len(source) == len(weight) == first[-1]:
         raise ValueError("The columns have different lengths.")

@@ -13,7 +13,7 @@ class CallKind(Enum):
     EVENT_SYNCHRONISATION = "event synchronisation"
     DEVICE_SYNCHRONISATION = "device synchronisation"
     QUERY = "query"
-    """Returns whether device work has ended, without waiting for it."""
+    """Returns whether device work has finished, without waiting for it."""
     LAUNCH = "launch"
     OPERATOR_EXECUTION = "operator execution"
     """AscendCL call that runs an operator. The launches of its kernels are separate events."""
@@ -21,7 +21,7 @@ class CallKind(Enum):
     """Copies or fills memory."""
     FREE = "free"
     ALLOCATION = "allocation"
-    """Allocates, maps or registers memory, or reverses mapping or registration."""
+    """Allocates, maps or registers memory, or undoes a mapping or registration."""
     OTHER = "other"
 
 
@@ -29,7 +29,7 @@ SYNCHRONISATIONS = frozenset(
     {CallKind.STREAM_SYNCHRONISATION, CallKind.EVENT_SYNCHRONISATION, CallKind.DEVICE_SYNCHRONISATION}
 )
 
-# CUDA, HIP, Level Zero and AscendCL use these terms. The first match decides.
+# Terms used by CUDA, HIP, Level Zero and AscendCL. The first matching pattern wins.
 _CALLS = (
     (
         CallKind.STREAM_SYNCHRONISATION,
@@ -51,12 +51,12 @@ _BACKEND_COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):\w+")
 _DISPATCHED_COLLECTIVE = re.compile(r"c10d::\w+_$")
 _LOADER_NAMES = "data_?load|(?:load|next|fetch|get|read)_?(?:batch|data)"
 _DATA_LOADING = re.compile(rf"{_LOADER_NAMES}|(?:^|[^a-z])(?:data|fetch|loader|loading)$", re.IGNORECASE)
-# torch's annotation of a loader, its frames, and Python's functions that read files.
+# torch's DataLoader annotation and frames, and Python functions that read files.
 _FETCHING = re.compile(
     r"enumerate\(DataLoader\)|torch/utils/data/\S+: (?:__next__|_next_data|fetch)$|"
     r"<built-in method (?:read\w*|open) of (?:_io|io)\b|<built-in method pread of"
 )
-# For frames, match the function only: the path of the file would select every function of a loader's module.
+# For frames, match only the function name. The file path would match every function in a loader module.
 _DATA_LOADING_FRAME = re.compile(
     rf"utils/data/dataloader\.py\(\d+\): __next__|dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})", re.IGNORECASE
 )
@@ -64,7 +64,7 @@ _CHECKPOINT = re.compile(
     r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
 )
 _GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
-# `run_backward` waits for the threads of autograd.
+# `run_backward` waits for the autograd threads.
 _WAITING_FRAME = re.compile(
     r"run_backward of|built-in method (acquire|__enter__) of .*[lL]ock"
     r"|built-in (function|method) (sleep|poll|select|wait)\b"
@@ -84,7 +84,7 @@ def is_backend_collective(name: str) -> bool:
 
 
 def is_host_collective(name: str) -> bool:
-    """Return whether a host event is a collective: an operator of the dispatcher or an annotation of a backend."""
+    """Return whether a host event is a collective, either a dispatched operator or a backend annotation."""
     return is_backend_collective(name) or _DISPATCHED_COLLECTIVE.match(name) is not None
 
 
@@ -109,15 +109,15 @@ def is_checkpoint(name: str) -> bool:
 
 
 def is_garbage_collection(name: str) -> bool:
-    """Return whether an annotation is a garbage collection."""
+    """Return whether an annotation marks a garbage collection."""
     return _GARBAGE_COLLECTION.search(name) is not None
 
 
 def is_garbage_collection_frame(name: str) -> bool:
-    """Return whether a Python frame is the garbage collector, as torch records it."""
+    """Return whether a Python frame is torch's record of a garbage collection."""
     return name.startswith("Python GC")
 
 
 def is_waiting_frame(name: str) -> bool:
-    """Return whether a Python frame is open only while its thread waits."""
+    """Return whether a Python frame means that its thread is waiting."""
     return _WAITING_FRAME.search(name) is not None

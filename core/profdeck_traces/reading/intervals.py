@@ -79,13 +79,13 @@ def parents(track: NDArray[np.integer], start: Int, end: Int) -> NDArray[np.int3
 
 
 def segments(start: Int, end: Int) -> tuple[Int, NDArray[np.int32]]:
-    """Split one track into segments by the open interval that started last.
+    """Split one track into segments. Each segment belongs to the open interval that started last.
 
-    Intervals are sorted by start, and longest first. Empty intervals are ignored.
+    Intervals must be sorted by start time, longest first if they start together. Empty intervals are ignored.
 
     Returns:
-        The begin of each segment, and its interval, or -1 for a gap. Each segment ends where the next one begins. The
-        last one is the gap after all intervals.
+        Start time of each segment, and the index of its interval, or -1 for a gap. Each segment ends where the next one
+        starts. The last segment is the gap after all intervals.
     """
     library = compiled.load_library()
     if library is not None:

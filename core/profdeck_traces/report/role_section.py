@@ -128,7 +128,7 @@ def _shapes(team: Team) -> dict[str, Any]:
 
 
 def _flops(rank: RankSummary) -> str:
-    """Format the rate of a rank's counted FLOPs over the complete recording."""
+    """Format the rate of a rank's counted FLOPs, averaged over the recording."""
     if not rank.product_flops or not rank.span_us:
         return ""
     rate = rank.product_flops / rank.span_us / 1e6

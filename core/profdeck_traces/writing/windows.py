@@ -221,7 +221,7 @@ def _window_on_devices(path: Path, steps: range, trace: Trace) -> Selection:
 def _not_there(path: Path, what: str, wanted: range, there: Iterable[int], check: TraceCheck) -> TraceError:
     recorded = ranges([*there])
     has = f"it has {recorded}" if recorded else f"no {what} is marked in it"
-    # The range can have too many steps to list them.
+    # The range can have too many steps to list.
     first, last = wanted.start, wanted.stop - 1
     missing = f"{what} {first}" if first == last else f"{what}s {first}..{last}"
     damage = "" if check.whole else f" It is damaged: {check.problem}"
