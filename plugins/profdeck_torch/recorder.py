@@ -264,13 +264,13 @@ def _create_artifact(
 def _end_open_scopes() -> None:
     """End the `record_function` scopes of this process that are still open.
 
-    When a scope ends during a recording, torch writes the time into the memory of the recording in which the scope
-    began. If that recording has already stopped, its memory is freed, and the process crashes (observed with torch
-    2.13). A scope that has ended can be ended again, without effect.
+    When a scope ends during a recording, torch writes the end time to the memory of the recording in which the scope
+    started. If that recording has already stopped, its memory has been freed, and the process crashes (observed with
+    torch 2.13). Ending a scope again has no effect.
     """
     for generation in range(3):
         for scope in reversed(gc.get_objects(generation)):  # inner scopes first
-            # `isinstance` would read `__class__`, which runs code of proxies and lazy modules.
+            # Not `isinstance`: it reads `__class__`, which can run code in proxies and lazy modules.
             if issubclass(type(scope), record_function) and scope.record is not None:
                 record_function.__exit__(scope, None, None, None)
 
