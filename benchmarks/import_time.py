@@ -1,9 +1,9 @@
-"""Measure the CPU time and the imported libraries of `import profdeck` and of short commands, relative to a peer.
+"""Measure the CPU time and imported libraries of `import profdeck` and of short commands, relative to a peer.
 
 python -m benchmarks.import_time [--repeats 41] [--json FILE]
 
-Each repeat runs every program in a new process. The time is the process's user and system time. The peer of an import
-is a bare interpreter. The peer of a command is `import numpy`, because the reader of traces needs numpy.
+Each repeat runs every program in a new process and measures its user plus system time. The peer of an import is a bare
+interpreter. The peer of a command is `import numpy`, because reading traces requires numpy.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ TRACE = "small.json"
 
 @attrs.frozen(kw_only=True)
 class Case:
-    """A program, and the limits that it must meet."""
+    """A program to measure, and its limits."""
 
     name: str
     program: str
     peer: str
     max_more_ms: float | None = None
-    """Maximum CPU time in excess of the peer."""
+    """Maximum excess over the peer's CPU time."""
     max_ratio: float | None = None
-    """Maximum CPU time relative to the peer."""
+    """Maximum ratio of the CPU time to the peer's."""
     banned: tuple[str, ...] = ()
     """Libraries that the program must not import."""
 
@@ -50,7 +50,7 @@ class Case:
         return ", ".join(filter(None, limits))
 
     def is_met(self, more_ms: float, ratio: float, imports: list[str]) -> bool | None:
-        """Return whether all limits are met, or ``None`` if there are none."""
+        """Return whether all limits are met, or ``None`` if the program has no limits."""
         if not self.goal:
             return None
         return (
@@ -61,7 +61,7 @@ class Case:
 
 
 def command(*arguments: str, max_ratio: float, banned: tuple[str, ...]) -> Case:
-    """Return the case of a `profdeck` command."""
+    """Create the case for a `profdeck` command."""
     program = f"import sys; sys.argv = {['profdeck', *arguments]!r}; from profdeck.cli import main; main()"
     name = " ".join(["profdeck", *arguments])
     return Case(name=name, program=program, peer=NUMPY, max_ratio=max_ratio, banned=banned)
@@ -92,7 +92,7 @@ def environment() -> dict[str, str]:
 
 
 def write_trace(directory: str) -> None:
-    """Write a trace of one step with a few operators, about 2 kB."""
+    """Write a trace of about 2 kB: one step with a few operators."""
     times = {"ph": "X", "pid": 1, "tid": 1, "dur": 50}
     steps = [{"cat": "user_annotation", "name": "ProfilerStep#0", **times, "ts": 1000, "dur": 1000}]
     operators = [{"cat": "cpu_op", "name": "aten::mm", **times, "ts": 1000 + 60 * number} for number in range(16)]
@@ -100,7 +100,7 @@ def write_trace(directory: str) -> None:
 
 
 def cpu_ms(program: str, directory: str) -> float:
-    """Run a program in a new interpreter. Return its user and system time in milliseconds."""
+    """Run a program in a new interpreter and return its user plus system time in milliseconds."""
     arguments = [sys.executable, "-c", program]
     process = subprocess.Popen(arguments, env=environment(), cwd=directory, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -111,7 +111,7 @@ def cpu_ms(program: str, directory: str) -> float:
 
 
 def imported(program: str, directory: str) -> list[str]:
-    """Return the `LIBRARIES` that a program imports."""
+    """Return the libraries from `LIBRARIES` that a program imports."""
     listing = f"print(*[name for name in {LIBRARIES!r} if name in sys.modules], file=sys.stderr)"
     arguments = [sys.executable, "-c", f"import atexit, sys\natexit.register(lambda: {listing})\n{program}"]
     result = subprocess.run(arguments, env=environment(), cwd=directory, text=True, capture_output=True, check=True)

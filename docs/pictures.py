@@ -71,7 +71,7 @@ def _terminal_page(output: str, file: Path) -> None:
     console.print(Text("$ profdeck summary profiles/demo-1", style="bold"))
     console.print(Text.from_ansi(output))
     page = console.export_html(inline_styles=True).replace("<body>", '<body style="margin:16px;overflow:hidden">')
-    # 100 columns of DejaVu Sans Mono fit into the width of the picture.
+    # At this size, 100 columns of DejaVu Sans Mono fit the width of the picture.
     file.write_text(page.replace('<pre style="', '<pre style="font-size:14px;', 1), encoding="utf-8")
 
 

@@ -86,7 +86,7 @@ class TorchBackend(Backend[TorchOptions]):
 
     @property
     def analyses_traces(self) -> bool:
-        """The option ``analyse``."""
+        """Value of the option ``analyse``."""
         return self.options.analyse
 
     def devices(self) -> tuple[str, ...]:

@@ -271,14 +271,13 @@ def _create_artifact(
 def _end_open_scopes() -> None:
     """End the `record_function` scopes of this process that are still open.
 
-    When a scope ends during a recording, torch writes the time into the memory of the recording in which the scope
-    began. If that recording has already stopped, its memory is freed, and the process crashes (observed with torch
-    2.13). Call this before a recording starts: without one, torch writes nothing. A scope that has ended can be ended
-    again, without effect.
+    When a scope ends during a recording, torch writes the end time to the memory of the recording in which the scope
+    started. If that recording has already stopped, its memory has been freed, and the process crashes (observed with
+    torch 2.13). Call this before a recording starts, when torch writes nothing. Ending a scope again has no effect.
     """
     kinds = [record_function, *record_function.__subclasses__()]
     for generation in range(3):
-        # Compare types by identity: `isinstance` reads `__class__`, which runs code of proxies and lazy modules.
+        # Not `isinstance`: it reads `__class__`, which can run code in proxies and lazy modules.
         objects = gc.get_objects(generation)
         for scope in reversed([found for kind in kinds for found in objects if type(found) is kind]):  # inner first
             if scope.record is not None:

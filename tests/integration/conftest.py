@@ -43,9 +43,9 @@ def start(tally_path: str, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture(autouse=True)
 def no_trace_analysis(isolated_directories: None, request: pytest.FixtureRequest) -> None:
-    """Prevent the analysis of traces after captures, unless a test has the mark `analysis`.
+    """Disable the analysis of traces after captures, except in tests marked `analysis`.
 
-    The background processes would slow other tests down, and would change the directories that tests compare.
+    The background processes would slow down other tests and change the directories that tests compare.
     """
     if request.node.get_closest_marker("analysis") is None:
         Path(os.environ["PROFDECK_LEASE_DIR"], "trace_analysis.lease").mkdir(parents=True)  # cannot be locked

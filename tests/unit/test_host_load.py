@@ -1,4 +1,4 @@
-"""Tests for the CPU contention that a capture records and the commands report."""
+"""Tests for the CPU contention that captures record and commands report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ IDLE = HostLoad(wall_s=2.0, cpu_s=1.9, cpus=8, load_at_start=1.0, load_at_end=1.
             attrs.evolve(IDLE, run_queue_s=0.5, load_at_start=20.0, load_at_end=24.0),
             "the main thread waited 25% of the time for a CPU, load average 20.0 on 8 CPUs",
         ),
-        # The thread got its CPU, so other processes did not slow it down.
+        # The thread hardly waited for a CPU, so other processes did not slow it down.
         (attrs.evolve(IDLE, load_at_start=20.0, load_at_end=20.0), None),
         (attrs.evolve(IDLE, run_queue_s=None, load_at_start=20.0, load_at_end=20.0), "load average 20.0 on 8 CPUs"),
         (attrs.evolve(IDLE, run_queue_s=None, load_at_start=20.0, load_at_end=2.0), None),

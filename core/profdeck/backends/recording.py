@@ -88,7 +88,7 @@ class Recording:
         self._publishing = False
         self._outputs: tuple[Output, ...] = ()
         self._counters: HostCounters | None = None
-        """Counters at the start of the recording; None if another process records."""
+        """Host counters at the start of the recording; None if another process does the recording."""
         self._limits = CaptureLimits(backend.options)
         self._ended = threading.Event()
         hooks.bind(capture, backend)
@@ -146,7 +146,7 @@ class Recording:
         def check() -> None:
             while not self._ended.wait(self._limits.interval_s):
                 if (reason := self._limits.describe_excess()) is not None:
-                    threads.unblock_signals()  # processes that the plugins start inherit the signal mask
+                    threads.unblock_signals()  # plugins may start processes, which inherit the mask
                     expire(self, reason)
                     return
 

@@ -1,8 +1,8 @@
-"""Analyses the traces of a capture in a background process, and stores the results next to the traces.
+"""Background analysis of a capture's traces. The results are stored next to the traces.
 
-The process uses only resources that the job leaves idle: one process per host analyses at a time, with the scheduling
-class for idle CPU time and limited memory. If memory runs out, the kernel kills this process first. The job neither
-waits for it nor sees its errors. Without a result, commands analyse the trace themselves.
+The analysis runs in a separate process, which uses only resources that the job leaves idle. At most one such process
+per host is active. It has idle scheduling priority and limited memory. If memory runs out, the kernel kills it first.
+The job does not wait for it or see its errors. If a trace has no result, commands analyse the trace themselves.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from profdeck_traces.inputs.artifact_kinds import TRACE
 logger = logging.getLogger("profdeck")
 
 LEASE = "trace analysis"
-"""Name of the lease that a process holds while it analyses traces."""
+"""Name of the lease that is held during the analysis, so that only one process per host is active."""
 _LIMIT_S = 900
-"""Maximum lifetime of the process in seconds, including its wait for other processes of this kind."""
+"""Maximum lifetime of the process in seconds, including the wait for the lease."""
 _MEMORY_SHARE = 0.1
-"""Maximum memory of the process, as a share of the free memory."""
+"""Maximum memory of the process, as a fraction of the free memory."""
 _POLL_S = 0.5
 
 
 def start_analysis(capture: CaptureRecord) -> None:
-    """Start a process that analyses the complete traces of an ended capture. Errors are only logged."""
+    """Start a background process that analyses the complete traces of a finished capture. Log errors."""
     traces = [str(artifact.path) for artifact in capture.artifacts if artifact.kind == TRACE and artifact.whole]
     if not traces:
         return
@@ -52,7 +52,10 @@ def start_analysis(capture: CaptureRecord) -> None:
 
 
 def main() -> None:
-    """Analyse the traces in the command-line arguments, after a flag that is 1 if their first step is cold."""
+    """Analyse the traces given on the command line.
+
+    The first argument is 1 if the first step of the traces is cold, and 0 otherwise. The other arguments are paths.
+    """
     threads.unblock_signals()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LIMIT_S)
@@ -62,7 +65,7 @@ def main() -> None:
 
 
 def analyse(traces: Iterable[Path], *, cold_first_step: bool) -> None:
-    """Analyse traces when no other process of this host analyses traces. Skip traces that cannot be analysed.
+    """Wait for the lease, then analyse the traces. Skip traces that cannot be analysed.
 
     Raises:
         OSError: the lease directory cannot be used.
@@ -70,7 +73,7 @@ def analyse(traces: Iterable[Path], *, cold_first_step: bool) -> None:
     while (lease := _lease()) is None:
         time.sleep(_POLL_S)
     try:
-        from profdeck_traces import write_result  # the host must not import the analysis, and this process may wait
+        from profdeck_traces import write_result  # imported late: neither the host nor a waiting process needs it
 
         for trace in traces:
             with contextlib.suppress(OSError, ProfdeckError, MemoryError):
@@ -87,15 +90,15 @@ def _lease() -> Lease | None:
 
 
 def _yield_to_job() -> None:
-    """Use only idle CPU time of all cores and little memory, and be the first process that the kernel kills."""
-    # Linux schedules sessions before processes if autogroups are enabled, so the session needs low priority too.
+    """Restrict this process to idle CPU time and little memory, and make it the first that the kernel kills."""
+    # With autogroups, Linux divides CPU time among sessions first, so the session needs low priority too.
     for file, value in (("autogroup", "19"), ("oom_score_adj", "1000")):
         with contextlib.suppress(OSError):
             Path("/proc/self", file).write_text(value, encoding="ascii")
     with contextlib.suppress(OSError):
         os.nice(19)
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    with contextlib.suppress(OSError):  # engines pin their processes to a few cores and busy-wait on them
+    with contextlib.suppress(OSError):  # an engine may have pinned this process to cores on which it busy-waits
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     if (free := free_bytes()) < math.inf:
         limit_bytes = int(_MEMORY_SHARE * free)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def cgroup_directories(controller: str, root: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the directories of a controller's cgroups, innermost first, and whether each belongs to cgroups v1.
+    """Yield the directory of each of a controller's cgroups, innermost first, and whether it belongs to cgroups v1.
 
-    In a container, ``/proc/self/cgroup`` may contain the cgroup's path on the host. The container's own cgroup is then
-    at the root of the cgroup mount. Some of the directories may be missing.
+    In a container, ``/proc/self/cgroup`` may contain the cgroup's path on the host. In that case, the container's own
+    cgroup is at the root of the cgroup mount, and some of the directories do not exist.
 
     Args:
         controller: name of the controller, such as ``memory``.

@@ -1,4 +1,4 @@
-"""Counters of CPU use and contention, read at the start and at the end of a recording."""
+"""Counters of CPU use and contention, read at the start and end of a recording."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _US_PER_S = 1e6
 
 @attrs.frozen(kw_only=True)
 class HostCounters:
-    """Counters of the host and of this process at one time. Counters that cannot be read are None.
+    """Snapshot of the counters of the host and of this process. Counters that cannot be read are None.
 
-    Reading them takes about 0.1 ms and never raises an ``OSError`` or ``ValueError``.
+    Reading the counters takes about 0.1 ms and never raises ``OSError`` or ``ValueError``.
     """
 
     thread: int
-    """Native ID of the thread that records."""
+    """Native ID of the recording thread."""
     time_s: float = attrs.field(factory=time.monotonic)
     cpu_s: float = attrs.field(factory=time.process_time)
     load: float | None
@@ -40,7 +40,7 @@ class HostCounters:
         """Read the counters.
 
         Args:
-            thread: native ID of the thread that records. Default: the current thread.
+            thread: native ID of the recording thread. Default: the current thread.
             root: directory that contains ``proc`` and ``sys``.
         """
         thread = threading.get_native_id() if thread is None else thread
@@ -55,7 +55,7 @@ class HostCounters:
         )
 
     def load_since(self, start: HostCounters) -> HostLoad:
-        """Return the load between the start of a recording and these counters."""
+        """Return the load between ``start`` and these counters."""
         return HostLoad(
             wall_s=round(self.time_s - start.time_s, 6),
             cpu_s=round(self.cpu_s - start.cpu_s, 6),
@@ -80,7 +80,7 @@ def _scaled(value: float | None, divisor: float) -> float | None:
 
 
 def _number(path: Path, field: int) -> float | None:
-    """Return a field of a file that consists of one line."""
+    """Return a field of a one-line file, or None if it cannot be read."""
     try:
         return float(path.read_text(encoding="ascii").split()[field])
     except (OSError, ValueError, IndexError):
@@ -97,7 +97,7 @@ def _pressure_us(root: Path) -> float | None:
 
 
 def _throttling(root: Path) -> tuple[int | None, float | None]:
-    """Return the number of throttled periods and the throttled time in seconds, of the innermost cgroup."""
+    """Return the number of throttled periods and the throttled seconds of the innermost cgroup that has them."""
     for directory, is_v1 in cgroup_directories("cpu", root):
         with contextlib.suppress(OSError, ValueError, LookupError):
             rows = (line.split() for line in (directory / "cpu.stat").read_text(encoding="ascii").splitlines())

@@ -183,13 +183,13 @@ def _lock(path: Path, device: str, holder: str) -> tuple[Path, int]:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             try:
-                if error.errno not in {errno.EACCES, errno.EAGAIN}:  # for example, a file system without locks
+                if error.errno not in {errno.EACCES, errno.EAGAIN}:  # e.g. the file system does not support locks
                     raise
                 record = os.read(descriptor, 4096).decode(errors="replace")
             finally:
                 os.close(descriptor)
             raise _lease_error(device, _describe_holder(record)) from None
-        with contextlib.suppress(OSError):  # on a full disk, the lock works, but messages cannot name the holder
+        with contextlib.suppress(OSError):  # if the disk is full, only the name of the holder is lost
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "holder": holder}).encode(), 0)
         _held[path] = (os.getpid(), holder)
@@ -204,8 +204,8 @@ def _open(path: Path) -> int:
         try:
             return os.open(path, flags | os.O_CREAT, 0o666)
         except PermissionError as error:
-            # Another user may have created the file since. With fs.protected_regular, which most distributions set, the
-            # kernel rejects O_CREAT for files of other users in a sticky directory.
+            # Another user may have created the file in the meantime. With fs.protected_regular, the default of most
+            # distributions, the kernel rejects O_CREAT on other users' files in a sticky directory.
             with contextlib.suppress(FileNotFoundError):
                 return os.open(path, flags)
             raise error from None
@@ -222,6 +222,6 @@ def _lease_error(device: str, holder: str) -> LeaseError:
 def _describe_holder(record: str) -> str:
     try:
         owner = json.loads(record)
-        return printable(f"process {owner['pid']} ({owner['holder']})")  # every user can write to the file
+        return printable(f"process {owner['pid']} ({owner['holder']})")  # untrusted: any user can write to the file
     except (ValueError, KeyError, TypeError, RecursionError):
         return "another process"

@@ -72,7 +72,7 @@ def _own_bytes(root: Path, field: int) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the limit and usage, in bytes, of each memory cgroup that contains this process."""
+    """Yield the limit and usage in bytes of each memory cgroup of this process."""
     for directory, is_v1 in cgroup_directories("memory", root):
         limit_names, usage_name, cache_names = _V1_FILES if is_v1 else _V2_FILES
         limits = [limit for name in limit_names if (limit := _read_number(directory / name)) is not None]
@@ -80,7 +80,7 @@ def _cgroups(root: Path) -> Iterator[tuple[int, int]]:
         if limits and usage is not None:
             with contextlib.suppress(OSError, ValueError):
                 statistics = _fields(directory / "memory.stat")
-                # The kernel can reclaim the page cache.
+                # Exclude the page cache, which the kernel can reclaim.
                 usage -= sum(statistics.get(name, 0) for name in cache_names)
             yield min(limits), usage
 

@@ -306,7 +306,7 @@ def _terminate() -> None:
     set_action = ctypes.pythonapi.PyOS_setsig
     set_action.argtypes, set_action.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     set_action(signal.SIGTERM, None)  # SIG_DFL
-    threads.unblock_signals()  # the host may have blocked SIGTERM in its own threads
+    threads.unblock_signals()  # the host may block SIGTERM in its own threads
     os.kill(os.getpid(), signal.SIGTERM)
 
 

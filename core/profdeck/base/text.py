@@ -9,11 +9,11 @@ def describe_value(value: object) -> str:
     """Describe an invalid value from the host or a plugin.
 
     Objects other than strings and floats are described by their type, because their `repr` can fail or be long. No
-    method of the value or its class is called: a subclass of `str` or a lazy proxy can raise an exception in each.
+    method of the value or its class is called, because subclasses of `str` and lazy proxies can raise exceptions.
     """
     cls = type(value)
     if issubclass(cls, str):
-        return str.__repr__(value)[:100]  # not isinstance, which reads `__class__`
+        return str.__repr__(value)[:100]  # not isinstance above: it reads `__class__`
     if issubclass(cls, float):
         return float.__repr__(value)  # as above
     return f"an object of type {printable(type.__getattribute__(cls, '__qualname__'))}"

@@ -1,4 +1,4 @@
-"""Threads of profdeck in the host's process."""
+"""Helpers for the threads that profdeck starts in the host process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Callable
 def start_unsignalled(run: Callable[[], None], name: str) -> None:
     """Start a daemon thread with all signals blocked.
 
-    The kernel delivers a signal to any thread that has not blocked it. A thread of profdeck must not receive signals
-    that the host blocks in its own threads, for example to call `signal.sigwait`.
+    The kernel can deliver a signal to any thread that does not block it. The host may block signals in its own threads,
+    for example to wait for them with `signal.sigwait`. A profdeck thread must not receive these signals.
 
     Args:
-        run: the thread's function. Processes that it starts inherit the signal mask.
+        run: the function to run in the thread. Processes that it starts inherit the signal mask.
         name: the name of the thread.
 
     Raises:
-        RuntimeError: no thread can be started.
+        RuntimeError: the thread cannot be started.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:

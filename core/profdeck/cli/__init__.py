@@ -28,7 +28,7 @@ def main() -> None:
     """Run the command-line interface. The exit code is one of `profdeck_traces.cli.terminal.ExitCode`."""
     # Commands release little memory before exiting, but default garbage collection takes 25 % of their time.
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)  # the interpreter's last collections would visit every object
+    atexit.register(gc.freeze)  # otherwise, garbage collection at exit visits every object
     app(prog_name="profdeck")
 
 
@@ -60,7 +60,7 @@ def _root(
 
 
 class _LineFormatter(logging.Formatter):
-    """Formatter that escapes each message to fit on one line, because messages can quote files and servers."""
+    """Formatter that escapes line breaks and control characters. Messages can quote files and server replies."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # overrides the method of logging
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # overrides a method of logging.Formatter
         return printable(super().formatMessage(record))

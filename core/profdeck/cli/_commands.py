@@ -47,7 +47,7 @@ class Commands(TyperGroup):
     """Command group that imports commands on demand and converts errors to exit codes."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options that precede the command."""
+        """Return the group's own options, which precede the command name."""
         return parameters_without_pydantic(super().get_params, ctx)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # click's signature

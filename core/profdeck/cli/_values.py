@@ -1,6 +1,6 @@
 """Conversion of command-line values without pydantic.
 
-typer imports pydantic to convert a value. The import takes longer than summarising a small trace.
+typer imports pydantic to convert values, which takes longer than summarising a small trace.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, get_args, get_origin
 
 
 def convert_without_pydantic(command: Any) -> None:
-    """Let a click command and its subcommands convert valid values of common types directly.
+    """Make a click command and its subcommands convert valid values of common types without pydantic.
 
-    typer still converts all other values, so that error messages do not change. A typer version without
-    ``get_runtime_param`` converts all values.
+    typer still converts all other values, so error messages do not change. Typer versions without
+    ``get_runtime_param`` are not affected.
     """
     for subcommand in getattr(command, "commands", {}).values():
         convert_without_pydantic(subcommand)
@@ -23,7 +23,7 @@ def convert_without_pydantic(command: Any) -> None:
 
 
 def parameters_without_pydantic(get_params: Callable[[Any], list[Any]], ctx: Any) -> list[Any]:
-    """Return a command's parameters, changed as described in `convert_without_pydantic`."""
+    """Return a command's parameters, modified for `convert_without_pydantic`."""
     parameters = get_params(ctx)
     for parameter in parameters:
         if hasattr(parameter, "get_runtime_param"):
@@ -34,7 +34,7 @@ def parameters_without_pydantic(get_params: Callable[[Any], list[Any]], ctx: Any
 class _Values:
     @staticmethod
     def coerce(value: Any, param: Any, ctx: Any) -> Any:
-        """Return the converted value of a parameter. The signature is typer's."""
+        """Convert the value of a parameter. typer defines the signature."""
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
         descriptor = param.type_descriptor
@@ -45,10 +45,10 @@ class _Values:
 
 
 def _converted(value: Any, annotation: Any, parser: Callable[[Any], Any] | None) -> Any:
-    """Convert a value.
+    """Convert a value to the annotated type.
 
     Raises:
-        ValueError: The value is invalid, or its type is not supported.
+        ValueError: the value is invalid, or the type is not supported.
     """
     if get_origin(annotation) is list and isinstance(value, (list, tuple)):
         return [_converted(item, get_args(annotation)[0], parser) for item in value]

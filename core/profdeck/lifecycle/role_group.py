@@ -91,9 +91,9 @@ class RoleGroup:
         """Convert a stage name from the host to a plain string. Return None if the name is invalid."""
         if not self._check_unexpected("stage", unexpected):
             return None
-        # Not isinstance, which reads `__class__`: that attribute of a lazy proxy can raise an exception.
+        # Not isinstance: it reads `__class__`, which can raise an exception on a lazy proxy.
         if issubclass(type(name), str) and NAME.fullmatch(text := str.__str__(name)):
-            return text  # not str(name): the formatted text of an enum member can contain the class name
+            return text  # not str(name): for an enum member, it can contain the class name
         self._reject(
             "stage",
             "expected a letter, then up to 63 letters, digits, '_' or '-', because file names contain the stage, "

@@ -53,7 +53,7 @@ class Scope(Generic[T_co]):
         """Wrap a function or coroutine function so that each call runs inside the stage.
 
         Raises:
-            ConfigError: the object is a generator function, or neither a function nor a method.
+            ConfigError: the object is not a function or method, or is a generator function.
             TypeError: the scope is a global step.
         """
         if self._stage is None:
@@ -119,7 +119,7 @@ class Scope(Generic[T_co]):
     def _exit_operations(self, error: BaseException | None) -> dict[Role, Operation[None]]:
         """Exit the annotations of the stage and return the operations that end its captures.
 
-        Without a matching entry, do nothing: ending a stage that is not running must not end the job.
+        If no stage was entered, do nothing, because an unmatched exit must not crash the job.
         """
         *outer, entered = self._entered or ((),)
         self._entered = tuple(outer)
@@ -164,8 +164,8 @@ def _decorate(
         is_compiling: function that returns True while ``torch.compile`` traces the call.
 
     Raises:
-        ConfigError: the object is a generator function, or neither a function nor a method. The error does not depend
-            on whether the profiler is enabled.
+        ConfigError: the object is not a function or method, or is a generator function. Also raised if the profiler is
+            disabled.
     """
     if isinstance(function, staticmethod | classmethod):
         wrapped = _decorate(function.__func__, name, create_scope, is_compiling)

@@ -193,7 +193,7 @@ class CaptureRecord(EngineCapture):
     nothing has been recorded yet, or if the backend's first step is never slower."""
 
     host_load: HostLoad | None = None
-    """The load of the host from the start to the stop of the recording. None if another process records."""
+    """Host load during the recording. None if another process does the recording."""
 
     real_directory: Path | None = None
     """The path of `directory`, with symbolic links resolved when the directory was created."""

@@ -128,8 +128,8 @@ class Manifest:
     waited_s: float | None = None
     """Time spent waiting for the device in seconds; None if the capture did not wait or is still waiting."""
     host_load: HostLoad | None = None
-    """Load of the host and CPU time of the process from the start to the stop of the recording. None for a target, or
-    if the capture has not ended."""
+    """Load of the host and CPU time of the process during the recording. None for a target, or if the capture has not
+    ended."""
     clock: HostClock | None = None
     """For a target on another host, the offset of its clock relative to the requesting process."""
     collected_from: str | None = None

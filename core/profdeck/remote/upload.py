@@ -189,7 +189,7 @@ def upload_check(run: Path, url: str) -> Callable[[Path], str | None]:
 
 
 def _is_replaceable(file: Path) -> bool:
-    """Return whether a file is the result file of an existing trace. Results can be computed again."""
+    """Return whether a file is the result of an existing trace, and can therefore be recomputed."""
     return is_result(file) and trace_of(file).is_file()
 
 

@@ -92,7 +92,7 @@ class FileChecker:
                 self._checks[trace.path] = kept
         if not left:
             return
-        from profdeck_traces import check_trace  # slow to import; child processes inherit it
+        from profdeck_traces import check_trace  # slow to import; forked processes inherit it
 
         sizes = [file_size(trace.path) for trace in left]
         check = functools.partial(_check, read=check_trace, cached=cached)

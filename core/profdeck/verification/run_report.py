@@ -396,7 +396,7 @@ def _unfinished_prefixes(reports: Iterable[RankReport | TargetReport]) -> tuple[
 
 
 def _unlisted(files: Iterable[Path], artifacts: set[Path]) -> Iterator[Path]:
-    """Yield recorded files that are neither manifests nor artifacts, nor inside an artifact, nor results of traces."""
+    """Yield recorded files other than manifests, artifacts, files inside artifacts, and results of artifacts."""
     for file in files:
         is_recorded = file.name.startswith(("rank_", "target.")) and not is_manifest(file)
         owners = (trace_of(file) if is_result(file) else file, *file.parents)

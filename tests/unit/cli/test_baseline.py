@@ -130,7 +130,7 @@ def test_rank_that_was_not_recorded_is_inconclusive(cli: Cli, tmp_path: Path) ->
 def test_baseline_that_is_not_a_regular_file_is_not_read(
     cli: Cli, tmp_path: Path, create: Callable[[Path], None]
 ) -> None:
-    """Reading it would never end."""
+    """Reading such a file would never finish."""
     (tmp_path / "baselines").mkdir()
     create(tmp_path / "baselines/a.json")
     result = cli("baseline", "check", "a", "main")

@@ -47,7 +47,7 @@ def clear_cache() -> Iterator[None]:
 
 
 def entry_points_except(**attributes: str) -> metadata.EntryPoints:
-    """Return all entry points except those with the given attributes."""
+    """Return all entry points that do not match the given attributes."""
     points = (point for distribution in metadata.distributions() for point in distribution.entry_points)
     return metadata.EntryPoints(point for point in points if not point.matches(**attributes))
 

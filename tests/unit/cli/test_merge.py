@@ -85,7 +85,7 @@ def test_category_and_steps_options_select_events(cli: Cli, record: Record, tmp_
 
 def test_steps_option_means_the_global_step_of_a_run(cli: Cli, record: Record, tmp_path: Path) -> None:
     run = record(3, 5)
-    for manifest in run.rglob("*.step5.json"):  # the manifest of an engine process
+    for manifest in run.rglob("*.step5.json"):  # make it the manifest of an engine process
         manifest.write_bytes(msgspec.json.encode(msgspec.json.decode(manifest.read_bytes()) | {"request": "a"}))
 
     result = cli("merge", run, "-o", tmp_path / "five.json", "--steps", "5")

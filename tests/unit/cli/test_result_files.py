@@ -1,4 +1,4 @@
-"""Tests of result files: unchanged traces are not read, and other or invalid results are ignored."""
+"""Tests for result files: unchanged traces are not read, and stale or invalid results are ignored."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Record = Callable[..., Path]
 
 @pytest.fixture
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the names of traces are appended when this process reads them."""
+    """Return a list that collects the name of each trace that this process reads."""
     names: list[str] = []
     read_trace, check_trace = summary.read_trace, profdeck_traces.check_trace
 
@@ -66,13 +66,13 @@ def original_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, original_job: Path) -> Path:
-    """A directory with the traces of three ranks and their results."""
+    """Return a directory with the traces of three ranks and their results."""
     return shutil.copytree(original_job, tmp_path / "job")
 
 
 @pytest.fixture
 def run(record: Record) -> Path:
-    """A run with the results of its two traces."""
+    """Return a run with two traces and their results."""
     run = record(3, ranks=(0, 1), world_size=2)
     for path in [*run.rglob("*.trace.json")]:
         manifest = json.loads(path.with_suffix("").with_suffix(".json").read_text())
@@ -88,7 +88,7 @@ def output(cli: Cli, command: str, *arguments: object) -> str:
 
 
 def edit(trace: Path, change: Callable[[ResultFile], ResultFile]) -> None:
-    """Replace the content of a result file. The new file has a valid checksum."""
+    """Change the content of a result file and update its checksum."""
     result, sha256 = read_result(trace), sha256_of(trace)
     assert result is not None
     assert sha256 is not None
@@ -116,7 +116,7 @@ def test_first_commands_read_no_trace(
 def test_report_of_many_traces_uses_the_results(
     cli: Cli, tmp_path: Path, job: Path, read_names: list[str], count: int
 ) -> None:
-    """The resolution of pictures depends on the number of traces, which a capture does not know."""
+    """The resolution of the pictures depends on the number of traces, which is unknown during a capture."""
     paths = [path for path in job.iterdir() if path.suffix == ".gz"]
     for number in range(count - len(paths)):
         shutil.copy(paths[0], copy := job / f"copy{number}.trace.json.gz")
@@ -150,7 +150,7 @@ def test_facts_are_read_from_the_manifest(cli: Cli, run: Path, read_names: list[
 
 
 def test_copied_run_keeps_its_results(cli: Cli, tmp_path: Path, run: Path, read_names: list[str]) -> None:
-    shutil.copytree(run, tmp_path / "copy" / "job", copy_function=shutil.copyfile)  # without the times
+    shutil.copytree(run, tmp_path / "copy" / "job", copy_function=shutil.copyfile)  # without timestamps
     output(cli, "summary", tmp_path / "copy" / "job")
     assert read_names == []
 
@@ -171,7 +171,7 @@ def test_options_for_the_cache_apply(
 @pytest.mark.parametrize("is_gzip", [False, True])
 @pytest.mark.parametrize("change", ["middle", "end", "truncated", "longer", "replaced", "swapped"])
 def test_changed_trace_is_read_again(cli: Cli, tmp_path: Path, change: str, *, is_gzip: bool) -> None:
-    """The size, the last 4 KiB and all times are unchanged where that is possible."""
+    """Where possible, the size, the last 4 KiB and the timestamps stay the same."""
     events = [
         {"ph": "X", "cat": "cpu_op", "name": f"operator {number:05}", "pid": 1, "tid": 1, "ts": 10 * number, "dur": 2}
         for number in range(2000)
@@ -306,7 +306,7 @@ INVALID_READINGS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("name", INVALID_READINGS)
 def test_invalid_reading_is_ignored(cli: Cli, tmp_path: Path, job: Path, read_names: list[str], name: str) -> None:
-    """The file has a valid checksum, as if another program had written it."""
+    """The checksum is valid, as if another program had written the file."""
     path, pages = job / "rank0.trace.json.gz", [tmp_path / "a.html", tmp_path / "b.html"]
     change = INVALID_READINGS[name]
     edit(

@@ -14,7 +14,7 @@ import pytest
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
 Record = Callable[..., Path]
 
-# typer and the packages that it imports, without pydantic, which validates invalid arguments.
+# typer and its imports, except pydantic, which is imported only to report invalid arguments.
 COMMAND_LINE = {"typer", "annotated_doc", "shellingham", "typing_extensions"}
 LIBRARIES = {"attr", "attrs", "isal", "msgspec", "numpy", *COMMAND_LINE}
 PLUGINS = {
@@ -98,7 +98,7 @@ def test_summary_as_text_also_imports_rich(python: Program, trace: Path, options
 def test_ls_of_a_checked_run_imports_no_reader(python: Program, record: Record) -> None:
     run = record(1)
     for trace in run.rglob("*.trace.json"):
-        os.utime(trace, (0, 0))  # the cache skips files that changed a moment ago
+        os.utime(trace, (0, 0))  # the cache skips recently changed files
     first = imported_by(python, "ls", run)
     assert "numpy" in first
     modules = imported_by(python, "ls", run)

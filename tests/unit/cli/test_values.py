@@ -1,4 +1,4 @@
-"""Tests of the conversion of command-line values: results and errors are the same as those of typer."""
+"""Tests for the conversion of command-line values. Results and errors must match those of typer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def below_root(text: str) -> Path:
     return Path("root", text)
 
 
-def return_values(  # one option for each type
+def return_values(  # one parameter for each type
     files: Annotated[list[Path], typer.Argument(parser=below_root)],
     *,
     color: Color = Color.RED,
@@ -46,7 +46,7 @@ def return_values(  # one option for each type
 
 
 def outcome(*arguments: str, direct: bool) -> object:
-    """Return the values that the function receives, or the error message."""
+    """Run the command and return the values passed to the function, or the error message."""
     app = typer.Typer(rich_markup_mode=None)
     app.command()(return_values)
     command: Any = get_command(app)
@@ -54,7 +54,7 @@ def outcome(*arguments: str, direct: bool) -> object:
         convert_without_pydantic(command)
     try:
         return command.main([*arguments], standalone_mode=False)
-    except typer.BadParameter.__base__ as error:  # type: ignore[misc]  # click's base class of usage errors
+    except typer.BadParameter.__base__ as error:  # type: ignore[misc]  # click's base class for usage errors
         return error.format_message()
 
 

@@ -1,10 +1,10 @@
-"""Checks the critical path of a trace by brute force on the JSON, without code of profdeck's account.
+"""Brute-force check of a trace's critical path. It reads the JSON and shares no code with profdeck's account.
 
-1. The owners cover the interval once.
-2. A call or kernel that owns time is open at that time.
-3. A call that owns time is the innermost call of its thread: no call inside of it is open.
-4. Launch latency lies between the begin of the launch and the begin of its work.
-5. A device gap ends where its event begins, and no work of the stream runs in it.
+1. The owners cover the interval without gaps or overlaps.
+2. A call or kernel is open during the time that it owns.
+3. A call that owns time is the innermost open call of its thread.
+4. Launch latency lies between the start of a launch and the start of the launched work.
+5. A device gap ends when its event starts. During the gap, no other work runs on the stream.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _CALLS = {"cuda_runtime", "cuda_driver", "runtime"}
 
 
 class Owner(NamedTuple):
-    """A segment of the path."""
+    """A segment of the critical path."""
 
     begin: int
     end: int
     kind: str
     position: int
-    """Position of the owner in the file; -1 without an event."""
+    """Position of the owner's event in the file; -1 if the owner has no event."""
 
 
 class _Event(NamedTuple):
@@ -42,7 +42,7 @@ class _Event(NamedTuple):
 
 
 class _Trace:
-    """Events of a trace by position, stream or thread, and correlation."""
+    """Events of a trace by position and by stream or thread, and launches by correlation."""
 
     def __init__(self, path: Path) -> None:
         self.events: dict[int, _Event] = {}
@@ -67,14 +67,14 @@ class _Trace:
 
 
 def wrong_owners(path: Path, begin: int, end: int, owners: Iterable[Owner], *, every: int = 1) -> list[str]:
-    """Return a message for each wrong owner.
+    """Return a message for each violation of a rule.
 
     Args:
         path: The trace.
-        begin: Begin of the interval.
-        end: End of the interval.
-        owners: Segments of the path.
-        every: Check rules 3 and 5 for every n-th segment.
+        begin: Start of the interval in nanoseconds.
+        end: End of the interval in nanoseconds.
+        owners: Segments of the critical path.
+        every: Check rules 3 and 5 only for every n-th segment.
     """
     trace = _Trace(path)
     wrong, time = [], begin
@@ -93,7 +93,7 @@ def wrong_owners(path: Path, begin: int, end: int, owners: Iterable[Owner], *, e
 
 
 def _bounds(trace: _Trace, owner: Owner, event: _Event) -> Iterator[str]:
-    """Check rules 2 and 4, and the end of rule 5."""
+    """Check rules 2 and 4, and that a device gap ends when its event starts."""
     if owner.kind in _OPEN and not (event.begin <= owner.begin and owner.end <= event.end):
         yield "is not open"
     if owner.kind == "launch latency":

@@ -1,4 +1,4 @@
-"""Traces with a known largest owner."""
+"""Traces whose largest owner is known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulated_machine import CALL_US, LATENCY_US, Machine, Program, run_steps
 
 @attrs.frozen
 class Planted:
-    """A trace and its largest owner."""
+    """A trace and its expected largest owner."""
 
     machine: Machine
     kind: str
@@ -20,7 +20,7 @@ class Planted:
 
 
 def layers(count: int, kernel_us: float, operator_us: float = 8, name: str = "gemm", stream: int = 7) -> Program:
-    """Return operators that each launch a kernel."""
+    """Return a program of ``count`` operators that each launch one kernel."""
     layer: Program = [("op", "aten::prologue", operator_us), ("launch", name, kernel_us, stream)]
     return [("in op", "aten::linear", layer)] * count
 
@@ -53,7 +53,7 @@ def _collective(duration_us: float) -> Program:
 
 
 def planted() -> dict[str, Planted]:
-    """Return the traces by name."""
+    """Return all traces by name."""
     exposed = [*layers(6, 50), *_collective(900), *_WAIT_FOR_COLLECTIVE]
     hidden = [*layers(2, 50), *_collective(400), *layers(10, 120, name="backward_gemm"), *_WAIT_FOR_COLLECTIVE]
     loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
@@ -103,7 +103,7 @@ def planted() -> dict[str, Planted]:
 
 
 def late_ranks() -> tuple[Machine, Machine]:
-    """Return two ranks with a collective for which rank 0 waits, because rank 1 is late."""
+    """Return two ranks that run a collective, in which rank 0 waits for rank 1."""
     machines = Machine(0), Machine(1)
     late: Program = [("op", "aten::preprocess", 1200)]
     times = [machine.run([*late * machine.rank, *layers(4, 20)], 12) for machine in machines]

@@ -1,7 +1,7 @@
-"""Simulates threads, streams and events of a machine, and writes the trace that Kineto would write.
+"""Simulation of a machine's threads, streams and events. It generates the trace that Kineto would write.
 
-A program is a list of instructions. Times are integers in microseconds. The simulator also runs changed programs, so
-that it knows the effect of each duration on the step.
+A program is a list of instructions. Times are in microseconds. To measure how a duration affects the step, a program
+can be simulated again with that duration changed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Program = list[tuple[Any, ...]]
 - ``("op", name, duration)``, ``("frame", name, duration)``, ``("gap", duration)``, ``("at", time)``
 - ``("note", name, program)``, ``("in frame", name, program)``, ``("in op", name, program)``
 - ``("launch", name, duration, stream)``, ``("copy", name, duration, stream, blocks)``
-- ``("graph", name, durations, stream, duration of kernels that are not recorded)``
+- ``("graph", name, durations, stream, duration of unrecorded kernels)``
 - ``("record", event, stream)``, ``("wait", event, stream)``
 - ``("sync", stream)``, ``("sync", ("event", event))``, ``("sync", None)`` for the device
 """
@@ -29,29 +29,29 @@ _LAUNCHES = {"launch": "cudaLaunchKernel", "copy": "cudaMemcpyAsync", "graph": "
 
 
 class Machine:
-    """Runs programs of one rank.
+    """Simulated machine that runs the programs of one rank.
 
     Args:
-        rank: Rank and device.
-        sync_records: Write ``cuda_sync`` records.
+        rank: Index of the rank and of its device.
+        sync_records: Whether to write ``cuda_sync`` records.
     """
 
     def __init__(self, rank: int = 0, *, sync_records: bool = True) -> None:
         self.events: list[dict[str, Any]] = []
         self.correlation, self.rank, self.sync_records = 100, rank, sync_records
         self.free_us: dict[int, float] = {}
-        """Time at which each stream has ended its work."""
+        """Time at which each stream finishes its work."""
         self._recorded: dict[str, tuple[float, int, int]] = {}
         self._waits_us: dict[int, float] = {}
 
     def add(self, category: str, name: str, ts: float, dur: float, tid: int, **args: Any) -> None:
-        """Write an event."""
+        """Add an event to the trace."""
         pid = self.rank if category in {"kernel", "gpu_memcpy", "cuda_sync"} else 1000 + self.rank
         event = {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "pid": pid, "tid": tid, "args": args}
         self.events.append(event)
 
     def run(self, program: Sequence[tuple[Any, ...]], time: float = 0, tid: int = 1) -> float:
-        """Run a program on a thread, and return the time of its end."""
+        """Run a program on a thread and return its end time."""
         for instruction, *arguments in program:
             match instruction:
                 case "at":
@@ -129,7 +129,7 @@ class Machine:
 
 
 def scaled(program: Program, name: str, factor: float) -> Program:
-    """Return the program with the durations of everything with a name multiplied."""
+    """Return a copy of the program in which the durations of all instructions with this name are scaled."""
     program = copy.deepcopy(program)
 
     def scale(part: Program) -> None:
@@ -144,7 +144,7 @@ def scaled(program: Program, name: str, factor: float) -> Program:
 
 
 def run_steps(program: Program, steps: int = 1, *, sync_records: bool = True) -> Machine:
-    """Run a program in several steps with an annotation each."""
+    """Run a program once per step, each time inside a step annotation."""
     machine, time = Machine(sync_records=sync_records), 10.0
     for step in range(steps):
         time = machine.run([("note", f"ProfilerStep#{step}", program)], time) + 2
@@ -152,7 +152,7 @@ def run_steps(program: Program, steps: int = 1, *, sync_records: bool = True) ->
 
 
 def random_program(rnd: random.Random) -> Program:
-    """Return a program with two streams that ends with a synchronisation."""
+    """Return a random program that uses two streams and ends with a synchronisation."""
     program: Program = []
     recorded: list[tuple[str, int]] = []
     for number in range(rnd.randint(10, 40)):
@@ -180,6 +180,6 @@ def random_program(rnd: random.Random) -> Program:
 
 
 def step_us(program: Program) -> float:
-    """Return the duration of a step."""
+    """Simulate one step of a program and return its duration."""
     machine = run_steps(program)
     return float(next(event["dur"] for event in machine.events if event["name"].startswith("ProfilerStep")))

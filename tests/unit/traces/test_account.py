@@ -1,4 +1,4 @@
-"""Tests of the account: the critical path of steps, and its owners."""
+"""Tests for the account: the critical path of the steps, and the time of its owners."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ns(time_us: float) -> int:
 
 
 def walked(path: Path) -> tuple[Events, RecordingPath]:
-    """Return the critical path of a trace whose steps are those of torch.profiler."""
+    """Return the events and the critical path of a trace that contains torch.profiler steps."""
     events = read_events(path)
     is_annotation = events.has_category({"user_annotation"})
     is_step = events.with_name(is_annotation, lambda name: name.startswith("ProfilerStep#"))
@@ -63,12 +63,12 @@ def walked(path: Path) -> tuple[Events, RecordingPath]:
 
 
 def check_replay(events: Events, recording: RecordingPath) -> None:
-    """Check that a replay with the recorded times reproduces them."""
+    """Check that a replay with unchanged durations reproduces the recorded times."""
     assert Replay(recording, events, np.ones(len(recording.borders.times) - 1, np.bool_)).is_exact
 
 
 def check_path(path: Path, *, max_checked: int = 200) -> None:
-    """Compare each step of a trace with the oracle, and check that the steps are adjacent."""
+    """Check the critical path of each step with the oracle, and check the replay."""
     events, recording = walked(path)
     if len(recording.path):
         check_replay(events, recording)
@@ -155,7 +155,7 @@ CATEGORIES = {
 
 @st.composite
 def events(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Draw events without any order: overlapping calls, wrong correlations, early and late device work."""
+    """Draw arbitrary events, including overlapping calls, wrong correlations, and early or late device work."""
     rnd = random.Random(draw(st.integers(0, 2**32)))  # noqa: S311 - test data
     scale = rnd.choice([10, 100, 1000])
     drawn: list[dict[str, Any]] = []
@@ -197,7 +197,7 @@ def test_owners_of_any_events_add_up(tmp_path_factory: pytest.TempPathFactory, d
 
 
 def test_owned_time_is_the_derivative_of_the_step(tmp_path: Path) -> None:
-    """If a name gets faster by a small factor, the step gets shorter by that share of the name's time on the path."""
+    """If a name becomes slightly faster, the step shortens by the same fraction of the name's time on the path."""
     rnd, change = random.Random(1), 0.002  # noqa: S311 - test data
     results: Counter[bool] = Counter()
     for _ in range(30):
@@ -211,7 +211,7 @@ def test_owned_time_is_the_derivative_of_the_step(tmp_path: Path) -> None:
         for name in ("opA", "opB", "kA", "kB", "kC", "cA"):
             slower = (step_us(scaled(program, name, 1 + change)) - duration_us) / change
             faster = (duration_us - step_us(scaled(program, name, 1 - change))) / change
-            # The derivatives differ where two paths have the same length.
+            # If two paths have the same length, the two derivatives differ.
             low, high = sorted((slower, faster))
             results[low - 0.5 <= owned[name] <= high + 0.5] += 1
     assert results[True] / results.total() > 0.99
@@ -257,7 +257,7 @@ def test_a_launch_waits_for_a_full_queue(tmp_path: Path) -> None:
     machine, launches = Machine(), 1100
     kernels: Program = [("launch", "k", 100, 7)] * launches
     machine.run(kernels)
-    # The device has ended 50 kernels when the last launch, which blocked, returns.
+    # Make the last launch block until the device has finished 50 kernels.
     last = max((e for e in machine.events if e["cat"] == "cuda_runtime"), key=lambda event: event["ts"])
     last["dur"] = 50 * 101 + 12 - last["ts"] + last["dur"]
     machine.add("user_annotation", "ProfilerStep#0", 0, last["ts"] + last["dur"] + 300_000, 1)

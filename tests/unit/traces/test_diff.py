@@ -369,7 +369,7 @@ def test_corrupt_trace_gives_no_verdict() -> None:
 
 
 def test_rank_without_kernels_is_inconclusive() -> None:
-    """The kernels of the other ranks must not hide it."""
+    """Kernels of the other ranks must not hide the rank without kernels."""
     full = run(*(trace({"gemm": [100] * 5}, steps=[1000] * 5, rank=rank) for rank in range(4)))
     lost = run(*(trace({"gemm": [100] * 5} if rank else {}, steps=[1000] * 5, rank=rank) for rank in range(4)))
     for sides in ((full, lost), (lost, full)):
@@ -670,7 +670,7 @@ def test_traces_are_not_summaries(tmp_path: Path, text: bytes) -> None:
     assert not is_summary(tmp_path)
 
 
-# A busy machine.
+# Busy machines.
 
 IDLE = HostLoad(wall_s=10.0, cpu_s=9.0, cpus=8, run_queue_s=0.1)
 BUSY = attrs.evolve(IDLE, run_queue_s=4.0)
@@ -720,7 +720,7 @@ def test_one_rank_that_is_slower_on_a_busy_machine_is_inconclusive() -> None:
     assert "is inconclusive" in verdict_of(role_diff(before, after))
 
 
-# The reason of a change, and bursts.
+# Reasons for a change, and bursts.
 
 PYTHON = "Python and other host code"
 
@@ -731,7 +731,7 @@ def staged(
     states: dict[str, float],
     operators: dict[str, float] | None = None,
 ) -> RankSummary:
-    """Create a summary of steps with mean times per step, of stages and of host states outside of stages."""
+    """Create a summary of steps from the mean times per step of stages and of host states outside stages."""
     count = len(steps)
 
     def state(name: str, mean_us: float) -> HostState:
@@ -780,7 +780,7 @@ def test_contributions_add_up_to_the_change_of_the_mean_step() -> None:
 @pytest.mark.parametrize(
     ("stages", "states", "abs_us", "reason"),
     [
-        # An operator that explains 2.9 ms of 436 ms is not most of it.
+        # An operator that explains 2.9 ms of 436 ms is not "most of it".
         ({}, {"operators": 103_000, PYTHON: 433_000, NOTHING: 500_000}, 3_000, f"most of it: {PYTHON} +433.000 ms."),
         ({}, {"operators": 536_000, NOTHING: 500_000}, 403_000, "most of it: abs +402.900 ms."),
         ({}, {"operators": 100_000, NOTHING: 936_000}, 3_000, "not explained: +436.000 ms."),

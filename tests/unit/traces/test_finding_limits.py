@@ -113,7 +113,7 @@ def link(name: str, gb_per_s: float, large: float = 1.0) -> Write:
 
 
 def precise(double_us: float, dims: Sequence[Any] = ((8, 8), (8, 8)), name: str = "k") -> Write:
-    """Kernels of 100 us in total, of which some are in an operator with float64 inputs."""
+    """Return a writer of traces with 100 us of kernels, ``double_us`` of them from a float64 operator."""
 
     def write(path: Path) -> Path:
         events = []

@@ -147,7 +147,7 @@ def test_idle_stage_is_reported_without_a_device(tmp_path: Path) -> None:
 
 
 def _step_job(path: Path, steps: list[list[tuple[str, float, list[tuple[str, str, float]]]]]) -> Path:
-    """Write steps that consist of stages: name, duration, and the events that start with the stage."""
+    """Write steps that consist of stages. Each stage has a name, a duration, and events that start with it."""
     events: list[dict[str, Any]] = []
     now = 0.0
     for number, stages in enumerate(steps):
@@ -235,7 +235,7 @@ def test_long_step_without_stages_is_explained_by_the_host(tmp_path: Path) -> No
 
 
 def test_advice_is_one_cure(tmp_path: Path) -> None:
-    """A list of suspects, such as "loading, logging, waiting", leaves the diagnosis to the reader."""
+    """Advice that lists suspects, such as "loading, logging, waiting", leaves the diagnosis to the reader."""
     jobs = [GpuJob(**fault) for fault, _ in FAULTS.values()]
     cures = {one.do for number, job in enumerate(jobs) for one in findings_of(tmp_path / str(number), job)}
     assert len(cures) > 5

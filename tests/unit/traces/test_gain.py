@@ -1,4 +1,4 @@
-"""Tests of gains: the time that steps would save without an owner."""
+"""Tests for gains: the time that steps would save without an owner."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_gains_agree_with_a_simulation_of_the_changed_program(
     sync_records: bool,
     least: float,
 ) -> None:
-    """The simulator runs each program again without an owner. A gain is right within 1 % of the step."""
+    """A gain must equal the time saved in a simulation without the owner, to within 1 % of the step."""
     rnd = random.Random(2)  # noqa: S311 - test data
     gain_errors, time_errors = [], []
     for _ in range(30):
@@ -53,7 +53,7 @@ def test_gains_agree_with_a_simulation_of_the_changed_program(
 
 
 def test_another_path_limits_the_gain(tmp_path: Path) -> None:
-    # Without the kernel, the step takes 4 µs for the launch, 80 µs for the operator, and 4 µs for the synchronisation.
+    # Without the kernel, the launch takes 4 µs, the operator 80 µs and the synchronisation 4 µs.
     program: Program = [("launch", "gemm", 100, 7), ("op", "aten::host", 80), ("sync", None)]
     account = account_of(tmp_path, program)
     assert account.time_us == 112

@@ -60,7 +60,7 @@ def test_self_times_equal_the_reference(given_intervals: list[tuple[int, int, in
 
 @given(INTERVALS)
 def test_segments_equal_the_reference(given_intervals: list[tuple[int, int, int]]) -> None:
-    """Each instant belongs to the open interval that started last; both implementations agree."""
+    """Both implementations assign each instant to the open interval that started last."""
     spans = sorted(((0, begin, end) for _, begin, end in given_intervals), key=lambda t: (t[1], -t[2]))
     _, starts, ends = columns(spans)
     with pytest.MonkeyPatch.context() as patch:

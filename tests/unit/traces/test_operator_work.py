@@ -1,4 +1,4 @@
-"""Tests of FLOPs, memory traffic and MFU, compared with torch's counter and with counts by hand."""
+"""Tests for FLOPs, memory traffic and MFU, compared with torch's counter and with hand-computed values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_bytes_are_each_input_and_output_once() -> None:
 
 
 def test_causal_attention_counts_unmasked_pairs() -> None:
-    """The query sees 1, 2 and 3 keys, so 6 of 9 pairs count."""
+    """The three queries attend to 1, 2 and 3 keys, so 6 of 9 pairs count."""
     dims, types = [[1, 2, 3, 4]] * 3 + [[], []], ["float"] * 3 + ["Scalar"] * 2
 
     def flops(causal: str, dims: Any = dims, name: str = "aten::_scaled_dot_product_flash_attention") -> int | None:
@@ -71,7 +71,7 @@ def test_causal_attention_counts_unmasked_pairs() -> None:
         return None if found is None else found.flops
 
     assert (flops("False"), flops("True")) == (2 * 2 * 9 * 8, 2 * 2 * 6 * 8)
-    assert flops("True", [[1, 2, 1, 4], *dims[1:]]) is None  # the alignment of the mask is unknown
+    assert flops("True", [[1, 2, 1, 4], *dims[1:]]) is None  # the mask alignment is unknown
     assert flops("") is None
     assert flops("False", [[1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]]) is None
 
@@ -91,8 +91,8 @@ def test_attention_with_unknown_lengths_is_not_counted() -> None:
         ) is not None  # fmt: skip
 
     assert is_counted()
-    assert not is_counted(_3="int")  # cumulative lengths
-    assert not is_counted(_11="128")  # a sliding window
+    assert not is_counted(_3="int")  # cumulative sequence lengths
+    assert not is_counted(_11="128")  # sliding window
 
 
 def test_unknown_devices_and_partitions_have_no_peak() -> None:
@@ -132,7 +132,10 @@ def written(path: Path, events: Sequence[Event], device: str = H100) -> Path:
 
 
 def steps(*, other_us: float = 0.0) -> list[Event]:
-    """Two steps of 1 ms on the device, each with a product of 200 us in nested operators, and an uncounted kernel."""
+    """Return two steps of 1 ms on the device.
+
+    Each contains a matrix product of 200 us in nested operators, and kernels that are not counted.
+    """
     events: list[Event] = []
     for step in (0, 1):
         now = step * 1000.0
@@ -162,7 +165,7 @@ def by_name(summary: RankSummary) -> dict[str, AttributedTime]:
 
 
 def test_mfu_and_rates_equal_a_count_by_hand(tmp_path: Path) -> None:
-    """`matmul`, `mm` and the copy inside `mm` count once. The rate of `mm` is that of its kernels."""
+    """`matmul`, `mm` and the copy inside `mm` are counted once. The rate of `mm` uses only its own kernels."""
     summary = summarise_trace(written(tmp_path / "a.json", steps()))
     rows = by_name(summary)
     assert rows["aten::mm"].flops == 2 * FLOPS
@@ -228,7 +231,7 @@ def test_work_of_an_operator_without_kernels_goes_to_the_operators_inside(tmp_pa
 
 
 def test_operators_without_device_events_have_no_rate(tmp_path: Path) -> None:
-    """The duration of an operator can be that of a launch on a device that was not recorded."""
+    """The operator may run on a device that was not recorded. Its duration is then only the launch time."""
     summary = summarise_trace(written(tmp_path / "a.json", [product(1, 50)]))
     row = by_name(summary)["aten::mm"]
     assert (summary.product_flops, row.flops, row.work_us, summary.utilization) == (FLOPS, FLOPS, None, None)
@@ -237,7 +240,7 @@ def test_operators_without_device_events_have_no_rate(tmp_path: Path) -> None:
 @pytest.mark.shared_data
 @each("gpu/*.json.gz", "public/*.json.gz")
 def test_flops_of_real_traces_add_up(path: Path) -> None:
-    """Each table has the FLOPs of the utilization. No real operator is faster than its device."""
+    """The FLOPs in each table add up to those of the utilization. No operator exceeds its device's peak rate."""
     summary = summarise_trace(path)
     assert summary.attributed
     expected = summary.utilization.flops if summary.utilization else 0
@@ -249,7 +252,7 @@ def test_flops_of_real_traces_add_up(path: Path) -> None:
 
 
 def profiled(path: Path, run: Callable[[], Any]) -> tuple[int | None, int]:
-    """Return the FLOPs in a trace of the function, and those that torch counts."""
+    """Profile a function. Return the FLOPs computed from its trace, and the FLOPs counted by torch."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -280,7 +283,7 @@ def test_flops_of_a_transformer_equal_torchs_counter(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_flops_of_operators_equal_torchs_counter(tmp_path: Path) -> None:
-    """The operators run on torch's meta device, which needs no GPU."""
+    """The operators run on torch's meta device, so no GPU is needed."""
     torch = pytest.importorskip("torch")
     aten = torch.ops.aten
 
@@ -326,7 +329,7 @@ def test_flops_of_operators_equal_torchs_counter(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_layout_of_flash_attention_is_that_of_its_caller(tmp_path: Path) -> None:
-    """The inner operator has the same FLOPs as torch counts for the operator around it."""
+    """The FLOPs of the inner operator equal those that torch counts for the outer operator."""
     torch = pytest.importorskip("torch")
     query, key = (torch.empty(2, 4, length, 8, dtype=torch.float16, device="meta") for length in (16, 24))
     off = False

@@ -1,4 +1,4 @@
-"""Tests of operators by shape, compared with the standard library."""
+"""Tests for operators by shape, compared with a reference that uses only the standard library."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_page_and_tables_have_shapes(tmp_path: Path) -> None:
 
 
 def test_data_types_are_shown_with_shapes(tmp_path: Path) -> None:
-    """The same shapes with different data types are different rows."""
+    """Calls with the same shapes but different data types are in different rows."""
     types = (["float", "float"], ["c10::BFloat16", "c10::BFloat16"])
     events = [event("aten::mm", [[2, 3], [3, 5]], 3, **{"Input type": names}) for names in types]
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
