@@ -48,7 +48,7 @@ def start_analysis(capture: CaptureRecord) -> None:
     try:
         start_detached(__name__, is_cold, *traces, stderr=subprocess.DEVNULL)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: the interpreter is exiting
-        logger.info("The traces of capture %s are not analysed now: %s", capture.id, describe_error(error))
+        logger.info("The traces of capture %s will not be analysed: %s", capture.id, describe_error(error))
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def too_large(events: Events) -> str | None:
     limit = MAX_EVENTS if compiled.load_library() else MAX_EVENTS_WITHOUT_LIBRARY
     if events.complete <= limit:
         return None
-    return f"Gains are not computed for more than {limit:,} events."
+    return f"Gains are not computed for traces with more than {limit:,} events."
 
 
 class Replay:

@@ -125,7 +125,7 @@ def _with_gains(
     """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
     replay = Replay(recording, names.events, is_used)
     if not replay.is_exact:
-        return owners, "Gains are unknown: a replay of the recorded dependencies does not reproduce the recorded times."
+        return owners, "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
     rows = np.append(np.arange(names.events.complete, dtype=np.int32), np.int32(-1))
     columns = _columns(names, recording.kinds, rows)
     name_codes, module_codes = _codes([_plain(name) for name in names.events.names]), _codes(names.module_paths[1])
@@ -192,20 +192,20 @@ def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[st
     notes = []
     if len(recording.work.rows) and is_sync.any() and not len(recording.work.sync_records.rows):
         notes.append(
-            "The trace has no cuda_sync records. A synchronisation is matched with the device work that ended in it, "
-            "and waits between streams are matched by time."
+            "The trace has no cuda_sync records. Synchronisations are matched with device work that ended during the "
+            "call, and waits between streams are inferred from timing."
         )
     share = float((recording.work.launch < 0).mean()) if len(recording.work.rows) else 0.0
     if share > _MAX_UNLAUNCHED:
         notes.append(
-            f"{share:.0%} of the device events have no recorded launch. The time before them is 'device gap', "
-            "'device held' or 'not recorded'."
+            f"{share:.0%} of device events have no recorded launch. The time before such an event is shown as "
+            "'device gap', 'device held' or 'not recorded'."
         )
     if not names.has_frames:
         notes.append(
-            "The trace has no Python stacks. Lines are unknown, and Python code is part of 'between'. "
-            "Record stacks to get both."
+            "The trace has no Python stacks, so lines are unknown and Python code is counted as 'between'. "
+            "Record stacks to include both."
         )
     if (path.kind == OwnerKind.COLLECTIVE).any():
-        notes.append("The time of collectives includes the wait for other ranks.")
+        notes.append("The time of collectives includes waiting for other ranks.")
     return tuple(notes)

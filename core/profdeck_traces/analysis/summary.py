@@ -382,7 +382,7 @@ class _Summary:
         account = account_of(recording, names, kind or "recording", steps.excluded[of_kind])
         if account is None or (events.row >= 0).all():
             return account
-        note = "The device work is in a table without launches. Owners are only on the host."
+        note = "The device work is in a table without launches, so all owners are on the host."
         return attrs.evolve(account, notes=(*account.notes, note))
 
     def _unrecorded_steps(self) -> tuple[int, ...]:

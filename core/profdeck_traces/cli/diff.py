@@ -217,7 +217,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
     lines = [Text(), *text_layout.aligned(header, rows, width, left=(heading,))]
     if account.borders_before != account.borders_after:
         rules = f"before: {', '.join(account.borders_before)}; after: {', '.join(account.borders_after)}"
-        text = f"The border rules of the steps differ ({rules}), so that owners at the borders may not correspond."
+        text = f"The steps have different border rules ({rules}). Owners near the borders may not correspond."
         lines += text_layout.wrapped(text, width, indent="  ", style="dim")
     elif account.borders_after != (HOST,):
         for border in account.borders_after:

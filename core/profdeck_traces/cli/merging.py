@@ -229,7 +229,7 @@ def _with_global_steps(sources: list[TraceSource], steps: range) -> list[TraceSo
     if missing and all(source.facts is not None for source in sources):
         counted = any(source.facts is not None and source.facts.unit != GLOBAL_STEP for source in sources)
         raise TraceError(
-            f"--steps {ranges([*steps])}: no trace is of global step {ranges(missing)}. Captured: "
+            f"--steps {ranges([*steps])}: no trace covers global step {ranges(missing)}. Captured: "
             f"{ranges(sorted(captured)) or 'none'}.{_USE_ITERATIONS if counted else ''}"
         )
     return [

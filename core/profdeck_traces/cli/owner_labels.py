@@ -9,7 +9,7 @@ from profdeck_traces.base.text import printable
 NAMELESS = frozenset({"between", "not recorded", "wait for thread"})
 """Kinds of owners that may have no name. Any other owner without a name is a sum of small owners."""
 BORDERS = {
-    HOST: "A step lasts from the begin of its annotation to the begin of the next one.",
+    HOST: "A step lasts from the start of its annotation to the start of the next one.",
     DEVICE: "A step ends when its device work ends.",
     RECORDING: "The recording has no steps and counts as one.",
 }

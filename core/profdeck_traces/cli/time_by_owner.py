@@ -120,9 +120,9 @@ def _unknown_peak(utilization: Utilization) -> str:
     if utilization.peak_flops_per_s is not None:
         return ""
     if utilization.device is None:
-        return "The peak is unknown, because the trace does not name one model of device."
+        return "The peak is unknown because the trace does not name a single device model."
     dtype = utilization.dtype or "the data type"
-    return f"No peak of {dtype} is known for the device {utilization.device}."
+    return f"The peak of {utilization.device} for {dtype} is unknown."
 
 
 def _label(kind: str, name: str, by: str) -> str:

@@ -132,7 +132,9 @@ def _flops(rank: RankSummary) -> str:
     if not rank.product_flops or not rank.span_us:
         return ""
     rate = rank.product_flops / rank.span_us / 1e6
-    return f"Matrix products: {rank.product_flops / 1e12:,.4g} TFLOP, {rate:,.3g} TFLOP/s of the recorded time."
+    return (
+        f"Counted operators: {rank.product_flops / 1e12:,.4g} TFLOP, {rate:,.3g} TFLOP/s averaged over the recording."
+    )
 
 
 def _stacks(team: Team) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def test_steps_option_means_the_global_step_of_a_run(cli: Cli, record: Record, t
 
     result = cli("merge", run, "-o", tmp_path / "four.json", "--steps", "3..4")
     assert result.exit_code == 4
-    message = "--steps 3..4: no trace is of global step 4. Captured: 3, 5. For engine iterations, use --iterations"
+    message = "--steps 3..4: no trace covers global step 4. Captured: 3, 5. For engine iterations, use --iterations"
     assert message in result.stderr.replace("\n", " ").replace("  ", " ")
     assert not (tmp_path / "four.json").exists()
 

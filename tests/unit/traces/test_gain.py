@@ -93,4 +93,4 @@ def test_a_large_trace_has_no_gains_and_the_account_says_so(tmp_path: Path, monk
     monkeypatch.setattr("profdeck_traces.account.gain.MAX_EVENTS_WITHOUT_LIBRARY", 2)
     account = account_of(tmp_path, [("op", "aten::a", 5), ("op", "aten::b", 5)])
     assert {owner.gain_us for owner in account.owners} == {None}
-    assert "Gains are not computed for more than 2 events." in account.notes
+    assert "Gains are not computed for traces with more than 2 events." in account.notes

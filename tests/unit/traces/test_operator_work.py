@@ -204,12 +204,12 @@ def test_mfu_is_shown_if_most_of_the_time_is_counted(tmp_path: Path) -> None:
 
 def test_unknown_device_is_named(tmp_path: Path) -> None:
     path = written(tmp_path / "a.json", steps(), "Example 1")
-    assert "No peak of bfloat16 is known for the device Example 1." in screen(path, "--by", "operator")
+    assert "The peak of Example 1 for bfloat16 is unknown." in screen(path, "--by", "operator")
     assert "MFU" not in screen(path)
     row = by_name(summarise_trace(path))["aten::mm"]
     assert (row.flops, row.peak_share, row.bound) == (2 * FLOPS, None, None)
     path.write_text(json.dumps({"traceEvents": steps()}))
-    assert "the trace does not name one model of device" in screen(path, "--by", "shape")
+    assert "the trace does not name a single device model" in screen(path, "--by", "shape")
 
 
 @pytest.mark.parametrize(
