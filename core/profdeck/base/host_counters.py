@@ -97,7 +97,7 @@ def _pressure_us(root: Path) -> float | None:
 
 
 def _throttling(root: Path) -> tuple[int | None, float | None]:
-    """Return the number of throttled periods and the throttled seconds of the innermost cgroup that has them."""
+    """Return the number of throttled periods and the throttled time in seconds, from the innermost cgroup with both."""
     for directory, is_v1 in cgroup_directories("cpu", root):
         with contextlib.suppress(OSError, ValueError, LookupError):
             rows = (line.split() for line in (directory / "cpu.stat").read_text(encoding="ascii").splitlines())

@@ -298,7 +298,7 @@ class Dependencies:
             for track in self._work.streams:
                 ended = self._work.ended_before(track, borders.times)
                 has_end = ended >= 0
-                # Use no delay, because the border could immediately follow the end of the work.
+                # No delay: the boundary could come right after the end of the work.
                 self._add_work(ended[has_end], nodes[has_end], borders.times[has_end], kind=gap, row=-1, most=0)
 
     def _sort(self) -> None:
@@ -313,7 +313,7 @@ class Dependencies:
         columns[0], columns[1] = place[columns[0]], place[columns[1]]
         is_ordered = columns[0] < columns[1]
         columns = [column[is_ordered] for column in columns]
-        # A node that no dependency matches exactly keeps its recorded time.
+        # A node without a dependency that matches its time keeps the recorded time.
         recorded = self.time[columns[1]] - self.time[columns[0]]
         fits = np.zeros(len(order), np.bool_)
         fits[columns[1][columns[2] + columns[5] == recorded]] = True

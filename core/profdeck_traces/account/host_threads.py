@@ -282,7 +282,7 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
 
 
 def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:
-    """Return the track with the most operators, or else the most host events; -1 if there are no host events."""
+    """Return the track with the most operators. Without operators, return the one with the most host events, or -1."""
     for selected in (kinds == RowKind.OPERATOR, is_host):
         if selected.any():
             return int(np.bincount(events.track[selected]).argmax())

@@ -93,7 +93,7 @@ def store_result(trace: Path, sha256: str, result: ResultFile) -> None:
 
 def _read(trace: Path) -> bytes | None:
     try:
-        # O_NOFOLLOW: a symbolic link could point to a file of another user. O_NONBLOCK: a pipe would block.
+        # O_NOFOLLOW: a symbolic link could point to another user's file. O_NONBLOCK: a pipe would block.
         descriptor = os.open(result_path(trace), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             about, about_trace = os.fstat(descriptor), trace.stat()
