@@ -208,6 +208,7 @@ class _Cycle:
         self._on_position_changed()
 
     def stop(self) -> None:
+        _Cycle.has_stopped = True
         if self.lost:
             other_profilers.abandon_recording()
             return
@@ -217,7 +218,6 @@ class _Cycle:
             # `stop` synchronizes `use_device`, which would create a CUDA context in this process.
             self._profile.profiler.use_device = None
         self._profile.stop()
-        _Cycle.has_stopped = True
         result = self._profile.profiler and self._profile.profiler.kineto_results
         # An empty result has no session start within this cycle. Exporting an empty result crashes the process.
         self.lost = result is None or not 0 < result.trace_start_ns() <= self._record_start_ns

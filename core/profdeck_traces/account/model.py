@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import attrs
 
+OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None]
+"""Kind, name, operator, module, annotation and line of an owner."""
+
+
+def key_of_small_owners(kind: str) -> OwnerKey:
+    """Return the key of the sum of a kind's small owners."""
+    return kind, None, None, None, None, None
+
 
 @attrs.frozen(kw_only=True)
 class OwnerIdentity:
@@ -24,6 +32,11 @@ class OwnerIdentity:
     """Innermost annotation that is not a step."""
     line: str | None
     """Function in user code, as file, first line and name. Requires stacks."""
+
+    @property
+    def key(self) -> OwnerKey:
+        """The fields as a tuple."""
+        return self.kind, self.name, self.operator, self.module, self.annotation, self.line
 
     @property
     def origin(self) -> str | None:

@@ -18,19 +18,19 @@ class OwnerKind(IntEnum):
     KERNEL = 6
     COPY = 7
     COLLECTIVE = 8
-    WAIT_FOR_THREAD = 10
-    SYNCHRONISATION = 11
+    WAIT_FOR_THREAD = 9
+    SYNCHRONISATION = 10
     """Synchronisation call, excluding the time it spends waiting for device work."""
-    QUEUE_FULL = 12
+    QUEUE_FULL = 11
     """Launch that waits because the stream's queue is full."""
-    DEVICE_GAP = 13
-    DEVICE_HELD = 14
+    DEVICE_GAP = 12
+    DEVICE_HELD = 13
     """Device gap of more than 100 µs for which the trace shows no cause."""
-    DATA_LOADING = 15
-    GARBAGE_COLLECTION = 16
-    CHECKPOINT = 17
-    PROFILER = 18
-    NOT_RECORDED = 19
+    DATA_LOADING = 14
+    GARBAGE_COLLECTION = 15
+    CHECKPOINT = 16
+    PROFILER = 17
+    NOT_RECORDED = 18
     """No event in the trace explains the time."""
 
     @classmethod

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.gain import Gain, Replay, too_large
-from profdeck_traces.account.model import Account, OwnerTime
+from profdeck_traces.account.model import Account, OwnerKey, OwnerTime, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.recording import RecordingPath
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
@@ -26,8 +26,6 @@ _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
-_Key = tuple[str, str | None, str | None, str | None, str | None, str | None]
-"""Kind, name, operator, module, annotation and line."""
 
 
 def account_of(recording: RecordingPath, names: Attribution, basis: str, excluded: NDArray[np.bool_]) -> Account | None:
@@ -52,10 +50,11 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
         np.concatenate([part.row for part in parts]),
     )
     total_ns = int((path.end - path.begin).sum())
-    owners = _owners(path, names, recording.kinds, total_ns)
+    texts = [_plain(name) for name in names.events.names]
+    owners = _owners(path, names, texts, recording.kinds, total_ns)
     unknown = too_large(names.events)
     if unknown is None:
-        owners, unknown = _with_gains(owners, recording, names, is_used)
+        owners, unknown = _with_gains(owners, recording, names, texts, is_used)
     return Account(
         basis=basis if has_annotations else "recording",
         border=recording.borders.rule,
@@ -66,15 +65,16 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
     )
 
 
-def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: int) -> tuple[OwnerTime, ...]:
-    """Sum the segments of a path by owner."""
+def _owners(
+    path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8], total_ns: int
+) -> tuple[OwnerTime, ...]:
+    """Sum the segments of a path by owner. `texts` has the event names without addresses."""
     module_names = names.module_paths[1]
-    texts = [_plain(name) for name in names.events.names]
     columns = _columns(names, kinds, path.row)
     groups, first = _grouped([path.kind.astype(np.int64), *columns])
     time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(first)).astype(np.int64)
     counts = np.bincount(groups, minlength=len(first))
-    times: dict[_Key, tuple[int, int]] = {}
+    times: dict[OwnerKey, tuple[int, int]] = {}
     keys = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
     for (kind, *codes, module_code), of_group, count in zip(keys, time_ns.tolist(), counts.tolist(), strict=True):
         name, operator, annotation, frame = (texts[code] if code >= 0 else None for code in codes)
@@ -84,7 +84,7 @@ def _owners(path: Path, names: Attribution, kinds: NDArray[np.uint8], total_ns: 
         times[key] = before[0] + of_group, before[1] + count
     largest = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
     for key, (of_group, count) in largest[MAX_OWNERS:]:
-        sum_key = key[0], None, None, None, None, None
+        sum_key = key_of_small_owners(key[0])
         del times[key]
         before = times.get(sum_key, (0, 0))
         times[sum_key] = before[0] + of_group, before[1] + count
@@ -120,7 +120,11 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 
 
 def _with_gains(
-    owners: tuple[OwnerTime, ...], recording: RecordingPath, names: Attribution, is_used: NDArray[np.bool_]
+    owners: tuple[OwnerTime, ...],
+    recording: RecordingPath,
+    names: Attribution,
+    texts: Sequence[str],
+    is_used: NDArray[np.bool_],
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
     """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
     replay = Replay(recording, names.events, is_used)
@@ -128,7 +132,7 @@ def _with_gains(
         return owners, "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
     rows = np.append(np.arange(names.events.complete, dtype=np.int32), np.int32(-1))
     columns = _columns(names, recording.kinds, rows)
-    name_codes, module_codes = _codes([_plain(name) for name in names.events.names]), _codes(names.module_paths[1])
+    name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
     with_gain = []
     for owner in owners[:MAX_GAINS]:
         gain: Gain | None = None

@@ -132,7 +132,7 @@ class BackwardWalk:
         return self._expanded(np.frombuffer(self._out, np.int64).reshape(-1, _FIELDS)[::-1])
 
     def continuation(self, track: int, time_ns: int, begin_ns: int) -> tuple[int, int, Position]:
-        """Take one step of a walk from a point on a thread.
+        """Move one event back from a point on a thread.
 
         Args:
             track: Track of the thread.

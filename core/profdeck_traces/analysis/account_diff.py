@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-from profdeck_traces.account.model import Account, OwnerIdentity
+from profdeck_traces.account.model import Account, OwnerKey, key_of_small_owners
 from profdeck_traces.account.table import MAX_OWNERS
 from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries
 from profdeck_traces.analysis.diff_model import AccountDiff, OwnerChange
 
-_Key = tuple[str, str | None, str | None, str | None, str | None, str | None]
-"""Kind, name, operator, module, annotation and line."""
 _NS_PER_US = 1000
 
 
@@ -45,7 +43,7 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
         )
         for key in before | after
     ]
-    owners.sort(key=lambda owner: (-abs(owner.delta_ns), -owner.after_ns, [text or "" for text in _key(owner)]))
+    owners.sort(key=lambda owner: (-abs(owner.delta_ns), -owner.after_ns, [text or "" for text in owner.key]))
     return AccountDiff(
         borders_before=_borders(pairs, 0),
         borders_after=_borders(pairs, 1),
@@ -57,8 +55,8 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
 
 
 def _without_small(
-    accounts: Sequence[Account], before: dict[_Key, int], after: dict[_Key, int]
-) -> tuple[dict[_Key, int], dict[_Key, int]]:
+    accounts: Sequence[Account], before: dict[OwnerKey, int], after: dict[OwnerKey, int]
+) -> tuple[dict[OwnerKey, int], dict[OwnerKey, int]]:
     """Sum small owners by kind, because an account lists only its `MAX_OWNERS` largest owners.
 
     Otherwise, an owner that is listed in only one account would seem to appear or vanish.
@@ -72,11 +70,11 @@ def _without_small(
         default=0,
     )
 
-    def summed(times: dict[_Key, int]) -> dict[_Key, int]:
-        result: dict[_Key, int] = {}
+    def summed(times: dict[OwnerKey, int]) -> dict[OwnerKey, int]:
+        result: dict[OwnerKey, int] = {}
         for key, time_ns in times.items():
             is_small = max(before.get(key, 0), after.get(key, 0)) <= limit_ns
-            sum_key: _Key = (key[0], None, None, None, None, None) if is_small else key
+            sum_key = key_of_small_owners(key[0]) if is_small else key
             result[sum_key] = result.get(sum_key, 0) + time_ns
         return result
 
@@ -91,23 +89,19 @@ def _borders(pairs: Sequence[RankPair], side: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(account.border for account in _accounts(pairs, side) if account))
 
 
-def _mean_ns(pairs: Sequence[RankPair], side: int) -> dict[_Key, int]:
+def _mean_ns(pairs: Sequence[RankPair], side: int) -> dict[OwnerKey, int]:
     """Return the mean time per step of each owner."""
-    means: dict[_Key, Fraction] = {}
+    means: dict[OwnerKey, Fraction] = {}
     for pair in pairs:
         traces: RankSummaries = pair.sides[side]
         for account in (trace.account for trace in traces if trace.account):
             for owner in account.owners:
                 time_ns = Fraction(round(owner.time_us * _NS_PER_US), account.steps * len(traces) * len(pairs))
-                means[_key(owner)] = means.get(_key(owner), Fraction(0)) + time_ns
+                means[owner.key] = means.get(owner.key, Fraction(0)) + time_ns
     return _rounded(means)
 
 
-def _key(owner: OwnerIdentity) -> _Key:
-    return owner.kind, owner.name, owner.operator, owner.module, owner.annotation, owner.line
-
-
-def _rounded(means: dict[_Key, Fraction]) -> dict[_Key, int]:
+def _rounded(means: dict[OwnerKey, Fraction]) -> dict[OwnerKey, int]:
     """Round values to integers that add up to the rounded sum of the values."""
     rounded = {key: int(mean) for key, mean in means.items()}
     missing = round(sum(means.values())) - sum(rounded.values())

@@ -11,8 +11,8 @@ from profdeck_traces.analysis.diff_model import Bursts, Contribution
 from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.model import RankSummary
 
-_BURST = 1.25
-"""A step is a burst if it exceeds this multiple of the median. `profdeck summary` uses the same limit for outliers."""
+OUTLIER = 1.25
+"""A step is an outlier, or a burst in comparisons, if it exceeds this multiple of the median step."""
 
 
 def contributions_of(pairs: Sequence[RankPair]) -> tuple[Contribution, ...]:
@@ -65,7 +65,7 @@ def bursts_of(before: Sequence[float], after: Sequence[float]) -> Bursts | None:
     """
     if not before or not after:
         return None
-    old, new = (sum(time > _BURST * statistics.median(side) for time in side) for side in (before, after))
+    old, new = (sum(time > OUTLIER * statistics.median(side) for time in side) for side in (before, after))
     if not old and not new:
         return None
     total, bursts = len(before) + len(after), old + new

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary, StepPart
 from profdeck_traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import StepSummary
@@ -16,8 +17,6 @@ from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_data_loading, is_garbage_collection
 
 _FEWEST_STEPS = 3
-_OUTLIER = 1.25
-"""A step is an outlier if it takes longer than this multiple of the median step."""
 
 
 def _is_loading(stage: StageSummary) -> bool:
@@ -196,8 +195,8 @@ def _unsteady(view: RankView, steps: list[StepSummary]) -> str | None:
     slowest = max(steps, key=lambda step: step.duration_us)
     if _has_outlier(steps):
         which = f"Step {slowest.step}" if slowest.step is not None else "The slowest step"
-        outliers = sum(duration > _OUTLIER * median for duration in durations)
-        more = f"; {outliers} of {len(steps)} steps exceed {_OUTLIER:g} times the median" if outliers > 1 else ""
+        outliers = sum(duration > OUTLIER * median for duration in durations)
+        more = f"; {outliers} of {len(steps)} steps exceed {OUTLIER:g} times the median" if outliers > 1 else ""
         part = _main_part(view, slowest)
         why = f": {part.name} {ms(part.time_us)} instead of {ms(part.median_us)}" if part else ""
         return f"{which} takes {ms(slowest.duration_us)} instead of {ms(median)}{why}{more}"
@@ -231,7 +230,7 @@ def _step_cure(view: RankView, slowest: StepSummary) -> str:
 
 def _has_outlier(steps: list[StepSummary]) -> bool:
     durations = [step.duration_us for step in steps]
-    return max(durations) > _OUTLIER * statistics.median(durations)
+    return max(durations) > OUTLIER * statistics.median(durations)
 
 
 def _over_median(steps: list[StepSummary]) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import attrs
 
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
+from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary, StepOfDevice
 from profdeck_traces.analysis.host_states import OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import DeviceSummary, RankSummary, RunSummary, StepSummary
@@ -20,7 +21,6 @@ from profdeck_traces.analysis.typical_step import typical_steps
 from profdeck_traces.base.text import plural
 
 _FEWEST_STEPS = 3
-_OUTLIER = 1.25
 
 
 def views_of(run: RunSummary) -> list[RankView]:
@@ -208,7 +208,7 @@ class RankView:
         """Return the same without the steps that are much longer than the median, if three or more are left."""
         if len(self.durations_us) <= _FEWEST_STEPS:
             return self
-        limit_us = _OUTLIER * statistics.median(self.durations_us)
+        limit_us = OUTLIER * statistics.median(self.durations_us)
         kept = [
             step
             for step in self.rank.steps

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import profdeck_traces
 from profdeck import Identity, Profiler
 from profdeck.cli import app
+from profdeck_traces.analysis import summary
 
 SITE = Path(__file__).parent / "site"
 
@@ -93,3 +95,22 @@ def record(tmp_path: Path) -> Record:
         return tmp_path / "profiles" / "job"
 
     return run
+
+
+@pytest.fixture
+def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which the names of files are appended when this process reads them."""
+    names: list[str] = []
+    read_trace, check_trace = summary.read_trace, profdeck_traces.check_trace
+
+    def read_and_record(path: Path, **options: object) -> object:
+        names.append(path.name)
+        return read_trace(path, **options)  # type: ignore[arg-type]
+
+    def check_and_record(path: Path, **options: object) -> object:
+        names.append(path.name)
+        return check_trace(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(summary, "read_trace", read_and_record)
+    monkeypatch.setattr(profdeck_traces, "check_trace", check_and_record)
+    return names

@@ -13,7 +13,6 @@ import pytest
 from real_traces import each
 from typer.testing import Result
 
-import profdeck_traces
 from gpu_job import GpuJob
 from profdeck_traces.analysis import summary
 from profdeck_traces.base.result_cache import ResultCache
@@ -29,25 +28,6 @@ def _set_clock_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the clock three seconds ahead, because recently changed files are not cached."""
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 3_000_000_000)
-
-
-@pytest.fixture
-def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list to which the names of files are appended when this process reads them."""
-    names: list[str] = []
-    read_trace, check_trace = summary.read_trace, profdeck_traces.check_trace
-
-    def read_and_record(path: Path, **options: object) -> object:
-        names.append(path.name)
-        return read_trace(path, **options)  # type: ignore[arg-type]
-
-    def check_and_record(path: Path, **options: object) -> object:
-        names.append(path.name)
-        return check_trace(path, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(summary, "read_trace", read_and_record)
-    monkeypatch.setattr(profdeck_traces, "check_trace", check_and_record)
-    return names
 
 
 def summary_json(cli: Cli, path: Path, *options: object) -> str:

@@ -21,7 +21,6 @@ import pytest
 from isal import isal_zlib
 from typer.testing import Result
 
-import profdeck_traces
 from gpu_job import GpuJob
 from profdeck.backends.trace_analysis import LEASE, analyse
 from profdeck.base.leases import acquire_lease
@@ -35,25 +34,6 @@ from profdeck_traces.inputs.sources import TraceSource
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]
-
-
-@pytest.fixture
-def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return a list that collects the name of each trace that this process reads."""
-    names: list[str] = []
-    read_trace, check_trace = summary.read_trace, profdeck_traces.check_trace
-
-    def read_and_record(path: Path, **options: object) -> object:
-        names.append(path.name)
-        return read_trace(path, **options)  # type: ignore[arg-type]
-
-    def check_and_record(path: Path, **options: object) -> object:
-        names.append(path.name)
-        return check_trace(path, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(summary, "read_trace", read_and_record)
-    monkeypatch.setattr(profdeck_traces, "check_trace", check_and_record)
-    return names
 
 
 @pytest.fixture(scope="session")

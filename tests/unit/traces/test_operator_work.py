@@ -329,7 +329,7 @@ def test_flops_of_operators_equal_torchs_counter(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_layout_of_flash_attention_is_that_of_its_caller(tmp_path: Path) -> None:
-    """The FLOPs of the inner operator equal those that torch counts for the outer operator."""
+    """The inner operator has the FLOPs that torch counts for the outer operator."""
     torch = pytest.importorskip("torch")
     query, key = (torch.empty(2, 4, length, 8, dtype=torch.float16, device="meta") for length in (16, 24))
     off = False
