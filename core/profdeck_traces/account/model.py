@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import attrs
 
-OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None]
-"""Kind, name, operator, module, annotation and line of an owner."""
+OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None, int | None, str | None]
+"""Kind, name, operator, module, annotation, line, rank and awaited kind of an owner."""
 
 
-def key_of_small_owners(kind: str) -> OwnerKey:
-    """Return the key of the sum of a kind's small owners."""
-    return kind, None, None, None, None, None
+def key_of_small_owners(key: OwnerKey) -> OwnerKey:
+    """Return the key of the sum of small owners with the same kind and rank."""
+    return key[0], None, None, None, None, None, key[6], None
 
 
 @attrs.frozen(kw_only=True)
@@ -32,11 +32,32 @@ class OwnerIdentity:
     """Innermost annotation that is not a step."""
     line: str | None
     """Function in user code, as file, first line and name. Requires stacks."""
+    rank: int | None = None
+    """Rank that arrived last at a collective, if `kind` is ``wait for rank``. The other fields describe an owner on the
+    critical path of that rank."""
+    awaited: str | None = None
+    """Kind of the owner on the critical path of `rank`; ``None`` if unknown."""
 
     @property
     def key(self) -> OwnerKey:
         """The fields as a tuple."""
-        return self.kind, self.name, self.operator, self.module, self.annotation, self.line
+        return (
+            self.kind,
+            self.name,
+            self.operator,
+            self.module,
+            self.annotation,
+            self.line,
+            self.rank,
+            self.awaited,
+        )
+
+    @property
+    def title(self) -> str:
+        """The kind, and for a wait the awaited rank and kind, such as ``wait for rank 3: operator``."""
+        if self.rank is None:
+            return self.kind
+        return f"{self.kind} {self.rank}{f': {self.awaited}' if self.awaited else ''}"
 
     @property
     def origin(self) -> str | None:
@@ -59,7 +80,8 @@ class OwnerTime(OwnerIdentity):
     gain_us: float | None = None
     """Time that the account's steps would save if the owner took no time anywhere, on or off the critical path.
 
-    ``None`` if not computed (only the largest owners have a gain) or if unknown, as for waits.
+    For a wait for a rank, the gain is limited by the rank that arrived second to last. ``None`` if not computed (only
+    the largest owners have a gain) or if unknown, as for waits for threads.
     """
     next_limit: str | None = None
     """Owner kind that would then have the most time on the critical path."""

@@ -32,6 +32,8 @@ class OwnerKind(IntEnum):
     PROFILER = 17
     NOT_RECORDED = 18
     """No event in the trace explains the time."""
+    WAIT_FOR_RANK = 19
+    """Collective before the last rank of its group has arrived."""
 
     @classmethod
     def from_label(cls, label: str) -> OwnerKind:

@@ -22,6 +22,8 @@ from profdeck_traces.reading.intervals import Int
 MAX_OWNERS = 300
 MAX_GAINS = 8
 """Number of owners for which gains are computed, starting with the largest."""
+COLLECTIVES_INCLUDE_WAITS = "The time of collectives includes waiting for other ranks."
+"""Note of an account with collectives, unless the collectives were matched with those of other ranks."""
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
@@ -37,26 +39,18 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
         basis: Kind of step.
         excluded: Mask of the cold steps, with one element per step annotation.
     """
-    has_annotations = len(recording.steps) > 0
-    is_used = ~excluded[recording.steps] if has_annotations else np.ones(max(0, len(recording.borders.times) - 1), bool)
-    parts = [path for (_, _, path), used in zip(recording.parts(), is_used.tolist(), strict=True) if used]
-    parts = [path for path in parts if len(path)]
-    if not parts:
+    is_used = _used_steps(recording, excluded)
+    path = path_of_steps(recording, excluded)
+    if not len(path):
         return None
-    path = Path(
-        np.concatenate([part.begin for part in parts]),
-        np.concatenate([part.end for part in parts]),
-        np.concatenate([part.kind for part in parts]),
-        np.concatenate([part.row for part in parts]),
-    )
     total_ns = int((path.end - path.begin).sum())
-    texts = [_plain(name) for name in names.events.names]
+    texts = plain_names(names)
     owners = _owners(path, names, texts, recording.kinds, total_ns)
     unknown = too_large(names.events)
     if unknown is None:
         owners, unknown = _with_gains(owners, recording, names, texts, is_used)
     return Account(
-        basis=basis if has_annotations else "recording",
+        basis=basis if len(recording.steps) else "recording",
         border=recording.borders.rule,
         steps=int(is_used.sum()),
         time_us=total_ns / _NS_PER_US,
@@ -65,30 +59,83 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
     )
 
 
+def _used_steps(recording: RecordingPath, excluded: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a mask of the intervals between borders that are not cold steps."""
+    if len(recording.steps):
+        return ~excluded[recording.steps]
+    return np.ones(max(0, len(recording.borders.times) - 1), np.bool_)
+
+
+def path_of_steps(recording: RecordingPath, excluded: NDArray[np.bool_]) -> Path:
+    """Return the critical path without cold steps. The arguments are those of `account_of`."""
+    is_used = _used_steps(recording, excluded).tolist()
+    parts = [recording.path.between(0, 0)]
+    parts += [path for (_, _, path), used in zip(recording.parts(), is_used, strict=True) if used]
+    return Path(
+        np.concatenate([part.begin for part in parts]),
+        np.concatenate([part.end for part in parts]),
+        np.concatenate([part.kind for part in parts]),
+        np.concatenate([part.row for part in parts]),
+    )
+
+
+def plain_names(names: Attribution) -> list[str]:
+    """Return the event names without addresses and instance numbers."""
+    return [_plain(name) for name in names.events.names]
+
+
+def owners_of_segments(
+    path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8]
+) -> tuple[Int, list[OwnerKey]]:
+    """Return the owner of each segment of a path, as an index into the keys, and the keys.
+
+    Args:
+        path: The path, with at least one segment.
+        names: Operators, modules and lines of the events.
+        texts: The result of `plain_names`.
+        kinds: `RowKind` of each row.
+    """
+    columns = _columns(names, kinds, path.row)
+    groups, first = _grouped([path.kind.astype(np.int64), *columns])
+    codes = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
+    numbers: dict[OwnerKey, int] = {}
+    # Different names can be equal without addresses.
+    number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
+    return np.array(number)[groups], list(numbers)
+
+
 def _owners(
     path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8], total_ns: int
 ) -> tuple[OwnerTime, ...]:
-    """Sum the segments of a path by owner. `texts` has the event names without addresses."""
-    module_names = names.module_paths[1]
-    columns = _columns(names, kinds, path.row)
-    groups, first = _grouped([path.kind.astype(np.int64), *columns])
-    time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(first)).astype(np.int64)
-    counts = np.bincount(groups, minlength=len(first))
-    times: dict[OwnerKey, tuple[int, int]] = {}
-    keys = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
-    for (kind, *codes, module_code), of_group, count in zip(keys, time_ns.tolist(), counts.tolist(), strict=True):
-        name, operator, annotation, frame = (texts[code] if code >= 0 else None for code in codes)
-        module_path = module_names[module_code] if module_code >= 0 else None
-        key = OwnerKind(kind).label, name, operator, module_path, annotation, frame
-        before = times.get(key, (0, 0))
-        times[key] = before[0] + of_group, before[1] + count
-    largest = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
-    for key, (of_group, count) in largest[MAX_OWNERS:]:
-        sum_key = key_of_small_owners(key[0])
+    """Sum the segments of a path by owner."""
+    owner, keys = owners_of_segments(path, names, texts, kinds)
+    time_ns = np.bincount(owner, weights=path.end - path.begin, minlength=len(keys)).astype(np.int64)
+    counts = np.bincount(owner, minlength=len(keys))
+    times = dict(zip(keys, zip(time_ns.tolist(), counts.tolist(), strict=True), strict=True))
+    return largest_owners(times, total_ns)
+
+
+def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]) -> OwnerKey:
+    """Return the key of an owner, given its kind and the codes of `_columns`."""
+    kind, *of_texts, module = codes
+    name, operator, annotation, line = (texts[code] if code >= 0 else None for code in of_texts)
+    module_path = module_names[module] if module >= 0 else None
+    return OwnerKind(kind).label, name, operator, module_path, annotation, line, None, None
+
+
+def largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:
+    """Return owners sorted by time. Owners after the `MAX_OWNERS` largest are summed by kind and rank.
+
+    Args:
+        times: Nanoseconds and number of intervals of each owner.
+        total_ns: Time of the account.
+    """
+    times = dict(times)
+    for key, (of_group, count) in _sorted(times)[MAX_OWNERS:]:
+        sum_key = key_of_small_owners(key)
         del times[key]
         before = times.get(sum_key, (0, 0))
         times[sum_key] = before[0] + of_group, before[1] + count
-    owners = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
     return tuple(
         OwnerTime(
             kind=kind,
@@ -97,12 +144,18 @@ def _owners(
             module=module_path,
             annotation=annotation,
             line=line,
+            rank=rank,
+            awaited=awaited,
             count=count,
             time_us=of_group / _NS_PER_US,
             share=of_group / total_ns,
         )
-        for (kind, name, operator, module_path, annotation, line), (of_group, count) in owners
+        for (kind, name, operator, module_path, annotation, line, rank, awaited), (of_group, count) in _sorted(times)
     )
+
+
+def _sorted(times: dict[OwnerKey, tuple[int, int]]) -> list[tuple[OwnerKey, tuple[int, int]]]:
+    return sorted(times.items(), key=lambda item: (-item[1][0], [str(field or "") for field in item[0]]))
 
 
 def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32]) -> list[NDArray[np.integer]]:
@@ -211,5 +264,5 @@ def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[st
             "Record stacks to include both."
         )
     if (path.kind == OwnerKind.COLLECTIVE).any():
-        notes.append("The time of collectives includes waiting for other ranks.")
+        notes.append(COLLECTIVES_INCLUDE_WAITS)
     return tuple(notes)

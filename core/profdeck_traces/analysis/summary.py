@@ -9,8 +9,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.arrivals import Arrivals, find_arrivals, no_arrivals
 from profdeck_traces.account.model import Account
-from profdeck_traces.account.recording import StepAnnotations, path_of
+from profdeck_traces.account.recording import RecordingPath, StepAnnotations, path_of
 from profdeck_traces.account.table import account_of
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
@@ -20,6 +21,7 @@ from profdeck_traces.analysis.collectives import (
     collective_calls,
     is_message,
     stated_collectives,
+    waits_for_all,
 )
 from profdeck_traces.analysis.detail_model import Timeline
 from profdeck_traces.analysis.device_steps import step_kind
@@ -232,7 +234,9 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
-        self._attributed = self._account = self._event_work = None
+        self._attributed = self._event_work = None
+        self._account: Account | None = None
+        recorded: tuple[RecordingPath, Attribution, NDArray[np.bool_]] | None = None
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
             on_device = len(work) > 0
@@ -242,18 +246,21 @@ class _Summary:
             self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
             self._event_work = of_events if on_device else None
             del timed, of_events
-            self._account = self._account_of(names)
+            recorded = self._set_account(names)
+        self._collectives = events[np.flatnonzero(self._communicates[events.name])]
+        calls, self._matched = self._collected()
+        self._arrivals = self._find_arrivals(calls, recorded)
+        del recorded
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
         unrecorded = self._launches.unrecorded_steps
         self._devices = DeviceTimes(events, self._work, trace.device_names, steps, self._host, unrecorded)
-        self._collectives = events[np.flatnonzero(self._communicates[events.name])]
 
     def reading(self) -> RankReading:
         """Return the reading without pictures or source facts."""
         summary = self._summary()
-        return RankReading(summary, self._collected(summary), self._origin_ns, self._trace.base_ns)
+        return RankReading(summary, self._matched, self._arrivals, self._origin_ns, self._trace.base_ns)
 
     def with_pictures(self, reading: RankReading, buckets: int) -> RankReading:
         """Return the reading with pictures of `buckets` intervals added."""
@@ -358,8 +365,20 @@ class _Summary:
         device = common_device(self._trace)
         return utilization_of(device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
-    def _account_of(self, names: Attribution) -> Account | None:
-        """Return the account of the steps, or ``None`` if there is none."""
+    def _find_arrivals(
+        self, calls: Columns, recorded: tuple[RecordingPath, Attribution, NDArray[np.bool_]] | None
+    ) -> Arrivals:
+        """Return the paths to the collective calls. `recorded` is the result of `_set_account`."""
+        if recorded is None:
+            return no_arrivals(len(calls))
+        recording, names, excluded = recorded
+        collectives = self._matched
+        is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
+        rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
+        return find_arrivals(recording, names, excluded, rows, collectives.group, self._trace.base_ns)
+
+    def _set_account(self, names: Attribution) -> tuple[RecordingPath, Attribution, NDArray[np.bool_]]:
+        """Set the account of the steps. Return the critical path, the names, and a mask of the cold steps."""
         steps, events = self._trace_steps, self._trace.events
         kind = step_kind(steps)
         # A kernel table has its own track numbers.
@@ -379,11 +398,12 @@ class _Summary:
             is_collective=communicates.__contains__,
             is_valid=is_valid,
         )
-        account = account_of(recording, names, kind or "recording", steps.excluded[of_kind])
-        if account is None or (events.row >= 0).all():
-            return account
-        note = "The device work is in a table without launches, so all owners are on the host."
-        return attrs.evolve(account, notes=(*account.notes, note))
+        excluded = steps.excluded[of_kind]
+        self._account = account = account_of(recording, names, kind or "recording", excluded)
+        if account is not None and not (events.row >= 0).all():
+            note = "The device work is in a table without launches, so all owners are on the host."
+            self._account = attrs.evolve(account, notes=(*account.notes, note))
+        return recording, names, excluded
 
     def _unrecorded_steps(self) -> tuple[int, ...]:
         steps = self._trace_steps
@@ -415,7 +435,8 @@ class _Summary:
         unix_ns = time_ns + self._trace.base_ns
         return unix_ns if _EARLIEST_UNIX_NS < unix_ns < _LATEST_UNIX_NS else None
 
-    def _collected(self, summary: RankSummary) -> Collectives:
+    def _collected(self) -> tuple[Columns, Collectives]:
+        """Return the collective calls, and the same calls in the form that is compared with other ranks."""
         trace = self._trace
         calls = self._collectives
         on_hosts = not len(calls)
@@ -428,9 +449,9 @@ class _Summary:
         windows = (self._trace_steps.host if on_hosts else self._trace_steps.device)[kind]
         warm_from_ns = self._trace_steps.warm_from_ns(windows)
         streams, group = _pairs(calls.track, of_args, len(stated))
-        return Collectives(
-            path=summary.path,
-            rank=summary.rank,
+        return calls, Collectives(
+            path=str(self._path),
+            rank=trace.rank,
             names=[_collective(trace.tables.names[kernel], stated[code]) for kernel, code in kernels],
             groups=[
                 said.group if (said := stated[code]) else ONLY_GROUP if on_hosts else str(trace.tables.tracks[track][1])
