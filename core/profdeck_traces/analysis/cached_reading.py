@@ -163,6 +163,8 @@ def _arrivals(kept: _Arrivals, calls: int) -> Arrivals:
         raise ValueError("a call without an owner")
     if counts.sum() > MAX_SEGMENTS or (len(path_call) and not 0 <= path_call.min() <= path_call.max() < calls):
         raise ValueError("invalid paths")
+    if len(path_call) and call_key[path_call].min() < 0:
+        raise ValueError("a path without an owner")
     arrivals = Arrivals(kept.keys, *arrays[:2], kept.packed, *arrays[2:], kept.is_complete)
     _ = arrivals.segments  # check the compressed data
     return arrivals

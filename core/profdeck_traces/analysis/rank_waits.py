@@ -59,6 +59,8 @@ class _Waits(NamedTuple):
     """Index of the call of that rank."""
     begin: Int
     end: Int
+    margin_ns: Int
+    """Maximum time by which each wait would be shorter if only the last rank were faster."""
 
 
 def assign_waits(readings: Sequence[RankReading], teams: Sequence[MatchedTeam]) -> list[Account | None]:
@@ -293,7 +295,9 @@ class _TeamWaits:
         gains = {owner.key: (owner.gain_us, owner.next_limit) for owner in account.owners}
         for moved_key, moved_ns in self._moved_ns[index].items():
             key = moved_key if moved_key in times else key_of_small_owners(moved_key)
-            before_ns, count = times.pop(key)
+            before_ns, count = times.pop(key, (0, 0))
+            if before_ns < moved_ns:  # a stored result that does not match its account
+                return account
             if before_ns > moved_ns:
                 times[key] = before_ns - moved_ns, count
             # Without any of its time, the steps would be shorter by all of it. Otherwise, a part's gain is unknown.
