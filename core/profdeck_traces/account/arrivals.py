@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.model import OwnerKey
 from profdeck_traces.account.owner_kinds import OwnerKind
-from profdeck_traces.account.recording import RecordingPath
 from profdeck_traces.account.row_kinds import RowKind
-from profdeck_traces.account.table import owners_of_segments, path_of_steps, plain_names
+from profdeck_traces.account.table import owners_of_segments, plain_names
 from profdeck_traces.account.walk import OnDevice, OnThread, Path, Position
+from profdeck_traces.account.windows import Window
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.walking import NO_TIME
 
 # isal's stubs declare the class as an instance.
 _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
@@ -38,7 +39,7 @@ class Segments:
     """Index into `Arrivals.keys`. For a collective, the number of keys plus the index of the call."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(kw_only=True, eq=False)
 class Arrivals:
     """Paths to the collectives of a trace, in a compact form that can be stored.
 
@@ -85,7 +86,16 @@ class Arrivals:
 def no_arrivals(calls: int) -> Arrivals:
     """Return arrivals without paths for a trace with a given number of collective calls."""
     none = np.zeros(0, np.int64)
-    return Arrivals((), np.full(calls, -1), np.zeros(calls, np.int64), pack(none, none), none, none, none, True)  # noqa: FBT003
+    return Arrivals(
+        keys=(),
+        call_key=np.full(calls, -1),
+        counts=np.zeros(calls, np.int64),
+        packed=pack(none, none),
+        path_call=none,
+        path_begin=none,
+        path_end=none,
+        is_complete=True,
+    )
 
 
 def pack(begin: Int, owner: Int) -> bytes:
@@ -93,95 +103,115 @@ def pack(begin: Int, owner: Int) -> bytes:
     return isal_zlib.compress(np.stack([np.diff(begin, prepend=0), owner]).astype(_INTEGER).tobytes(), 1)
 
 
-def find_arrivals(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
-    recording: RecordingPath,
-    names: Attribution,
-    excluded: NDArray[np.bool_],
-    rows: Int,
-    group: Int,
-    base_ns: int,
-) -> Arrivals:
-    """Find the paths to the collectives of a recording.
+class ArrivalFinder:
+    """Finds the paths to the collectives of a trace."""
 
-    Args:
-        recording: The critical path.
-        names: Operators, modules and lines of the events.
-        excluded: Mask of the cold steps, with one element per step annotation.
-        rows: Row of each collective call; -1 for calls that ranks do not wait for, such as messages.
-        group: Process group of each call, as a number.
-        base_ns: Time that is added to all times.
-    """
-    arrivals = no_arrivals(len(rows))
-    if not len(recording.borders.times) or not (rows >= 0).any():
-        return arrivals
-    walked, calls = _walked(recording, names, rows, group)
-    path = path_of_steps(recording, excluded)
-    # Find the calls of collective segments by their row.
-    order = np.argsort(rows, kind="stable")
+    def __init__(
+        self, names: Attribution, kinds: NDArray[np.uint8], rows: Int, groups: NDArray[np.integer], base_ns: int
+    ) -> None:
+        """Prepare the search.
 
-    def calls_of(some: Path) -> Int:
-        place = np.minimum(rows[order].searchsorted(some.row), len(rows) - 1)
-        is_call = (some.kind == OwnerKind.COLLECTIVE) & (rows[order[place]] == some.row) & (some.row >= 0)
-        return np.where(is_call, order[place], -1)
+        Args:
+            names: Operators, modules and lines of the events.
+            kinds: `RowKind` of each event.
+            rows: Row of each collective call; -1 for calls that ranks do not wait for, such as messages.
+            groups: Process group of each call, as a number.
+            base_ns: Time that is added to all times.
+        """
+        self._names, self._kinds, self._base_ns, self._count = names, kinds, base_ns, len(rows)
+        self._texts = plain_names(names)
+        # Sorted by row, because the events of a window are sorted by row.
+        self._calls = np.flatnonzero(rows >= 0)
+        self._calls = self._calls[np.argsort(rows[self._calls], kind="stable")]
+        self._rows = rows[self._calls]
+        self._start = names.events.start_ns[self._rows]
+        self._since = np.full(len(self._rows), NO_TIME)
+        order = np.lexsort((self._start, groups[self._calls]))
+        is_same = np.diff(groups[self._calls[order]]) == 0
+        self._since[order[1:][is_same]] = self._start[order[:-1][is_same]]
+        self._numbers: dict[OwnerKey, int] = {}
+        none = np.zeros(0, np.int64)
+        self._walked: list[tuple[Int, Int, Int]] = [(none, none, none)]
+        self._own: list[tuple[Int, Int, Int]] = [(none, none, none)]
 
-    own_call = calls_of(path)
-    own = np.flatnonzero(own_call >= 0)
-    with_calls = Path(
-        np.append(walked.begin, np.zeros(len(rows), np.int64)),
-        np.append(walked.end, np.zeros(len(rows), np.int64)),
-        np.append(walked.kind, np.full(len(rows), OwnerKind.COLLECTIVE, np.uint8)),
-        np.append(walked.row, rows.astype(np.int32)),
-    )
-    owner, keys = owners_of_segments(with_calls, names, plain_names(names), recording.kinds)
-    of_segment, call_key = owner[: len(walked)], owner[len(walked) :]
-    inner_call = calls_of(walked)
-    of_segment = np.where(inner_call >= 0, len(keys) + inner_call, of_segment)
-    is_first = np.ones(len(walked), np.bool_)
-    is_first[1:] = (of_segment[1:] != of_segment[:-1]) | (calls[1:] != calls[:-1])
-    counts = np.bincount(calls[is_first], minlength=len(rows))
-    begin, of_segment = walked.begin[is_first] + base_ns, of_segment[is_first]
-    is_complete = len(begin) <= MAX_SEGMENTS
-    if not is_complete:
-        begin, of_segment, counts = begin[:0], of_segment[:0], np.zeros(len(rows), np.int64)
-    return Arrivals(
-        keys=keys,
-        call_key=np.where(rows >= 0, call_key, -1),
-        counts=counts,
-        packed=pack(begin, of_segment),
-        path_call=own_call[own],
-        path_begin=path.begin[own] + base_ns,
-        path_end=path.end[own] + base_ns,
-        is_complete=is_complete,
-    )
+    def add(self, window: Window, path: Path) -> None:
+        """Add the paths in a window.
 
+        Args:
+            window: The window.
+            path: Its path in the steps of the account, with rows of the trace.
+        """
+        if not len(self._rows):
+            return
+        call = self._calls_of(path)
+        own = np.flatnonzero(call >= 0)
+        self._own.append((call[own], path.begin[own] + self._base_ns, path.end[own] + self._base_ns))
+        walked, calls = self._walk(window)
+        if not len(walked):
+            return
+        owner = owners_of_segments(walked, self._names, self._texts, self._kinds, self._numbers)
+        inner = self._calls_of(walked)
+        owner = np.where(inner >= 0, -1 - inner, owner)
+        is_first = np.ones(len(walked), np.bool_)
+        is_first[1:] = (owner[1:] != owner[:-1]) | (calls[1:] != calls[:-1])
+        self._walked.append((calls[is_first], walked.begin[is_first] + self._base_ns, owner[is_first]))
 
-def _walked(recording: RecordingPath, names: Attribution, rows: Int, group: Int) -> tuple[Path, Int]:
-    """Walk from the start of each collective back to the start of the previous one in its process group.
+    def arrivals(self) -> Arrivals:
+        """Return the paths that were found."""
+        call_key = np.full(self._count, -1)
+        if len(self._rows):
+            none = np.zeros(len(self._rows), np.int64)
+            kind = np.full(len(self._rows), OwnerKind.COLLECTIVE, np.uint8)
+            path = Path(none, none, kind, self._rows.astype(np.int32))
+            call_key[self._calls] = owners_of_segments(path, self._names, self._texts, self._kinds, self._numbers)
+        call, begin, owner = (np.concatenate(parts) for parts in zip(*self._walked, strict=True))
+        is_complete = len(call) <= MAX_SEGMENTS
+        order = np.argsort(call, kind="stable") if is_complete else call[:0]
+        call, begin, owner = call[order], begin[order], owner[order]
+        path_call, path_begin, path_end = (np.concatenate(parts) for parts in zip(*self._own, strict=True))
+        return Arrivals(
+            keys=tuple(self._numbers),
+            call_key=call_key,
+            counts=np.bincount(call, minlength=self._count),
+            packed=pack(begin, np.where(owner < 0, len(self._numbers) - 1 - owner, owner)),
+            path_call=path_call,
+            path_begin=path_begin,
+            path_end=path_end,
+            is_complete=is_complete,
+        )
 
-    Returns:
-        The segments, grouped by call, and the call of each segment.
-    """
-    events, work = names.events, recording.work
-    first, last = int(recording.borders.times[0]), int(recording.borders.times[-1])
-    calls = np.flatnonzero(rows >= 0)
-    start = events.start_ns[rows[calls]]
-    order = np.lexsort((start, group[calls]))
-    calls, start = calls[order], start[order]
-    since = np.full(len(calls), first)
-    since[1:] = np.where(group[calls[1:]] == group[calls[:-1]], start[:-1], first)
-    since = np.maximum(since, first)
-    used = np.flatnonzero((start > since) & (start <= last))
-    calls, start, since = calls[used], start[used], since[used]
-    order = np.argsort(calls, kind="stable")
-    calls, start, since = calls[order], start[order], since[order]
-    is_device = recording.kinds[rows[calls]] >= RowKind.KERNEL
-    by_row = np.argsort(work.rows, kind="stable")
-    number = np.full(len(calls), -1)
-    number[is_device] = by_row[work.rows[by_row].searchsorted(rows[calls[is_device]])]
-    track = events.track[rows[calls]]
-    walks: list[tuple[int, int, Position]] = [
-        (begin, end, OnThread(of_thread) if index < 0 else OnDevice(index))
-        for begin, end, of_thread, index in zip(since.tolist(), start.tolist(), track.tolist(), number.tolist(), strict=True)
-    ]
-    path, walk = recording.walk.paths(walks)
-    return path, calls[walk]
+    def _calls_of(self, path: Path) -> Int:
+        """Return the call to which each segment of a path belongs, or -1."""
+        place = np.minimum(self._rows.searchsorted(path.row), len(self._rows) - 1)
+        is_call = (path.kind == OwnerKind.COLLECTIVE) & (self._rows[place] == path.row)
+        return np.where(is_call, self._calls[place], -1)
+
+    def _walk(self, window: Window) -> tuple[Path, Int]:
+        """Walk from the start of each collective back to the start of the previous one in its process group.
+
+        Returns:
+            The segments with rows of the trace, grouped by call, and the call of each segment.
+        """
+        recording, work = window.recording, window.recording.work
+        times = recording.borders.times
+        step = times.searchsorted(self._start) - 1
+        is_inside = (step >= 0) & (step < len(window.is_used))
+        is_inside[is_inside] = window.is_used[step[is_inside]]
+        since = np.maximum(self._since, times[0])
+        place = np.flatnonzero(is_inside & (since < self._start))
+        rows = self._rows[place] if window.rows is None else window.rows.searchsorted(self._rows[place])
+        device = work.rows.searchsorted(rows)
+        is_device = recording.kinds[rows] >= RowKind.KERNEL
+        walks: list[tuple[int, int, Position]] = [
+            (begin, end, OnDevice(number) if on_device else OnThread(track))
+            for begin, end, number, on_device, track in zip(
+                since[place].tolist(),
+                self._start[place].tolist(),
+                device.tolist(),
+                is_device.tolist(),
+                window.events.track[rows].tolist(),
+                strict=True,
+            )
+        ]
+        path, walk = recording.walk.paths(walks)
+        return attrs.evolve(path, row=window.rows_of_trace(path.row)), self._calls[place[walk]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 import numpy as np
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from profdeck_traces.account.gain import Gain, Replay, too_large
 from profdeck_traces.account.model import Account, OwnerKey, OwnerTime, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
-from profdeck_traces.account.recording import RecordingPath
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
+from profdeck_traces.account.windows import Window, Windows
 from profdeck_traces.attribution.frames import module_class
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
@@ -30,52 +30,43 @@ _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 
 
-def account_of(recording: RecordingPath, names: Attribution, basis: str, excluded: NDArray[np.bool_]) -> Account | None:
-    """Return the account of a recording, or ``None`` if its steps take no time.
+def account_of(
+    windows: Windows,
+    names: Attribution,
+    basis: str,
+    on_window: Callable[[Window, Path], None] = lambda _window, _path: None,
+) -> Account | None:
+    """Return the account of a trace, or ``None`` if its steps take no time.
 
     Args:
-        recording: The critical path.
+        windows: The critical path.
         names: Operators, modules and lines of the events.
         basis: Kind of step.
-        excluded: Mask of the cold steps, with one element per step annotation.
+        on_window: Called with each window and its path in the steps of the account.
     """
-    is_used = _used_steps(recording, excluded)
-    path = path_of_steps(recording, excluded)
-    if not len(path):
-        return None
-    total_ns = int((path.end - path.begin).sum())
     texts = plain_names(names)
-    owners = _owners(path, names, texts, recording.kinds, total_ns)
+    times: dict[OwnerKey, tuple[int, int]] = {}
+    rule, steps = "", 0
+    for window in windows:
+        rule, steps = window.recording.borders.rule, steps + int(window.is_used.sum())
+        path = _used_path(window)
+        if path is not None:
+            _add_owners(times, path, names, texts, windows.kinds)
+            on_window(window, path)
+    total_ns = sum(of_owner for of_owner, _ in times.values())
+    if not total_ns:
+        return None
+    owners = largest_owners(times, total_ns)
     unknown = too_large(names.events)
     if unknown is None:
-        owners, unknown = _with_gains(owners, recording, names, texts, is_used)
+        owners, unknown = _with_gains(owners, windows, names, texts)
     return Account(
-        basis=basis if len(recording.steps) else "recording",
-        border=recording.borders.rule,
-        steps=int(is_used.sum()),
+        basis=basis if windows.has_steps else "recording",
+        border=rule,
+        steps=steps,
         time_us=total_ns / _NS_PER_US,
         owners=owners,
-        notes=(*_notes(recording, names, path), *((unknown,) if unknown else ())),
-    )
-
-
-def _used_steps(recording: RecordingPath, excluded: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return a mask of the intervals between borders that are not cold steps."""
-    if len(recording.steps):
-        return ~excluded[recording.steps]
-    return np.ones(max(0, len(recording.borders.times) - 1), np.bool_)
-
-
-def path_of_steps(recording: RecordingPath, excluded: NDArray[np.bool_]) -> Path:
-    """Return the critical path without cold steps. The arguments are those of `account_of`."""
-    is_used = _used_steps(recording, excluded).tolist()
-    parts = [recording.path.between(0, 0)]
-    parts += [path for (_, _, path), used in zip(recording.parts(), is_used, strict=True) if used]
-    return Path(
-        np.concatenate([part.begin for part in parts]),
-        np.concatenate([part.end for part in parts]),
-        np.concatenate([part.kind for part in parts]),
-        np.concatenate([part.row for part in parts]),
+        notes=(*_notes(windows, names, owners), *((unknown,) if unknown else ())),
     )
 
 
@@ -84,35 +75,59 @@ def plain_names(names: Attribution) -> list[str]:
     return [_plain(name) for name in names.events.names]
 
 
+def _used_path(window: Window) -> Path | None:
+    """Return the path of the steps in the account, with rows of the trace; ``None`` if they take no time."""
+    of_steps = zip(window.recording.parts(), window.is_used.tolist(), strict=True)
+    parts = [path for (_, _, path), is_used in of_steps if is_used and len(path)]
+    if not parts:
+        return None
+    return Path(
+        np.concatenate([part.begin for part in parts]),
+        np.concatenate([part.end for part in parts]),
+        np.concatenate([part.kind for part in parts]),
+        window.rows_of_trace(np.concatenate([part.row for part in parts])),
+    )
+
+
+def _add_owners(
+    times: dict[OwnerKey, tuple[int, int]],
+    path: Path,
+    names: Attribution,
+    texts: Sequence[str],
+    kinds: NDArray[np.uint8],
+) -> None:
+    """Add the time and number of the segments of a path to each owner. `texts` has the names without addresses."""
+    numbers: dict[OwnerKey, int] = {}
+    owner = owners_of_segments(path, names, texts, kinds, numbers)
+    time_ns = np.bincount(owner, weights=path.end - path.begin, minlength=len(numbers)).astype(np.int64)
+    counts = np.bincount(owner, minlength=len(numbers))
+    for key, of_owner, count in zip(numbers, time_ns.tolist(), counts.tolist(), strict=True):
+        before = times.get(key, (0, 0))
+        times[key] = before[0] + of_owner, before[1] + count
+
+
 def owners_of_segments(
-    path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8]
-) -> tuple[Int, list[OwnerKey]]:
-    """Return the owner of each segment of a path, as an index into the keys, and the keys.
+    path: Path,
+    names: Attribution,
+    texts: Sequence[str],
+    kinds: NDArray[np.uint8],
+    numbers: dict[OwnerKey, int],
+) -> Int:
+    """Return the number of each segment's owner.
 
     Args:
         path: The path, with at least one segment.
         names: Operators, modules and lines of the events.
         texts: The result of `plain_names`.
         kinds: `RowKind` of each row.
+        numbers: Number of each owner. New owners are added.
     """
     columns = _columns(names, kinds, path.row)
     groups, first = _grouped([path.kind.astype(np.int64), *columns])
     codes = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
-    numbers: dict[OwnerKey, int] = {}
     # Different names can be equal without addresses.
     number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
-    return np.array(number)[groups], list(numbers)
-
-
-def _owners(
-    path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8], total_ns: int
-) -> tuple[OwnerTime, ...]:
-    """Sum the segments of a path by owner."""
-    owner, keys = owners_of_segments(path, names, texts, kinds)
-    time_ns = np.bincount(owner, weights=path.end - path.begin, minlength=len(keys)).astype(np.int64)
-    counts = np.bincount(owner, minlength=len(keys))
-    times = dict(zip(keys, zip(time_ns.tolist(), counts.tolist(), strict=True), strict=True))
-    return largest_owners(times, total_ns)
+    return np.array(number)[groups]
 
 
 def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]) -> OwnerKey:
@@ -173,32 +188,37 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 
 
 def _with_gains(
-    owners: tuple[OwnerTime, ...],
-    recording: RecordingPath,
-    names: Attribution,
-    texts: Sequence[str],
-    is_used: NDArray[np.bool_],
+    owners: tuple[OwnerTime, ...], windows: Windows, names: Attribution, texts: Sequence[str]
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
     """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
-    replay = Replay(recording, names.events, is_used)
-    if not replay.is_exact:
-        return owners, "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
-    rows = np.append(np.arange(names.events.complete, dtype=np.int32), np.int32(-1))
-    columns = _columns(names, recording.kinds, rows)
     name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
-    with_gain = []
-    for owner in owners[:MAX_GAINS]:
-        gain: Gain | None = None
-        # A sum of small owners has no name, so it looks the same as time without an event.
-        if owner.name is not None or len(owners) < MAX_OWNERS:
+    # A sum of small owners has no name, so it looks the same as time without an event.
+    named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
+    gains = [Gain() for _ in named]
+    for window in windows:
+        replay = Replay(window.recording, window.events, window.is_used)
+        if not replay.is_exact:
+            note = "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
+            return owners, note
+        rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
+        columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
+        for owner, gain in zip(named, gains, strict=True):
             is_owner = np.ones(len(rows), np.bool_)
             fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
             for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
                 is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
-            gain = replay.gain(OwnerKind.from_label(owner.kind), is_owner)
-        gain_us, limit = (None, None) if gain is None else (gain.saved_ns / _NS_PER_US, gain.limit.label)
-        with_gain.append(attrs.evolve(owner, gain_us=gain_us, next_limit=limit))
-    return (*with_gain, *owners[MAX_GAINS:]), None
+            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
+    of_owner = {
+        owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
+        for owner, gain in zip(named, gains, strict=True)
+        if gain.is_known
+    }
+    return tuple(
+        attrs.evolve(owner, gain_us=of_owner[owner.key][0], next_limit=of_owner[owner.key][1])
+        if owner.key in of_owner
+        else owner
+        for owner in owners
+    ), None
 
 
 def _codes(texts: Iterable[str]) -> dict[str, list[int]]:
@@ -243,16 +263,17 @@ def _plain(name: str) -> str:
     return name if module is None else module
 
 
-def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[str, ...]:
+def _notes(windows: Windows, names: Attribution, owners: Sequence[OwnerTime]) -> tuple[str, ...]:
     """Return notes on the account's limitations, such as causes that are missing from the trace."""
-    is_sync = np.isin(recording.kinds, SYNCS)
+    work = windows.work
+    is_sync = np.isin(windows.kinds, SYNCS)
     notes = []
-    if len(recording.work.rows) and is_sync.any() and not len(recording.work.sync_records.rows):
+    if len(work) and is_sync.any() and not names.events.has_category({"cuda_sync"}).any():
         notes.append(
             "The trace has no cuda_sync records. Synchronisations are matched with device work that ended during the "
             "call, and waits between streams are inferred from timing."
         )
-    share = float((recording.work.launch < 0).mean()) if len(recording.work.rows) else 0.0
+    share = float((names.launch[work] < 0).mean()) if len(work) else 0.0
     if share > _MAX_UNLAUNCHED:
         notes.append(
             f"{share:.0%} of device events have no recorded launch. The time before such an event is shown as "
@@ -263,6 +284,11 @@ def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[st
             "The trace has no Python stacks, so lines are unknown and Python code is counted as 'between'. "
             "Record stacks to include both."
         )
-    if (path.kind == OwnerKind.COLLECTIVE).any():
+    if any(owner.kind == OwnerKind.COLLECTIVE.label for owner in owners):
         notes.append(COLLECTIVES_INCLUDE_WAITS)
+    if len(windows) > 1:
+        notes.append(
+            f"The trace is large, so the account is computed in {len(windows):,} windows of consecutive steps. Gains "
+            "do not include time that is saved across the border of two windows."
+        )
     return tuple(notes)

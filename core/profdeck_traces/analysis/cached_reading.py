@@ -165,6 +165,15 @@ def _arrivals(kept: _Arrivals, calls: int) -> Arrivals:
         raise ValueError("invalid paths")
     if len(path_call) and call_key[path_call].min() < 0:
         raise ValueError("a path without an owner")
-    arrivals = Arrivals(kept.keys, *arrays[:2], kept.packed, *arrays[2:], kept.is_complete)
+    arrivals = Arrivals(
+        keys=kept.keys,
+        call_key=call_key,
+        counts=counts,
+        packed=kept.packed,
+        path_call=path_call,
+        path_begin=path_begin,
+        path_end=path_end,
+        is_complete=kept.is_complete,
+    )
     _ = arrivals.segments  # check the compressed data
     return arrivals

@@ -9,10 +9,12 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.account.arrivals import Arrivals, find_arrivals, no_arrivals
+from profdeck_traces.account.arrivals import ArrivalFinder, Arrivals, no_arrivals
 from profdeck_traces.account.model import Account
-from profdeck_traces.account.recording import RecordingPath, StepAnnotations, path_of
+from profdeck_traces.account.recording import StepAnnotations
+from profdeck_traces.account.row_kinds import RowKind, row_kinds
 from profdeck_traces.account.table import account_of
+from profdeck_traces.account.windows import Windows
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck_traces.analysis.collectives import (
@@ -235,8 +237,9 @@ class _Summary:
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
         self._attributed = self._event_work = None
-        self._account: Account | None = None
-        recorded: tuple[RecordingPath, Attribution, NDArray[np.bool_]] | None = None
+        self._communication = events[np.flatnonzero(self._communicates[events.name])]
+        self._collectives, self._matched = self._collected()
+        self._account, self._arrivals = None, no_arrivals(len(self._collectives))
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
             on_device = len(work) > 0
@@ -246,11 +249,7 @@ class _Summary:
             self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
             self._event_work = of_events if on_device else None
             del timed, of_events
-            recorded = self._set_account(names)
-        self._collectives = events[np.flatnonzero(self._communicates[events.name])]
-        calls, self._matched = self._collected()
-        self._arrivals = self._find_arrivals(calls, recorded)
-        del recorded
+            self._account, self._arrivals = self._account_of(names)
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
@@ -289,7 +288,7 @@ class _Summary:
         origin_ns = self._origin_ns
         sums, on_host = self._sums, trace.has_host
         shapes = OperatorShapes.of(trace, self._counted)
-        collectives = stated_collectives(trace, self._collectives)
+        collectives = stated_collectives(trace, self._communication)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
         times = self._steps
         steps = tuple(
@@ -338,7 +337,7 @@ class _Summary:
             host_times=self._stages.summary(self._end_ns - origin_ns),
             runtime=sums.runtime_calls(),
             kernel_durations=sums.kernel_durations(),
-            collectives=collective_calls(*collectives, self._collectives),
+            collectives=collective_calls(*collectives, self._communication),
             shapes=shapes.calls(),
             product_flops=shapes.product_flops(),
             memory=memory_of(trace, origin_ns),
@@ -365,20 +364,8 @@ class _Summary:
         device = common_device(self._trace)
         return utilization_of(device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
-    def _find_arrivals(
-        self, calls: Columns, recorded: tuple[RecordingPath, Attribution, NDArray[np.bool_]] | None
-    ) -> Arrivals:
-        """Return the paths to the collective calls. `recorded` is the result of `_set_account`."""
-        if recorded is None:
-            return no_arrivals(len(calls))
-        recording, names, excluded = recorded
-        collectives = self._matched
-        is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
-        rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
-        return find_arrivals(recording, names, excluded, rows, collectives.group, self._trace.base_ns)
-
-    def _set_account(self, names: Attribution) -> tuple[RecordingPath, Attribution, NDArray[np.bool_]]:
-        """Set the account of the steps. Return the critical path, the names, and a mask of the cold steps."""
+    def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals]:
+        """Return the account of the steps, or ``None`` if there is none, and the paths to the collectives."""
         steps, events = self._trace_steps, self._trace.events
         kind = step_kind(steps)
         # A kernel table has its own track numbers.
@@ -391,19 +378,20 @@ class _Summary:
         is_valid[events.row[events.row >= 0]] = True
         communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
         annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
-        recording = path_of(
-            names,
-            annotations,
-            is_step=lambda name: self._step_names.parse(name) is not None,
-            is_collective=communicates.__contains__,
-            is_valid=is_valid,
+        kinds = row_kinds(
+            names.events, lambda name: self._step_names.parse(name) is not None, communicates.__contains__
         )
-        excluded = steps.excluded[of_kind]
-        self._account = account = account_of(recording, names, kind or "recording", excluded)
+        kinds[~is_valid] = RowKind.OTHER
+        calls, collectives = self._collectives, self._matched
+        is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
+        rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
+        finder = ArrivalFinder(names, kinds, rows, collectives.group, self._trace.base_ns)
+        windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
+        account = account_of(windows, names, kind or "recording", finder.add)
         if account is not None and not (events.row >= 0).all():
             note = "The device work is in a table without launches, so all owners are on the host."
-            self._account = attrs.evolve(account, notes=(*account.notes, note))
-        return recording, names, excluded
+            account = attrs.evolve(account, notes=(*account.notes, note))
+        return account, finder.arrivals()
 
     def _unrecorded_steps(self) -> tuple[int, ...]:
         steps = self._trace_steps
@@ -438,7 +426,7 @@ class _Summary:
     def _collected(self) -> tuple[Columns, Collectives]:
         """Return the collective calls, and the same calls in the form that is compared with other ranks."""
         trace = self._trace
-        calls = self._collectives
+        calls = self._communication
         on_hosts = not len(calls)
         if on_hosts:
             calls = host_collectives(trace)
