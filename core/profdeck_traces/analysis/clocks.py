@@ -76,7 +76,9 @@ def match_teams(ranks: Sequence[Collectives]) -> list[MatchedTeam]:
         counts = Counter(rank.rank for rank in team if rank.rank is not None)
         repeated = next((rank for rank, count in counts.items() if count > 1), None)
         groups = [] if repeated is not None else matched_groups(team)
-        matched.append(MatchedTeam(team, places, groups, offsets_of(team, groups) if repeated is None else (), repeated))
+        matched.append(
+            MatchedTeam(team, places, groups, offsets_of(team, groups) if repeated is None else (), repeated)
+        )
     return matched
 
 

@@ -54,7 +54,10 @@ def simulate(seed: int, *, ranks: int = 4, steps: int = 3, collectives: int = 12
             group = groups[number % len(groups)]
             for rank in group:
                 for _ in range(choice.randint(0, 3)):
-                    name, duration = choice.choice("abcd"), choice.choice((500, 20_000, 300_000)) + choice.randint(1, 999)
+                    name, duration = (
+                        choice.choice("abcd"),
+                        choice.choice((500, 20_000, 300_000)) + choice.randint(1, 999),
+                    )
                     job.work[rank].append(Work(name, (), clock[rank], clock[rank] + duration, 0, rank))
                     clock[rank] += duration
             arrivals = {rank: clock[rank] for rank in group}
@@ -108,7 +111,7 @@ def write(job: Job, directory: Path) -> Path:
     return directory
 
 
-def _event(  # noqa: PLR0913, PLR0917 - the fields of an event
+def _event(
     category: str, name: str, tid: int, begin: int, end: int, args: dict[str, Any] | None = None, pid: int = 1
 ) -> dict[str, Any]:
     times = {"ts": begin / 1000, "dur": (end - begin) / 1000}

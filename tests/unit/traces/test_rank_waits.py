@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from simulated_ranks import LAUNCH_NS, Owner, owners, simulate, write
+from simulated_ranks import Owner, owners, simulate, write
 
 from profdeck_traces import write_result
 from profdeck_traces.account.model import Account, OwnerTime
@@ -172,7 +172,7 @@ def test_a_wait_is_assigned_to_the_path_to_the_collective_and_not_to_the_path_of
     directory.mkdir()
     events: list[dict[str, Any]] = []
 
-    def add(category: str, name: str, tid: int, begin: int, end: int, pid: int = 1, **args: Any) -> None:  # noqa: PLR0913, PLR0917 - the fields of an event
+    def add(category: str, name: str, tid: int, begin: int, end: int, pid: int = 1, **args: Any) -> None:
         times = {"ts": begin, "dur": end - begin}
         events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **times, "args": args})
 
