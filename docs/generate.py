@@ -417,7 +417,7 @@ def idle_causes() -> str:
 def findings() -> str:
     """Return a list of the rules for findings."""
     single = [rule for rules in (device_rules.RULES, host_rules.RULES) for rule in rules]
-    rules: list[Callable[..., Any]] = [*single, run_rules.skew, run_rules.slow_stage, run_rules.slow_links]
+    rules: list[Callable[..., Any]] = [*single, run_rules.skew, run_rules.slow_stage, *run_rules.RULES]
     rules += [run_rules.few_steps, run_rules.cold_steps, run_rules.incomplete]
     return "\n".join(f"- {' '.join((rule.__doc__ or '').split())}" for rule in rules)
 

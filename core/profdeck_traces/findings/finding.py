@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
@@ -39,7 +39,8 @@ def with_findings(run: RunSummary) -> RunSummary:
             not_judged.setdefault(result.rule, {}).setdefault(result.reason, []).append(view)
         else:
             drafts.append(result)
-    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(run, views), *run_rules.slow_links(views)]
+    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(run, views)]
+    drafts += [draft for rule in run_rules.RULES for draft in rule(views)]
     teams: dict[tuple[str | None, ...], list[RankFinding]] = {}
     for draft in drafts:
         if draft.share is not None and draft.share < _LEAST_SHARE:
@@ -180,17 +181,18 @@ _PART_OF = {
     "exposed-communication": {"straggler"},
     "small-kernels": {"host-bound"},
     "imbalance": {"straggler"},
+    "outside-operators": {"straggler", "imbalance"},
 }
 
 
-def _without_repeats(findings: Iterable[Finding]) -> list[Finding]:
-    found = list(findings)
-    slow = next((finding for finding in found if finding.rule == "slow-stage"), None)
-    for place, finding in enumerate(found):
-        # Which rank the others wait for, and why.
-        if slow and finding.rule == "straggler" and set(finding.ranks) & set(slow.ranks):
-            found[place] = attrs.evolve(finding, text=f"{finding.text.rstrip('.')}; {slow.text}", do=slow.do)
-            found.remove(slow)
-            break
-    rules = {finding.rule for finding in found}
-    return [finding for finding in found if not _PART_OF.get(finding.rule, set()) & rules]
+def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
+    time_us: dict[str, float] = {}
+    for finding in findings:
+        time_us[finding.rule] = max(finding.time_us or 0.0, time_us.get(finding.rule, 0.0))
+
+    def is_part(finding: Finding) -> bool:
+        """Return whether findings that are more exact account for at least half of the time."""
+        named = [time_us[rule] for rule in _PART_OF.get(finding.rule, ()) if rule in time_us]
+        return bool(named) and max(named) >= (finding.time_us or 0.0) / 2
+
+    return [finding for finding in findings if not is_part(finding)]
