@@ -181,7 +181,7 @@ def _tables(path: Path) -> RecorderTables:
 class _Summary:
     """Summary of one trace."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a statement for each table
         self, path: Path, trace: Trace, classifier: Classifier, step_names: StepNames, *, cold_first_step: bool
     ) -> None:
         self._path = path

@@ -28,7 +28,7 @@ _FEWEST_STEPS = 3
 _MORE_WORK = 1.02
 """Ratio of FLOPs from which a rank has more work than another one."""
 _MAX_NAME = 48
-_WAIT = OwnerKind.WAIT_FOR_RANK.label
+_WAIT, _COLLECTIVE = OwnerKind.WAIT_FOR_RANK.label, OwnerKind.COLLECTIVE.label
 _ON_HOST = frozenset(
     kind.label
     for kind in (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION, OwnerKind.BETWEEN)
@@ -167,15 +167,19 @@ def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int
     Args:
         view: The rank.
         straggler: Rank that the others wait for.
-        skew_us: Total wait in collectives, for traces without an account.
+        skew_us: Total wait in collectives. It counts if the account cannot contain it, because there is no account, or
+            because the host waits for the device without a recorded call.
     """
     account = view.rank.account
-    if account is None:
-        return {} if straggler is None else {straggler: skew_us / view.count}
+    times: Counter[str] = Counter()
     waits: dict[int | None, float] = {}
-    for owner in account.owners:
-        if owner.kind == _WAIT:
+    for owner in account.owners if account else ():
+        times[owner.kind] += round(owner.time_us)
+        if owner.kind == _WAIT and account:
             waits[owner.rank] = waits.get(owner.rank, 0.0) + owner.time_us / account.steps
+    is_hidden = not waits and not times[_COLLECTIVE] and times[OwnerKind.BETWEEN.label] >= skew_us
+    if account is None or is_hidden:
+        return {straggler: skew_us / view.count}
     return waits
 
 
@@ -228,7 +232,7 @@ def _own_times_us(view: RankView) -> dict[_Owner, float]:
     times: dict[_Owner, float] = {}
     account = view.rank.account
     for owner in account.owners if account else ():
-        if owner.kind not in {_WAIT, OwnerKind.COLLECTIVE.label}:
+        if owner.kind not in {_WAIT, _COLLECTIVE}:
             key = _Owner(owner.kind, owner.name, owner.line, owner.annotation)
             times[key] = times.get(key, 0.0) + owner.time_us / (account.steps if account else 1)
     return times
@@ -333,7 +337,7 @@ def _path_us(view: RankView, selected: Callable[[str], bool]) -> float:
     account = view.rank.account
     if account is None:
         return 0.0
-    owners = [owner for owner in account.owners if owner.kind == OwnerKind.COLLECTIVE.label and owner.name]
+    owners = [owner for owner in account.owners if owner.kind == _COLLECTIVE and owner.name]
     return sum(owner.time_us for owner in owners if selected(owner.name or "")) / account.steps
 
 

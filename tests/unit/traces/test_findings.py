@@ -55,7 +55,6 @@ def rules(findings: list[Finding]) -> set[str]:
         ("fp32-gemm", GpuJob(name="ampere_sgemm_128x64_nn"), GpuJob(name="ampere_s16816gemm_128x64_nn")),
         ("unsteady-steps", GpuJob(slow_step=2), GpuJob(slow_step=9)),
         ("data-loading", GpuJob(load_us=1300), GpuJob(load_us=400)),
-        ("slow-stage", GpuJob(ranks=2, slow_rank=0, slow_load_us=9000, reduce_us=60_000), GpuJob(ranks=2)),
         ("few-steps", GpuJob(steps=2), GpuJob(steps=3)),
         ("unclassified", GpuJob(name="mystery", products=4), GpuJob(products=4)),
         ("pointwise", GpuJob(small=2000, products=10), GpuJob(small=500, products=10)),
@@ -65,7 +64,7 @@ def rules(findings: list[Finding]) -> set[str]:
 def test_each_rule_applies_at_its_threshold(tmp_path: Path, rule: str, matching: GpuJob, not_matching: GpuJob) -> None:
     first, second = findings_of(tmp_path / "matching", matching), findings_of(tmp_path / "not_matching", not_matching)
     texts = [finding.text for finding in first]
-    assert rule in rules(first) or any("data_loading takes" in text for text in texts), texts
+    assert rule in rules(first), texts
     assert rule not in rules(second), [finding.text for finding in second]
 
 
@@ -76,7 +75,7 @@ def test_healthy_job_has_no_gain(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "slow loader": ({"slow_rank": 1, "ranks": 4}, "data_loading takes rank 1"),
+    "slow loader": ({"slow_rank": 1, "ranks": 4}, "for rank 1, where data_loading takes"),
     "item": ({"items": 10}, "The host waits for the device"),
     "pageable copies": ({"pageable_us": 1500.0}, "through pageable memory"),
     "launch-bound": ({"launch_us": 700.0}, "waits for the host"),
@@ -330,8 +329,7 @@ def write_late_ranks(directory: Path, last_ranks: Sequence[int]) -> None:
 def test_alternately_late_ranks_have_no_straggler(tmp_path: Path) -> None:
     write_late_ranks(tmp_path, [0, 1] * 20)
     (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
-    waited = "83% of the time in collectives (5.00 ms per step)"
-    assert imbalance.text == f"Ranks wait for each other {waited}, no rank more than the others."
+    assert imbalance.text == "Ranks wait for each other 2.50 ms per step, no rank more than the others."
 
 
 def test_few_collectives_do_not_name_a_rank(tmp_path: Path) -> None:
