@@ -151,12 +151,14 @@ def _with_gains(
             return owners, note
         rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
         columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
+        groups, first = _grouped(columns)
+        columns = [column[first] for column in columns]
         for owner, gain in zip(named, gains, strict=True):
-            is_owner = np.ones(len(rows), np.bool_)
+            is_owner = np.ones(len(first), np.bool_)
             fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
             for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
                 is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
-            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
+            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner[groups])
     of_owner = {
         owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
         for owner, gain in zip(named, gains, strict=True)

@@ -114,6 +114,7 @@ class Windows:
         launch = np.where(launch >= 0, rows.searchsorted(launch), -1).astype(np.int32)
         is_used = np.zeros(end - begin, np.bool_)
         is_used[first - begin : last - begin] = ~self._excluded[first:last]
+        self._events.storage.release()
         return Window(path_of(events, launch, self.kinds[rows], steps, rule), events, rows, is_used)
 
     def _rows(self, begin_ns: int, end_ns: int) -> Int:
