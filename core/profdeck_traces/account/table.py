@@ -54,7 +54,7 @@ def account_of(windows: Windows, names: Attribution, basis: str) -> Account | No
     return Account(
         basis=basis if windows.has_steps else "recording",
         border=rule,
-        steps=steps,
+        steps=steps if windows.has_steps else 1,
         time_us=total_ns / _NS_PER_US,
         owners=owners,
         notes=(*_notes(windows, names, owners), *((unknown,) if unknown else ())),
@@ -239,7 +239,7 @@ def _notes(windows: Windows, names: Attribution, owners: Sequence[OwnerTime]) ->
         notes.append("The time of collectives includes waiting for other ranks.")
     if len(windows) > 1:
         notes.append(
-            f"The trace is large, so the account is computed in {len(windows):,} windows of consecutive steps. Gains "
-            "do not include time that is saved across the border of two windows."
+            f"The trace is large, so the account is computed in {len(windows):,} windows. At the start of each window, "
+            "the gains assume that the device is as far behind the host as recorded."
         )
     return tuple(notes)
