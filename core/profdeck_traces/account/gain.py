@@ -127,12 +127,10 @@ class Replay:
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]
         source, target = graph.source[on_thread], graph.target[on_thread]
-        change = np.zeros(len(graph.length) + 1, np.int64)
-        np.add.at(change, graph.segment[source], 1)
-        np.add.at(change, graph.segment[target], -1)
-        of_segment = np.cumsum(change[:-1]) * graph.length
-        np.add.at(of_segment, graph.segment[source], -graph.offset[source])
-        np.add.at(of_segment, graph.segment[target], graph.offset[target])
+        count, (first, last) = len(graph.length), (graph.segment[source], graph.segment[target])
+        of_segment = np.cumsum(np.bincount(first, minlength=count) - np.bincount(last, minlength=count)) * graph.length
+        np.subtract.at(of_segment, first, graph.offset[source])
+        np.add.at(of_segment, last, graph.offset[target])
         is_left = ~((graph.segment_kind == kind) & is_owner[self._segment_row])
         times += np.bincount(graph.segment_kind[is_left], of_segment[is_left], minlength=256)
         path = path[~graph.is_thread[path]]

@@ -57,7 +57,7 @@ class HostThreads:
         is_host = (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)
         is_call = is_host & (kinds > LAST_ANNOTATION)
         self.kinds = kinds
-        self.main = _main_track(events, kinds, is_host) if main is None else main
+        self.main = main_track(events, kinds) if main is None else main
         self.first: dict[int, int] = {}
         """Index of the first segment of each track."""
         self.last: dict[int, int] = {}
@@ -296,9 +296,9 @@ def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state
         state[depth - 1] = State.WAITS
 
 
-def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:
+def main_track(events: Events, kinds: NDArray[np.uint8]) -> int:
     """Return the track with the most operators. Without operators, return the one with the most host events, or -1."""
-    for selected in (kinds == RowKind.OPERATOR, is_host):
+    for selected in (kinds == RowKind.OPERATOR, (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)):
         if selected.any():
             return int(np.bincount(events.track[selected]).argmax())
     return -1

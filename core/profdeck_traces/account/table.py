@@ -63,7 +63,7 @@ def account_of(
     return Account(
         basis=basis if windows.has_steps else "recording",
         border=rule,
-        steps=steps,
+        steps=steps if windows.has_steps else 1,
         time_us=total_ns / _NS_PER_US,
         owners=owners,
         notes=(*_notes(windows, names, owners), *((unknown,) if unknown else ())),
@@ -202,12 +202,14 @@ def _with_gains(
             return owners, note
         rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
         columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
+        groups, first = _grouped(columns)
+        columns = [column[first] for column in columns]
         for owner, gain in zip(named, gains, strict=True):
-            is_owner = np.ones(len(rows), np.bool_)
+            is_owner = np.ones(len(first), np.bool_)
             fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
             for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
                 is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
-            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
+            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner[groups])
     of_owner = {
         owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
         for owner, gain in zip(named, gains, strict=True)
@@ -288,7 +290,7 @@ def _notes(windows: Windows, names: Attribution, owners: Sequence[OwnerTime]) ->
         notes.append(COLLECTIVES_INCLUDE_WAITS)
     if len(windows) > 1:
         notes.append(
-            f"The trace is large, so the account is computed in {len(windows):,} windows of consecutive steps. Gains "
-            "do not include time that is saved across the border of two windows."
+            f"The trace is large, so the account is computed in {len(windows):,} windows. At the start of each window, "
+            "the gains assume that the device is as far behind the host as recorded."
         )
     return tuple(notes)

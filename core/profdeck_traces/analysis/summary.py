@@ -249,7 +249,9 @@ class _Summary:
             self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
             self._event_work = of_events if on_device else None
             del timed, of_events
+            names.events.storage.release()
             self._account, self._arrivals = self._account_of(names)
+            names = None
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
