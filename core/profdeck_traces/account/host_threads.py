@@ -23,6 +23,8 @@ from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
 _INITIAL_NS = 1_000_000  # maximum time from the start of a recording to the start of frames that were already open
+_MAX_RESUMED = 0.25
+"""Maximum time from the end of a collective to the end of the gap, as a fraction of the time before it."""
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
 
@@ -122,15 +124,22 @@ class HostThreads:
         return None if best is None or best[0] == track else best
 
     def helped(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """Return the thread and end time of the last helper run that lies entirely within a gap of the main thread."""
+        """Return the thread and end time of the last helper run that the main thread waited for in a gap.
+
+        The run lies entirely within the gap, or it is a collective that lasts until shortly before the end of the gap.
+        """
         runs = self.helper_runs
         place = int(runs.ends.searchsorted(end_ns, side="right")) - 1
         for candidate in range(place, max(place - 64, -1), -1):
             if runs.ends[candidate] <= begin_ns:
                 return None
             run = int(runs.order[candidate])
-            if runs.begin[run] >= begin_ns:
-                return int(runs.track[run]), int(runs.ends[candidate])
+            track, ended_ns = int(runs.track[run]), int(runs.ends[candidate])
+            is_covered = end_ns - ended_ns <= _MAX_RESUMED * (ended_ns - begin_ns)
+            if runs.begin[run] >= begin_ns or (
+                is_covered and self.owner[self.segment_at(track, ended_ns)] == OwnerKind.COLLECTIVE
+            ):
+                return track, ended_ns
         return None
 
     def main_worked(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:

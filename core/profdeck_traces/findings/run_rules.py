@@ -140,7 +140,7 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
 
 def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
     """One rank for which the others wait in collectives for over 1 % of the step. Without such a rank, ranks that wait
-    for each other for over 5 % of the step. Waits count if they are on the critical path.
+    for each other for over 10 % of the step. Waits count if they are on the critical path.
     """
     for group in run.skew:
         ranks = {rank.path: rank for rank in group.ranks}
@@ -157,7 +157,7 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
                 yield _straggler(team.pop(group.straggler), [*team.values()], others)
         elif group.straggler is None and team:
             time_us = statistics.fmean(sum(of_rank.values()) for of_rank in waits.values())
-            if time_us > 0.05 * step_us:
+            if time_us > 0.1 * step_us:
                 yield _imbalance(group, [*team.values()], time_us)
 
 

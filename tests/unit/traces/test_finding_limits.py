@@ -207,7 +207,7 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("garbage-collection", host([1_010] * 4, stage="gc.collect"), host([990] * 4, stage="gc.collect")),
     ("unsteady-steps", host([88, 100, 112] * 3), host([92, 100, 108] * 3)),
     ("unsteady-steps", host([100, 100, 100, 126]), host([100, 100, 100, 124])),
-    ("imbalance", gpus(uneven_us=980), gpus(uneven_us=900)),
+    ("imbalance", gpus(uneven_us=2_300), gpus(uneven_us=2_000)),
     ("small-collectives", communication(20), communication(19)),
     ("small-collectives", communication(20), communication(20, nelems=250_000)),
     ("small-collectives", communication(20), communication(20, reduce_us=1.0)),

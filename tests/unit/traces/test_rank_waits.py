@@ -90,6 +90,7 @@ def gloo_job(
     steps: int = 4,
     name: str = "gloo:all_reduce",
     cut: int = 0,
+    early_us: int = 0,
 ) -> Path:
     """Write the traces of ranks. In each step of 1,000 us, ranks other than 0 sort until they arrive.
 
@@ -99,6 +100,7 @@ def gloo_job(
         steps: Number of steps.
         name: Name of the collective.
         cut: Number of collectives that are missing at the end of rank 1's trace.
+        early_us: Time by which the collective starts before the operator that launches it ends.
     """
     directory.mkdir()
     for rank, arrival_us in enumerate(arrivals_us):
@@ -111,7 +113,7 @@ def gloo_job(
             if rank:
                 calls.append(("cpu_op", "aten::sort", 1, begin + 200, arrival))
             if not (rank and step >= steps - cut):
-                calls.append(("user_annotation", name, 2, arrival, begin + 800))
+                calls.append(("user_annotation", name, 2, arrival - early_us, begin + 800))
             calls.append(("cpu_op", "aten::add", 1, begin + 800, begin + 1_000))
         host_trace(directory, rank, calls)
     return directory
@@ -132,6 +134,13 @@ def test_a_wait_for_a_rank_names_its_owner_and_the_gain(tmp_path: Path) -> None:
     assert owner(late, "aten::sort").time_us == 2_000
     assert not [item for item in late.owners if item.rank is not None]
     assert not [note for note in waiting.notes if "waiting" in note]
+
+
+def test_a_collective_can_start_before_its_operator_ends(tmp_path: Path) -> None:
+    """Regression test: without stacks, the main thread's wait counted as time without an event."""
+    waiting = account(summary_of(gloo_job(tmp_path / "job", early_us=50)), 0)
+    assert owner(waiting, "aten::sort", 1).time_us == 4 * 450
+    assert owner(waiting, "aten::mm", 1).time_us == 4 * 50
 
 
 def test_the_gain_of_a_wait_is_limited_by_the_second_to_last_rank(tmp_path: Path) -> None:
