@@ -23,8 +23,8 @@ from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
 _INITIAL_NS = 1_000_000  # maximum time from the start of a recording to the start of frames that were already open
-_MAX_RESUMED = 0.25
-"""Maximum time from the end of a collective to the end of the gap, as a fraction of the time before it."""
+_NEAR = 0.5
+"""Maximum time between the end of a collective and the end of a gap, as a fraction of the time before it."""
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
 
@@ -126,21 +126,42 @@ class HostThreads:
     def helped(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
         """Return the thread and end time of the last helper run that the main thread waited for in a gap.
 
-        The run lies entirely within the gap, or it is a collective that lasts until shortly before the end of the gap.
+        The run lies entirely within the gap, or it is a collective that ends near the end of the gap. A collective can
+        start before the operator that launches it has ended, and end after the main thread was notified.
         """
         runs = self.helper_runs
+        gap = np.array([begin_ns]), np.array([end_ns])
+        if self._ends_in_collective(*gap)[0]:
+            return int(runs.track[self._open_run(gap[1])[0]]), end_ns
         place = int(runs.ends.searchsorted(end_ns, side="right")) - 1
         for candidate in range(place, max(place - 64, -1), -1):
             if runs.ends[candidate] <= begin_ns:
                 return None
             run = int(runs.order[candidate])
             track, ended_ns = int(runs.track[run]), int(runs.ends[candidate])
-            is_covered = end_ns - ended_ns <= _MAX_RESUMED * (ended_ns - begin_ns)
+            is_covered = end_ns - ended_ns <= _NEAR * (ended_ns - begin_ns)
             if runs.begin[run] >= begin_ns or (
                 is_covered and self.owner[self.segment_at(track, ended_ns)] == OwnerKind.COLLECTIVE
             ):
                 return track, ended_ns
         return None
+
+    def _open_run(self, end_ns: Int) -> Int:
+        """Return the helper run that started before each time and lasts longest, or -1."""
+        place = self.helper_runs.begin.searchsorted(end_ns) - 1
+        return np.append(self.helper_runs.longest, -1)[place]
+
+    def _ends_in_collective(self, begin_ns: Int, end_ns: Int) -> NDArray[np.bool_]:
+        """Return a mask of the main thread's gaps that end shortly before the end of a collective."""
+        runs, run = self.helper_runs, self._open_run(end_ns)
+        if not len(runs.begin):
+            return np.zeros(len(run), np.bool_)
+        later_ns, waited_ns = runs.end[run] - end_ns, end_ns - np.maximum(begin_ns, runs.begin[run])
+        is_near: NDArray[np.bool_] = (run >= 0) & (later_ns > 0) & (later_ns <= _NEAR * waited_ns)
+        for gap in np.flatnonzero(is_near).tolist():
+            segment = self.segment_at(int(runs.track[run[gap]]), int(end_ns[gap]))
+            is_near[gap] = self.owner[segment] == OwnerKind.COLLECTIVE
+        return is_near
 
     def main_worked(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
         """Return the main thread and the end of its last work during a helper thread's gap, or ``None``."""
@@ -221,6 +242,7 @@ class HostThreads:
             ends = self.helper_runs.ends
             ended = ends.searchsorted(self.begin[gaps], side="right")
             is_stop[gaps[ends.searchsorted(self.begin[gaps + 1], side="right") > ended]] = True
+            is_stop[gaps[self._ends_in_collective(self.begin[gaps], self.begin[gaps + 1])]] = True
         is_stop[list(self.last.values())] = True
         self.is_stop = is_stop
         self.index_stops()

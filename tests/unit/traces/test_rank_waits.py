@@ -91,6 +91,7 @@ def gloo_job(
     name: str = "gloo:all_reduce",
     cut: int = 0,
     early_us: int = 0,
+    late_us: int = 0,
 ) -> Path:
     """Write the traces of ranks. In each step of 1,000 us, ranks other than 0 sort until they arrive.
 
@@ -101,6 +102,7 @@ def gloo_job(
         name: Name of the collective.
         cut: Number of collectives that are missing at the end of rank 1's trace.
         early_us: Time by which the collective starts before the operator that launches it ends.
+        late_us: Time by which the collective ends after the main thread continues.
     """
     directory.mkdir()
     for rank, arrival_us in enumerate(arrivals_us):
@@ -113,7 +115,7 @@ def gloo_job(
             if rank:
                 calls.append(("cpu_op", "aten::sort", 1, begin + 200, arrival))
             if not (rank and step >= steps - cut):
-                calls.append(("user_annotation", name, 2, arrival - early_us, begin + 800))
+                calls.append(("user_annotation", name, 2, arrival - early_us, begin + 800 + late_us))
             calls.append(("cpu_op", "aten::add", 1, begin + 800, begin + 1_000))
         host_trace(directory, rank, calls)
     return directory
@@ -141,6 +143,13 @@ def test_a_collective_can_start_before_its_operator_ends(tmp_path: Path) -> None
     waiting = account(summary_of(gloo_job(tmp_path / "job", early_us=50)), 0)
     assert owner(waiting, "aten::sort", 1).time_us == 4 * 450
     assert owner(waiting, "aten::mm", 1).time_us == 4 * 50
+
+
+def test_a_collective_can_end_after_the_main_thread_continues(tmp_path: Path) -> None:
+    """Regression test: gloo notifies the main thread before its own event ends."""
+    waiting = account(summary_of(gloo_job(tmp_path / "job", late_us=50)), 0)
+    assert owner(waiting, "aten::sort", 1).time_us == 2_000
+    assert owner(waiting, "gloo:all_reduce").time_us == 400
 
 
 def test_the_gain_of_a_wait_is_limited_by_the_second_to_last_rank(tmp_path: Path) -> None:
