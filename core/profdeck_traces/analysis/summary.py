@@ -387,7 +387,10 @@ class _Summary:
         calls, collectives = self._collectives, self._matched
         is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
         rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
-        finder = ArrivalFinder(names, kinds, rows, collectives.group, self._trace.base_ns)
+        # Several groups can have the same text.
+        numbers = {text: number for number, text in enumerate(collectives.groups)}
+        groups = np.array([numbers[text] for text in collectives.groups], dtype=np.int64)[collectives.group]
+        finder = ArrivalFinder(names, kinds, rows, groups, self._trace.base_ns)
         windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
         account = account_of(windows, names, kind or "recording", finder.add)
         if account is not None and not (events.row >= 0).all():
