@@ -25,7 +25,7 @@ _NS_PER_US = 1000
 _MAX_HOPS = 64
 """Maximum number of ranks in a chain of waits, where each rank waits for the next one."""
 _MAX_SEGMENTS = 1 << 20
-"""Number of segments that are processed at a time, to limit memory."""
+"""Number of waits, and of segments, that are processed at a time, to limit memory."""
 _MIN_NOTED = 0.01  # fraction of the account
 _EXPOSED = 0.99
 
@@ -180,7 +180,8 @@ class _TeamWaits:
         self._gains: list[dict[tuple[int, int], int]] = [{} for _ in arrivals]
         self._moved_ns: list[dict[OwnerKey, int]] = [{} for _ in arrivals]
         self._matched_ns = [0] * len(arrivals)
-        self._assign(self._first_waits())
+        for waits in self._first_waits():
+            self._assign(waits)
 
     def _add_meetings(self, group: MatchedGroup) -> None:
         """Find the last rank at each collective of a process group."""
@@ -208,9 +209,9 @@ class _TeamWaits:
             meetings.second[call], meetings.last[call] = second[waits], arrived[waits]
             meetings.rank[call], meetings.call[call] = np.array(members)[last[waits]], last_call[waits]
 
-    def _first_waits(self) -> _Waits:
-        """Return the waits on the critical paths of the ranks."""
-        parts = []
+    def _first_waits(self) -> Iterator[_Waits]:
+        """Yield the waits on the critical paths of the ranks, in batches of limited size."""
+        parts: list[_Waits] = []
         for root, (arrivals, meetings, offset_ns) in enumerate(
             zip(self._arrivals, self._meetings, self._offset_ns, strict=True)
         ):
@@ -225,7 +226,10 @@ class _TeamWaits:
             margin_ns = np.minimum(meetings.last[call] - meetings.second[call], until - begin)
             rank, of_rank = meetings.rank[call], meetings.call[call]
             parts.append(_Waits(np.full(len(waits), root), rank, of_rank, begin, until, margin_ns))
-        return _joined(parts)
+            if sum(len(part.root) for part in parts) >= _MAX_SEGMENTS:
+                yield _joined(parts)
+                parts = []
+        yield _joined(parts)
 
     def _assign(self, waits: _Waits) -> None:
         """Divide waits among the owners of the awaited ranks."""
