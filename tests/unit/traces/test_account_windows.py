@@ -60,9 +60,7 @@ def program_of(seed: int) -> Program:
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_windows_have_the_owners_of_the_whole_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_windows_have_the_owners_of_the_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     events = run_steps(program_of(seed), STEPS, sync_records=seed % 2 == 0).events
     path = write(tmp_path, events)
     expected = account_of(path)
