@@ -89,3 +89,42 @@ def test_recordings_without_steps_are_divided_as_well(
         key: time_us for key, (time_us, _) in times_of(expected).items()
     }
     assert (account.time_us, account.steps, account.border) == (expected.time_us, 1, "recording")
+
+
+def step_events(steps: int) -> list[dict[str, Any]]:
+    """Return the events of steps in which every event can be on the critical path."""
+    program = [call for number in range(20) for call in (("op", f"aten::op{number}", 30), ("launch", "k", 20, 7))]
+    return run_steps([*program, ("sync", None)], steps).events
+
+
+def account_from_columns(path: Path) -> Account | None:
+    """Return the account from the columns of a trace."""
+    events = read_events(path)
+    if tracemalloc.is_tracing():
+        tracemalloc.reset_peak()
+    rows = np.flatnonzero(events.has_category({"user_annotation"}))
+    steps = StepAnnotations(events.track[rows], events.start_ns[rows], events.end_ns[rows])
+    kinds = row_kinds(events, lambda name: name.startswith("ProfilerStep"), lambda _name: False)
+    names = Attribution(events, lambda name: name.startswith("ProfilerStep"))
+    return table.account_of(Windows(names, kinds, steps, np.zeros(len(rows), np.bool_)), names, "global_step")
+
+
+def test_memory_per_event_is_bounded(tmp_path: Path) -> None:
+    """Measured on a trace of Kineto's densest form: few args, and each event on the path."""
+    path = write(tmp_path, step_events(200))
+    account_from_columns(path)  # imports and caches
+    events = read_events(path)
+    arrays = [*events.all.values(), *(array for pairs in events.args.values() for array in (pairs.row, pairs.value))]
+    columns = sum(array.nbytes for array in arrays)
+    print(columns / len(events))
+    assert columns <= MAX_READING_BYTES * len(events)
+    tracemalloc.start()
+    try:
+        account = account_from_columns(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert account is not None
+    assert account.owners[0].gain_us is not None
+    print((peak - columns) / len(events))
+    assert peak - columns <= MAX_ACCOUNT_BYTES * len(events)
