@@ -308,13 +308,13 @@ class Dependencies:
     def _sort(self) -> None:
         """Sort nodes by time and dependencies by target."""
         order = np.lexsort((self._class, self.time))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
         self.time, self.border_nodes = self.time[order], place[self.border_nodes]
-        self._code_of_node = (order - 1).astype(np.int64)  # only meaningful for thread nodes
+        self._code_of_node = (order - 1).astype(np.int32)  # only meaningful for thread nodes
         columns = self._edges.columns()
         self._edges.groups.clear()
-        columns[0], columns[1] = place[columns[0]], place[columns[1]].astype(np.int32)
+        columns[0], columns[1] = place[columns[0]].astype(np.int64), place[columns[1]]
         is_ordered = columns[0] < columns[1]
         columns = [column[is_ordered] for column in columns]
         # A node without a dependency that matches its time keeps the recorded time.

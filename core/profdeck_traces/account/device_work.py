@@ -43,11 +43,11 @@ class DeviceEvents:
             launch: Row of each event's launch call, or -1.
             kinds: `RowKind` of each row.
         """
-        self.rows = rows = np.flatnonzero(kinds >= RowKind.KERNEL)
+        self.rows = rows = np.flatnonzero(kinds >= RowKind.KERNEL).astype(np.int32)
         self.start, self.end = events.start_ns[rows], events.end_ns[rows]
         self.track = events.track[rows]
-        self.calls = np.flatnonzero((kinds >= RowKind.CALL) & (kinds <= RowKind.EVENT_SYNC))
-        self.launch = launch[rows].astype(np.int64)
+        self.calls = np.flatnonzero((kinds >= RowKind.CALL) & (kinds <= RowKind.EVENT_SYNC)).astype(np.int32)
+        self.launch = launch[rows]
         """Row of each event's launch call, or -1."""
         is_launched = self.launch >= 0
         call = np.maximum(self.launch, 0)
@@ -140,7 +140,7 @@ class DeviceEvents:
 
     def _launches_by_stream(self) -> dict[int, tuple[Int, Int]]:
         """Return, for each stream, the launch times and the indices of launched events, sorted by launch."""
-        index = np.flatnonzero(self.launch >= 0)
+        index = np.flatnonzero(self.launch >= 0).astype(np.int32)
         index = index[np.lexsort((self.launched[index], self.track[index]))]
         launched = self.launched[index]
         tracks = np.unique(self.track)

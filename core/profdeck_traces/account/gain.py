@@ -60,8 +60,7 @@ class Replay:
         """
         self._is_used, self._graph = is_used, Dependencies(recording, events)
         self._segment_row, self._work_row = recording.threads.row, recording.work.rows
-        self._weight = self._graph.delay + self._graph.event_work
-        self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
+        self.is_exact = bool((self._times(self._graph.delay + self._graph.event_work)[0] == self._graph.time).all())
         """True if the replay reproduces all recorded times."""
 
     def add_gain(self, gain: Gain, kind: OwnerKind, is_owner: _Mask) -> None:
@@ -76,7 +75,7 @@ class Replay:
         if kind in _NO_GAIN or not self.is_exact:
             gain.is_known = False
             return
-        times, path = self._times(self._weight - self._time_of(kind, is_owner))
+        times, path = self._times(self._weights_without(kind, is_owner))
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
         saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
         gain.saved_ns += int(saved.sum())
@@ -88,18 +87,23 @@ class Replay:
         before = np.append(0, np.cumsum(np.where(is_owner, graph.length, 0)))
         if not len(is_owner):
             return graph.offset
-        owned: Int = before[graph.segment] + np.where(is_owner[graph.segment], graph.offset, 0)
+        owned: Int = before[graph.segment]
+        np.add(owned, graph.offset, out=owned, where=is_owner[graph.segment])
         return owned
 
-    def _time_of(self, kind: OwnerKind, is_owner: _Mask) -> Int:
-        """Return the owner's time within each dependency."""
+    def _weights_without(self, kind: OwnerKind, is_owner: _Mask) -> Int:
+        """Return the duration of each dependency without the owner's time."""
         graph = self._graph
         of_segments = self._of_segments((graph.segment_kind == kind) & is_owner[self._segment_row])
-        time = np.where(graph.is_thread, of_segments[graph.target] - of_segments[graph.source], 0)
-        time += np.where(~graph.is_thread & (graph.kind == kind) & is_owner[graph.row], graph.delay, 0)
+        weight: Int = of_segments[graph.source]
+        weight -= of_segments[graph.target]
+        weight[~graph.is_thread] = 0
         of_device = np.append((graph.device_kind == kind) & is_owner[self._work_row], False)
-        time += np.where(of_device[graph.event], graph.event_work, 0)
-        return time
+        np.add(weight, graph.event_work, out=weight, where=~of_device[graph.event])
+        is_owned = (graph.kind == kind) & is_owner[graph.row]
+        is_owned &= ~graph.is_thread
+        np.add(weight, graph.delay, out=weight, where=~is_owned)
+        return weight
 
     def _times(self, weight: Int) -> tuple[Int, Int]:
         """Return the time of each node, and the dependencies on the critical path to the last border."""

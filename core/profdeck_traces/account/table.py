@@ -203,6 +203,7 @@ def _with_gains(
         rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
         columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
         groups, first = _grouped(columns)
+        groups = groups.astype(np.int32)
         columns = [column[first] for column in columns]
         for owner, gain in zip(named, gains, strict=True):
             is_owner = np.ones(len(first), np.bool_)

@@ -71,11 +71,16 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.row)
 
+    def index_of(self, rows: NDArray[np.integer[Any]]) -> Int:
+        """Return the index of the first value of each row, or of the next row if there is none."""
+        # With another type, NumPy would convert all rows in each call.
+        return np.searchsorted(self.row, rows.astype(self.row.dtype, copy=False))
+
     def selected(self, rows: Int) -> Pairs:
         """Return the values of some rows, numbered by their index in `rows`, which are sorted."""
         if not len(self):
             return self
-        at = np.minimum(np.searchsorted(self.row, rows), len(self) - 1)
+        at = np.minimum(self.index_of(rows), len(self) - 1)
         has_value = np.flatnonzero(self.row[at] == rows)
         return Pairs(has_value.astype(np.uint32), self.value[at[has_value]])
 
@@ -207,7 +212,7 @@ class Events:
             return found
         if not len(pairs):
             return np.full(len(rows), missing, np.int64)
-        at = np.minimum(np.searchsorted(pairs.row, rows), len(pairs) - 1)
+        at = np.minimum(pairs.index_of(rows), len(pairs) - 1)
         return np.where(pairs.row[at] == rows, pairs.value[at], missing)
 
     def track_bounds(self) -> list[tuple[int, int]]:
