@@ -1,0 +1,62 @@
+"""Recordings of the recipes: one function per kind writes traces to a directory and returns the truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.diagnosis import gpu_recipes
+from benchmarks.diagnosis.recipe import Kind, Recipe, Truth
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 300
+RUN = "run"
+"""Directory of the traces, below the directory of the recording."""
+
+
+def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
+    """Record a recipe. The traces are below ``directory / RUN``.
+
+    Raises:
+        RuntimeError: The job failed. The message ends with its output.
+    """
+    if recipe.kind is Kind.GPU:
+        return gpu_recipes.record(recipe, directory / RUN, seed)
+    measured = _run_job(recipe, directory, seed)
+    cost_us = measured["planted_us"]
+    if recipe.options.get("compare"):
+        without = _run_job(recipe, directory / "without", seed, "--without")
+        # The ratio of CPU times varies less than the difference of two wall times on a shared machine.
+        cost_us = measured["step_us"] * (1 - without["cpu_us"] / measured["cpu_us"])
+    return Truth(
+        cost_us=cost_us if recipe.answer else None, step_us=measured["step_us"], places=tuple(measured["places"])
+    )
+
+
+def _run_job(recipe: Recipe, directory: Path, seed: int, *arguments: str) -> dict[str, Any]:
+    """Run the training job. Return the values of the rank with the largest planted time."""
+    ranks = recipe.options.get("ranks", 2) if recipe.kind is Kind.RANKS else 1
+    command = [sys.executable, "-m"]
+    if ranks > 1:
+        command += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+    command += ["benchmarks.diagnosis.training_job", recipe.id, str(directory), "--seed", str(seed), *arguments]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PROFDECK")}
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environ | {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    if result.returncode:
+        raise RuntimeError(f"The job of {recipe.id} exited with {result.returncode}:\n{result.stderr[-3000:]}")
+    documents = [
+        dict(json.loads((directory / f"rank{rank}.json").read_text(encoding="utf-8"))) for rank in range(ranks)
+    ]
+    return max(documents, key=lambda document: float(document["planted_us"]))
