@@ -10,13 +10,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import attrs
-from benchmarks.diagnosis.recipe import Recipe, Truth
+from benchmarks.diagnosis.recipe import Kind, Recipe, Truth
 from benchmarks.diagnosis.scoring import Score
 
 ROOT = Path(__file__).resolve().parents[2]
 _RECORDING = ("core/profdeck", "plugins")
 _READING = ("core/profdeck_traces", "native")
-_NOT_RECIPES = ("__main__.py", "kept_results.py", "scoring.py")
+_HERE = Path(__file__).parent
+_JOB = ("recipe.py", "recording.py", "training_job.py")
+_COMMON = {
+    Kind.GPU: ("recipe.py", "simulated_gpu.py", "gpu_jobs.py"),
+    Kind.JOB: _JOB,
+    Kind.RANKS: _JOB,
+}
+"""Modules of this directory that recordings of a kind depend on, in addition to the source of the recipe."""
 
 
 @functools.cache
@@ -34,15 +41,15 @@ def _sources(*directories: str) -> tuple[Path, ...]:
 
 def recording_version(recipe: Recipe, seed: int) -> str:
     """Return a hash of the code and values that a recording depends on."""
-    common = [path for path in Path(__file__).parent.glob("*.py") if not path.name.endswith("recipes.py")]
-    kept = tuple(sorted(path for path in common if path.name not in _NOT_RECIPES))
-    parts = (_version(_sources(*_RECORDING)), _version(kept), recipe.source, repr(recipe.options), str(seed))
+    common = _version(tuple(_HERE / name for name in _COMMON[recipe.kind]))
+    profiler = "" if recipe.kind is Kind.GPU else _version(_sources(*_RECORDING))
+    parts = (profiler, common, recipe.source, repr(recipe.options), str(seed))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def score_version(recipe: Recipe, seed: int) -> str:
     """Return a hash of the code and values that a score depends on."""
-    scoring = _version((Path(__file__).with_name("scoring.py"),))
+    scoring = _version((_HERE / "scoring.py",))
     parts = (recording_version(recipe, seed), _version(_sources(*_READING)), scoring)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

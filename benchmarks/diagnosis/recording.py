@@ -21,24 +21,30 @@ RUN = "run"
 def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
     """Record a recipe. The traces are below ``directory / RUN``.
 
+    Options of a recipe for the training job: ``stacks``; ``settings`` of profdeck; ``ranks``; ``compare``, ``cpu`` or
+    ``wall``, if the cost is the difference to the job without the cause, in CPU or wall time; ``in_turn``, if the cost
+    is the sum over the ranks.
+
     Raises:
         RuntimeError: The job failed. The message ends with its output.
     """
     if recipe.kind is Kind.GPU:
         return gpu_recipes.record(recipe, directory / RUN, seed)
-    measured = _run_job(recipe, directory, seed)
-    cost_us = measured["planted_us"]
-    if recipe.options.get("compare"):
-        without = _run_job(recipe, directory / "without", seed, "--without")
+    ranks = _run_job(recipe, directory, seed)
+    measured = max(ranks, key=lambda rank: float(rank["planted_us"]))
+    cost_us = sum(rank["planted_us"] for rank in ranks) if recipe.options.get("in_turn") else measured["planted_us"]
+    if compared := recipe.options.get("compare"):
+        (without,) = _run_job(recipe, directory / "without", seed, "--without")
         # The ratio of CPU times varies less than the difference of two wall times on a shared machine.
-        cost_us = measured["step_us"] * (1 - without["cpu_us"] / measured["cpu_us"])
+        key = "cpu_us" if compared == "cpu" else "step_us"
+        cost_us = measured["step_us"] * (1 - without[key] / measured[key])
     return Truth(
         cost_us=cost_us if recipe.answer else None, step_us=measured["step_us"], places=tuple(measured["places"])
     )
 
 
-def _run_job(recipe: Recipe, directory: Path, seed: int, *arguments: str) -> dict[str, Any]:
-    """Run the training job. Return the values of the rank with the largest planted time."""
+def _run_job(recipe: Recipe, directory: Path, seed: int, *arguments: str) -> list[dict[str, Any]]:
+    """Run the training job. Return the measured values of each rank."""
     ranks = recipe.options.get("ranks", 2) if recipe.kind is Kind.RANKS else 1
     command = [sys.executable, "-m"]
     if ranks > 1:
@@ -56,7 +62,4 @@ def _run_job(recipe: Recipe, directory: Path, seed: int, *arguments: str) -> dic
     )
     if result.returncode:
         raise RuntimeError(f"The job of {recipe.id} exited with {result.returncode}:\n{result.stderr[-3000:]}")
-    documents = [
-        dict(json.loads((directory / f"rank{rank}.json").read_text(encoding="utf-8"))) for rank in range(ranks)
-    ]
-    return max(documents, key=lambda document: float(document["planted_us"]))
+    return [json.loads((directory / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in range(ranks)]

@@ -40,7 +40,6 @@ FOREACH = (
 class Collective:
     """A collective that a rank has launched. The simulation sends the rank its end."""
 
-    name: str
     transfer_us: float
     ready_us: float
     """Time at which the kernel starts on this rank."""
@@ -165,7 +164,7 @@ class Gpu:
             self.now += 6
             correlation = self._call("cudaLaunchKernel", self.now + _CALL_US)
         ready = max(self.now + _LATENCY_US, self.free.get(COMMUNICATION, 0.0) + _GAP_US)
-        end = yield Collective(name=name, transfer_us=transfer_us, ready_us=ready, group=group)
+        end = yield Collective(transfer_us=transfer_us, ready_us=ready, group=group)
         args = {
             "Collective name": name,
             "Process Group Name": "0",
@@ -204,7 +203,7 @@ def simulate(
     seed: int,
     ranks: int = 1,
     steps: int = 10,
-    step_name: str | None = "ProfilerStep",
+    marks: bool = True,
 ) -> list[Gpu]:
     """Run a program for several steps on all ranks. Return the ranks with their events.
 
@@ -213,7 +212,7 @@ def simulate(
         seed: seed of the ranks' random generators.
         ranks: number of ranks.
         steps: number of steps.
-        step_name: prefix of the annotation around each step, or None if the program adds its own annotations.
+        marks: whether to add an annotation around each step. Otherwise, the program adds it.
     """
     gpus = [Gpu(rank=rank, ranks=ranks, random=random.Random(seed)) for rank in range(ranks)]
     for step in range(steps):
@@ -222,9 +221,9 @@ def simulate(
             gpu.step = step
             programs.append(program(gpu))
         _run_together(programs)
-        if step_name:
+        if marks:
             for gpu, begin in zip(gpus, begins, strict=True):
-                gpu.add("user_annotation", f"{step_name}#{step}", begin, gpu.now)
+                gpu.add("user_annotation", f"ProfilerStep#{step}", begin, gpu.now)
         for gpu in gpus:
             gpu.now += 2
     return gpus
@@ -245,15 +244,15 @@ def _run_together(programs: Sequence[Program]) -> None:
                 del running[rank]
         for rank, collective in [*waiting.items()]:
             members = [waiting.get(member) for member in collective.group]
-            if rank in waiting and all(member and member.name == collective.name for member in members):
-                joined = [member for member in members if member]
-                end = max(member.ready_us for member in joined) + max(member.transfer_us for member in joined)
+            same = [member for member in members if member and member.group == collective.group]
+            if rank in waiting and len(same) == len(members):
+                end = max(member.ready_us for member in same) + max(member.transfer_us for member in same)
                 for member in collective.group:
                     ends[member] = end
                     del waiting[member]
 
 
-def mean_step_us(gpus: Sequence[Gpu], prefix: str = "ProfilerStep#") -> float:
+def mean_step_us(gpus: Sequence[Gpu], prefix: str) -> float:
     """Return the mean step, or iteration, of the slowest rank."""
     return max(
         statistics.fmean(event["dur"] for event in gpu.events if event["name"].startswith(prefix)) for gpu in gpus

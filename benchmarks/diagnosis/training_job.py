@@ -13,6 +13,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -55,6 +56,8 @@ class TrainingJob:
     """Batch of the current step."""
     step: int = 0
     place: tuple[str, ...] = ()
+    children: list[subprocess.Popen[bytes]] = attrs.field(factory=list)
+    """Processes to kill after the last step."""
     planted_ns: list[int] = attrs.field(factory=list)
     """Time of the planted functions, per recorded step."""
     step_ns: list[int] = attrs.field(factory=list)
@@ -196,6 +199,9 @@ def main() -> None:
     }
     with Profiler.from_config(role="trainer", settings=settings) as profiler:
         job.run(profiler)
+    for child in job.children:
+        child.kill()
+        child.wait()
     result = {
         "planted_us": statistics.fmean(job.planted_ns) / 1000,
         "step_us": statistics.fmean(job.step_ns) / 1000,
