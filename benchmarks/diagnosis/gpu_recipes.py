@@ -16,8 +16,10 @@ COPY_KERNEL = (
 SINGLE, DOUBLE = "ampere_sgemm_128x64_tn", "cutlass_80_tensorop_d884gemm_64x64_16x4_tn_align1"
 
 
-def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
+def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = None) -> Truth:
     """Write the traces of a recipe. The cost is the difference to the same job without the cause.
+
+    If `before` is given, the traces without the cause are written there.
 
     Options of a recipe: ``job``, the class of the job; ``ranks``; ``steps``; ``sizes``, which also apply to the job
     without the cause; ``has_cost``.
@@ -35,7 +37,10 @@ def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
         steps.append(mean_step_us(gpus, job.prefix))
         for gpu in gpus:
             job.after_last_step(gpu)
-    write(gpus, directory)
+        if is_planted:
+            write(gpus, directory)
+        elif before:
+            write(gpus, before)
     cost_us = steps[1] - steps[0] if recipe.answer and recipe.options.get("has_cost", True) else None
     return Truth(cost_us=cost_us, step_us=steps[1], places=job.places)
 

@@ -22,6 +22,11 @@ _COMMON = {
     Kind.GPU: ("recipe.py", "simulated_gpu.py", "gpu_jobs.py"),
     Kind.JOB: _JOB,
     Kind.RANKS: _JOB,
+    Kind.VLLM: ("recipe.py", "serving.py"),
+    Kind.AGENT: _JOB,
+    Kind.DIFF: (*_JOB, "simulated_gpu.py", "gpu_jobs.py"),
+    Kind.TREND: _JOB,
+    Kind.SGLANG: ("recipe.py", "serving.py"),
 }
 """Modules of this directory that recordings of a kind depend on, in addition to the source of the recipe."""
 

@@ -24,8 +24,18 @@ class Kind(StrEnum):
     """A training process on the CPU."""
     RANKS = "ranks"
     """Ranks on the CPU, started by torchrun."""
+    AGENT = "agent"
+    """A job that generates, calls tools and trains, on the CPU."""
     GPU = "gpu"
     """Generated traces of GPUs."""
+    VLLM = "vllm"
+    """A vLLM server on the CPU."""
+    SGLANG = "sglang"
+    """An SGLang server on the CPU."""
+    DIFF = "diff"
+    """Two recordings, one of them with the cause, for ``profdeck diff``."""
+    TREND = "trend"
+    """Captures of one job, the later ones with the cause, for ``profdeck trend``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +118,7 @@ class Truth:
         return cls(**{**document, "places": tuple(document["places"])})
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Recipes:
     """Recipes of one kind, by id."""
 

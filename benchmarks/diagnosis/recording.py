@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300
 RUN = "run"
 """Directory of the traces, below the directory of the recording."""
+BEFORE = f"before/{RUN}"
+"""Directory of the traces without the cause, for `Kind.DIFF`."""
 
 
 def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
@@ -30,6 +32,10 @@ def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
     """
     if recipe.kind is Kind.GPU:
         return gpu_recipes.record(recipe, directory / RUN, seed)
+    if recipe.options.get("of") is Kind.GPU:
+        return gpu_recipes.record(recipe, directory / RUN, seed, directory / BEFORE)
+    if recipe.kind is Kind.DIFF:
+        _run_job(recipe, directory / "before", seed, "--without")
     ranks = _run_job(recipe, directory, seed)
     measured = max(ranks, key=lambda rank: float(rank["planted_us"]))
     cost_us = sum(rank["planted_us"] for rank in ranks) if recipe.options.get("in_turn") else measured["planted_us"]

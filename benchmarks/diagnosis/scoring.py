@@ -80,6 +80,35 @@ def score(recipe: Recipe, truth: Truth, findings: Sequence[Mapping[str, Any]]) -
     return _judge(blank, recipe.answer, truth, lines, first or {"rule": "", "do": "", "gain_us": None})
 
 
+def score_sentence(recipe: Recipe, truth: Truth, sentence: str) -> Score:
+    """Score the verdict of ``profdeck diff`` or ``profdeck trend``.
+
+    The verdict must state that the job is slower, and name the stage of the cause or a name in the recipe's pattern. A
+    time in the verdict must be the cost of the cause.
+    """
+    slower = re.search(r"\bslower\b", sentence) is not None
+    if recipe.answer is None:
+        false_alarms = ("slower",) if slower else ()
+        return Score(id=recipe.id, is_control=True, false_alarms=false_alarms, text=sentence, step_us=truth.step_us)
+    names = [*map(re.escape, truth.places), *filter(None, [recipe.options.get("pattern")])]
+    is_named = any(re.search(name, sentence) for name in names)
+    times = [float(text.replace(",", "")) * 1000 for text in re.findall(r"\+([\d,.]+) ms", sentence)]
+    cost_us = truth.cost_us or 0.0
+    nearest = min(times, key=lambda time_us: abs(time_us - cost_us), default=None)
+    return Score(
+        id=recipe.id,
+        is_control=False,
+        named=slower and is_named,
+        listed=slower,
+        cost=nearest is not None and abs(nearest / cost_us - 1) <= TOLERANCE,
+        first="slower" if slower else "not slower",
+        text=sentence,
+        reported_us=nearest,
+        cost_us=truth.cost_us,
+        step_us=truth.step_us,
+    )
+
+
 def _judge(blank: Score, answer: Answer, truth: Truth, lines: Lines | None, finding: Mapping[str, Any]) -> Score:
     """Return the score with its parts. A part is None if the recipe does not expect it."""
     text = json.dumps({key: value for key, value in finding.items() if key != "do"}, ensure_ascii=False)

@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from profdeck import Profiler
 
 FIRST, RECORDED = 4, 12
+EVERY, PER_CAPTURE = 6, 3
+"""Steps between the starts of two captures, and in one capture, of a job with several captures."""
 NAMES = (
     ("ready", "predict", "learn", "adapt"),
     ("first", "second", "third", "fourth"),
@@ -54,8 +56,13 @@ class TrainingJob:
     batches: Iterator[Batch] = attrs.field(init=False)
     batch: Batch = attrs.field(init=False)
     """Batch of the current step."""
+    captures: int = 1
     step: int = 0
+    begins: int = 0
+    """First step with the planted cause."""
     place: tuple[str, ...] = ()
+    tail_ns: int = 0
+    """Time in which only the last conversation of a rollout was left, in the current step."""
     children: list[subprocess.Popen[bytes]] = attrs.field(factory=list)
     """Processes to kill after the last step."""
     planted_ns: list[int] = attrs.field(factory=list)
@@ -92,7 +99,15 @@ class TrainingJob:
         """Run a function at the end of a stage, on one rank or on all. Its time is the cost of the planted cause."""
         self.place = (f"rank {rank}",) if rank is not None else (self.stages[stage],)
         if rank is None or rank == self.rank:
-            self._hooks[stage].append(lambda: self.timed(hook))
+            self._hooks[stage].append(lambda: self.timed(hook) if self.step >= self.begins else None)
+
+    def add(self, stage: int, hook: Callable[[], object]) -> None:
+        """Run a function at the end of a stage. Its time is not a cost."""
+        self._hooks[stage].append(hook)
+
+    def count(self, time_ns: int) -> None:
+        """Add a time to the cost of the current step."""
+        self._this_step_ns += time_ns
 
     def feed(self, batches: Iterable[Batch], *, rank: int | None = None) -> None:
         """Replace the batches, on one rank or on all. The time to fetch them is the cost of the planted cause."""
@@ -107,7 +122,7 @@ class TrainingJob:
         try:
             return function()
         finally:
-            self._this_step_ns += time.perf_counter_ns() - begin_ns
+            self.count(time.perf_counter_ns() - begin_ns)
 
     def train(self, profiler: Profiler) -> None:
         """Run one step."""
@@ -139,15 +154,22 @@ class TrainingJob:
         for hook in self._hooks[stage]:
             hook()
 
+    def recorded_steps(self) -> list[int]:
+        """Return the numbers of the recorded steps."""
+        if self.captures == 1:
+            return [*range(FIRST, FIRST + RECORDED)]
+        return [FIRST + EVERY * capture + step for capture in range(self.captures) for step in range(PER_CAPTURE)]
+
     def run(self, profiler: Profiler) -> None:
         """Run all steps, and measure the recorded ones."""
-        for self.step in range(FIRST + RECORDED + 1):
+        recorded = self.recorded_steps()
+        for self.step in range(recorded[-1] + 2):
             self._this_step_ns = 0
             with profiler.capture(self.step):
                 begin_ns, begin_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
                 self.train(profiler)
                 step_ns, cpu_ns = time.perf_counter_ns() - begin_ns, time.thread_time_ns() - begin_cpu_ns
-            if FIRST <= self.step < FIRST + RECORDED:
+            if self.step in recorded and self.step >= self.begins:
                 self.step_ns.append(step_ns)
                 self.cpu_ns.append(cpu_ns)
                 self.planted_ns.append(self._this_step_ns)
@@ -155,9 +177,13 @@ class TrainingJob:
 
 def find_recipe(identifier: str) -> Recipe:
     """Return a recipe of this job."""
-    from benchmarks.diagnosis import job_recipes, rank_recipes
+    from benchmarks.diagnosis import agent_recipes, comparison_recipes, job_recipes, rank_recipes
 
-    return (job_recipes.RECIPES.by_id | rank_recipes.RECIPES.by_id)[identifier]
+    registries = (
+        job_recipes.RECIPES, rank_recipes.RECIPES, agent_recipes.RECIPES, comparison_recipes.DIFF,
+        comparison_recipes.TREND,
+    )  # fmt: skip
+    return next(registry.by_id[identifier] for registry in registries if identifier in registry.by_id)
 
 
 def main() -> None:
@@ -182,13 +208,16 @@ def main() -> None:
         stages=generator.choice(NAMES),
         rank=int(os.environ.get("RANK", "0")),
         ranks=ranks,
+        captures=recipe.options.get("captures", 1),
     )
+    if job.captures > 1:
+        job.begins = FIRST + EVERY * (job.captures // 2) - 1
     if not chosen.without:
         recipe.plant(job)
     settings = {
         "output": str(chosen.directory),
         "run": "run",
-        "steps": [f"{FIRST}..{FIRST + RECORDED - 1}"],
+        "steps": job.recorded_steps(),
         "on_demand": False,
         "trainer.backend": "torch",
         "trainer.ranks": "all",
