@@ -27,6 +27,7 @@ from benchmarks.diagnosis import (
     server_recipes,
 )
 from benchmarks.diagnosis.kept_results import KeptResults
+from benchmarks.diagnosis.known_failures import KNOWN_FAILURES, update
 from benchmarks.diagnosis.recipe import Kind, Recipe, Truth
 from benchmarks.diagnosis.recording import BEFORE, RUN, record
 from benchmarks.diagnosis.scoring import Score, score, score_sentence, table, totals
@@ -108,6 +109,9 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=DEFAULT_DIRECTORY, help="directory of kept results")
     for kind in (Kind.VLLM, Kind.SGLANG):
         parser.add_argument(f"--{kind}-python", metavar="PATH", help=f"Python with {kind}; otherwise, skip its recipes")
+    parser.add_argument(
+        "--update-known", action="store_true", help=f"write failures of generated traces to {KNOWN_FAILURES.name}"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
     chosen = parser.parse_args()
     recipes = chosen_recipes(chosen.only, chosen.kind)
@@ -116,6 +120,7 @@ def main() -> None:
             expected = " or ".join(recipe.answer.rules) if recipe.answer else "nothing"
             print(f"{recipe.id:40} {expected}")
         return
+    os.environ |= {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
     results = KeptResults(chosen.results.resolve(), chosen.seed)
     engines = {Kind.VLLM: chosen.vllm_python, Kind.SGLANG: chosen.sglang_python}
     missing = [kind for kind in engines if engines[kind] is None]
@@ -129,6 +134,8 @@ def main() -> None:
             scores.append(measure(recipe, results, servers))
             print(f"[{number}/{len(recipes)}] {recipe.id}: {scores[-1].seconds:.1f} s", file=sys.stderr)
     print(table(scores))
+    if chosen.update_known:
+        update([one for one in scores if one.id in gpu_recipes.RECIPES.by_id])
     if chosen.json:
         document = {
             "machine": machine(),

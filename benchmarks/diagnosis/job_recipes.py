@@ -415,7 +415,7 @@ def yucca(job: TrainingJob) -> None:
     job.plant(1, stalk)
 
 
-@RECIPES.planted("busy-machine", rules="busy-machine", cure="idle machine|other")
+@RECIPES.planted("busy-machine", rules="busy-machine", cure="idle machine|other", has_cost=False)
 def zamia(job: TrainingJob) -> None:
     """Other processes use all cores."""
     burn = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"

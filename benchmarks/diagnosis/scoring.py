@@ -42,12 +42,6 @@ class Score:
     seconds: float = 0.0
     error: str = ""
 
-    @property
-    def passes(self) -> bool:
-        """Whether everything that applies is right."""
-        parts = (self.named, self.cost, self.place, self.line, self.cure)
-        return not self.error and not self.false_alarms and all(part is not False for part in parts)
-
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Score:
         """Return a score from its JSON values."""

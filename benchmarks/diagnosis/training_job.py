@@ -186,21 +186,15 @@ def find_recipe(identifier: str) -> Recipe:
     return next(registry.by_id[identifier] for registry in registries if identifier in registry.by_id)
 
 
-def main() -> None:
-    """Run the job of one recipe."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe")
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--without", action="store_true", help="do not plant the cause")
-    chosen = parser.parse_args()
-    recipe = find_recipe(chosen.recipe)
+def run_recipe(identifier: str, directory: Path, seed: int, *, with_cause: bool) -> None:
+    """Run the job of one recipe in this process, as one rank of torchrun or alone."""
+    recipe = find_recipe(identifier)
     torch.set_num_threads(1)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         dist.init_process_group("gloo")
-    generator = recipe.generator(chosen.seed)
-    scratch = chosen.directory / "scratch"
+    generator = recipe.generator(seed)
+    scratch = directory / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
     job = TrainingJob(
         random=generator,
@@ -212,10 +206,10 @@ def main() -> None:
     )
     if job.captures > 1:
         job.begins = FIRST + EVERY * (job.captures // 2) - 1
-    if not chosen.without:
+    if with_cause:
         recipe.plant(job)
     settings = {
-        "output": str(chosen.directory),
+        "output": str(directory),
         "run": "run",
         "steps": job.recorded_steps(),
         "on_demand": False,
@@ -237,10 +231,21 @@ def main() -> None:
         "cpu_us": statistics.fmean(job.cpu_ns) / 1000,
         "places": job.place,
     }
-    (chosen.directory / f"rank{job.rank}.json").write_text(json.dumps(result), encoding="utf-8")
+    (directory / f"rank{job.rank}.json").write_text(json.dumps(result), encoding="utf-8")
     if ranks > 1:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def main() -> None:
+    """Run the job of one recipe from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recipe")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without", action="store_true", help="do not plant the cause")
+    chosen = parser.parse_args()
+    run_recipe(chosen.recipe, chosen.directory, chosen.seed, with_cause=not chosen.without)
 
 
 if __name__ == "__main__":
