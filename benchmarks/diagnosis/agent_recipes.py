@@ -133,7 +133,7 @@ def ferry(job: TrainingJob) -> None:
     job.plant(3, carry)
 
 
-@RECIPES.control("short-calls", stacks=True, tolerates="profiler-overhead")
+@RECIPES.control("short-calls", stacks=True, tolerates="profiler-overhead profiler")
 def gangway(job: TrainingJob) -> None:
     """Short tool calls, which run concurrently, next to a longer training."""
     job.plant(1, lambda: job.model(torch.rand(job.batch_size * 4, job.features)))

@@ -133,7 +133,7 @@ def flax(job: Training) -> None:
     job.at("forward", work)
 
 
-@RECIPES.planted("recompilation", rules="recompilation", cure="dynamic|shape|mark_dynamic|pad")
+@RECIPES.planted("recompilation", rules="recompilation compilation", cure="dynamic|shape|mark_dynamic|pad")
 def garnet(job: Training) -> None:
     """Each second step has new shapes and compiles the model again."""
     work_us = job.random.uniform(9000, 15_000)
@@ -348,7 +348,10 @@ def ruby(job: Training) -> None:
 
 
 @RECIPES.planted(
-    "longer-sequences", rules="data-imbalance imbalance straggler slow-rank", cure="balance|even|same|pack", ranks=2
+    "longer-sequences",
+    rules="data-imbalance imbalance uneven-batches straggler slow-rank",
+    cure="balance|even|same|pack",
+    ranks=2,
 )
 def rust(job: Training) -> None:
     """One rank has longer sequences."""
@@ -356,7 +359,13 @@ def rust(job: Training) -> None:
     job.at("layer", lambda gpu: gpu.launch(GEMMS[4], extra_us), rank=rank)
 
 
-@RECIPES.planted("changing-lengths", rules="imbalance data-imbalance", cure="balance|even|same|pack", ranks=4, steps=16)
+@RECIPES.planted(
+    "changing-lengths",
+    rules="imbalance data-imbalance uneven-batches",
+    cure="balance|even|same|pack",
+    ranks=4,
+    steps=16,
+)
 def salmon(job: Training) -> None:
     """In each step another rank has longer sequences."""
     extra_us = job.gemm_us * job.random.uniform(0.8, 1.2)
@@ -445,7 +454,7 @@ def violet(job: Engine) -> None:
 @RECIPES.planted(
     "prefill-next-to-decode",
     rules="prefill-next-to-decode mixed-iterations mixed",
-    cure="max_num_batched_tokens|chunk",
+    cure="max.num.batched.tokens|prefill tokens|chunk",
     job=Engine,
     steps=40,
 )
@@ -480,7 +489,7 @@ def yellow(job: Training) -> None:
 
 
 @RECIPES.planted(
-    "profiler-overhead", rules="profiler-overhead", cure="with_stack|fewer|profile_memory|record_shapes|option"
+    "profiler-overhead", rules="profiler-overhead profiler", cure="with_stack|fewer|profile_memory|record_shapes|option"
 )
 def zinc(job: Training) -> None:
     """The profiler stops the host several times per step to get buffers."""

@@ -88,7 +88,9 @@ def elm(job: TrainingJob) -> None:
     job.plant(3, twig)
 
 
-@RECIPES.planted("python-loop", rules="python python-code", cure="vectori|C\\+\\+|compiled|numpy|native", stacks=True)
+@RECIPES.planted(
+    "python-loop", rules="python python-code", cure="vectori|C\\+\\+|compiled|numpy|native|out of the step", stacks=True
+)
 def fir(job: TrainingJob) -> None:
     """Pure Python counts symbols of a text."""
     text = job.random.randbytes(job.draw(150_000, 300_000))
@@ -129,7 +131,7 @@ def iris(job: TrainingJob) -> None:
     job.plant(3, bloom)
 
 
-@RECIPES.planted("log-lines", rules="logging", cure="less often|fewer|level|every", stacks=True)
+@RECIPES.planted("log-lines", rules="logging output", cure="less often|fewer|level|every|many steps", stacks=True)
 def juniper(job: TrainingJob) -> None:
     """Each step writes thousands of log lines to a file."""
     log = logging.getLogger("berry")
@@ -167,7 +169,7 @@ def maple(job: TrainingJob) -> None:
     job.plant(1, sap)
 
 
-@RECIPES.planted("sleep", rules="waiting idle sleep", cure="remove|wait|event|poll", stacks=True)
+@RECIPES.planted("sleep", rules="sleep waiting python-code", cure="remove|wait|event|poll", stacks=True)
 def oak(job: TrainingJob) -> None:
     """Each step polls for a file."""
     count = job.draw(4, 9)
@@ -264,7 +266,7 @@ def poplar(job: TrainingJob) -> None:
 
 @RECIPES.planted(
     "child-process",
-    rules="waiting subprocess idle python-code python",
+    rules="waiting subprocess",
     cure="background|less often|remove|async",
     stacks=True,
 )
@@ -279,7 +281,10 @@ def rowan(job: TrainingJob) -> None:
 
 
 @RECIPES.planted(
-    "tracker-call", rules="waiting network logging idle", cure="background|async|less often|every", stacks=True
+    "tracker-call",
+    rules="waiting network logging output",
+    cure="background|async|less often|every|many steps",
+    stacks=True,
 )
 def sequoia(job: TrainingJob) -> None:
     """Each step sends its loss to a server and waits for the reply."""
@@ -303,7 +308,7 @@ def sequoia(job: TrainingJob) -> None:
     job.plant(3, crown)
 
 
-@RECIPES.planted("new-shapes", rules="recompilation", cure="dynamic|shape|pad", stacks=True)
+@RECIPES.planted("new-shapes", rules="recompilation compilation", cure="dynamic|shape|pad", stacks=True)
 def spruce(job: TrainingJob) -> None:
     """A compiled function gets a new shape in each step."""
     torch._dynamo.config.recompile_limit = 100  # noqa: SLF001  # the documented name
@@ -402,7 +407,7 @@ def wych(job: TrainingJob) -> None:
     job.plant(2, leaf)
 
 
-@RECIPES.planted("prints", rules="logging", cure="less often|fewer|every|level", stacks=True)
+@RECIPES.planted("prints", rules="logging output", cure="less often|fewer|level|every|many steps", stacks=True)
 def yucca(job: TrainingJob) -> None:
     """Each step prints rows of a tensor."""
     stream = (job.scratch / "stalk").open("w", encoding="utf-8")
@@ -428,12 +433,12 @@ def yew(_: TrainingJob) -> None:
     """Only the common job."""
 
 
-@RECIPES.control("plain-training-with-stacks", stacks=True, tolerates="profiler-overhead")
+@RECIPES.control("plain-training-with-stacks", stacks=True, tolerates="profiler-overhead profiler")
 def zelkova(_: TrainingJob) -> None:
     """Only the common job, with stacks."""
 
 
-@RECIPES.control("loader-ahead", stacks=True, tolerates="profiler-overhead")
+@RECIPES.control("loader-ahead", stacks=True, tolerates="profiler-overhead profiler")
 def xylosma(job: TrainingJob) -> None:
     """A DataLoader with workers that are faster than the training."""
     features, size = job.features, job.batch_size

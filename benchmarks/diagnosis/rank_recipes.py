@@ -109,7 +109,9 @@ def jasper(job: TrainingJob) -> None:
     job.plant(3, grains)
 
 
-@RECIPES.planted("alternating-work", rules="imbalance data-imbalance", cure="balance|even|same|equal", in_turn=True)
+@RECIPES.planted(
+    "alternating-work", rules="imbalance data-imbalance uneven-batches", cure="balance|even|same|equal", in_turn=True
+)
 def onyx(job: TrainingJob) -> None:
     """The ranks have more work in turn."""
     extra = torch.rand(job.batch_size * job.draw(3, 5), job.features)
@@ -139,6 +141,6 @@ def topaz(_: TrainingJob) -> None:
     """Both ranks do the same."""
 
 
-@RECIPES.control("three-even-ranks", stacks=True, ranks=3, tolerates="profiler-overhead")
+@RECIPES.control("three-even-ranks", stacks=True, ranks=3, tolerates="profiler-overhead profiler")
 def zircon(_: TrainingJob) -> None:
     """Three ranks do the same, recorded with stacks."""

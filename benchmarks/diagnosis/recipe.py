@@ -74,8 +74,9 @@ class Recipe:
 
     @property
     def source(self) -> str:
-        """Source code of the recipe, with its decorator."""
-        return inspect.getsource(self.plant)
+        """Source code of the function, without the decorator that declares the answer."""
+        source = inspect.getsource(self.plant)
+        return source[source.index("def ") :]
 
     def lines(self) -> Lines | None:
         """Return the source lines of the planted cause, or None without a marker."""

@@ -13,7 +13,7 @@ _OPEN = ("--max-total-tokens", "8192", "--max-running-requests", "16")
 _CLOSED = ("--max-total-tokens", "8192", "--max-running-requests", "2")
 _NEXT: dict[str, str] = {
     "rules": "prefill-next-to-decode mixed-iterations",
-    "cure": "max_num_batched_tokens|prefill tokens|chunk",
+    "cure": "max.num.batched.tokens|prefill tokens|chunk",
 }
 _QUEUE: dict[str, str] = {
     "rules": "request-queue queueing",
