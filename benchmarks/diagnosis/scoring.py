@@ -158,14 +158,14 @@ def totals(scores: Sequence[Score]) -> list[Total]:
     controls = [one for one in scores if one.is_control]
     named = [one for one in planted if one.named]
     rows = [
-        Total(part="named first", right=len(named), of=len(planted)),
-        Total(part="listed", right=sum(bool(one.listed) for one in planted), of=len(planted)),
+        Total(part="Named first", right=len(named), of=len(planted)),
+        Total(part="Listed", right=sum(bool(one.listed) for one in planted), of=len(planted)),
     ]
     for part in ("cost", "place", "line", "cure"):
         judged = [getattr(one, part) for one in named if getattr(one, part) is not None]
-        rows.append(Total(part=f"{part}, of these", right=sum(judged), of=len(judged)))
+        rows.append(Total(part=part.capitalize(), right=sum(judged), of=len(judged)))
     silent = sum(not one.false_alarms and not one.error for one in controls)
-    return [*rows, Total(part="controls without a false alarm", right=silent, of=len(controls))]
+    return [*rows, Total(part="Silent controls", right=silent, of=len(controls))]
 
 
 _MARKS = {True: "yes", False: "NO", None: ""}
@@ -184,9 +184,21 @@ def table(scores: Sequence[Score]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    lines.append("")
-    lines += [f"{total.part:32} {total.right} of {total.of}" for total in totals(scores)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_totals_by_kind(scores)])
+
+
+def _totals_by_kind(scores: Sequence[Score]) -> list[str]:
+    """Return a Markdown table with a row of totals per kind."""
+    groups: dict[str, list[Score]] = {}
+    for one in scores:
+        groups.setdefault(one.id.partition("/")[0], []).append(one)
+    rows = [(name, totals(group)) for name, group in [*groups.items(), ("all", [*scores])]]
+    parts = [total.part for total in rows[0][1]]
+    lines = [f"| Kind | {' | '.join(parts)} |", f"| --- |{' --- |' * len(parts)}"]
+    for name, row in rows:
+        cells = (f"{total.right} of {total.of}" if total.of else "" for total in row)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def _costs(one: Score) -> str:
