@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -41,6 +42,12 @@ def too_large(events: Events) -> str | None:
     return f"Gains are not computed for traces with more than {limit:,} events."
 
 
+def _mask_of(kinds: Iterable[OwnerKind]) -> _Mask:
+    mask = np.zeros(256, np.bool_)
+    mask[list(kinds)] = True
+    return mask
+
+
 class Replay:
     """Replays the dependencies of a recording with modified durations."""
 
@@ -65,13 +72,37 @@ class Replay:
             kind: Owner kind.
             is_owner: Mask of the owner's rows in the trace, with an extra last element for time without an event.
         """
-        graph = self._graph
-        if kind in _NO_GAIN or not self.is_exact:
+        return None if kind in _NO_GAIN else self.gain_of([kind], is_owner)
+
+    def gain_of(self, kinds: Iterable[OwnerKind], is_owner: _Mask) -> Gain | None:
+        """Replay the recording without the time of several kinds of owners, as in `gain`."""
+        if not self.is_exact:
             return None
-        times, path = self._times(self._weight - self._time_of(kind, is_owner))
+        is_kind = _mask_of(kinds)
+        times, path = self._times(self._weight - self._time_of(is_kind, is_owner))
+        return Gain(self._saved_ns(times), self._largest_kind(path, is_kind, is_owner))
+
+    def gain_without_waiting(self, is_sync: _Mask) -> Gain | None:
+        """Replay the recording as if the host did not wait for device work in the given synchronisations.
+
+        Args:
+            is_sync: Mask of the rows of the synchronisations and blocking copies in the trace.
+        """
+        graph = self._graph
+        if not self.is_exact:
+            return None
+        is_cut = (graph.kind == OwnerKind.SYNCHRONISATION) & (graph.event >= 0) & is_sync[graph.row]
+        weight = self._weight.copy()
+        weight[is_cut] = -(1 << 60)
+        times, path = self._times(weight)
+        none = np.zeros(len(is_sync), np.bool_)
+        return Gain(self._saved_ns(times), self._largest_kind(path, _mask_of(()), none))
+
+    def _saved_ns(self, times: Int) -> int:
+        """Return the time that a replay saves over all steps in the account."""
+        graph = self._graph
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
-        saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
-        return Gain(int(saved.sum()), self._largest_kind(path, kind, is_owner))
+        return int((np.diff(recorded) - np.diff(replayed))[self._is_used].sum())
 
     def _of_segments(self, is_owner: _Mask) -> Int:
         """Return the owner's cumulative time at each node. Only differences within a thread are meaningful."""
@@ -82,13 +113,13 @@ class Replay:
         owned: Int = before[graph.segment] + np.where(is_owner[graph.segment], graph.offset, 0)
         return owned
 
-    def _time_of(self, kind: OwnerKind, is_owner: _Mask) -> Int:
+    def _time_of(self, is_kind: _Mask, is_owner: _Mask) -> Int:
         """Return the owner's time within each dependency."""
         graph = self._graph
-        of_segments = self._of_segments((graph.segment_kind == kind) & is_owner[self._segment_row])
+        of_segments = self._of_segments(is_kind[graph.segment_kind] & is_owner[self._segment_row])
         time = np.where(graph.is_thread, of_segments[graph.target] - of_segments[graph.source], 0)
-        time += np.where(~graph.is_thread & (graph.kind == kind) & is_owner[graph.row], graph.delay, 0)
-        of_device = np.append((graph.device_kind == kind) & is_owner[self._work_row], False)
+        time += np.where(~graph.is_thread & is_kind[graph.kind] & is_owner[graph.row], graph.delay, 0)
+        of_device = np.append(is_kind[graph.device_kind] & is_owner[self._work_row], False)
         time += np.where(of_device[graph.event], graph.event_work, 0)
         return time
 
@@ -112,7 +143,7 @@ class Replay:
             last = sources[edges[-1]]
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
-    def _largest_kind(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
+    def _largest_kind(self, path: Int, is_kind: _Mask, is_owner: _Mask) -> OwnerKind:
         """Return the owner kind with the most time on the critical path of a replay."""
         graph = self._graph
         times = np.zeros(256)
@@ -124,13 +155,13 @@ class Replay:
         of_segment = np.cumsum(change[:-1]) * graph.length
         np.add.at(of_segment, graph.segment[source], -graph.offset[source])
         np.add.at(of_segment, graph.segment[target], graph.offset[target])
-        is_left = ~((graph.segment_kind == kind) & is_owner[self._segment_row])
+        is_left = ~(is_kind[graph.segment_kind] & is_owner[self._segment_row])
         times += np.bincount(graph.segment_kind[is_left], of_segment[is_left], minlength=256)
         path = path[~graph.is_thread[path]]
         is_work = graph.event[path] >= 0
         event = graph.event[path[is_work]]
-        is_left = ~((graph.device_kind[event] == kind) & is_owner[self._work_row[event]])
+        is_left = ~(is_kind[graph.device_kind[event]] & is_owner[self._work_row[event]])
         times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
-        is_left = ~((graph.kind[path] == kind) & is_owner[graph.row[path]])
+        is_left = ~(is_kind[graph.kind[path]] & is_owner[graph.row[path]])
         times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
         return OwnerKind(int(times.argmax()))

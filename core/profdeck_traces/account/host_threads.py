@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import (
-    CHECKPOINTS,
+    CONTEXTS,
     LAST_ANNOTATION,
     LAST_CALL,
-    LOADING,
     OWNERS,
     SYNCS,
     RowKind,
@@ -162,9 +161,8 @@ class HostThreads:
         state[row < 0] = State.GAP
         if len(annotations):
             begin, row, owner, state = _with_annotations(events, annotations, begin, row, owner, state)
-        self._set_owner(events, rows, LOADING, OwnerKind.DATA_LOADING, begin, owner)
-        self._set_owner(events, rows, CHECKPOINTS, OwnerKind.CHECKPOINT, begin, owner)
-        self._set_owner(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
+        for kind, row_kinds in CONTEXTS.items():
+            self._set_owner(events, rows, row_kinds, kind, begin, owner)
         return begin, row, owner, state
 
     def _set_owner(  # noqa: PLR0913, PLR0917 - one parameter per column

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.borders import Borders, find_borders
+from profdeck_traces.account.contexts import mark_file_functions
 from profdeck_traces.account.device_work import DeviceEvents
 from profdeck_traces.account.host_threads import HostThreads
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
@@ -68,6 +69,7 @@ def path_of(
     kinds = row_kinds(events, is_step, is_collective)
     if is_valid is not None:
         kinds[~is_valid] = RowKind.OTHER
+    mark_file_functions(events, kinds)
     tracks = steps.track
     main = int(np.bincount(tracks).argmax()) if len(tracks) else None
     used = np.flatnonzero(tracks == main) if main is not None else np.zeros(0, np.int64)

@@ -24,9 +24,13 @@ from profdeck_traces.reading.event_names import (
     call_kind,
     is_backend_collective,
     is_checkpoint,
+    is_compilation,
     is_data_loading,
     is_data_loading_frame,
     is_garbage_collection_frame,
+    is_output_frame,
+    is_validation,
+    is_validation_frame,
     is_waiting_frame,
 )
 from profdeck_traces.reading.events import Events
@@ -39,40 +43,51 @@ class RowKind(IntEnum):
     ANNOTATION = 1
     LOADING_ANNOTATION = 2
     CHECKPOINT_ANNOTATION = 3
-    OPERATOR = 4
-    LOADING_OPERATOR = 5
-    FRAME = 6
-    WAITING_FRAME = 7
+    COMPILATION_ANNOTATION = 4
+    VALIDATION_ANNOTATION = 5
+    OPERATOR = 6
+    LOADING_OPERATOR = 7
+    FRAME = 8
+    WAITING_FRAME = 9
     """A Python frame that is open only while its thread waits."""
-    LOADING_FRAME = 8
-    CHECKPOINT_FRAME = 9
-    GC_FRAME = 10
-    HOST_COLLECTIVE = 11
-    OVERHEAD = 12
-    CALL = 13
-    LAUNCH = 14
-    COPY_CALL = 15
-    ALLOCATION = 16
-    FREE = 17
-    DEVICE_SYNC = 18
-    STREAM_SYNC = 19
-    EVENT_SYNC = 20
-    KERNEL = 21
-    COPY = 22
-    COLLECTIVE = 23
+    LOADING_FRAME = 10
+    CHECKPOINT_FRAME = 11
+    COMPILATION_FRAME = 12
+    OUTPUT_FRAME = 13
+    VALIDATION_FRAME = 14
+    GC_FRAME = 15
+    HOST_COLLECTIVE = 16
+    OVERHEAD = 17
+    CALL = 18
+    LAUNCH = 19
+    COPY_CALL = 20
+    ALLOCATION = 21
+    FREE = 22
+    DEVICE_SYNC = 23
+    STREAM_SYNC = 24
+    EVENT_SYNC = 25
+    KERNEL = 26
+    COPY = 27
+    COLLECTIVE = 28
 
 
-LAST_ANNOTATION, LAST_CALL = RowKind.CHECKPOINT_ANNOTATION, RowKind.EVENT_SYNC
-LOADING = (RowKind.LOADING_ANNOTATION, RowKind.LOADING_OPERATOR, RowKind.LOADING_FRAME)
-CHECKPOINTS = (RowKind.CHECKPOINT_ANNOTATION, RowKind.CHECKPOINT_FRAME)
+LAST_ANNOTATION, LAST_CALL = RowKind.VALIDATION_ANNOTATION, RowKind.EVENT_SYNC
 SYNCS = (RowKind.DEVICE_SYNC, RowKind.STREAM_SYNC, RowKind.EVENT_SYNC)
+
+CONTEXTS = {
+    OwnerKind.DATA_LOADING: (RowKind.LOADING_ANNOTATION, RowKind.LOADING_OPERATOR, RowKind.LOADING_FRAME),
+    OwnerKind.VALIDATION: (RowKind.VALIDATION_ANNOTATION, RowKind.VALIDATION_FRAME),
+    OwnerKind.OUTPUT: (RowKind.OUTPUT_FRAME,),
+    OwnerKind.CHECKPOINT: (RowKind.CHECKPOINT_ANNOTATION, RowKind.CHECKPOINT_FRAME),
+    OwnerKind.COMPILATION: (RowKind.COMPILATION_ANNOTATION, RowKind.COMPILATION_FRAME),
+    OwnerKind.GARBAGE_COLLECTION: (RowKind.GC_FRAME,),
+}
+"""Owners of all time inside events of certain kinds. If such events are nested, the last owner in this order wins."""
 
 OWNERS = {
     RowKind.OPERATOR: OwnerKind.OPERATOR,
     RowKind.LOADING_OPERATOR: OwnerKind.OPERATOR,
-    **dict.fromkeys(
-        (RowKind.FRAME, RowKind.LOADING_FRAME, RowKind.CHECKPOINT_FRAME, RowKind.GC_FRAME), OwnerKind.PYTHON
-    ),
+    **dict.fromkeys(map(RowKind, range(RowKind.FRAME, RowKind.HOST_COLLECTIVE)), OwnerKind.PYTHON),
     RowKind.WAITING_FRAME: OwnerKind.WAIT_FOR_THREAD,
     RowKind.HOST_COLLECTIVE: OwnerKind.COLLECTIVE,
     RowKind.OVERHEAD: OwnerKind.PROFILER,
@@ -134,6 +149,10 @@ def _annotation(name: str) -> RowKind:
         return RowKind.HOST_COLLECTIVE
     if is_data_loading(name):
         return RowKind.LOADING_ANNOTATION
+    if is_compilation(name):
+        return RowKind.COMPILATION_ANNOTATION
+    if is_validation(name):
+        return RowKind.VALIDATION_ANNOTATION
     return RowKind.CHECKPOINT_ANNOTATION if is_checkpoint(name) else RowKind.ANNOTATION
 
 
@@ -149,4 +168,10 @@ def _frame(name: str) -> RowKind:
         return RowKind.LOADING_FRAME
     if is_checkpoint(name):
         return RowKind.CHECKPOINT_FRAME
+    if is_compilation(name):
+        return RowKind.COMPILATION_FRAME
+    if is_output_frame(name):
+        return RowKind.OUTPUT_FRAME
+    if is_validation_frame(name):
+        return RowKind.VALIDATION_FRAME
     return RowKind.WAITING_FRAME if is_waiting_frame(name) else RowKind.FRAME

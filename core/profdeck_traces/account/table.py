@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.causes import causes_of, step_times
 from profdeck_traces.account.gain import Gain, Replay, too_large
 from profdeck_traces.account.model import Account, OwnerKey, OwnerTime, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
@@ -53,8 +54,9 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
     texts = [_plain(name) for name in names.events.names]
     owners = _owners(path, names, texts, recording.kinds, total_ns)
     unknown = too_large(names.events)
-    if unknown is None:
-        owners, unknown = _with_gains(owners, recording, names, texts, is_used)
+    replay = Replay(recording, names.events, is_used) if unknown is None else None
+    if replay is not None:
+        owners, unknown = _with_gains(owners, recording, names, texts, replay)
     return Account(
         basis=basis if has_annotations else "recording",
         border=recording.borders.rule,
@@ -62,6 +64,9 @@ def account_of(recording: RecordingPath, names: Attribution, basis: str, exclude
         time_us=total_ns / _NS_PER_US,
         owners=owners,
         notes=(*_notes(recording, names, path), *((unknown,) if unknown else ())),
+        causes=causes_of(parts, recording, names, texts, replay if unknown is None else None),
+        step_us=step_times(parts),
+        has_stacks=names.has_frames,
     )
 
 
@@ -124,10 +129,9 @@ def _with_gains(
     recording: RecordingPath,
     names: Attribution,
     texts: Sequence[str],
-    is_used: NDArray[np.bool_],
+    replay: Replay,
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
     """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
-    replay = Replay(recording, names.events, is_used)
     if not replay.is_exact:
         return owners, "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
     rows = np.append(np.arange(names.events.complete, dtype=np.int32), np.int32(-1))
