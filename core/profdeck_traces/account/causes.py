@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.contexts import counts_inside
-from profdeck_traces.account.gain import Replay
+from profdeck_traces.account.gain import Gain, Replay
 from profdeck_traces.account.model import CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
-from profdeck_traces.account.recording import RecordingPath
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
+from profdeck_traces.account.windows import Window
 from profdeck_traces.attribution.dtypes import torch_dtype
 from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
@@ -69,121 +71,169 @@ _Rows = NDArray[np.int32]
 _Codes = NDArray[np.uint8]
 
 
-def causes_of(
-    parts: Sequence[Path], recording: RecordingPath, names: Attribution, texts: Sequence[str], replay: Replay | None
-) -> tuple[CauseTime, ...]:
-    """Return the time of each cause and place on the path, longest first.
-
-    Args:
-        parts: The path of each step.
-        recording: The critical path.
-        names: Operators, modules and lines of the events.
-        texts: Event names without addresses.
-        replay: Replay for the gains, or ``None`` to omit them.
-    """
-    events, complete = names.events, names.events.complete
-    head = _root_operators(names)
-    label = _labels(names, recording.kinds, head)
-    place = _places(names)
-    code_of_kind = np.zeros(256, np.uint8)
-    for kind, cause in _OF_KIND.items():
-        code_of_kind[kind] = _code(cause)
-    is_by_event = np.zeros(256, np.bool_)
-    is_by_event[list(_BY_EVENT)] = True
-
-    kind, row = np.concatenate([part.kind for part in parts]), np.concatenate([part.row for part in parts])
-    time = np.concatenate([part.end - part.begin for part in parts])
-    step = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    has_row = row >= 0
-    code = np.where(is_by_event[kind] & has_row, label[np.maximum(row, 0)], code_of_kind[kind])
-    where = np.where(has_row, place[np.maximum(row, 0)], -1)
-    total_ns = int(time.sum())
-    key = code.astype(np.int64) * (place.max(initial=-1) + 2) + where + 1
-    keys, group = np.unique(key, return_inverse=True)
-    times = np.bincount(group, weights=time, minlength=len(keys))
-    found: list[CauseTime] = []
-    for number in np.argsort(-times, kind="stable").tolist():
-        members = np.flatnonzero(group == number)
-        cause = CAUSES[int(code[members[0]]) - 1] if code[members[0]] else None
-        if times[number] < _MIN_SHARE * total_ns:
-            break
-        if cause is None:
-            continue
-        rows, weights = row[members], time[members]
-        heads = np.where(rows >= 0, values_at(head, rows), -1)
-        main, calls = _main(heads, values_at(events.name, heads), weights)
-        one = CauseTime(
-            cause=cause,
-            name=texts[main] if main >= 0 else None,
-            calls=calls,
-            line=_text(texts, values_at(events.name, values_at(names.frame, rows)), weights),
-            module=_text(names.module_paths[1], values_at(names.module_paths[0], rows), weights),
-            annotation=_text(texts, values_at(events.name, values_at(names.annotation, rows)), weights),
-            time_us=int(weights.sum()) / _US,
-            steps_us=_steps_us(step[members], weights, len(parts)),
-        )
-        if replay is not None and len(found) < _MAX_GROUPS:
-            is_place = np.append(place, -1) == where[members[0]]
-            if code_of_kind[kind[members[0]]]:
-                gain = replay.gain_of([kind for kind, of_kind in _OF_KIND.items() if of_kind == cause], is_place)
-            else:
-                gain = replay.gain_of(_BY_EVENT, is_place & (np.append(label, 0) == _code(cause)))
-            if gain is not None and cause != WAITING:
-                one = attrs.evolve(one, gain_us=gain.saved_ns / _US, next_limit=gain.limit.label)
-        found.append(one)
-    if replay is not None:
-        found += _synchronisations(parts, recording, names, texts, replay, complete)
-    return tuple(sorted(found, key=lambda one: -one.time_us))
-
-
-def _synchronisations(  # noqa: PLR0913, PLR0917 - one parameter per kind of input
-    parts: Sequence[Path],
-    recording: RecordingPath,
-    names: Attribution,
-    texts: Sequence[str],
-    replay: Replay,
-    complete: int,
-) -> list[CauseTime]:
-    """Return the synchronisations of each place, with the time that the steps would save without the waits."""
-    events = names.events
-    begin, end = int(parts[0].begin[0]), int(parts[-1].end[-1])
-    is_sync = np.isin(recording.kinds, (*SYNCS, RowKind.COPY_CALL))
-    is_sync &= (events.start_ns >= begin) & (events.end_ns <= end)
-    rows = np.flatnonzero(is_sync)
-    if not len(rows) or not len(recording.work.rows):
-        return []
-    place = _places(names)[rows]
-    found = []
-    for where in np.unique(place).tolist():
-        members = rows[place == where]
-        mask = np.zeros(complete + 1, np.bool_)
-        mask[members] = True
-        weights = events.duration_ns[members]
-        if weights.sum() < _MIN_SHARE * (end - begin) or len(found) >= _MAX_GROUPS:
-            continue
-        gain = replay.gain_without_waiting(mask)
-        if gain is None:
-            return []
-        main, calls = _main(members, events.name[members], weights)
-        operator = _text(texts, values_at(events.name, values_at(names.operator, members)), weights)
-        found.append(
-            CauseTime(
-                cause=SYNCHRONISATION,
-                name=operator or texts[main],
-                calls=calls,
-                line=_text(texts, values_at(events.name, values_at(names.frame, members)), weights),
-                module=None,
-                annotation=_text(texts, values_at(events.name, values_at(names.annotation, members)), weights),
-                time_us=int(weights.sum()) / _US,
-                gain_us=gain.saved_ns / _US,
-                next_limit=gain.limit.label,
-            )
-        )
-    return found
-
-
 def _code(cause: str) -> int:
     return CAUSES.index(cause) + 1
+
+
+_IS_BY_EVENT = np.zeros(256, np.bool_)
+_IS_BY_EVENT[list(_BY_EVENT)] = True
+_CODE_OF_KIND = np.zeros(256, np.uint8)
+_CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
+_OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
+
+
+class PathCauses:
+    """Causes of the time on the critical path, summed over the windows of a trace."""
+
+    def __init__(self, names: Attribution, kinds: _Codes, texts: Sequence[str]) -> None:
+        """Classify the events.
+
+        Args:
+            names: Operators, modules and lines of the events.
+            kinds: `RowKind` of each event.
+            texts: Event names without addresses.
+        """
+        self._names, self._texts = names, texts
+        self._head = _root_operators(names)
+        self._label = np.append(_labels(names, kinds, self._head), np.uint8(0))
+        self._place = np.append(_places(names), np.int32(-1))
+        self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
+        self._groups: dict[_Key, _Group] = {}
+        self._step_ns: list[int] = []
+
+    def add(self, window: Window) -> None:
+        """Add the path of a window."""
+        recording = window.recording
+        for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
+            if is_used and len(path):
+                self._add_step(path, window.rows_of_trace(path.row))
+                self._add_synchronisations(begin, end)
+                self._step_ns.append(end - begin)
+
+    def add_gains(self, replay: Replay, window: Window) -> None:
+        """Add the gains of the largest groups in a window."""
+        rows = window.rows_of_trace(np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1)))
+        place, label = self._place[rows], self._label[rows]
+        for key in self._largest():
+            group, is_place = self._groups[key], place == key.place
+            if key.cause == _code(SYNCHRONISATION):
+                if self._is_sync is not None:
+                    replay.add_gain_without_waits(group.gain, is_place & np.append(self._is_sync, False)[rows])
+            elif _OF_CODE.get(key.cause):
+                replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
+            else:
+                replay.add_gain_of(group.gain, _BY_EVENT, is_place & (label == key.cause))
+
+    def times(self, *, has_gains: bool) -> tuple[CauseTime, ...]:
+        """Return the time of each cause and place, longest first."""
+        with_gain = set(self._largest()) if has_gains else set()
+        return tuple(self._cause_time(key, has_gain=key in with_gain) for key in self._significant())
+
+    @property
+    def steps_us(self) -> tuple[float, ...]:
+        """Duration of each step; empty for more than 1,000 steps."""
+        return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= _MAX_STEPS else ()
+
+    def _add_step(self, path: Path, row: _Rows) -> None:
+        kind, time = path.kind, path.end - path.begin
+        code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind]).astype(np.int64)
+        members = np.flatnonzero(code)
+        self._add_rows(code[members], row[members], time[members])
+
+    def _add_synchronisations(self, begin: int, end: int) -> None:
+        events = self._names.events
+        if self._is_sync is not None:
+            row = np.flatnonzero(self._is_sync & (events.start_ns >= begin) & (events.start_ns < end)).astype(np.int32)
+            self._add_rows(np.full(len(row), _code(SYNCHRONISATION)), row, events.duration_ns[row])
+
+    def _add_rows(self, code: Int, row: _Rows, time: Int) -> None:
+        """Add the time of some rows in the next step to their groups."""
+        place = self._place[row]
+        keys, index = np.unique(code * (len(self._texts) + 1) + place + 1, return_inverse=True)
+        order = np.argsort(index, kind="stable")
+        bounds = np.searchsorted(index[order], np.arange(len(keys) + 1)).tolist()
+        for number, key in enumerate(keys.tolist()):
+            members = order[bounds[number] : bounds[number + 1]]
+            cause, of_place = divmod(key, len(self._texts) + 1)
+            group = self._groups.setdefault(_Key(cause, of_place - 1), _Group())
+            group.add(len(self._step_ns), self._columns(row[members], cause), time[members])
+
+    def _columns(self, row: _Rows, cause: int) -> list[NDArray[np.integer]]:
+        """Return the row and name of each event's root operator, and its module, annotation and frame."""
+        names, name = self._names, self._names.events.name
+        head = values_at(names.operator if cause == _code(SYNCHRONISATION) else self._head, row)
+        head = np.where(head >= 0, head, row)
+        module = values_at(names.module_paths[0], row)
+        return [
+            head,
+            values_at(name, head),
+            module,
+            values_at(name, values_at(names.annotation, row)),
+            values_at(name, values_at(names.frame, row)),
+        ]
+
+    def _significant(self) -> list[_Key]:
+        least_ns = _MIN_SHARE * sum(self._step_ns)
+        keys = [key for key, group in self._groups.items() if group.time_ns >= least_ns]
+        return sorted(keys, key=lambda key: (-self._groups[key].time_ns, key))
+
+    def _largest(self) -> list[_Key]:
+        return [key for key in self._significant() if key.cause != _code(WAITING)][:_MAX_GROUPS]
+
+    def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
+        group, texts = self._groups[key], self._texts
+        name = group.main(0)
+        has_gain &= group.gain.is_known
+        return CauseTime(
+            cause=CAUSES[key.cause - 1],
+            name=None if name is None else texts[name],
+            calls=group.calls[name] if name is not None else 0,
+            module=None if (module := group.main(1)) is None else self._names.module_paths[1][module],
+            annotation=None if (annotation := group.main(2)) is None else texts[annotation],
+            line=None if (frame := group.main(3)) is None else texts[frame],
+            time_us=group.time_ns / _US,
+            gain_us=group.gain.saved_ns / _US if has_gain else None,
+            next_limit=group.gain.limit.label if has_gain else None,
+            steps_us=tuple(group.steps.get(step, 0) / _US for step in range(len(self._step_ns)))
+            if len(self._step_ns) <= _MAX_STEPS
+            else (),
+        )
+
+
+class _Key(NamedTuple):
+    cause: int
+    """Position in `CAUSES`, counted from 1."""
+    place: int
+    """Name code of the user function or annotation, or -1."""
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Sums for one cause and place."""
+
+    time_ns: int = 0
+    steps: dict[int, int] = attrs.field(factory=dict)
+    """Time in each step."""
+    calls: Counter[int] = attrs.field(factory=Counter)
+    """Number of calls of each name."""
+    columns: tuple[Counter[int], ...] = attrs.field(factory=lambda: tuple(Counter() for _ in range(4)))
+    """Time of each name, module, annotation and frame."""
+    gain: Gain = attrs.field(factory=Gain)
+
+    def add(self, step: int, columns: Sequence[NDArray[np.integer]], time: Int) -> None:
+        of_step = int(time.sum())
+        self.time_ns += of_step
+        self.steps[step] = self.steps.get(step, 0) + of_step
+        _, first = np.unique(columns[0], return_index=True)
+        self.calls.update(columns[1][first].tolist())
+        for counter, column in zip(self.columns, columns[1:], strict=True):
+            codes, index = np.unique(column, return_inverse=True)
+            counter.update(dict(zip(codes.tolist(), np.bincount(index, weights=time).tolist(), strict=True)))
+
+    def main(self, column: int) -> int | None:
+        """Return the code with the most time in a column, or ``None`` if most of the time has no code."""
+        code, _ = self.columns[column].most_common(1)[0]
+        return code if code >= 0 else None
 
 
 def _root_operators(names: Attribution) -> _Rows:
@@ -308,31 +358,3 @@ def _loops(names: Attribution, head: _Rows, root_name: NDArray[np.int32], is_pyt
         is_mostly[mostly] = True
         is_loop |= values_at(is_mostly.astype(np.int32), around) > 0
     return is_loop
-
-
-def _main(rows: NDArray[np.integer], codes: NDArray[np.integer], weights: Int) -> tuple[int, int]:
-    """Return the name code with the most time, or -1, and the number of its calls."""
-    used = codes >= 0
-    if not used.any():
-        return -1, 0
-    values, index = np.unique(codes[used], return_inverse=True)
-    main = int(values[np.bincount(index, weights=weights[used]).argmax()])
-    return main, len(np.unique(rows[codes == main]))
-
-
-def _text(texts: Sequence[str], codes: NDArray[np.integer], weights: Int) -> str | None:
-    """Return the text with the most time; ``None`` if most time has no text."""
-    values, index = np.unique(codes, return_inverse=True)
-    main = int(values[np.bincount(index, weights=weights).argmax()]) if len(codes) else -1
-    return texts[main] if main >= 0 else None
-
-
-def _steps_us(step: Int, weights: Int, steps: int) -> tuple[float, ...]:
-    if steps > _MAX_STEPS:
-        return ()
-    return tuple((np.bincount(step, weights=weights, minlength=steps) / _US).tolist())
-
-
-def step_times(parts: Sequence[Path]) -> tuple[float, ...]:
-    """Return the duration of each step in microseconds, or nothing for more than 1,000 steps."""
-    return tuple(int((part.end - part.begin).sum()) / _US for part in parts) if len(parts) <= _MAX_STEPS else ()

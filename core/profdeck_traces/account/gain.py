@@ -21,17 +21,24 @@ MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 20_000_000, 500_000
 _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
 })  # fmt: skip
+_NEVER = -(1 << 60)  # weight of a dependency that never delays its target
 _Mask = NDArray[np.bool_]
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Gain:
-    """Result of a replay without an owner's time."""
+    """Result of replays without an owner's time."""
 
-    saved_ns: int
+    saved_ns: int = 0
     """Time saved over all steps in the account."""
-    limit: OwnerKind
-    """Owner kind with the most time on the replay's critical path."""
+    is_known: bool = True
+    path_ns: NDArray[np.float64] = attrs.field(factory=lambda: np.zeros(256))
+    """Time of each `OwnerKind` on the critical paths of the replays."""
+
+    @property
+    def limit(self) -> OwnerKind:
+        """Owner kind with the most time on the critical paths of the replays."""
+        return OwnerKind(int(self.path_ns.argmax()))
 
 
 def too_large(events: Events) -> str | None:
@@ -65,44 +72,45 @@ class Replay:
         self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
         """True if the replay reproduces all recorded times."""
 
-    def gain(self, kind: OwnerKind, is_owner: _Mask) -> Gain | None:
-        """Replay the recording without an owner's time. Return the gain, or ``None`` if it is unknown.
+    def add_gain(self, gain: Gain, kind: OwnerKind, is_owner: _Mask) -> None:
+        """Replay the recording without an owner's time.
 
         Args:
+            gain: The gain to which the result is added.
             kind: Owner kind.
             is_owner: Mask of the owner's rows in the trace, with an extra last element for time without an event.
         """
-        return None if kind in _NO_GAIN else self.gain_of([kind], is_owner)
+        if kind in _NO_GAIN:
+            gain.is_known = False
+            return
+        self.add_gain_of(gain, [kind], is_owner)
 
-    def gain_of(self, kinds: Iterable[OwnerKind], is_owner: _Mask) -> Gain | None:
-        """Replay the recording without the time of several kinds of owners, as in `gain`."""
-        if not self.is_exact:
-            return None
+    def add_gain_of(self, gain: Gain, kinds: Iterable[OwnerKind], is_owner: _Mask) -> None:
+        """Replay the recording without the time of several kinds of owners, as in `add_gain`."""
         is_kind = _mask_of(kinds)
-        times, path = self._times(self._weight - self._time_of(is_kind, is_owner))
-        return Gain(self._saved_ns(times), self._largest_kind(path, is_kind, is_owner))
+        self._add(gain, self._weight - self._time_of(is_kind, is_owner), is_kind, is_owner)
 
-    def gain_without_waiting(self, is_sync: _Mask) -> Gain | None:
-        """Replay the recording as if the host did not wait for device work in the given synchronisations.
+    def add_gain_without_waits(self, gain: Gain, is_sync: _Mask) -> None:
+        """Replay the recording as if the host did not wait for device work in some synchronisations.
 
         Args:
-            is_sync: Mask of the rows of the synchronisations and blocking copies in the trace.
+            gain: The gain to which the result is added.
+            is_sync: Mask of the rows of synchronisations and copies in the trace, with an extra last element.
         """
         graph = self._graph
-        if not self.is_exact:
-            return None
         is_cut = (graph.kind == OwnerKind.SYNCHRONISATION) & (graph.event >= 0) & is_sync[graph.row]
-        weight = self._weight.copy()
-        weight[is_cut] = -(1 << 60)
-        times, path = self._times(weight)
-        none = np.zeros(len(is_sync), np.bool_)
-        return Gain(self._saved_ns(times), self._largest_kind(path, _mask_of(()), none))
+        self._add(gain, np.where(is_cut, _NEVER, self._weight), _mask_of(()), is_sync)
 
-    def _saved_ns(self, times: Int) -> int:
-        """Return the time that a replay saves over all steps in the account."""
+    def _add(self, gain: Gain, weight: Int, is_kind: _Mask, is_owner: _Mask) -> None:
         graph = self._graph
+        if not self.is_exact:
+            gain.is_known = False
+            return
+        times, path = self._times(weight)
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
-        return int((np.diff(recorded) - np.diff(replayed))[self._is_used].sum())
+        saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
+        gain.saved_ns += int(saved.sum())
+        gain.path_ns += self._times_of_kinds(path, is_kind, is_owner)
 
     def _of_segments(self, is_owner: _Mask) -> Int:
         """Return the owner's cumulative time at each node. Only differences within a thread are meaningful."""
@@ -143,8 +151,8 @@ class Replay:
             last = sources[edges[-1]]
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
-    def _largest_kind(self, path: Int, is_kind: _Mask, is_owner: _Mask) -> OwnerKind:
-        """Return the owner kind with the most time on the critical path of a replay."""
+    def _times_of_kinds(self, path: Int, is_kind: _Mask, is_owner: _Mask) -> NDArray[np.float64]:
+        """Return the time of each owner kind on the critical path of a replay."""
         graph = self._graph
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]
@@ -164,4 +172,4 @@ class Replay:
         times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
         is_left = ~(is_kind[graph.kind[path]] & is_owner[graph.row[path]])
         times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
-        return OwnerKind(int(times.argmax()))
+        return times

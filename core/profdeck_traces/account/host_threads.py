@@ -16,6 +16,7 @@ from profdeck_traces.account.row_kinds import (
     SYNCS,
     RowKind,
 )
+from profdeck_traces.reading.event_names import is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
@@ -63,16 +64,17 @@ class HostThreads:
         """Index of the last segment of each track."""
         parts: list[tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]] = []
         count = 0
-        bounds = np.flatnonzero(np.diff(events.track, prepend=-1, append=-1)) if events.complete else np.zeros(1, int)
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        for begin, end in events.track_bounds():
             rows = begin + np.flatnonzero(is_host[begin:end])
             if not len(rows):
                 continue
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
-                if track != self.main:
-                    _mark_initial_wait(events, part[0], part[1], part[3])
+                if track == self.main:
+                    _mark_sleep(events, part[1], part[2], part[3])
+                else:
+                    _mark_initial_wait(events, *part)
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -282,7 +284,17 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
     return begin, row, owner, state
 
 
-def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state: NDArray[np.uint8]) -> None:
+def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]) -> None:
+    """Mark calls of ``sleep`` as Python code: unlike in other waits, the thread waits for no other thread."""
+    waits = np.flatnonzero(state == State.WAITS)
+    sleeps = waits[[is_sleep(events.names[code]) for code in events.name[row[waits]].tolist()]] if len(waits) else waits
+    state[sleeps] = State.FRAME
+    owner[sleeps[owner[sleeps] == OwnerKind.WAIT_FOR_THREAD]] = OwnerKind.PYTHON
+
+
+def _mark_initial_wait(
+    events: Events, begin: Int, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]
+) -> None:
     """Mark the innermost frame that was open on a thread when the recording started as a wait.
 
     Calls of C functions that are already in progress are not recorded. A thread that is blocked in such a call would
@@ -292,7 +304,7 @@ def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state
     is_opened &= begin < int(events.start_ns.min()) + _INITIAL_NS
     depth = len(row) if is_opened.all() else int(is_opened.argmin())
     if depth:
-        state[depth - 1] = State.WAITS
+        state[depth - 1], owner[depth - 1] = State.WAITS, OwnerKind.WAIT_FOR_THREAD
 
 
 def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:

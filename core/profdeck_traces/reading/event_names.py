@@ -155,3 +155,8 @@ def is_garbage_collection_frame(name: str) -> bool:
 def is_waiting_frame(name: str) -> bool:
     """Return whether a Python frame means that its thread is waiting."""
     return _WAITING_FRAME.search(name) is not None
+
+
+def is_sleep(name: str) -> bool:
+    """Return whether a Python frame is a call of ``time.sleep``."""
+    return name == "<built-in function sleep>"
