@@ -20,6 +20,7 @@ from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import Window
 from profdeck_traces.attribution.dtypes import torch_dtype
+from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import is_user_frame
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.columns import PYTHON
@@ -57,6 +58,7 @@ _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, Owner
 """Kinds of owners whose cause depends on the event."""
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
+_DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
 _PAGEABLE = re.compile("Pageable")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
 _OPTIMIZER = re.compile(r"Optimizer\.")
@@ -75,6 +77,15 @@ def _code(cause: str) -> int:
     return CAUSES.index(cause) + 1
 
 
+_HAS_PLACE = np.ones(len(CAUSES) + 1, np.bool_)
+_HAS_PLACE[[
+    _code(cause)
+    for cause in (
+        DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
+        COMMUNICATION, FLOAT64, PAGEABLE,
+    )
+]] = False  # fmt: skip
+"""False for causes that have one cure everywhere, so that their time is summed over all places."""
 _IS_BY_EVENT = np.zeros(256, np.bool_)
 _IS_BY_EVENT[list(_BY_EVENT)] = True
 _CODE_OF_KIND = np.zeros(256, np.uint8)
@@ -85,13 +96,16 @@ _OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
 class PathCauses:
     """Causes of the time on the critical path, summed over the windows of a trace."""
 
-    def __init__(self, names: Attribution, kinds: _Codes, texts: Sequence[str]) -> None:
+    def __init__(
+        self, names: Attribution, kinds: _Codes, texts: Sequence[str], calls: CountedCalls | None = None
+    ) -> None:
         """Classify the events.
 
         Args:
             names: Operators, modules and lines of the events.
             kinds: `RowKind` of each event.
             texts: Event names without addresses.
+            calls: Operator calls with known work.
         """
         self._names, self._texts = names, texts
         self._head = _root_operators(names)
@@ -100,6 +114,8 @@ class PathCauses:
         self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
         self._groups: dict[_Key, _Group] = {}
         self._step_ns: list[int] = []
+        self._step_flops: list[float] = []
+        self._flops = None if calls is None or not len(calls.row) else _cumulative_flops(names, calls)
 
     def add(self, window: Window) -> None:
         """Add the path of a window."""
@@ -109,13 +125,18 @@ class PathCauses:
                 self._add_step(path, window.rows_of_trace(path.row))
                 self._add_synchronisations(begin, end)
                 self._step_ns.append(end - begin)
+                if self._flops is not None:
+                    starts, flops = self._flops
+                    first, last = starts.searchsorted([begin, end])
+                    self._step_flops.append(float(flops[last] - flops[first]))
 
     def add_gains(self, replay: Replay, window: Window) -> None:
         """Add the gains of the largest groups in a window."""
         rows = window.rows_of_trace(np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1)))
         place, label = self._place[rows], self._label[rows]
         for key in self._largest():
-            group, is_place = self._groups[key], place == key.place
+            group = self._groups[key]
+            is_place = place == key.place if _HAS_PLACE[key.cause] else np.ones(len(place), np.bool_)
             if key.cause == _code(SYNCHRONISATION):
                 if self._is_sync is not None:
                     replay.add_gain_without_waits(group.gain, is_place & np.append(self._is_sync, False)[rows])
@@ -134,6 +155,11 @@ class PathCauses:
         """Duration of each step; empty for more than 1,000 steps."""
         return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= _MAX_STEPS else ()
 
+    @property
+    def steps_flops(self) -> tuple[float, ...]:
+        """FLOPs of the counted operators in each step; empty for more than 1,000 steps."""
+        return tuple(self._step_flops) if len(self._step_flops) <= _MAX_STEPS else ()
+
     def _add_step(self, path: Path, row: _Rows) -> None:
         kind, time = path.kind, path.end - path.begin
         code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind]).astype(np.int64)
@@ -148,7 +174,7 @@ class PathCauses:
 
     def _add_rows(self, code: Int, row: _Rows, time: Int) -> None:
         """Add the time of some rows in the next step to their groups."""
-        place = self._place[row]
+        place = np.where(_HAS_PLACE[code], self._place[row], -1)
         keys, index = np.unique(code * (len(self._texts) + 1) + place + 1, return_inverse=True)
         order = np.argsort(index, kind="stable")
         bounds = np.searchsorted(index[order], np.arange(len(keys) + 1)).tolist()
@@ -163,10 +189,13 @@ class PathCauses:
         names, name = self._names, self._names.events.name
         head = values_at(names.operator if cause == _code(SYNCHRONISATION) else self._head, row)
         head = np.where(head >= 0, head, row)
+        of_head = values_at(name, head)
+        if cause == _code(LOOP):
+            of_head[~names.is_operator[head]] = -1
         module = values_at(names.module_paths[0], row)
         return [
             head,
-            values_at(name, head),
+            of_head,
             module,
             values_at(name, values_at(names.annotation, row)),
             values_at(name, values_at(names.frame, row)),
@@ -182,7 +211,7 @@ class PathCauses:
 
     def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
         group, texts = self._groups[key], self._texts
-        name = group.main(0)
+        name = group.most_called() if key.cause == _code(LOOP) else group.main(0)
         has_gain &= group.gain.is_known
         return CauseTime(
             cause=CAUSES[key.cause - 1],
@@ -230,10 +259,21 @@ class _Group:
             codes, index = np.unique(column, return_inverse=True)
             counter.update(dict(zip(codes.tolist(), np.bincount(index, weights=time).tolist(), strict=True)))
 
+    def most_called(self) -> int | None:
+        """Return the name with the most calls, or ``None`` if there are no names."""
+        return max((name for name in self.calls if name >= 0), key=lambda name: (self.calls[name], -name), default=None)
+
     def main(self, column: int) -> int | None:
         """Return the code with the most time in a column, or ``None`` if most of the time has no code."""
         code, _ = self.columns[column].most_common(1)[0]
         return code if code >= 0 else None
+
+
+def _cumulative_flops(names: Attribution, calls: CountedCalls) -> tuple[Int, NDArray[np.float64]]:
+    """Return the sorted start times of the calls, and the FLOPs before each call, and of all calls."""
+    starts = names.events.start_ns[calls.row]
+    order = np.argsort(starts, kind="stable")
+    return starts[order], np.append(0.0, np.cumsum(calls.flops()[order]))
 
 
 def _root_operators(names: Attribution) -> _Rows:
@@ -269,7 +309,9 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE)):
         is_root = np.array([name in roots for name in events.names], np.bool_)
         label[is_operator & is_root[root_name]] = _code(cause)
-    label[_loops(names, head, root_name, is_python)] = _code(LOOP)
+    label[_loops(names, kinds, head)] = _code(LOOP)
+    is_device = kinds >= RowKind.KERNEL
+    label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
     label[values_at(_is_float64(names).astype(np.int32), names.operator) > 0] = _code(FLOAT64)
     is_copy = kinds == RowKind.COPY
     label[events.with_name(is_copy, lambda name: _PAGEABLE.search(name) is not None)] = _code(PAGEABLE)
@@ -323,38 +365,38 @@ def _python_code(names: Attribution, is_python: Mask) -> Mask:
     return result
 
 
-def _loops(names: Attribution, head: _Rows, root_name: NDArray[np.int32], is_python: Mask) -> Mask:
+def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     """Return a mask of the events in Python loops over small operators.
 
     A loop is a call of a user function in which the same operator is called at least 64 times. Without frames, it is an
-    annotation with 512 calls. Optimizers are excluded, because their loops are torch's.
+    annotation or step with 512 calls. Optimizers are excluded, because their loops are torch's.
     """
     events = names.events
     rows = np.flatnonzero(names.is_operator)
     roots = rows[head[rows] == rows]
     is_loop = np.zeros(events.complete, np.bool_)
-    around = names.frame if names.has_frames else names.annotation
-    is_optimizer = events.with_name(np.ones(events.complete, np.bool_), lambda name: _OPTIMIZER.match(name) is not None)
-    outside = values_at(is_optimizer.astype(np.int32), names.annotation[roots]) <= 0
-    roots = roots[outside & (events.duration_ns[roots] < _MAX_SMALL_NS)]
+    is_optimizer = events.with_name(~names.is_operator, lambda name: _OPTIMIZER.match(name) is not None)
+    in_optimizer = values_at(is_optimizer.astype(np.int32), names.annotation[roots]) > 0
+    roots = roots[~in_optimizer & (events.duration_ns[roots] < _MAX_SMALL_NS)]
     if not len(roots):
         return is_loop
-    function = around[roots].astype(np.int64)
-    key = (function + 1) * len(events.names) + events.name[roots]
-    _, index, count = np.unique(key, return_inverse=True, return_counts=True)
-    repeated = count[index] >= (_MIN_LOOP if names.has_frames else _MIN_LOOP_WITHOUT_FRAMES)
-    if not repeated.any():
-        return is_loop
-    in_loop = np.zeros(events.complete, np.bool_)
-    in_loop[roots[repeated]] = True
-    is_loop |= in_loop[head]
+    function = (names.frame if names.has_frames else names.annotation)[roots].astype(np.int64)
+    if not names.has_frames:
+        steps = np.sort(events.start_ns[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)])
+        function = np.where(function >= 0, function, events.complete + steps.searchsorted(events.start_ns[roots]))
+    _, index, count = np.unique(
+        function * len(events.names) + events.name[roots], return_inverse=True, return_counts=True
+    )
+    count = count[index]
+    least = _MIN_LOOP if names.has_frames else _MIN_LOOP_WITHOUT_FRAMES
+    looping = np.unique(function[count >= least])
+    is_loop[roots[(count >= _MIN_LOOP) & np.isin(function, looping)]] = True
+    is_loop = is_loop[head]
     if names.has_frames:
         # In a function that mostly runs the loop, its own time and its other small operators belong to the loop.
-        functions = np.unique(function[repeated])
-        functions = functions[functions >= 0]
-        looped_ns = np.bincount(function[repeated], weights=events.duration_ns[roots[repeated]], minlength=1)
-        mostly = functions[looped_ns[functions] > _MIN_LOOP_SHARE * events.duration_ns[functions]]
-        is_mostly = np.zeros(events.complete, np.bool_)
-        is_mostly[mostly] = True
-        is_loop |= values_at(is_mostly.astype(np.int32), around) > 0
+        looping = looping[looping >= 0]
+        looped_ns = np.bincount(function, weights=events.duration_ns[roots] * (count >= _MIN_LOOP))
+        mostly = np.zeros(events.complete, np.bool_)
+        mostly[looping[looped_ns[looping] > _MIN_LOOP_SHARE * events.duration_ns[looping]]] = True
+        is_loop |= values_at(mostly.astype(np.int32), names.frame) > 0
     return is_loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     kinds[functions[~keeps]] = kind[~keeps]
 
 
-def counts_inside(events: Events, rows: Int, selected: Mask) -> Int:
+def counts_inside(events: Events, rows: NDArray[np.integer[Any]], selected: Mask) -> Int:
     """Return the number of selected events that start inside each of the given events, on the same track."""
     before = np.append(0, np.cumsum(selected))
     ends = np.empty(len(rows), np.int64)
@@ -53,4 +54,5 @@ def counts_inside(events: Events, rows: Int, selected: Mask) -> Int:
         first, last = np.searchsorted(events.track, [track, track + 1])
         on_track = tracks == track
         ends[on_track] = first + np.searchsorted(events.start_ns[first:last], events.end_ns[rows[on_track]])
-    return before[np.maximum(ends, rows + 1)] - before[rows + 1]
+    counts: Int = before[np.maximum(ends, rows + 1)] - before[rows + 1]
+    return counts

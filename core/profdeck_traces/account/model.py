@@ -118,5 +118,7 @@ class Account:
     """Times by cause, longest first. Causes with less than 0.5 % of the time are omitted."""
     step_us: tuple[float, ...] = ()
     """Duration of each step. Empty if there are over 1,000 steps."""
+    step_flops: tuple[float, ...] = ()
+    """FLOPs of the counted operators that start in each step. Empty without shapes, or if ``step_us`` is empty."""
     has_stacks: bool = False
     """True if Python stacks were recorded."""

@@ -161,17 +161,16 @@ def _operator(name: str) -> RowKind:
     return RowKind.LOADING_OPERATOR if name.startswith("enumerate(DataLoader)") else RowKind.OPERATOR
 
 
+_FRAMES = (
+    (is_garbage_collection_frame, RowKind.GC_FRAME),
+    (is_data_loading_frame, RowKind.LOADING_FRAME),
+    (is_checkpoint, RowKind.CHECKPOINT_FRAME),
+    (is_compilation, RowKind.COMPILATION_FRAME),
+    (is_output_frame, RowKind.OUTPUT_FRAME),
+    (is_validation_frame, RowKind.VALIDATION_FRAME),
+    (is_waiting_frame, RowKind.WAITING_FRAME),
+)
+
+
 def _frame(name: str) -> RowKind:
-    if is_garbage_collection_frame(name):
-        return RowKind.GC_FRAME
-    if is_data_loading_frame(name):
-        return RowKind.LOADING_FRAME
-    if is_checkpoint(name):
-        return RowKind.CHECKPOINT_FRAME
-    if is_compilation(name):
-        return RowKind.COMPILATION_FRAME
-    if is_output_frame(name):
-        return RowKind.OUTPUT_FRAME
-    if is_validation_frame(name):
-        return RowKind.VALIDATION_FRAME
-    return RowKind.WAITING_FRAME if is_waiting_frame(name) else RowKind.FRAME
+    return next((kind for matches, kind in _FRAMES if matches(name)), RowKind.FRAME)

@@ -16,6 +16,7 @@ from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import Window, Windows
+from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import module_class
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
@@ -29,17 +30,18 @@ _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 
 
-def account_of(windows: Windows, names: Attribution, basis: str) -> Account | None:
+def account_of(windows: Windows, names: Attribution, basis: str, calls: CountedCalls | None = None) -> Account | None:
     """Return the account of a trace, or ``None`` if its steps take no time.
 
     Args:
         windows: The critical path.
         names: Operators, modules and lines of the events.
         basis: Kind of step.
+        calls: Operator calls with known work.
     """
     texts = [_plain(name) for name in names.events.names]
     times: dict[OwnerKey, tuple[int, int]] = {}
-    causes = PathCauses(names, windows.kinds, texts)
+    causes = PathCauses(names, windows.kinds, texts, calls)
     rule, steps = "", 0
     for window in windows:
         rule, steps = window.recording.borders.rule, steps + int(window.is_used.sum())
@@ -63,6 +65,7 @@ def account_of(windows: Windows, names: Attribution, basis: str) -> Account | No
         notes=(*_notes(windows, names, owners), *((unknown,) if unknown else ())),
         causes=causes.times(has_gains=unknown is None),
         step_us=causes.steps_us,
+        step_flops=causes.steps_flops,
         has_stacks=names.has_frames,
     )
 

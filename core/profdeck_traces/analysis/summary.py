@@ -381,7 +381,7 @@ class _Summary:
         kinds[~is_valid] = RowKind.OTHER
         mark_file_functions(names.events, kinds)
         windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
-        account = account_of(windows, names, kind or "recording")
+        account = account_of(windows, names, kind or "recording", self._counted)
         if account is None or (events.row >= 0).all():
             return account
         note = "The device work is in a table without launches, so all owners are on the host."

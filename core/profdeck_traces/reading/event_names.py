@@ -58,7 +58,9 @@ _FETCHING = re.compile(
 )
 # For frames, match only the function name. The file path would match every function in a loader module.
 _DATA_LOADING_FRAME = re.compile(
-    rf"utils/data/dataloader\.py\(\d+\): __next__|<built-in method (?:p?read\w*) of (?:_io|io|posix)\b|dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})", re.IGNORECASE
+    r"utils/data/dataloader\.py\(\d+\): __next__|<built-in method (?:p?read\w*) of (?:_io|io|posix)\b|"
+    rf"dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})",
+    re.IGNORECASE,
 )
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
