@@ -31,11 +31,11 @@ DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT = "data-loading", "validation", "ou
 COMPILATION, GARBAGE_COLLECTION, ALLOCATION = "compilation", "garbage-collection", "allocation"
 PROFILER, COMMUNICATION, WAITING = "profiler", "exposed-communication", "waiting"
 FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copies", "small-operators"
-PAGEABLE, PYTHON_CODE, BETWEEN, SYNCHRONISATION = "pageable-copies", "python-code", "between", "synchronisation"
+PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
-    WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PAGEABLE, PYTHON_CODE, BETWEEN, SYNCHRONISATION,
+    WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION,
 )  # fmt: skip
 """Causes, in the order of their codes."""
 
@@ -59,7 +59,6 @@ _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, Owner
 _SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
 _LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
 _DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
-_PAGEABLE = re.compile("Pageable")
 _TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
 _OPTIMIZER = re.compile(r"Optimizer\.")
 _MIN_LOOP, _MIN_LOOP_WITHOUT_FRAMES = 64, 512
@@ -82,7 +81,7 @@ _HAS_PLACE[[
     _code(cause)
     for cause in (
         DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
-        COMMUNICATION, FLOAT64, PAGEABLE,
+        COMMUNICATION, FLOAT64,
     )
 ]] = False  # fmt: skip
 """False for causes that have one cure everywhere, so that their time is summed over all places."""
@@ -187,7 +186,8 @@ class PathCauses:
     def _columns(self, row: _Rows, cause: int) -> list[NDArray[np.integer]]:
         """Return the row and name of each event's root operator, and its module, annotation and frame."""
         names, name = self._names, self._names.events.name
-        head = values_at(names.operator if cause == _code(SYNCHRONISATION) else self._head, row)
+        is_inner = cause in {_code(SYNCHRONISATION), _code(FLOAT64)}
+        head = values_at(names.operator if is_inner else self._head, row)
         head = np.where(head >= 0, head, row)
         of_head = values_at(name, head)
         if cause == _code(LOOP):
@@ -312,9 +312,9 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     label[_loops(names, kinds, head)] = _code(LOOP)
     is_device = kinds >= RowKind.KERNEL
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
-    label[values_at(_is_float64(names).astype(np.int32), names.operator) > 0] = _code(FLOAT64)
-    is_copy = kinds == RowKind.COPY
-    label[events.with_name(is_copy, lambda name: _PAGEABLE.search(name) is not None)] = _code(PAGEABLE)
+    in_float64 = values_at(_is_float64(names).astype(np.int32), names.operator) > 0
+    # The type does not change the time that the host takes to launch the work.
+    label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
     return label
 
 
@@ -395,7 +395,9 @@ def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     if names.has_frames:
         # In a function that mostly runs the loop, its own time and its other small operators belong to the loop.
         looping = looping[looping >= 0]
-        looped_ns = np.bincount(function, weights=events.duration_ns[roots] * (count >= _MIN_LOOP))
+        is_used = (function >= 0) & (count >= _MIN_LOOP)
+        looped_ns = np.zeros(events.complete)
+        np.add.at(looped_ns, function[is_used], events.duration_ns[roots[is_used]])
         mostly = np.zeros(events.complete, np.bool_)
         mostly[looping[looped_ns[looping] > _MIN_LOOP_SHARE * events.duration_ns[looping]]] = True
         is_loop |= values_at(mostly.astype(np.int32), names.frame) > 0

@@ -27,6 +27,7 @@ from profdeck_traces.reading.event_names import (
     is_compilation,
     is_data_loading,
     is_data_loading_frame,
+    is_garbage_collection,
     is_garbage_collection_frame,
     is_output_frame,
     is_validation,
@@ -45,33 +46,34 @@ class RowKind(IntEnum):
     CHECKPOINT_ANNOTATION = 3
     COMPILATION_ANNOTATION = 4
     VALIDATION_ANNOTATION = 5
-    OPERATOR = 6
-    LOADING_OPERATOR = 7
-    FRAME = 8
-    WAITING_FRAME = 9
+    GC_ANNOTATION = 6
+    OPERATOR = 7
+    LOADING_OPERATOR = 8
+    FRAME = 9
+    WAITING_FRAME = 10
     """A Python frame that is open only while its thread waits."""
-    LOADING_FRAME = 10
-    CHECKPOINT_FRAME = 11
-    COMPILATION_FRAME = 12
-    OUTPUT_FRAME = 13
-    VALIDATION_FRAME = 14
-    GC_FRAME = 15
-    HOST_COLLECTIVE = 16
-    OVERHEAD = 17
-    CALL = 18
-    LAUNCH = 19
-    COPY_CALL = 20
-    ALLOCATION = 21
-    FREE = 22
-    DEVICE_SYNC = 23
-    STREAM_SYNC = 24
-    EVENT_SYNC = 25
-    KERNEL = 26
-    COPY = 27
-    COLLECTIVE = 28
+    LOADING_FRAME = 11
+    CHECKPOINT_FRAME = 12
+    COMPILATION_FRAME = 13
+    OUTPUT_FRAME = 14
+    VALIDATION_FRAME = 15
+    GC_FRAME = 16
+    HOST_COLLECTIVE = 17
+    OVERHEAD = 18
+    CALL = 19
+    LAUNCH = 20
+    COPY_CALL = 21
+    ALLOCATION = 22
+    FREE = 23
+    DEVICE_SYNC = 24
+    STREAM_SYNC = 25
+    EVENT_SYNC = 26
+    KERNEL = 27
+    COPY = 28
+    COLLECTIVE = 29
 
 
-LAST_ANNOTATION, LAST_CALL = RowKind.VALIDATION_ANNOTATION, RowKind.EVENT_SYNC
+LAST_ANNOTATION, LAST_CALL = RowKind.GC_ANNOTATION, RowKind.EVENT_SYNC
 SYNCS = (RowKind.DEVICE_SYNC, RowKind.STREAM_SYNC, RowKind.EVENT_SYNC)
 
 CONTEXTS = {
@@ -80,7 +82,7 @@ CONTEXTS = {
     OwnerKind.OUTPUT: (RowKind.OUTPUT_FRAME,),
     OwnerKind.CHECKPOINT: (RowKind.CHECKPOINT_ANNOTATION, RowKind.CHECKPOINT_FRAME),
     OwnerKind.COMPILATION: (RowKind.COMPILATION_ANNOTATION, RowKind.COMPILATION_FRAME),
-    OwnerKind.GARBAGE_COLLECTION: (RowKind.GC_FRAME,),
+    OwnerKind.GARBAGE_COLLECTION: (RowKind.GC_ANNOTATION, RowKind.GC_FRAME),
 }
 """Owners of all time inside events of certain kinds. If such events are nested, the last owner in this order wins."""
 
@@ -144,16 +146,18 @@ def row_kinds(
     return kinds
 
 
+_ANNOTATIONS = (
+    (is_backend_collective, RowKind.HOST_COLLECTIVE),
+    (is_data_loading, RowKind.LOADING_ANNOTATION),
+    (is_compilation, RowKind.COMPILATION_ANNOTATION),
+    (is_validation, RowKind.VALIDATION_ANNOTATION),
+    (is_checkpoint, RowKind.CHECKPOINT_ANNOTATION),
+    (is_garbage_collection, RowKind.GC_ANNOTATION),
+)
+
+
 def _annotation(name: str) -> RowKind:
-    if is_backend_collective(name):
-        return RowKind.HOST_COLLECTIVE
-    if is_data_loading(name):
-        return RowKind.LOADING_ANNOTATION
-    if is_compilation(name):
-        return RowKind.COMPILATION_ANNOTATION
-    if is_validation(name):
-        return RowKind.VALIDATION_ANNOTATION
-    return RowKind.CHECKPOINT_ANNOTATION if is_checkpoint(name) else RowKind.ANNOTATION
+    return next((kind for matches, kind in _ANNOTATIONS if matches(name)), RowKind.ANNOTATION)
 
 
 def _operator(name: str) -> RowKind:

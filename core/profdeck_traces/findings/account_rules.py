@@ -34,6 +34,8 @@ class _Cause:
     """Description of the cause, for the documentation."""
     min_share: float
     """Smallest share of the step."""
+    min_calls: int = 0
+    """Smallest number of calls per step."""
     subject: Callable[[CauseTime, float], str]
     """Returns the start of the text, given the calls per step."""
     cure: Callable[[CauseTime], str]
@@ -57,7 +59,8 @@ def _name(one: CauseTime) -> str:
 
 
 def _calls(one: CauseTime, per_step: float) -> str:
-    return f"{per_step:,.0f} calls of {_name(one)}" if per_step >= 1 else f"{one.calls:,} calls of {_name(one)}"
+    count = round(per_step) if per_step >= 1 else one.calls
+    return f"{plural(count, 'call')} of {_name(one)}{' per step' if per_step >= 1 else ''}"
 
 
 def _sleeps(one: CauseTime) -> bool:
@@ -159,7 +162,7 @@ _CAUSES = {
     causes.FLOAT64: _Cause(
         rule="float64",
         condition="Operators on float64 tensors, or kernels for float64 matrix products, over 1 %.",
-        min_share=0.01,
+        min_share=0.005,
         subject=lambda one, _: f"Work in float64, most of it in {_name(one)}, takes",
         cure=_fixed(
             "find the tensor that is float64, often one made from NumPy or a Python list, and convert it to float32"
@@ -169,8 +172,9 @@ _CAUSES = {
     ),
     causes.SINGLE_VALUES: _Cause(
         rule="single-values",
-        condition="Reading single values of CPU tensors, as .item() does, over 5 %.",
+        condition="Reading at least 16 single values of CPU tensors, as .item() does, over 5 %.",
         min_share=0.05,
+        min_calls=16,
         subject=lambda one, calls: f"Reading single values of tensors ({_calls(one, calls)}) takes",
         cure=_fixed("read all values at once with .tolist()"),
         is_certain=True,
@@ -190,14 +194,6 @@ _CAUSES = {
         subject=lambda one, calls: f"A Python loop over small operators ({_calls(one, calls)}) takes",
         cure=_fixed("replace the loop by one operator on the complete tensor"),
     ),
-    causes.PAGEABLE: _Cause(
-        rule="pageable-copies",
-        condition="Copies from or to pageable memory over 0.5 % (nsys cuda_memcpy_async).",
-        min_share=0.005,
-        subject=lambda one, calls: f"Copies through pageable memory ({_calls(one, calls)}) take",
-        cure=_fixed("pin the memory: pin_memory=True in the loader, with .to(device, non_blocking=True)"),
-        is_certain=True,
-    ),
     causes.PYTHON_CODE: _Cause(
         rule="python-code",
         condition="Python code that runs no operator, over 10 %.",
@@ -216,6 +212,9 @@ _CAUSES = {
         is_certain=True,
     ),
 }  # fmt: skip
+_WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
+"""Causes that rules on devices, or synchronisations, find more exactly if a device was recorded."""
+_ON_DEVICE = frozenset({causes.FLOAT64, causes.SYNCHRONISATION})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
@@ -225,10 +224,8 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     if account is None:
         yield from (NotJudged(rule, "the host was not recorded") for rule in (*RULES_OF_CAUSES, *_WITHOUT_STACKS))
         return
-    for one in account.causes:
-        cause = _CAUSES.get(one.cause)
-        if cause is not None and _share(account, one, cause) > cause.min_share and not _is_backward(one):
-            yield _finding(view, account, one, cause)
+    for one, cause in _found(view, account):
+        yield _finding(view, account, one, cause)
     yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
 
@@ -238,21 +235,16 @@ def explained_us(view: RankView) -> float:
     account = view.rank.account
     if account is None:
         return 0.0
-    times = (
-        one.time_us
-        for one in account.causes
-        if one.cause != causes.SYNCHRONISATION
-        and (cause := _CAUSES.get(one.cause)) is not None
-        and _share(account, one, cause) > cause.min_share
-    )
+    times = (one.time_us for one, _ in _found(view, account) if one.cause != causes.SYNCHRONISATION)
     return sum(times) / account.steps
 
 
-def explains_step(account: Account, step: int) -> bool:
+def explains_step(view: RankView, account: Account, step: int) -> bool:
     """Return whether a cause with a finding accounts for at least half of a step's excess over the median.
 
     Args:
-        account: The account.
+        view: The rank.
+        account: Its account.
         step: Index of the step.
     """
     if step >= len(account.step_us):
@@ -260,25 +252,33 @@ def explains_step(account: Account, step: int) -> bool:
     excess_us = account.step_us[step] - statistics.median(account.step_us)
     return any(
         one.steps_us[step] - statistics.median(one.steps_us) >= excess_us / 2
-        for one in account.causes
+        for one, _ in _found(view, account)
         if one.steps_us
-        and (cause := _CAUSES.get(one.cause)) is not None
-        and _share(account, one, cause) > cause.min_share
     )
 
 
-def _share(account: Account, one: CauseTime, cause: _Cause) -> float:
-    return _gain_us(one, cause) / account.time_us
+def _found(view: RankView, account: Account) -> Iterator[tuple[CauseTime, _Cause]]:
+    """Yield the causes whose gain exceeds their limit."""
+    for one in account.causes:
+        cause = _CAUSES.get(one.cause)
+        has_device = view.rank.devices or view.rank.launches
+        if cause is None or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
+            continue
+        if one.calls < cause.min_calls * account.steps:
+            continue
+        if _gain_us(view, account, one, cause) > cause.min_share * account.time_us / account.steps:
+            yield one, cause
 
 
-def _gain_us(one: CauseTime, cause: _Cause) -> float:
-    """Return the gain over all steps: computed if possible, otherwise the time."""
-    if one.gain_us is None:
-        return one.time_us * cause.gain_share
-    return (
-        max(0.0, min(one.gain_us, one.time_us) if one.cause != causes.SYNCHRONISATION else one.gain_us)
-        * cause.gain_share
-    )
+def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> float:
+    """Return the gain per step: computed if possible, otherwise the time. A host saves at most the idle device time."""
+    gain_us = one.time_us if one.gain_us is None else one.gain_us
+    if one.cause != causes.SYNCHRONISATION:
+        gain_us = min(gain_us, one.time_us)
+    gain_us = max(0.0, gain_us) * cause.gain_share / account.steps
+    if view.rank.devices and one.cause not in _ON_DEVICE:
+        gain_us = min(gain_us, view.idle.get("allocating", 0.0) if one.cause == causes.ALLOCATION else view.idle_us)
+    return gain_us
 
 
 def _is_backward(one: CauseTime) -> bool:
@@ -288,7 +288,7 @@ def _is_backward(one: CauseTime) -> bool:
 
 def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> RankFinding:
     step_us, steps = account.time_us / account.steps, account.steps
-    time_us, gain_us = one.time_us / steps, _gain_us(one, cause) / steps
+    time_us, gain_us = one.time_us / steps, _gain_us(view, account, one, cause)
     calls = one.calls / steps
     bursts = _bursts(one)
     subject = f"{cause.subject(one, calls)}"
@@ -405,6 +405,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
     for one in between:
         time_us = one.time_us / account.steps
         gain_us = time_us if one.gain_us is None else one.gain_us / account.steps
+        gain_us = min(gain_us, view.idle_us) if view.rank.devices else gain_us
         stage_us = stages.get(one.annotation or "", 0.0)
         if stage_us and gain_us > _MIN_IDLE_STAGE * step_us and time_us >= 0.9 * stage_us:
             yield draft(
@@ -422,7 +423,8 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
         else:
             rest_us += gain_us
             main = main or one
-    if main is not None and rest_us > _MIN_OUTSIDE * step_us:
+    # With a device, the host may wait for it in a call that was not recorded.
+    if main is not None and rest_us > _MIN_OUTSIDE * step_us and not view.rank.devices:
         stage = main.annotation if main.annotation and main.time_us / account.steps > rest_us / 2 else None
         yield draft(
             view,
@@ -449,7 +451,7 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
         yield NotJudged("float64", "shapes and data types were not recorded")
     if not view.rank.devices:
         reason = "no device work was recorded"
-        yield from (NotJudged(rule, reason) for rule in ("synchronisation", "pageable-copies", "allocation"))
+        yield from (NotJudged(rule, reason) for rule in ("synchronisation", "allocation"))
 
 
 RULES = {account_causes: (*RULES_OF_CAUSES, *_WITHOUT_STACKS)}

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from profdeck_traces.analysis.classes import COMMUNICATION
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.findings.account_rules import explained_us
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
+_PAGEABLE = re.compile(r"Pageable")
 _SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
 _US_OF_SMALL = 10
 _POINTWISE = ("elementwise", "activation", "copy")
@@ -67,22 +69,56 @@ def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
         )
 
 
-def little_overlap(view: RankView) -> Iterator[RankFinding]:
-    """Communication over 5 % of the step, overlapped by less than half though there is as much compute (HTA overlap).
-    If it delays the step by over 10 %, it is exposed communication instead.
+def exposed_communication(view: RankView) -> Iterator[RankFinding]:
+    """Communication that nothing overlaps over 10 % of the step (torch-tb-profiler), or overlapped by less than half
+    although there is as much compute (HTA overlap).
     """
     exposed, communication = view.of_devices("exposed_communication_us"), view.of_devices("communication_us")
-    if not communication or exposed > 0.1 * view.step_us:
+    if not communication:
         return
     overlap = 1 - exposed / communication
-    if overlap < 0.5 and view.of_devices("compute_us") >= communication > view.step_us / 20:
+    if exposed > 0.1 * view.step_us:
+        yield draft(
+            view,
+            "exposed-communication",
+            f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of {view.each} "
+            f"({ms(exposed)})",
+            _overlap_cure(view),
+            gain_us=exposed,
+        )
+    elif overlap < 0.5 and view.of_devices("compute_us") >= communication > view.step_us / 20:
         yield draft(
             view,
             "little-overlap",
             f"Communication ({ms(communication)} {view.per}) overlaps with compute for only {percent(overlap)} of its "
             "time, and there is enough compute",
-            "start the communication earlier, such as with a smaller bucket_cap_mb of DDP",
+            _overlap_cure(view),
             gain_us=exposed,
+        )
+
+
+def _overlap_cure(view: RankView) -> str:
+    """Return advice on overlapping the most time-consuming collective."""
+    names = [of.name.lower().replace("_", "") for of in view.rank.kernels if of.category == COMMUNICATION]
+    if names and "allgather" in names[0]:
+        return "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
+    return "start the communication earlier, such as with a smaller bucket_cap_mb of DDP"
+
+
+def pageable_copies(view: RankView) -> Iterator[RankFinding]:
+    """Copies from or to pageable memory over 0.5 % of the step (nsys cuda_memcpy_async)."""
+    copies = [copy for copy in view.rank.copies if _PAGEABLE.search(copy.name)]
+    total_us = sum(copy.total_us for copy in copies)
+    share = view.per_step(total_us) / view.step_us
+    if share > 0.005:
+        count = sum(copy.count for copy in copies)
+        yield draft(
+            view,
+            "pageable-copies",
+            f"{count:,} copies go through pageable memory, {percent(share)} of the time: they block the host and "
+            "overlap with nothing",
+            "pin the memory: pin_memory=True in the loader, with .to(device, non_blocking=True)",
+            gain_us=share * view.step_us,
         )
 
 
@@ -120,7 +156,8 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             gain_us=view.per_step(single) / 2,
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
-    if pointwise > 0.35 * total_us:
+    # Small kernels have the same cure.
+    if pointwise > 0.35 * total_us and not any(small_kernels(view)):
         yield draft(
             view,
             "pointwise",
@@ -154,7 +191,8 @@ def slow_cores(view: RankView) -> Iterator[RankFinding]:
 RULES = {
     host_bound: ("host-bound",),
     decode_launch_bound: ("decode-launch-bound",),
-    little_overlap: ("little-overlap",),
+    exposed_communication: ("exposed-communication", "little-overlap"),
+    pageable_copies: ("pageable-copies",),
     small_kernels: ("small-kernels",),
     kernel_mix: ("fp32-gemm", "pointwise", "unclassified"),
     slow_cores: ("ai-cpu",),

@@ -67,7 +67,7 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
     steps = [step for step in view.steps if step.kind != ITERATION]
     slowest = max(steps, key=lambda step: step.duration_us, default=None)
     account = view.rank.account
-    is_explained = account is not None and slowest is not None and explains_step(account, view.steps.index(slowest))
+    is_explained = account and slowest and explains_step(view, account, view.steps.index(slowest))
     if slowest is not None and _has_more_work(account, view.steps.index(slowest)):
         yield from _uneven_work(view, slowest)
     elif view.rank.host_load is not None and view.rank.host_load.describe_contention():
