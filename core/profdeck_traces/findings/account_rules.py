@@ -214,7 +214,7 @@ _CAUSES = {
 }  # fmt: skip
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes that rules on devices, or synchronisations, find more exactly if a device was recorded."""
-_ON_DEVICE = frozenset({causes.FLOAT64, causes.SYNCHRONISATION})
+_ON_DEVICE = frozenset({causes.FLOAT64})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
@@ -228,15 +228,6 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
         yield _finding(view, account, one, cause)
     yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
-
-
-def explained_us(view: RankView) -> float:
-    """Return the time per step that the findings of `account_causes` explain."""
-    account = view.rank.account
-    if account is None:
-        return 0.0
-    times = (one.time_us for one, _ in _found(view, account) if one.cause != causes.SYNCHRONISATION)
-    return sum(times) / account.steps
 
 
 def explains_step(view: RankView, account: Account, step: int) -> bool:
@@ -257,12 +248,12 @@ def explains_step(view: RankView, account: Account, step: int) -> bool:
     )
 
 
-def _found(view: RankView, account: Account) -> Iterator[tuple[CauseTime, _Cause]]:
+def _found(view: RankView, account: Account, without: str | None = None) -> Iterator[tuple[CauseTime, _Cause]]:
     """Yield the causes whose gain exceeds their limit."""
     for one in account.causes:
         cause = _CAUSES.get(one.cause)
         has_device = view.rank.devices or view.rank.launches
-        if cause is None or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
+        if cause is None or one.cause == without or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
             continue
         if one.calls < cause.min_calls * account.steps:
             continue
@@ -276,9 +267,27 @@ def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     if one.cause != causes.SYNCHRONISATION:
         gain_us = min(gain_us, one.time_us)
     gain_us = max(0.0, gain_us) * cause.gain_share / account.steps
-    if view.rank.devices and one.cause not in _ON_DEVICE:
-        gain_us = min(gain_us, view.idle.get("allocating", 0.0) if one.cause == causes.ALLOCATION else view.idle_us)
-    return gain_us
+    if not view.rank.devices or one.cause in _ON_DEVICE:
+        return gain_us
+    if one.cause == causes.ALLOCATION:
+        return min(gain_us, view.idle.get("allocating", 0.0))
+    if one.cause == causes.SYNCHRONISATION:
+        # After a synchronisation, the device also waits for the other causes.
+        return min(gain_us, max(0.0, view.idle_us - _found_us(view, account)))
+    return min(gain_us, view.idle_us)
+
+
+def _found_us(view: RankView, account: Account) -> float:
+    """Return the gain per step of the causes other than synchronisations."""
+    return sum(
+        _gain_us(view, account, one, cause) for one, cause in _found(view, account, without=causes.SYNCHRONISATION)
+    )
+
+
+def explained_us(view: RankView) -> float:
+    """Return the idle time of the device per step that the findings of `account_causes` explain."""
+    account = view.rank.account
+    return 0.0 if account is None else sum(_gain_us(view, account, *found) for found in _found(view, account))
 
 
 def _is_backward(one: CauseTime) -> bool:
