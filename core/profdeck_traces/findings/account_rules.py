@@ -191,8 +191,12 @@ _CAUSES = {
         condition="One call of a function runs the same operator of less than 100 us at least 64 times, over 5 %. "
         "Without stacks, a stage or step runs it 512 times.",
         min_share=0.05,
-        subject=lambda one, calls: f"A Python loop over small operators ({_calls(one, calls)}) takes",
-        cure=_fixed("replace the loop by one operator on the complete tensor"),
+        subject=lambda one, calls: (
+            f"{'A Python loop over' if one.line else 'Running'} small operators ({_calls(one, calls)}) takes"
+        ),
+        cure=lambda one: (
+            "replace the loop by one operator on the complete tensor" if one.line else "fuse them with torch.compile"
+        ),
     ),
     causes.PYTHON_CODE: _Cause(
         rule="python-code",
@@ -214,7 +218,7 @@ _CAUSES = {
 }  # fmt: skip
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes that rules on devices, or synchronisations, find more exactly if a device was recorded."""
-_ON_DEVICE = frozenset({causes.FLOAT64})
+_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
@@ -228,6 +232,21 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
         yield _finding(view, account, one, cause)
     yield from _outside_operators(view, account)
     yield from _not_judged(view, account)
+
+
+def has_loop(view: RankView) -> bool:
+    """Return whether a Python loop over small operators has a finding."""
+    account = view.rank.account
+    return account is not None and any(one.cause == causes.LOOP for one, _ in _found(view, account))
+
+
+def copies_us(view: RankView) -> float:
+    """Return the gain per step of copies to another layout or data type, if they have a finding."""
+    account = view.rank.account
+    if account is None:
+        return 0.0
+    found = [of for of in _found(view, account) if of[0].cause == causes.LAYOUT]
+    return sum(_gain_us(view, account, *of) for of in found)
 
 
 def explains_step(view: RankView, account: Account, step: int) -> bool:
@@ -255,7 +274,12 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
         has_device = view.rank.devices or view.rank.launches
         if cause is None or one.cause == without or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
             continue
+        if one.cause == causes.LOOP and has_device and not account.has_stacks:
+            continue  # small kernels or a host-bound device
         if one.calls < cause.min_calls * account.steps:
+            continue
+        # An engine reads the sampled tokens once per iteration.
+        if account.basis == ITERATION and one.cause == causes.SYNCHRONISATION and one.calls <= account.steps:
             continue
         if _gain_us(view, account, one, cause) > cause.min_share * account.time_us / account.steps:
             yield one, cause
