@@ -174,6 +174,16 @@ def test_bursts_name_their_steps(tmp_path: Path) -> None:
     assert "takes 8.00 ms in 2 of 6 steps instead of 0.00 ms" in finding.text
 
 
+def test_findings_of_a_recording_without_steps_do_not_mention_steps(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    Job().write(path, [function(3_000)])
+    events = json.loads(path.read_text())["traceEvents"]
+    path.write_text(json.dumps({"traceEvents": [event for event in events if event["cat"] != "user_annotation"]}))
+    (finding,) = summarise([path])[0].findings
+    assert finding.text.startswith("Python code without operators takes 30% of the recording (18.0 ms)")
+    assert "step" not in finding.text
+
+
 def test_slow_worker_recurs(tmp_path: Path) -> None:
     load = (
         "user_annotation",

@@ -188,13 +188,6 @@ def test_shares_of_devices_are_means_over_the_devices(tmp_path: Path, devices: i
     assert [(kernel.mean_us, kernel.calls) for kernel in team.kernels] == [(KERNELS * KERNEL_US, KERNELS)]
 
 
-def test_findings_of_a_recording_without_steps_do_not_mention_steps(summary_of: SummaryOf) -> None:
-    rank, findings = summary_of([event for event in recording() if event["cat"] != "user_annotation"])
-    assert not rank.steps
-    assert findings
-    assert all("step" not in finding.text for finding in findings)
-
-
 @pytest.mark.parametrize("category", ["kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "user_annotation"])
 @pytest.mark.parametrize("start_us", [0.0, 1_700_000_000_000_000.0], ids=["boot", "unix"])
 def test_events_without_duration_have_a_summary(
