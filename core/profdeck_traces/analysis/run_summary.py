@@ -14,6 +14,7 @@ from profdeck_traces.analysis.collective_skew import skew_of
 from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.rank_reading import RankReading
+from profdeck_traces.analysis.servers import servers_of
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.typical_step import candidates, typical_steps
 from profdeck_traces.base.errors import TraceError
@@ -75,9 +76,9 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     readings = _with_places([reading for reading in in_order if not isinstance(reading, TraceError)])
     if not buckets:
         readings = list(map(_without_pictures, readings))
+    ranks = _with_typical([reading.summary for reading in readings])
     summary = RunSummary(
-        ranks=_with_typical([reading.summary for reading in readings]),
-        skew=skew_of([reading.collectives for reading in readings]),
+        ranks=ranks, skew=skew_of([reading.collectives for reading in readings]), servers=servers_of(ranks)
     )
     return summary, [error for error in in_order if isinstance(error, TraceError)]
 

@@ -8,11 +8,14 @@ groups:
 - ``stage``: the engine's own word for it;
 - ``requests``, ``prefill_requests``, ``decode_requests``, ``prefill_tokens``, ``decode_tokens``: what the batch holds.
   Without a stage, the requests tell it.
+- the fields of `profdeck_traces.analysis.detail_model.BatchDetails`, such as ``waiting_requests``.
 
 Tokens are those that the model was given; with speculation that is more than it put out.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -151,7 +154,7 @@ def find_steps(
     cold = _cold(found, of_kind) if cold_first_step else np.zeros(len(found), dtype=bool)
     return TraceSteps(
         names=tuple(columns.tables.names[code] for code in used.tolist()),
-        marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist())),
+        marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist()), marks.values()),
         name=name,
         pids=tuple(columns.tables.tracks[track][0] for track in found.track.tolist()),
         track=found.track.astype(np.int64),
@@ -197,9 +200,14 @@ def outermost(lane: NDArray[np.integer], end_ns: Int) -> NDArray[np.bool_]:
     return outermost
 
 
-def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
-    """Let decode iterations that state their requests only have one token each, unless the engine drafts tokens."""
-    if any(word in (mark.stage or "") for mark in marks for word in ("draft", "verify")):
+def _with_decoded_tokens(marks: tuple[StepName, ...], all_marks: Iterable[StepName]) -> tuple[StepName, ...]:
+    """Let decode iterations that state their requests only have one token each, unless the engine drafts tokens.
+
+    Args:
+        marks: Names of the steps.
+        all_marks: The same, and the names of annotations inside the steps.
+    """
+    if any(word in (mark.stage or "") for mark in all_marks for word in ("draft", "verify")):
         return marks
     return tuple(
         attrs.evolve(mark, decode_tokens=mark.requests) if mark.stage == DECODE and mark.decode_tokens is None else mark

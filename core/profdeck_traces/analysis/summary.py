@@ -344,6 +344,7 @@ class _Summary:
             attributed=self._attributed,
             account=self._account,
             utilization=None if utilization is None else utilization.of_trace,
+            engine=next((mark.engine for mark in self._trace_steps.marks if mark.engine), None),
         )
 
     def _utilization(

@@ -106,6 +106,14 @@ class EngineRecorder:
         if self._job is not None:
             self._job.call_safely(self._job.end)
 
+    def report_idle(self) -> None:
+        """Report that the engine has no unfinished requests.
+
+        If the capture is then stopped, it is complete even if fewer iterations ran than requested.
+        """
+        if self._job is not None:
+            self._job.call_safely(self._job.report_idle)
+
     def matches(self, request: str, token: str | None) -> bool:
         """Return whether the last request has an ID and a token. If the token is None, only the ID is compared."""
         last = self._last_request
