@@ -260,15 +260,16 @@ def slow_cores(view: RankView) -> Iterator[RankFinding]:
         )
 
 
-RULES = (
-    host_bound,
-    decode_launch_bound,
-    exposed_communication,
-    synchronisation,
-    pageable_copies,
-    allocation,
-    small_kernels,
-    kernel_mix,
-    double_precision,
-    slow_cores,
-)
+RULES = {
+    host_bound: ("host-bound",),
+    decode_launch_bound: ("decode-launch-bound",),
+    exposed_communication: ("exposed-communication", "little-overlap"),
+    synchronisation: ("synchronisation",),
+    pageable_copies: ("pageable-copies",),
+    allocation: ("allocation",),
+    small_kernels: ("small-kernels",),
+    kernel_mix: ("one-kernel", "fp32-gemm", "pointwise", "unclassified"),
+    double_precision: ("float64",),
+    slow_cores: ("ai-cpu",),
+}
+"""Rules, and the causes that each of them searches for."""

@@ -252,4 +252,13 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
         )
 
 
-RULES = (data_loading, idle_stage, outside_operators, long_gap, garbage, unsteady, busy_machine)
+RULES = {
+    data_loading: ("data-loading",),
+    idle_stage: ("idle-stage",),
+    outside_operators: ("outside-operators",),
+    long_gap: ("long-gap",),
+    garbage: ("garbage-collection",),
+    unsteady: ("unsteady-steps", "unsteady-decode"),
+    busy_machine: ("busy-machine",),
+}
+"""Rules, and the causes that each of them searches for."""

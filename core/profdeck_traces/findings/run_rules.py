@@ -19,6 +19,8 @@ from profdeck_traces.findings.rank_view import RankView
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
 _FEWEST_STEPS = 3
+CAUSES = frozenset({"straggler", "imbalance", "slow-stage", "slow-link"})
+"""Causes that require several ranks."""
 FIRST_STEP = "the recorder's first step"
 
 

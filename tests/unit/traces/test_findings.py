@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,40 @@ def test_evidence_is_in_the_trace(tmp_path: Path) -> None:
             assert finding.evidence.path == rank.path
             assert finding.evidence.start_us < rank.span_us
             assert finding.evidence.start_us + finding.evidence.duration_us > 0
+
+
+def test_id_depends_on_cause_and_place_and_not_on_numbers(tmp_path: Path) -> None:
+    def ids(name: str, **fault: Any) -> dict[str, str]:
+        return {one.rule: one.id for one in findings_of(tmp_path / name, GpuJob(**fault))}
+
+    first, second = ids("first", load_us=4000.0, items=10), ids("second", load_us=5000.0, items=12)
+    assert first == second
+    assert len(set(first.values())) == len(first)
+
+
+def test_time_of_findings_is_at_most_the_step(tmp_path: Path) -> None:
+    for name, (fault, _) in FAULTS.items():
+        for finding in findings_of(tmp_path / name, GpuJob(**fault)):
+            if finding.time_us is not None:
+                assert finding.step_us is not None
+                assert (finding.gain_us or 0) <= finding.time_us <= finding.step_us
+
+
+def test_findings_name_a_command_for_their_evidence(tmp_path: Path) -> None:
+    directory = GpuJob(load_us=4000.0).write(tmp_path / "job")
+    first, *_ = read(directory).findings
+    assert first.check is not None
+    assert re.fullmatch(r"profdeck view \S+\.gz --steps \d+", first.check)
+
+
+def test_causes_without_findings_are_clear_or_not_judged(tmp_path: Path) -> None:
+    run = read(GpuJob(load_us=4000.0).write(tmp_path / "job"))
+    states = {cause.cause: cause for cause in run.causes}
+    assert states["data-loading"].findings == tuple(one.id for one in run.findings if one.rule == "data-loading")
+    assert states["data-loading"].state == "found"
+    assert (states["straggler"].state, states["straggler"].reason) == ("not_judged", "only one rank was recorded")
+    assert states["pageable-copies"].state == "clear"
+    assert {cause.state for cause in run.causes} == {"found", "clear", "not_judged"}
 
 
 def _host_job(path: Path, stages: dict[str, float], steps: int = 4) -> Path:
