@@ -67,4 +67,4 @@ def _kv_percent(scheduler: Scheduler) -> int | None:
     if observer is None:
         return None
     _, usage = observer.get_pool_stats().get_kv_token_stats()
-    return round(100 * usage)
+    return int(100 * usage)

@@ -19,6 +19,8 @@ class EngineIteration:
     """One engine iteration. Times are in microseconds."""
 
     step: StepSummary
+    index: int
+    """Position in the trace, counted from 0. Cold iterations count."""
     next_start_us: float | None
     """Start of the next iteration in the trace; ``None`` for the last one."""
     has_more_work: bool
@@ -69,9 +71,12 @@ def iterations_of(rank: RankSummary) -> list[EngineIteration]:
     steps = [step for step in rank.steps if step.kind == ITERATION]
     found = [
         EngineIteration(
-            step, following.start_us if following else None, following is not None and _continues(step, following)
+            step,
+            index,
+            following.start_us if following else None,
+            following is not None and _continues(step, following),
         )
-        for step, following in zip(steps, [*steps[1:], None], strict=True)
+        for index, (step, following) in enumerate(zip(steps, [*steps[1:], None], strict=True))
     ]
     return [iteration for iteration in found if not iteration.step.cold] or found
 

@@ -53,7 +53,7 @@ def _has_prefill(iteration: EngineIteration) -> bool:
 
 
 def _tokens_per_s(iterations: Sequence[EngineIteration]) -> float | None:
-    """Return the decode tokens per second of iterations and pauses, or ``None`` if a batch does not state its tokens."""
+    """Return the decode tokens per second, including pauses. ``None`` if a batch does not state its tokens."""
     decodes = [iteration.step.decode_tokens for iteration in iterations if iteration.decode_requests]
     time_us = sum(iteration.step.duration_us + iteration.pause_us for iteration in iterations)
     if not decodes or None in decodes or not time_us:

@@ -61,7 +61,7 @@ class StepNames:
 
     def __init__(self, patterns: Iterable[str], engines: Sequence[str] = ()) -> None:
         self._patterns = [re.compile(pattern) for pattern in patterns]
-        self._engines = engines or [None] * len(self._patterns)
+        self._engines: Sequence[str | None] = engines or [None] * len(self._patterns)
 
     @classmethod
     def load(cls) -> StepNames:

@@ -15,8 +15,6 @@ Tokens are those that the model was given; with speculation that is more than it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -154,7 +152,7 @@ def find_steps(
     cold = _cold(found, of_kind) if cold_first_step else np.zeros(len(found), dtype=bool)
     return TraceSteps(
         names=tuple(columns.tables.names[code] for code in used.tolist()),
-        marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist()), marks.values()),
+        marks=_with_decoded_tokens(tuple(marks[code] for code in used.tolist())),
         name=name,
         pids=tuple(columns.tables.tracks[track][0] for track in found.track.tolist()),
         track=found.track.astype(np.int64),
@@ -200,17 +198,17 @@ def outermost(lane: NDArray[np.integer], end_ns: Int) -> NDArray[np.bool_]:
     return outermost
 
 
-def _with_decoded_tokens(marks: tuple[StepName, ...], all_marks: Iterable[StepName]) -> tuple[StepName, ...]:
+def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
     """Let decode iterations that state their requests only have one token each, unless the engine drafts tokens.
 
-    Args:
-        marks: Names of the steps.
-        all_marks: The same, and the names of annotations inside the steps.
+    Names that state requests in prefill and in decode omit the tokens only if they are unknown.
     """
-    if any(word in (mark.stage or "") for mark in all_marks for word in ("draft", "verify")):
+    if any(word in (mark.stage or "") for mark in marks for word in ("draft", "verify")):
         return marks
     return tuple(
-        attrs.evolve(mark, decode_tokens=mark.requests) if mark.stage == DECODE and mark.decode_tokens is None else mark
+        attrs.evolve(mark, decode_tokens=mark.requests)
+        if mark.stage == DECODE and mark.decode_tokens is None and mark.decode_requests is None
+        else mark
         for mark in marks
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 
 import attrs
 
@@ -13,7 +13,9 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.rank_labels import strangers
 from profdeck_traces.analysis.run_model import CauseState, Finding, Place
 from profdeck_traces.attribution.frames import parse_frame
-from profdeck_traces.findings import device_rules, host_rules, run_rules
+from profdeck_traces.findings import device_rules, host_rules, run_rules, server_findings
+from profdeck_traces.findings.engine_rules import PREFILL_NEXT_TO_DECODE
+from profdeck_traces.findings.engine_view import servers_in
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding
 from profdeck_traces.findings.rank_view import RankView, views_of
 
@@ -34,7 +36,8 @@ def with_findings(run: RunSummary) -> RunSummary:
     views = [view for view in everyone if not view.is_cold or stage_of(view.rank)]
     drafts: list[RankFinding] = []
     not_judged: dict[str, dict[str, list[RankView]]] = {}
-    for view, result in _of_single_ranks(views):
+    servers = servers_in(run, views)
+    for view, result in (*_of_single_ranks(views), *server_findings.results_of(servers)):
         if isinstance(result, NotJudged):
             not_judged.setdefault(result.rule, {}).setdefault(result.reason, []).append(view)
         else:
@@ -61,7 +64,8 @@ def with_findings(run: RunSummary) -> RunSummary:
         *run_rules.cold_steps(everyone),
     )
     findings = tuple(attrs.evolve(finding, id=_id(finding)) for finding in findings)
-    return attrs.evolve(run, findings=findings, causes=_causes(findings, not_judged, views))
+    causes = _causes(findings, not_judged, views, server_findings.CAUSES if servers else frozenset())
+    return attrs.evolve(run, findings=findings, causes=causes)
 
 
 def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, RankFinding | NotJudged]]:
@@ -72,7 +76,10 @@ def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, Rank
 
 
 def _causes(
-    findings: Sequence[Finding], not_judged: Mapping[str, Mapping[str, list[RankView]]], views: Sequence[RankView]
+    findings: Sequence[Finding],
+    not_judged: Mapping[str, Mapping[str, list[RankView]]],
+    views: Sequence[RankView],
+    more_causes: AbstractSet[str],
 ) -> tuple[CauseState, ...]:
     """Return the state of each cause: found if it has a finding, not judged if a rank lacks data, otherwise clear."""
     ids: dict[str, list[str]] = {}
@@ -82,7 +89,7 @@ def _causes(
         cause for rules in (device_rules.RULES, host_rules.RULES) for causes in rules.values() for cause in causes
     }
     states = []
-    for cause in sorted({*ids, *of_ranks, *run_rules.CAUSES}):
+    for cause in sorted({*ids, *of_ranks, *run_rules.CAUSES, *more_causes}):
         reason = "; ".join(_reason(text, affected, views) for text, affected in not_judged.get(cause, {}).items())
         if cause in run_rules.CAUSES and len({view.label for view in views}) < _PAIR:
             reason = "only one rank was recorded"
@@ -148,7 +155,7 @@ def _combined(team: list[RankFinding], captures: Mapping[str, set[str | None]], 
         evidence=worst.evidence,
         time_us=_at_most(time_us, worst.step_us),
         step_us=worst.step_us or None,
-        where=_place(worst),
+        where=_place(worst if len(of_many) == 1 else attrs.evolve(worst, replica=None, rank=None)),
         confidence=worst.confidence,
         check=worst.check,
     )
@@ -180,6 +187,8 @@ _PART_OF = {
     "exposed-communication": {"straggler"},
     "small-kernels": {"host-bound"},
     "imbalance": {"straggler"},
+    "unsteady-steps": {PREFILL_NEXT_TO_DECODE},
+    "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
 }
 
 
