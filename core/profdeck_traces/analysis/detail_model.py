@@ -50,6 +50,16 @@ class BatchDetails:
 
 
 @attrs.frozen(kw_only=True)
+class Period:
+    """A period of work, or of one stage."""
+
+    name: str | None
+    """Name of the stage; ``None`` for work."""
+    start_us: float
+    duration_us: float
+
+
+@attrs.frozen(kw_only=True)
 class HostState:
     """A part of some time, by what the threads of the host did together."""
 

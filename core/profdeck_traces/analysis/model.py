@@ -20,6 +20,7 @@ from profdeck_traces.analysis.detail_model import (
     HostTimes,
     IdleCause,
     MemorySummary,
+    Period,
     PerStep,
     RuntimeCalls,
     ShapeCalls,
@@ -312,6 +313,11 @@ class RankSummary:
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
     host_load: HostLoad | None = None
     """Host load during the capture. ``None`` if it was not recorded."""
+    work: tuple[Period, ...] = ()
+    """Periods in which operators or device work run, without gaps of less than 1 % of the recording. Empty for the
+    traces of engines."""
+    stage_periods: tuple[Period, ...] = ()
+    """The 64 longest stages, in order of time. Empty for the traces of engines."""
     engine: str | None = None
     """Plugin that recognises the iterations, such as ``vllm``. ``None`` without iterations."""
     utilization: Utilization | None = None

@@ -21,7 +21,6 @@ PREFILL_NEXT_TO_DECODE = "prefill-next-to-decode"
 LONG_TAIL = "long-tail"
 REQUEST_QUEUE, KV_PRESSURE, PREEMPTION = "request-queue", "kv-pressure", "preemption"
 HOST_BETWEEN, SAMPLER, SPECULATION = "host-between-iterations", "sampler", "rejected-speculation"
-NO_REQUESTS = "no-requests"
 
 _FEWEST_DECODES = 10
 _SAMPLING_OPERATORS = frozenset(
@@ -248,29 +247,6 @@ def rejected_speculation(server: ServerView) -> Iterator[Result]:
         )
 
 
-def no_requests(server: ServerView) -> Iterator[Result]:
-    """Several pauses without any request, each over 5 typical iterations, together over a quarter of the recording."""
-    usual_us = statistics.median(iteration.period_us for iteration in server.iterations)
-    pauses = [
-        iteration
-        for iteration in server.iterations
-        if not iteration.has_more_work and iteration.pause_us > 5 * usual_us
-    ]
-    idle_us = sum(iteration.pause_us for iteration in pauses)
-    share = idle_us / (idle_us + server.time_us)
-    if len(pauses) > 2 and share > 0.25:
-        yield server.find(
-            NO_REQUESTS,
-            f"The server has no request {percent(share)} of the time: {len(pauses)} pauses of "
-            f"{ms(idle_us / len(pauses))} on average between requests",
-            "keep more requests in flight, so that some generate while others wait for their client",
-            at=max(pauses, key=lambda iteration: iteration.pause_us),
-            gain_us=idle_us,
-            step_us=idle_us + server.time_us,
-            confidence="high",
-        )
-
-
 RULES = {
     prefill_next_to_decode: (PREFILL_NEXT_TO_DECODE,),
     long_tail: (LONG_TAIL,),
@@ -279,6 +255,5 @@ RULES = {
     host_between_iterations: (HOST_BETWEEN,),
     sampler: (SAMPLER,),
     rejected_speculation: (SPECULATION,),
-    no_requests: (NO_REQUESTS,),
 }
 """Rules about one server, and the causes that each of them searches for."""

@@ -37,7 +37,7 @@ def with_findings(run: RunSummary) -> RunSummary:
     drafts: list[RankFinding] = []
     not_judged: dict[str, dict[str, list[RankView]]] = {}
     servers = servers_in(run, views)
-    for view, result in (*_of_single_ranks(views), *server_findings.results_of(servers)):
+    for view, result in (*_of_single_ranks(views), *server_findings.results_of(servers, views)):
         if isinstance(result, NotJudged):
             not_judged.setdefault(result.rule, {}).setdefault(result.reason, []).append(view)
         else:

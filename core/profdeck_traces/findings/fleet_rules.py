@@ -120,5 +120,5 @@ def _unix_us(view: RankView, iteration: EngineIteration, side: int) -> float:
     return (view.rank.origin_unix_ns or 0) / 1000 + iteration.step.start_us + side * iteration.step.duration_us
 
 
-RULES = {slow_server: SLOW_SERVER, uneven_servers: UNEVEN_SERVERS}
-"""Rules about the servers of one role, and the cause that each of them searches for."""
+RULES = {slow_server: (SLOW_SERVER,), uneven_servers: (UNEVEN_SERVERS,)}
+"""Rules about the servers of one role, and the causes that each of them searches for."""

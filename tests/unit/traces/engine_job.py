@@ -93,6 +93,25 @@ def write_events(directory: Path, events: Sequence[dict[str, Any]], identity: Id
     write_record(capture, raw)
 
 
+def write_trainer(run: Path, stages: Sequence[tuple[str, float, bool]], *, first_ns: int = FIRST_NS) -> None:
+    """Write the trace and the manifest of a trainer with one step.
+
+    Args:
+        run: Directory of the run.
+        stages: Name and duration in milliseconds of each stage, and whether it runs operators.
+        first_ns: Unix time of the trace's origin.
+    """
+    events: list[dict[str, Any]] = []
+    now = 1000.0
+    for name, ms, works in stages:
+        events.append(_event("user_annotation", name, now, ms * 1000))
+        if works:
+            events.append(_event("cpu_op", "aten::mm", now, ms * 1000))
+        now += ms * 1000
+    step = _event("user_annotation", "ProfilerStep#0", 1000.0, now - 1000.0)
+    write_events(run / "step_000000" / "trainer", [step, *events], Identity(role="trainer"), first_ns)
+
+
 def write_fleet(run: Path, *servers: Sequence[Batch]) -> Path:
     """Write the traces of several servers, and return the run."""
     for replica, batches in enumerate(servers):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from engine_job import Batch, decode, write_fleet, write_server
+from engine_job import Batch, decode, write_fleet, write_server, write_trainer
 
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.run_model import Finding
@@ -181,3 +181,69 @@ def test_server_that_finishes_last_is_named(tmp_path: Path) -> None:
 def test_servers_with_equal_windows_may_have_more_work(tmp_path: Path) -> None:
     summary = summary_of(write_fleet(tmp_path, decode(40, 10, 4), decode(40, 10.5, 4), decode(40, 16, 4)))
     assert "uneven-servers" not in {finding.rule for finding in summary.findings}
+
+
+# Servers and other roles.
+
+
+def rollouts_and_trainer(run: Path, batches: Sequence[Batch], *stages: tuple[str, float, bool]) -> RunSummary:
+    write_server(run, batches, 0)
+    write_trainer(run, stages)
+    return summary_of(run)
+
+
+def test_trainer_that_waits_for_rollouts_is_idle(tmp_path: Path) -> None:
+    stages = ("generate_sequences", 600.0, False), ("actor_update", 400.0, True)
+    summary = rollouts_and_trainer(tmp_path, decode(60, 10, 4), *stages)
+
+    finding = finding_of(summary, "idle-trainer")
+    assert finding.text.startswith("trainer rank 0 runs nothing for 600 ms of each step (60%) while rollout generates")
+    assert finding.text.endswith(", in generate_sequences.")
+    assert finding.gain_us == pytest.approx(600_000, rel=0.01)
+    assert state_of(summary, "idle-rollout") == ("clear", None)
+
+
+def test_rollout_that_waits_for_the_trainer_is_idle(tmp_path: Path) -> None:
+    batches = [*decode(20, 10, 4), Batch(ms=10, decodes=4, pause_ms=700), Batch(ms=10, prefills=4, tokens=9)]
+    stages = ("generate_sequences", 200.0, False), ("actor_update", 700.0, True)
+    finding = finding_of(rollouts_and_trainer(tmp_path, batches, *stages), "idle-rollout")
+
+    assert finding.text.startswith("rollout runs no batch for 688 ms of each step (76%) while trainer rank 0 works")
+    assert finding.where.stage == "actor_update"
+
+
+def test_trainer_and_rollouts_that_overlap_are_not_idle(tmp_path: Path) -> None:
+    summary = rollouts_and_trainer(tmp_path, decode(100, 10, 4), ("actor_update", 1000.0, True))
+    states = [state_of(summary, cause) for cause in ("idle-trainer", "idle-rollout", "weight-sync")]
+    assert states == [("clear", None)] * 3
+
+
+def test_server_that_was_not_recorded_all_the_time_is_not_idle(tmp_path: Path) -> None:
+    summary = rollouts_and_trainer(tmp_path, decode(10, 10, 4), ("actor_update", 1000.0, True))
+    assert state_of(summary, "idle-rollout") == ("clear", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_sync"),
+    [("update_weights", True), ("sync_policy_to_rollout", True), ("weight-sync", True), ("update_policy", False)],
+)
+def test_weight_update_is_recognised_by_its_name(tmp_path: Path, name: str, is_sync: bool) -> None:
+    batches = [*decode(20, 10, 4), Batch(ms=10, decodes=4, pause_ms=300), Batch(ms=10, prefills=4, tokens=9)]
+    summary = rollouts_and_trainer(tmp_path, batches, ("generate", 210.0, True), (name, 300.0, True))
+    texts = [finding.text for finding in summary.findings if finding.rule == "weight-sync"]
+    assert texts == (
+        [f"{name} takes 59% of each step (300 ms); the servers run no batch for 99% of it."]
+        if is_sync
+        else []
+    )
+
+
+def test_pauses_during_a_tool_call_are_named(tmp_path: Path) -> None:
+    turn = *decode(10, 5, 1), Batch(ms=5, decodes=1, pause_ms=200), Batch(ms=8, prefills=1, tokens=30)
+    stages = [("generate", 50.7, False), ("tool_call", 212.0, False)] * 5
+    summary = rollouts_and_trainer(tmp_path, turn * 5, *stages)
+
+    finding = finding_of(summary, "tool-call")
+    assert finding.text.startswith("The server has no request 76% of the time: 5 pauses of 200 ms on average, while")
+    assert "while trainer rank 0 is in tool_call" in finding.text
+    assert "no-requests" not in {finding.rule for finding in summary.findings}
