@@ -232,9 +232,7 @@ def test_weight_update_is_recognised_by_its_name(tmp_path: Path, name: str, is_s
     summary = rollouts_and_trainer(tmp_path, batches, ("generate", 210.0, True), (name, 300.0, True))
     texts = [finding.text for finding in summary.findings if finding.rule == "weight-sync"]
     assert texts == (
-        [f"{name} takes 59% of each step (300 ms); the servers run no batch for 99% of it."]
-        if is_sync
-        else []
+        [f"{name} takes 59% of each step (300 ms); the servers run no batch for 99% of it."] if is_sync else []
     )
 
 

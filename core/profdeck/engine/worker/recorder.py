@@ -195,7 +195,8 @@ def handle_command(
     Args:
         command: ``start``, ``stop`` or ``status``.
         payload: for ``start``, a request as plain data; for ``stop``, the ID of the ``request`` to stop, its ``token``
-            if known, and a ``reason`` if it is stopped early; for ``status``, optionally the ``request`` and ``token``.
+            if known, a ``reason`` if it is stopped early, and ``idle`` if the engine has no unfinished requests; for
+            ``status``, optionally the ``request`` and ``token``.
         recorder: the recorder of this process.
         start: function that starts the request passed to it.
         stop: function that stops the recorder's request. It receives the reason.
@@ -207,6 +208,8 @@ def handle_command(
                 start(structure(payload, CaptureRequest, where=""))
             case "stop":
                 if recorder.matches(payload["request"], payload.get("token")):
+                    if payload.get("idle"):
+                        recorder.report_idle()
                     stop(payload.get("reason"))
             case "status":
                 pass
