@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -20,17 +21,24 @@ MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 20_000_000, 500_000
 _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
 })  # fmt: skip
+_NEVER = -(1 << 60)  # weight of a dependency that never delays its target
 _Mask = NDArray[np.bool_]
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Gain:
-    """Result of a replay without an owner's time."""
+    """Result of replays without an owner's time."""
 
-    saved_ns: int
+    saved_ns: int = 0
     """Time saved over all steps in the account."""
-    limit: OwnerKind
-    """Owner kind with the most time on the replay's critical path."""
+    is_known: bool = True
+    path_ns: NDArray[np.float64] = attrs.field(factory=lambda: np.zeros(256))
+    """Time of each `OwnerKind` on the critical paths of the replays."""
+
+    @property
+    def limit(self) -> OwnerKind:
+        """Owner kind with the most time on the critical paths of the replays."""
+        return OwnerKind(int(self.path_ns.argmax()))
 
 
 def too_large(events: Events) -> str | None:
@@ -39,6 +47,12 @@ def too_large(events: Events) -> str | None:
     if events.complete <= limit:
         return None
     return f"Gains are not computed for traces with more than {limit:,} events."
+
+
+def _mask_of(kinds: Iterable[OwnerKind]) -> _Mask:
+    mask = np.zeros(256, np.bool_)
+    mask[list(kinds)] = True
+    return mask
 
 
 class Replay:
@@ -58,20 +72,45 @@ class Replay:
         self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
         """True if the replay reproduces all recorded times."""
 
-    def gain(self, kind: OwnerKind, is_owner: _Mask) -> Gain | None:
-        """Replay the recording without an owner's time. Return the gain, or ``None`` if it is unknown.
+    def add_gain(self, gain: Gain, kind: OwnerKind, is_owner: _Mask) -> None:
+        """Replay the recording without an owner's time.
 
         Args:
+            gain: The gain to which the result is added.
             kind: Owner kind.
             is_owner: Mask of the owner's rows in the trace, with an extra last element for time without an event.
         """
+        if kind in _NO_GAIN:
+            gain.is_known = False
+            return
+        self.add_gain_of(gain, [kind], is_owner)
+
+    def add_gain_of(self, gain: Gain, kinds: Iterable[OwnerKind], is_owner: _Mask) -> None:
+        """Replay the recording without the time of several kinds of owners, as in `add_gain`."""
+        is_kind = _mask_of(kinds)
+        self._add(gain, self._weight - self._time_of(is_kind, is_owner), is_kind, is_owner)
+
+    def add_gain_without_waits(self, gain: Gain, is_sync: _Mask) -> None:
+        """Replay the recording as if the host did not wait for device work in some synchronisations.
+
+        Args:
+            gain: The gain to which the result is added.
+            is_sync: Mask of the rows of synchronisations and copies in the trace, with an extra last element.
+        """
         graph = self._graph
-        if kind in _NO_GAIN or not self.is_exact:
-            return None
-        times, path = self._times(self._weight - self._time_of(kind, is_owner))
+        is_cut = (graph.kind == OwnerKind.SYNCHRONISATION) & (graph.event >= 0) & is_sync[graph.row]
+        self._add(gain, np.where(is_cut, _NEVER, self._weight), _mask_of(()), is_sync)
+
+    def _add(self, gain: Gain, weight: Int, is_kind: _Mask, is_owner: _Mask) -> None:
+        graph = self._graph
+        if not self.is_exact:
+            gain.is_known = False
+            return
+        times, path = self._times(weight)
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
         saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
-        return Gain(int(saved.sum()), self._largest_kind(path, kind, is_owner))
+        gain.saved_ns += int(saved.sum())
+        gain.path_ns += self._times_of_kinds(path, is_kind, is_owner)
 
     def _of_segments(self, is_owner: _Mask) -> Int:
         """Return the owner's cumulative time at each node. Only differences within a thread are meaningful."""
@@ -82,13 +121,13 @@ class Replay:
         owned: Int = before[graph.segment] + np.where(is_owner[graph.segment], graph.offset, 0)
         return owned
 
-    def _time_of(self, kind: OwnerKind, is_owner: _Mask) -> Int:
+    def _time_of(self, is_kind: _Mask, is_owner: _Mask) -> Int:
         """Return the owner's time within each dependency."""
         graph = self._graph
-        of_segments = self._of_segments((graph.segment_kind == kind) & is_owner[self._segment_row])
+        of_segments = self._of_segments(is_kind[graph.segment_kind] & is_owner[self._segment_row])
         time = np.where(graph.is_thread, of_segments[graph.target] - of_segments[graph.source], 0)
-        time += np.where(~graph.is_thread & (graph.kind == kind) & is_owner[graph.row], graph.delay, 0)
-        of_device = np.append((graph.device_kind == kind) & is_owner[self._work_row], False)
+        time += np.where(~graph.is_thread & is_kind[graph.kind] & is_owner[graph.row], graph.delay, 0)
+        of_device = np.append(is_kind[graph.device_kind] & is_owner[self._work_row], False)
         time += np.where(of_device[graph.event], graph.event_work, 0)
         return time
 
@@ -112,8 +151,8 @@ class Replay:
             last = sources[edges[-1]]
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
-    def _largest_kind(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
-        """Return the owner kind with the most time on the critical path of a replay."""
+    def _times_of_kinds(self, path: Int, is_kind: _Mask, is_owner: _Mask) -> NDArray[np.float64]:
+        """Return the time of each owner kind on the critical path of a replay."""
         graph = self._graph
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]
@@ -124,13 +163,13 @@ class Replay:
         of_segment = np.cumsum(change[:-1]) * graph.length
         np.add.at(of_segment, graph.segment[source], -graph.offset[source])
         np.add.at(of_segment, graph.segment[target], graph.offset[target])
-        is_left = ~((graph.segment_kind == kind) & is_owner[self._segment_row])
+        is_left = ~(is_kind[graph.segment_kind] & is_owner[self._segment_row])
         times += np.bincount(graph.segment_kind[is_left], of_segment[is_left], minlength=256)
         path = path[~graph.is_thread[path]]
         is_work = graph.event[path] >= 0
         event = graph.event[path[is_work]]
-        is_left = ~((graph.device_kind[event] == kind) & is_owner[self._work_row[event]])
+        is_left = ~(is_kind[graph.device_kind[event]] & is_owner[self._work_row[event]])
         times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
-        is_left = ~((graph.kind[path] == kind) & is_owner[graph.row[path]])
+        is_left = ~(is_kind[graph.kind[path]] & is_owner[graph.row[path]])
         times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
-        return OwnerKind(int(times.argmax()))
+        return times

@@ -9,19 +9,20 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import (
-    CHECKPOINTS,
+    CONTEXTS,
     LAST_ANNOTATION,
     LAST_CALL,
-    LOADING,
     OWNERS,
     SYNCS,
     RowKind,
 )
+from profdeck_traces.reading.event_names import is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
+_INITIAL_NS = 1_000_000  # maximum time from the start of a recording to the start of frames that were already open
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
 
@@ -63,14 +64,17 @@ class HostThreads:
         """Index of the last segment of each track."""
         parts: list[tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]] = []
         count = 0
-        bounds = np.flatnonzero(np.diff(events.track, prepend=-1, append=-1)) if events.complete else np.zeros(1, int)
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        for begin, end in events.track_bounds():
             rows = begin + np.flatnonzero(is_host[begin:end])
             if not len(rows):
                 continue
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
+                if track == self.main:
+                    _mark_sleep(events, part[1], part[2], part[3])
+                else:
+                    _mark_initial_wait(events, *part)
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -159,9 +163,8 @@ class HostThreads:
         state[row < 0] = State.GAP
         if len(annotations):
             begin, row, owner, state = _with_annotations(events, annotations, begin, row, owner, state)
-        self._set_owner(events, rows, LOADING, OwnerKind.DATA_LOADING, begin, owner)
-        self._set_owner(events, rows, CHECKPOINTS, OwnerKind.CHECKPOINT, begin, owner)
-        self._set_owner(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
+        for kind, row_kinds in CONTEXTS.items():
+            self._set_owner(events, rows, row_kinds, kind, begin, owner)
         return begin, row, owner, state
 
     def _set_owner(  # noqa: PLR0913, PLR0917 - one parameter per column
@@ -279,6 +282,29 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
     is_annotated = (state == State.GAP) & (begin >= cut[0]) & (place[annotation] >= 0)
     row[is_annotated] = annotations[place[annotation[is_annotated]]]
     return begin, row, owner, state
+
+
+def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]) -> None:
+    """Mark calls of ``sleep`` as Python code: unlike in other waits, the thread waits for no other thread."""
+    waits = np.flatnonzero(state == State.WAITS)
+    sleeps = waits[[is_sleep(events.names[code]) for code in events.name[row[waits]].tolist()]] if len(waits) else waits
+    state[sleeps] = State.FRAME
+    owner[sleeps[owner[sleeps] == OwnerKind.WAIT_FOR_THREAD]] = OwnerKind.PYTHON
+
+
+def _mark_initial_wait(
+    events: Events, begin: Int, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]
+) -> None:
+    """Mark the innermost frame that was open on a thread when the recording started as a wait.
+
+    Calls of C functions that are already in progress are not recorded. A thread that is blocked in such a call would
+    look busy until the call returns.
+    """
+    is_opened = (state == State.FRAME) & (row >= 0) & (events.start_ns[row] == begin)
+    is_opened &= begin < int(events.start_ns.min()) + _INITIAL_NS
+    depth = len(row) if is_opened.all() else int(is_opened.argmin())
+    if depth:
+        state[depth - 1], owner[depth - 1] = State.WAITS, OwnerKind.WAIT_FOR_THREAD
 
 
 def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:
