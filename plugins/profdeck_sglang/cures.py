@@ -8,7 +8,7 @@ CURES = {
     "request-queue": "raise --max-running-requests, or add servers",
     "kv-pressure": "raise --mem-fraction-static, or lower --max-running-requests",
     "preemption": "lower --max-running-requests, so that the KV cache holds all running requests",
-    "decode-launch-bound": "let SGLang capture CUDA graphs: remove --disable-cuda-graph",
-    "host-between-iterations": "process outputs while the model runs: remove --disable-overlap-schedule",
+    "decode-launch-bound": "let SGLang capture CUDA graphs: check that --disable-cuda-graph is not set",
+    "host-between-iterations": "process outputs while the model runs: check that --disable-overlap-schedule is not set",
     "sampler": "use SGLang's fused sampling kernels: --sampling-backend flashinfer",
 }

@@ -8,7 +8,7 @@ CURES = {
     "request-queue": "raise --max-num-seqs, or add servers",
     "kv-pressure": "raise --gpu-memory-utilization, or lower --max-num-seqs",
     "preemption": "lower --max-num-seqs, so that the KV cache holds all running requests",
-    "decode-launch-bound": "let vLLM capture CUDA graphs: remove --enforce-eager",
-    "host-between-iterations": "schedule the next iteration while the model runs: --async-scheduling",
+    "decode-launch-bound": "let vLLM capture CUDA graphs: check that --enforce-eager is not set",
+    "host-between-iterations": "schedule the next iteration while the model runs: check that --async-scheduling is set",
     "rejected-speculation": "lower num_speculative_tokens in --speculative-config",
 }

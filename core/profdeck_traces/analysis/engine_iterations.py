@@ -6,11 +6,12 @@ iteration is idle time: the engine had no request to run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from profdeck_traces.analysis.model import RankSummary, StepSummary
+from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
 from profdeck_traces.analysis.step_names import ITERATION, MIXED, PREFILL
 
 
@@ -89,19 +90,32 @@ def _continues(step: StepSummary, following: StepSummary) -> bool:
     return bool(decode_requests(following) or (details and details.running_requests))
 
 
-def representatives(ranks: Iterable[RankSummary]) -> dict[tuple[str | None, str | None, int | None], list[RankSummary]]:
-    """Return the traces of each server that has iterations, by run, role and replica.
+def traces_of_servers(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
+    """Return the traces of each server that has iterations.
 
-    Ranks of one server run the same batches, so that only its first recorded rank is returned. A server has several
-    traces if it has several captures.
+    A server has several traces if it has several captures. Tensor-parallel ranks run the same batches, so only the
+    traces of the first recorded rank are returned. Each unrelated trace is its own server.
     """
-    servers: dict[tuple[str | None, str | None, int | None], list[RankSummary]] = {}
+    unrelated = strangers(ranks)
+    servers: dict[tuple[str | int | None, ...], list[RankSummary]] = {}
     for rank in ranks:
         if any(step.kind == ITERATION for step in rank.steps):
-            servers.setdefault((rank.run, rank.role, rank.replica), []).append(rank)
-    return {key: _first_rank(traces) for key, traces in servers.items()}
+            key = rank.run, rank.role, rank.replica, rank.path if rank.path in unrelated else None
+            servers.setdefault(key, []).append(rank)
+    return [_first_rank(traces) for traces in servers.values()]
 
 
 def _first_rank(traces: Sequence[RankSummary]) -> list[RankSummary]:
     numbers = [trace.rank for trace in traces if trace.rank is not None]
     return [trace for trace in traces if trace.rank == min(numbers)] if numbers else [*traces]
+
+
+def server_label(traces: Sequence[RankSummary], ranks: Sequence[RankSummary]) -> str:
+    """Return the label of a server, such as ``rollout/1``.
+
+    Args:
+        traces: Traces of the server.
+        ranks: All traces of the summary.
+    """
+    first = traces[0]
+    return label_of(first.role, first.replica, None, first.path) + of_run(first.run, runs_of(ranks))

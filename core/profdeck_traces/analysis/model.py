@@ -373,7 +373,8 @@ class GroupSkew:
 class ServerSummary:
     """Engine iterations of one server, over all captures, without cold iterations.
 
-    All ranks of a server run the same batches, so the numbers are those of the first recorded rank.
+    The numbers are those of the first recorded rank. Tensor-parallel ranks run the same batches, but each data-parallel
+    rank has its own.
     """
 
     label: str

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profdeck_traces.analysis.engine_iterations import EngineIteration, iterations_of, representatives
+from profdeck_traces.analysis.engine_iterations import EngineIteration, iterations_of, server_label, traces_of_servers
 from profdeck_traces.analysis.model import RankSummary, ServerSummary
-from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of
 from profdeck_traces.analysis.step_names import DECODE
 
 _US_PER_S = 1_000_000
@@ -17,11 +16,7 @@ _US_PER_S = 1_000_000
 
 def servers_of(ranks: Sequence[RankSummary]) -> tuple[ServerSummary, ...]:
     """Return the statistics of each server whose traces have engine iterations, sorted by run, role and replica."""
-    runs = runs_of(ranks)
-    servers = [
-        _server(traces, label_of(role, replica, None, traces[0].path) + of_run(run, runs))
-        for (run, role, replica), traces in representatives(ranks).items()
-    ]
+    servers = [_server(traces, server_label(traces, ranks)) for traces in traces_of_servers(ranks)]
     return tuple(sorted(servers, key=lambda server: (server.run or "", server.role or "", server.replica or 0)))
 
 

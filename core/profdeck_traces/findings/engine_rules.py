@@ -204,7 +204,8 @@ def _stage_between(server: ServerView) -> str | None:
     for view in server.views:
         times = view.rank.host_times
         inside_us = sum(iteration.step.duration_us for iteration in server.iterations)
-        outside = [stage for stage in times.stages if stage.total_us < 0.5 * inside_us] if times else []
+        stages = [stage for stage in times.stages if "idle" not in stage.name.lower()] if times else []
+        outside = [stage for stage in stages if stage.total_us < 0.5 * inside_us]
         if outside:
             return max(outside, key=lambda stage: stage.total_us).name
     return None

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from profdeck_traces.analysis.engine_iterations import EngineIteration, iterations_of, representatives
+from profdeck_traces.analysis.engine_iterations import EngineIteration, iterations_of, server_label, traces_of_servers
 from profdeck_traces.analysis.model import RunSummary
-from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of
 from profdeck_traces.analysis.run_model import Evidence
 from profdeck_traces.analysis.step_names import DECODE
 from profdeck_traces.findings.cures import engine_cure
@@ -112,12 +111,11 @@ class ServerView:
 def servers_in(run: RunSummary, views: Iterable[RankView]) -> list[ServerView]:
     """Return the servers of a run that have engine iterations."""
     by_path = {view.rank.path: view for view in views}
-    runs = runs_of(run.ranks)
     servers = []
-    for (directory, role, replica), traces in representatives(run.ranks).items():
+    for traces in traces_of_servers(run.ranks):
         found = tuple(by_path[trace.path] for trace in traces if trace.path in by_path)
         if found:
-            servers.append(ServerView(found, label_of(role, replica, None, traces[0].path) + of_run(directory, runs)))
+            servers.append(ServerView(found, server_label(traces, run.ranks)))
     return servers
 
 
@@ -126,6 +124,6 @@ def fleets(servers: Sequence[ServerView]) -> list[list[ServerView]]:
     groups: dict[tuple[str | None, str | None], list[ServerView]] = {}
     for server in servers:
         rank = server.views[0].rank
-        if rank.role is not None:
+        if rank.role is not None or rank.replica is not None:
             groups.setdefault((rank.run, rank.role), []).append(server)
     return [group for group in groups.values() if len(group) > 1]

@@ -18,6 +18,7 @@ from profdeck_traces.findings.engine_rules import PREFILL_NEXT_TO_DECODE
 from profdeck_traces.findings.engine_view import servers_in
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding
 from profdeck_traces.findings.rank_view import RankView, views_of
+from profdeck_traces.findings.rollout_rules import NO_REQUESTS, TOOL_CALL
 
 _LEAST_SHARE = 0.005
 """Findings with a smaller gain are omitted."""
@@ -187,6 +188,8 @@ _PART_OF = {
     "imbalance": {"straggler"},
     "unsteady-steps": {PREFILL_NEXT_TO_DECODE},
     "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
+    # Without requests, an engine runs no operators.
+    "outside-operators": {NO_REQUESTS, TOOL_CALL},
 }
 
 

@@ -97,8 +97,9 @@ def uneven_servers(fleet: Sequence[ServerView]) -> Iterator[RankFinding]:
             (_unix_us(view, iterations[0], 0), _unix_us(view, iterations[-1], 1)) for _, view, iterations in recorded
         ]
         begin_us, end_us = min(start for start, _ in spans), max(end for _, end in spans)
-        last, view, iterations = recorded[[end for _, end in spans].index(end_us)]
-        others_us = statistics.median(end for _, end in spans if end != end_us)
+        index = [end for _, end in spans].index(end_us)
+        last, view, iterations = recorded[index]
+        others_us = statistics.median(end for number, (_, end) in enumerate(spans) if number != index)
         alone_us, total_us = end_us - others_us, end_us - begin_us
         if alone_us <= 0.15 * total_us:
             continue

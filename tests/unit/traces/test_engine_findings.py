@@ -245,3 +245,28 @@ def test_pauses_during_a_tool_call_are_named(tmp_path: Path) -> None:
     assert finding.text.startswith("The server has no request 76% of the time: 5 pauses of 200 ms on average, while")
     assert "while trainer rank 0 is in tool_call" in finding.text
     assert "no-requests" not in {finding.rule for finding in summary.findings}
+
+
+def test_unrelated_traces_are_separate_servers(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        run = write_fleet(tmp_path / name, decode(20, 10, 4))
+        (trace,) = run.rglob("*.trace.json.gz")
+        trace.rename(tmp_path / f"{name}.json.gz")
+    summary, errors = summarise([tmp_path / "one.json.gz", tmp_path / "two.json.gz"])
+    assert not errors
+    assert [(server.label, server.iterations) for server in summary.servers] == [
+        ("one.json.gz", 20),
+        ("two.json.gz", 20),
+    ]
+    assert state_of(summary, "slow-server") == ("not_judged", "only one server was recorded")
+
+
+def test_servers_that_end_together_are_even(tmp_path: Path) -> None:
+    summary = summary_of(write_fleet(tmp_path, [Batch(ms=10, decodes=4)] * 40, [Batch(ms=20.05, decodes=4)] * 20))
+    assert state_of(summary, "uneven-servers") == ("clear", None)
+
+
+def test_iterations_without_duration_have_no_finding(tmp_path: Path) -> None:
+    empty = [Batch(ms=0, decodes=4, pause_ms=0)] * 30
+    summary = summary_of(write_fleet(tmp_path, empty, empty))
+    assert [finding.text for finding in summary.findings if finding.gain_us] == []
