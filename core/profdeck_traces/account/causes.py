@@ -309,6 +309,10 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE)):
         is_root = np.array([name in roots for name in events.names], np.bool_)
         label[is_operator & is_root[root_name]] = _code(cause)
+    # Copies between the host and a device are not copies to another layout.
+    transfers = np.zeros(events.complete, np.bool_)
+    transfers[head[kinds == RowKind.COPY_CALL]] = True
+    label[transfers[head] & (label == _code(LAYOUT))] = 0
     label[_loops(names, kinds, head)] = _code(LOOP)
     is_device = kinds >= RowKind.KERNEL
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)

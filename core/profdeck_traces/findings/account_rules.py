@@ -191,8 +191,12 @@ _CAUSES = {
         condition="One call of a function runs the same operator of less than 100 us at least 64 times, over 5 %. "
         "Without stacks, a stage or step runs it 512 times.",
         min_share=0.05,
-        subject=lambda one, calls: f"A Python loop over small operators ({_calls(one, calls)}) takes",
-        cure=_fixed("replace the loop by one operator on the complete tensor"),
+        subject=lambda one, calls: (
+            f"{'A Python loop over' if one.line else 'Running'} small operators ({_calls(one, calls)}) takes"
+        ),
+        cure=lambda one: (
+            "replace the loop by one operator on the complete tensor" if one.line else "fuse them with torch.compile"
+        ),
     ),
     causes.PYTHON_CODE: _Cause(
         rule="python-code",
@@ -214,7 +218,7 @@ _CAUSES = {
 }  # fmt: skip
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes that rules on devices, or synchronisations, find more exactly if a device was recorded."""
-_ON_DEVICE = frozenset({causes.FLOAT64, causes.SYNCHRONISATION})
+_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
@@ -230,13 +234,19 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
     yield from _not_judged(view, account)
 
 
-def explained_us(view: RankView) -> float:
-    """Return the time per step that the findings of `account_causes` explain."""
+def has_loop(view: RankView) -> bool:
+    """Return whether a Python loop over small operators has a finding."""
+    account = view.rank.account
+    return account is not None and any(one.cause == causes.LOOP for one, _ in _found(view, account))
+
+
+def copies_us(view: RankView) -> float:
+    """Return the gain per step of copies to another layout or data type, if they have a finding."""
     account = view.rank.account
     if account is None:
         return 0.0
-    times = (one.time_us for one, _ in _found(view, account) if one.cause != causes.SYNCHRONISATION)
-    return sum(times) / account.steps
+    found = [of for of in _found(view, account) if of[0].cause == causes.LAYOUT]
+    return sum(_gain_us(view, account, *of) for of in found)
 
 
 def explains_step(view: RankView, account: Account, step: int) -> bool:
@@ -257,14 +267,19 @@ def explains_step(view: RankView, account: Account, step: int) -> bool:
     )
 
 
-def _found(view: RankView, account: Account) -> Iterator[tuple[CauseTime, _Cause]]:
+def _found(view: RankView, account: Account, without: str | None = None) -> Iterator[tuple[CauseTime, _Cause]]:
     """Yield the causes whose gain exceeds their limit."""
     for one in account.causes:
         cause = _CAUSES.get(one.cause)
         has_device = view.rank.devices or view.rank.launches
-        if cause is None or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
+        if cause is None or one.cause == without or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
             continue
+        if one.cause == causes.LOOP and has_device and not account.has_stacks:
+            continue  # small kernels or a host-bound device
         if one.calls < cause.min_calls * account.steps:
+            continue
+        # An engine reads the sampled tokens once per iteration.
+        if account.basis == ITERATION and one.cause == causes.SYNCHRONISATION and one.calls <= account.steps:
             continue
         if _gain_us(view, account, one, cause) > cause.min_share * account.time_us / account.steps:
             yield one, cause
@@ -276,9 +291,27 @@ def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     if one.cause != causes.SYNCHRONISATION:
         gain_us = min(gain_us, one.time_us)
     gain_us = max(0.0, gain_us) * cause.gain_share / account.steps
-    if view.rank.devices and one.cause not in _ON_DEVICE:
-        gain_us = min(gain_us, view.idle.get("allocating", 0.0) if one.cause == causes.ALLOCATION else view.idle_us)
-    return gain_us
+    if not view.rank.devices or one.cause in _ON_DEVICE:
+        return gain_us
+    if one.cause == causes.ALLOCATION:
+        return min(gain_us, view.idle.get("allocating", 0.0))
+    if one.cause == causes.SYNCHRONISATION:
+        # After a synchronisation, the device also waits for the other causes.
+        return min(gain_us, max(0.0, view.idle_us - _found_us(view, account)))
+    return min(gain_us, view.idle_us)
+
+
+def _found_us(view: RankView, account: Account) -> float:
+    """Return the gain per step of the causes other than synchronisations."""
+    return sum(
+        _gain_us(view, account, one, cause) for one, cause in _found(view, account, without=causes.SYNCHRONISATION)
+    )
+
+
+def explained_us(view: RankView) -> float:
+    """Return the idle time of the device per step that the findings of `account_causes` explain."""
+    account = view.rank.account
+    return 0.0 if account is None else sum(_gain_us(view, account, *found) for found in _found(view, account))
 
 
 def _is_backward(one: CauseTime) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from profdeck_traces.analysis.classes import COMMUNICATION
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
-from profdeck_traces.findings.account_rules import explained_us
+from profdeck_traces.findings.account_rules import copies_us, explained_us, has_loop
 from profdeck_traces.findings.cures import engine_cure
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
@@ -124,13 +124,13 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
 
 
 def small_kernels(view: RankView) -> Iterator[RankFinding]:
-    """More than 500 kernels, over half of them below 10 us (TraceLens; HTA)."""
+    """More than 500 kernels, over half of them below 10 us (TraceLens; HTA), and no Python loop that launches them."""
     bins = view.rank.kernel_durations
     count = sum(one.count for one in bins)
     # Bins are powers of two: of the one that holds the limit, as many as lie evenly below it.
     below = [min(1.0, max(0.0, (_US_OF_SMALL - one.from_us) / (one.to_us - one.from_us))) for one in bins]
     small = sum(one.count * part for one, part in zip(bins, below, strict=True))
-    if count > 500 and small > 0.5 * count:
+    if count > 500 and small > 0.5 * count and not has_loop(view):
         yield draft(
             view,
             "small-kernels",
@@ -157,6 +157,8 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             gain_us=view.per_step(single) / 2,
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
+    # Copies to another layout have another cure.
+    pointwise *= 1 - min(1.0, copies_us(view) / (view.per_step(pointwise) or 1.0))
     # Small kernels have the same cure.
     if pointwise > 0.35 * total_us and not any(small_kernels(view)):
         yield draft(

@@ -1,4 +1,4 @@
-"""Rules about the host and the steps of one rank; also about single gaps of its devices."""
+"""Rules about the steps of one rank, and about its machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import statistics
 from collections.abc import Iterator
 
 from profdeck_traces.account.model import Account
-from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.contributions import OUTLIER
 from profdeck_traces.analysis.detail_model import StageSummary, StepPart
 from profdeck_traces.analysis.model import StepSummary
-from profdeck_traces.analysis.run_model import Evidence
-from profdeck_traces.analysis.short_names import short_kernel
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.findings.account_rules import explains_step
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
@@ -20,44 +17,10 @@ from profdeck_traces.reading.event_names import is_data_loading
 
 _FEWEST_STEPS = 3
 _LONGER = 1.1
-_UNEXPLAINED = {OwnerKind.DEVICE_HELD.label, OwnerKind.NOT_RECORDED.label}
 
 
 def _is_loading(stage: StageSummary) -> bool:
     return is_data_loading(stage.name) or stage.loading_us >= 0.5 * stage.total_us
-
-
-def long_gap(view: RankView) -> Iterator[RankFinding]:
-    """A gap longer than 10 ms and than 5 % of a step (nsys gpu_gaps), if the trace does not show its cause."""
-    account = view.rank.account
-    if account is not None:
-        unexplained = sum(owner.time_us for owner in account.owners if owner.kind in _UNEXPLAINED)
-        if unexplained < 0.05 * account.time_us:
-            return
-    limit_us = max(10_000, 0.05 * view.step_us)
-    gaps = [gap for device in view.rank.devices for gap in device.gaps if gap.duration_us > limit_us]
-    excluded = {step.step for step in view.excluded}
-    in_steps = [gap for gap in gaps if gap.step is not None and gap.step not in excluded] if view.on_devices else gaps
-    if not in_steps:
-        return
-    gap = max(in_steps, key=lambda gap: gap.duration_us)
-    where = f" in step {gap.step}" if gap.step is not None else ""
-    while_ = f" while the host is in {short_kernel(gap.host, 48)}" if gap.host else ""
-    per_step = sum(gap.duration_us for gap in in_steps) / view.count
-    yield draft(
-        view,
-        "long-gap",
-        f"The device does nothing for {ms(gap.duration_us)} at a time{where}{while_}; the trace does not show why",
-        "record with cuda_sync: true and all threads, to see what the device waits for",
-        gain_us=min(per_step, view.step_us),
-        evidence=_gap_evidence(view, gap.start_us, gap.duration_us),
-        key=gap.host or "",
-    )
-
-
-def _gap_evidence(view: RankView, start_us: float, duration_us: float) -> Evidence:
-    margin_us = duration_us / 4
-    return Evidence(path=view.rank.path, start_us=start_us - margin_us, duration_us=duration_us + 2 * margin_us)
 
 
 def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
@@ -197,7 +160,6 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
 
 
 RULES = {
-    long_gap: ("long-gap",),
     unsteady: ("unsteady-steps", "uneven-batches", "unsteady-decode"),
     busy_machine: ("busy-machine",),
 }
