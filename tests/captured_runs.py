@@ -65,10 +65,21 @@ def write_capture(
             stage=stage,
             cold_first_step=cold,
         )
-        trace = capture.artifact_path(".trace.json.gz")
-        shutil.move(directory / f"rank{rank}.trace.json.gz", trace)
-        for state in (CaptureState.STARTING, CaptureState.RECORDING, CaptureState.STOPPING):
-            capture.move_to(state)
-        capture.conclude((Artifact(path=trace, size_bytes=trace.stat().st_size),))
-        writer = ManifestWriter(backend="torch", versions={}, options={}, expected_ranks=tuple(range(job.ranks)))
-        write_manifest(capture, attrs.evolve(writer, write=lambda path, content: path.write_bytes(content) and None))
+        write_record(capture, directory / f"rank{rank}.trace.json.gz")
+
+
+def write_record(capture: CaptureRecord, trace: Path) -> None:
+    """Move a trace into a run, and write the manifest of its rank.
+
+    Args:
+        capture: Its new capture.
+        trace: The trace, compressed with gzip.
+    """
+    moved = capture.artifact_path(".trace.json.gz")
+    shutil.move(trace, moved)
+    for state in (CaptureState.STARTING, CaptureState.RECORDING, CaptureState.STOPPING):
+        capture.move_to(state)
+    capture.conclude((Artifact(path=moved, size_bytes=moved.stat().st_size),))
+    ranks = tuple(range(capture.identity.world_size))
+    writer = ManifestWriter(backend="torch", versions={}, options={}, expected_ranks=ranks)
+    write_manifest(capture, attrs.evolve(writer, write=lambda path, content: path.write_bytes(content) and None))

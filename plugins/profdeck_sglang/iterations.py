@@ -1,4 +1,4 @@
-"""Classifies SGLang iterations from the scheduler's batch."""
+"""Classifies and names SGLang iterations from the scheduler's batch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from profdeck.engines import BatchKind
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.scheduler import Scheduler
 
 
 def is_iteration(batch: ScheduleBatch) -> bool:
@@ -28,3 +29,42 @@ def classify(batch: ScheduleBatch) -> BatchKind | None:
     if mode.is_decode() or mode.is_target_verify() or not mode.is_extend():
         return BatchKind.DECODE
     return BatchKind.PREFILL
+
+
+def describe(batch: ScheduleBatch, scheduler: Scheduler) -> str:
+    """Return the name of an iteration in the trace; `profdeck_sglang.trace_names` has examples.
+
+    Numbers that the SGLang release does not provide are omitted.
+    """
+    decoding, requests = len(batch.decoding_reqs or ()), batch.batch_size()
+    mode = batch.forward_mode
+    is_prefill = mode.is_extend() and not mode.is_target_verify()
+    context, generation = (requests - decoding, decoding) if is_prefill else (0, requests)
+    numbers: dict[str, int | None] = {"c": context, "g": generation}
+    if is_prefill:
+        tokens = batch.extend_num_tokens
+        numbers |= {"c_toks": None if tokens is None else tokens - decoding, "g_toks": decoding}
+        # After a retraction, SGLang reads the prompt and the generated tokens again.
+        decoding_requests = {id(request) for request in batch.decoding_reqs or ()}
+        resumed = [
+            (request, length)
+            for request, length in zip(batch.reqs, batch.extend_lens or (), strict=False)
+            if request.retraction_count and request.output_ids and id(request) not in decoding_requests
+        ]
+        numbers |= {"resumed": len(resumed), "resumed_toks": sum(length for _, length in resumed)}
+        if not decoding:
+            numbers["running"] = len(scheduler.running_batch.reqs)
+    elif batch.spec_algorithm.is_none():
+        numbers["g_toks"] = requests  # with speculation, a decode batch has several tokens per request
+    numbers["waiting"] = len(scheduler.waiting_queue)
+    numbers["kv"] = _kv_percent(scheduler)
+    return f"run_batch[{' '.join(f'{name}={number}' for name, number in numbers.items() if number is not None)}]"
+
+
+def _kv_percent(scheduler: Scheduler) -> int | None:
+    """Return the used part of the KV cache in percent. SGLang releases without `pool_stats_observer` return None."""
+    observer = getattr(scheduler, "pool_stats_observer", None)
+    if observer is None:
+        return None
+    _, usage = observer.get_pool_stats().get_kv_token_stats()
+    return int(100 * usage)

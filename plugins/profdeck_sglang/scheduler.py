@@ -16,7 +16,7 @@ from profdeck import Identity
 from profdeck.engines import CaptureRequest, EngineRecorder, Reply, handle_command
 from profdeck.plugin import CaptureError, describe_error
 from profdeck_sglang import guard, protocol
-from profdeck_sglang.iterations import classify, is_iteration
+from profdeck_sglang.iterations import classify, describe, is_iteration
 from profdeck_sglang.library import LIBRARY
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class SchedulerAgent:
         )
         self._detokenizer_started = False
         """True once a capture has included the detokenizer, which must then also receive later commands."""
+        self._has_warned = False
         self._min_decode_batch = 0
         # With pipeline parallelism, messages between stages can still be in flight when an iteration ends. Gloo
         # completes them on its own thread, where torch 2.13 writes to the profiler record of each message. If the
@@ -152,14 +153,24 @@ class SchedulerAgent:
                 if not self.recorder.active:
                     self._restore_run_batch()
 
+        original_on_idle = getattr(type(scheduler), "on_idle", None)
+
+        def on_idle(*args: Any, **kwargs: Any) -> Any:
+            if not scheduler.waiting_queue:
+                self.recorder.report_idle()
+            return original_on_idle(scheduler, *args, **kwargs)  # type: ignore[misc]  # patched only if not None
+
         scheduler.run_batch = run_batch
+        if original_on_idle is not None:
+            scheduler.on_idle = on_idle
         self._enable_record_function(enabled=False)
         if self._set_detailed_annotations is not None:
             self._set_detailed_annotations(True)  # noqa: FBT003  # SGLang's signature
 
     def _restore_run_batch(self) -> None:
         self._enable_record_function(enabled=True)
-        vars(self._scheduler).pop("run_batch", None)
+        for name in ("run_batch", "on_idle"):
+            vars(self._scheduler).pop(name, None)
         set_detailed_annotations, self._set_detailed_annotations = self._set_detailed_annotations, None
         if set_detailed_annotations is not None:
             set_detailed_annotations(False)
@@ -182,9 +193,18 @@ class SchedulerAgent:
         except Exception as error:  # noqa: BLE001  # batch attributes may differ in untested SGLang releases
             self.recorder.stop(f"Could not read the batch: {describe_error(error)}.")
             return False
-        # No label: SGLang already annotates each forward pass in the trace, for example as step[DECODE bs=2].
-        self.recorder.begin(batch_kind, "")
+        self.recorder.begin(batch_kind, "" if batch_kind is None else self._label(batch))
         return True
+
+    def _label(self, batch: ScheduleBatch) -> str:
+        """Return the name of an iteration, or an empty string if this SGLang release lacks an attribute."""
+        try:
+            return describe(batch, self._scheduler)
+        except Exception as error:  # noqa: BLE001  # SGLang annotates each forward pass, so the capture is still useful
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning("Iterations are recorded without queue and KV cache: %s", describe_error(error))
+            return ""
 
 
 def scheduler_identity(scheduler: Scheduler, server_args: ServerArgs) -> Identity:

@@ -79,6 +79,7 @@ class TorchRecorder:
         try:
             self._thread = threading.get_ident()
             self._capture.annotate = _annotate
+            self._capture.end_step = self._end_step
             with self._rivals.ours():
                 self._cycles.start()
             self._rivals.__enter__()
@@ -91,6 +92,10 @@ class TorchRecorder:
         if not self._stopped:
             with self._rivals.ours():
                 self._cycles.step()
+
+    def _end_step(self) -> None:
+        if not self._stopped and self._latest_cycle is not None:
+            self._latest_cycle.end_step()
 
     def stop(self) -> None:
         """Stop recording and write the unfinished cycle."""
@@ -206,6 +211,12 @@ class _Cycle:
     def step(self) -> None:
         self._profile.step()
         self._on_position_changed()
+
+    def end_step(self) -> None:
+        """End the annotation of the current step. The next call of `step` starts a new annotation."""
+        annotation, self._profile.step_rec_fn = self._profile.step_rec_fn, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
 
     def stop(self) -> None:
         _Cycle.has_stopped = True

@@ -101,6 +101,8 @@ class VllmObject(VllmEngine):
     async def command(self, command: str, payload: Mapping[str, Any]) -> Answer:
         """Send a command to all workers and to the frontend recorder of this process."""
         request = await self.complete_request(payload) if command == "start" else dict(payload)
+        if command == "stop" and self._has_finished_requests:
+            request["idle"] = True
         ranks = tuple(structure(reply, Reply, where="reply") for reply in await self.call_workers(command, request))
         if any(rank.error for rank in ranks):
             return Answer(ranks=ranks)
@@ -110,6 +112,15 @@ class VllmObject(VllmEngine):
         frontend = self._frontend.command(command, request)
         frontends = {"frontend": frontend} if frontend else {}
         return Answer(ranks=ranks, frontends=frontends, recording=self.recording_ranks)
+
+    @property
+    def _has_finished_requests(self) -> bool:
+        """True if the engine runs in this process and has no unfinished requests.
+
+        Such an engine runs no empty batch after its last request, so its workers cannot know.
+        """
+        has_unfinished_requests = getattr(getattr(self._engine, "llm_engine", None), "has_unfinished_requests", None)
+        return callable(has_unfinished_requests) and not has_unfinished_requests()
 
     @property
     def recording_ranks(self) -> tuple[int, ...] | None:

@@ -6,6 +6,9 @@
 - ``execute_context_1(6)_generation_3(3)``: numbers of requests, with numbers of tokens in parentheses.
 - ``execute_9_context_1(sq6sk6sqsq36sqsk36)_generation_3(sq3sk30sqsq3sqsk30)``: with ``detailed_trace_annotation``.
   The number after ``sq`` is the number of tokens.
+- ``execute_context_1(40)_generation_3(12)_resumed_1(40)_draft_9_rejected_4``: with the details that
+  :mod:`profdeck_vllm.iterations` adds, each only if it is not 0: requests that continue after a preemption, with their
+  tokens; draft tokens; and draft tokens that were rejected since the previous iteration.
 - ``execute_new_1_cached_3``: in older versions. A cached request can be in either phase, so the stage is unknown.
 
 :mod:`profdeck_vllm.diffusion_worker` names the iterations in diffusion stages of vLLM-Omni. The number is the number
@@ -15,6 +18,8 @@ of requests: ``diffusion_request(1)``, ``diffusion_batch(4)``, ``diffusion_step(
 ITERATION = (
     r"execute_(?:new_\d+_cached_\d+"
     r"|(?:\d+_)?context_(?P<prefill_requests>\d+)\((?:sq)?(?P<prefill_tokens>\d+)[^)]*\)"
-    r"_generation_(?P<decode_requests>\d+)\((?:sq)?(?P<decode_tokens>\d+)[^)]*\))"
+    r"_generation_(?P<decode_requests>\d+)\((?:sq)?(?P<decode_tokens>\d+)[^)]*\)"
+    r"(?:_resumed_(?P<resumed_requests>\d+)\((?P<resumed_tokens>\d+)\))?"
+    r"(?:_draft_(?P<draft_tokens>\d+))?(?:_rejected_(?P<rejected_tokens>\d+))?)"
     r"|diffusion_(?:request|batch|step)\((?P<requests>\d+)\)"
 )

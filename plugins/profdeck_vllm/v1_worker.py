@@ -10,7 +10,7 @@ from profdeck import Identity
 from profdeck.engines import CaptureRequest
 from profdeck.plugin import describe_error
 from profdeck_vllm import worker
-from profdeck_vllm.iterations import describe
+from profdeck_vllm.iterations import IterationReader
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -73,13 +73,12 @@ class V1WorkerAgent(worker.WorkerAgent):
 
     def create_patches(self, request: CaptureRequest) -> Mapping[str, Callable[..., Any]]:
         """Return replacements of execute_model and, if the worker has it, sample_tokens."""
-        detailed = bool(request.engine.get("detailed"))
+        reader = IterationReader(detailed=bool(request.engine.get("detailed")))
         execute, sample = self.worker.execute_model, getattr(self.worker, "sample_tokens", None)
 
         def execute_model(output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
             self.end_iteration()  # The previous iteration is still open if sample_tokens was not called.
-            if output.total_num_scheduled_tokens:
-                self._begin(output, detailed=detailed)
+            self._begin(output, reader)
             try:
                 result = execute(output, *args, **kwargs)
             except BaseException:
@@ -98,9 +97,15 @@ class V1WorkerAgent(worker.WorkerAgent):
         patches = {"execute_model": execute_model}
         return patches if sample is None else patches | {"sample_tokens": sample_tokens}
 
-    def _begin(self, output: SchedulerOutput, *, detailed: bool) -> None:
+    def _begin(self, output: SchedulerOutput, reader: IterationReader) -> None:
         try:
-            batch, label = describe(output, detailed=detailed)
+            reader.read_finished(output)
+            if not output.total_num_scheduled_tokens:
+                # After the last request, vLLM runs an empty batch to tell the workers which requests have finished.
+                if not reader.has_unfinished_requests:
+                    self.recorder.report_idle()
+                return
+            batch, label = reader.describe(output)
         except Exception as error:  # noqa: BLE001  # batch attributes may differ in untested vLLM releases
             self.recorder.stop(f"Could not read the batch: {describe_error(error)}.")
         else:

@@ -74,6 +74,8 @@ def test_workers_and_engines_report_their_device(wheel) -> None:
                 "scheduled_cached_reqs": "CachedRequestData",
                 "num_scheduled_tokens": "dict[str, int]",
                 "total_num_scheduled_tokens": "int",
+                "scheduled_spec_decode_tokens": "dict[str, list[int]]",
+                "finished_req_ids": "set[str]",
             },
         ),
         ("NewRequestData", {"req_id": "str", "prompt_token_ids": "list[int] | None", "num_computed_tokens": "int"}),

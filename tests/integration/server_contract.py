@@ -9,6 +9,7 @@ import gzip
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -141,6 +142,22 @@ class ServerContract:
         assert process.returncode == 1
         assert "Only 0 of 5 iterations ran before the stop." in out
         assert status(server)["state"] == "ended"
+
+    def test_capture_ends_with_the_work_of_the_engine(self, server: Any) -> None:
+        assert call(server, "POST", "start", {"id": "work", "run": "work", "iterations": {"count": 1000}}).is_success
+        server.complete(tokens=6)
+        time.sleep(0.5)  # the idle time that the last step must not contain
+        reply = stop(server, "work")
+        assert (reply["state"], reply["iterations"], reply["problems"]) == ("ended", 6, [])
+        (capture,) = reply["captures"]
+        manifest = read_manifest(Path(capture["manifest"]))
+        assert manifest.status is Status.COMPLETE
+        assert "The engine finished all requests after 6 of 1000 iterations." in manifest.notes
+        # The last step of the trace ends with its iteration, before the idle time.
+        (file,) = capture["files"]
+        events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
+        last = max((event for event in events if event["name"].startswith("ProfilerStep#")), key=lambda one: one["ts"])
+        assert last["dur"] < 400_000
 
     def test_routes_start_and_stop_captures_and_return_files(self, server: Any, root: Path) -> None:
         assert server.complete()

@@ -128,7 +128,12 @@ def make_scheduler_output() -> SimpleNamespace:
     """Return vLLM's scheduler output for one request that has generated one token."""
     cached = SimpleNamespace(req_ids=["a"], resumed_req_ids=set(), num_computed_tokens=[4], num_output_tokens=[1])
     return SimpleNamespace(
-        total_num_scheduled_tokens=1, num_scheduled_tokens={"a": 1}, scheduled_new_reqs=[], scheduled_cached_reqs=cached
+        total_num_scheduled_tokens=1,
+        num_scheduled_tokens={"a": 1},
+        scheduled_new_reqs=[],
+        scheduled_cached_reqs=cached,
+        scheduled_spec_decode_tokens={},
+        finished_req_ids=set(),
     )
 
 

@@ -336,6 +336,78 @@ def test_incomplete_window_is_partial(
     assert read_run(tmp_path / "run").status is Status.PARTIAL
 
 
+def test_window_is_complete_if_the_engine_has_no_more_work(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
+    recorder.start(make_request(5, 1))
+    iterate(recorder, [D] * 3)
+    recorder.report_idle()
+    reply = stop_and_wait(recorder)
+    assert (reply.iterations, reply.problems, reply.captures[0].status) == (2, (), Status.COMPLETE)
+    manifest = read_manifests(tmp_path)["step1"]
+    assert manifest["notes"] == ["The engine finished all requests after 2 of 5 iterations."]
+    assert read_run(tmp_path / "run").status is Status.COMPLETE
+
+
+def test_note_about_the_end_of_work_names_batch_kinds(
+    recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
+) -> None:
+    recorder.start(make_request(3, batch_kinds=(P, D)))
+    iterate(recorder, [P, D, D])
+    recorder.report_idle()
+    assert stop_and_wait(recorder).problems == ()
+    note = "The engine finished all requests after 1 of 3 prefill and 2 of 3 decode iterations."
+    assert read_manifests(tmp_path)["step1-decode"]["notes"] == [note]
+
+
+@pytest.mark.parametrize("reason", [None, "the engine shut down"])
+def test_window_is_partial_if_the_engine_has_work_again(
+    recorder: EngineRecorder, make_request: MakeRequest, reason: str | None
+) -> None:
+    recorder.start(make_request(5))
+    iterate(recorder, [D] * 2)
+    recorder.report_idle()
+    if reason is None:
+        iterate(recorder, [D], 2)
+    recorder.stop(reason)
+    assert wait_for_files(recorder).captures[0].status is Status.PARTIAL
+
+
+def test_engine_without_any_iteration_is_not_complete(recorder: EngineRecorder, make_request: MakeRequest) -> None:
+    recorder.start(make_request(5))
+    recorder.report_idle()
+    assert stop_and_wait(recorder).captures[0].status is Status.FAILED
+
+
+def test_stop_command_can_report_an_idle_engine(recorder: EngineRecorder, make_request: MakeRequest) -> None:
+    request = make_request(5)
+    recorder.start(request)
+    iterate(recorder, [D] * 2)
+    handle_command("stop", {**request.key, "idle": True}, recorder, recorder.start, recorder.stop)
+    assert wait_for_files(recorder).captures[0].status is Status.COMPLETE
+
+
+def test_idle_engine_ends_its_step_once(
+    recorder: EngineRecorder, make_request: MakeRequest, tally: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    original = tally.TallyBackend.profile_start
+
+    @functools.wraps(original)
+    def profile_start(self: Any, capture: Any) -> Any:
+        capture.end_step = lambda: ended.append(1)
+        return original(self, capture)
+
+    monkeypatch.setattr(tally.TallyBackend, "profile_start", profile_start)
+    recorder.start(make_request())
+    iterate(recorder, [D])
+    for _ in range(3):
+        recorder.report_idle()
+    iterate(recorder, [D], 1)
+    recorder.report_idle()
+    assert len(ended) == 2
+
+
 def test_incomplete_window_names_its_batch_kind(
     recorder: EngineRecorder, make_request: MakeRequest, tmp_path: Path
 ) -> None:

@@ -33,6 +33,10 @@ MAX_INDEX = 10**15 - 1
 """Largest step number. Manifests that contain integers above 2**53 are rejected."""
 
 
+def _do_nothing() -> None:
+    """Default of `Capture.end_step`, for backends whose steps have no annotation."""
+
+
 class Unit(StrEnum):
     """Unit between two boundaries of a capture."""
 
@@ -109,6 +113,9 @@ class Capture:
     manifests."""
     annotate: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     """Function that returns a context manager for annotating a stage. The backend sets this function at start."""
+    end_step: Callable[[], None] = attrs.field(default=_do_nothing)
+    """Function that ends the trace annotation of the current step before the next step starts. An engine process calls
+    it when the engine becomes idle. A backend may set this function at start."""
     status: Status = Status.RECORDING
     """Status of the capture. After the capture has ended: complete, partial, missing or failed."""
     artifacts: tuple[Artifact, ...] = ()

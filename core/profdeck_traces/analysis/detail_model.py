@@ -27,6 +27,39 @@ class PerStep:
 
 
 @attrs.frozen(kw_only=True)
+class BatchDetails:
+    """Requests and tokens of one engine iteration beyond those of its batch. ``None`` if its name does not state them.
+
+    These are the regular expression groups of the same names, see `profdeck_traces.analysis.steps`.
+    """
+
+    running_requests: int | None = None
+    """Requests that are decoding, but are not in this batch."""
+    waiting_requests: int | None = None
+    """Requests in the engine's queue."""
+    resumed_requests: int | None = None
+    """Requests in prefill that were preempted earlier."""
+    resumed_tokens: int | None = None
+    """Prefill tokens of these requests, which the engine had already computed."""
+    draft_tokens: int | None = None
+    """Draft tokens that this batch verifies."""
+    rejected_tokens: int | None = None
+    """Draft tokens that were rejected since the previous iteration."""
+    kv_percent: int | None = None
+    """Used part of the KV cache, in percent."""
+
+
+@attrs.frozen(kw_only=True)
+class Period:
+    """A period of work, or of one stage."""
+
+    name: str | None
+    """Name of the stage; ``None`` for work."""
+    start_us: float
+    duration_us: float
+
+
+@attrs.frozen(kw_only=True)
 class HostState:
     """A part of some time, by what the threads of the host did together."""
 

@@ -13,12 +13,14 @@ import attrs
 
 from profdeck_traces.account.model import Account
 from profdeck_traces.analysis.detail_model import (
+    BatchDetails,
     CollectiveCalls,
     DurationBin,
     FunctionTime,
     HostTimes,
     IdleCause,
     MemorySummary,
+    Period,
     PerStep,
     RuntimeCalls,
     ShapeCalls,
@@ -186,6 +188,10 @@ class StepSummary:
     """Floating-point operations of the counted operators on ``devices``, or ``None`` if none were counted."""
     mfu: float | None = None
     """MFU of this step, as in `Utilization`."""
+    prefill_requests: int | None = None
+    decode_requests: int | None = None
+    details: BatchDetails | None = None
+    """``None`` if the iteration's name states no details."""
 
 
 @attrs.frozen(kw_only=True)
@@ -307,6 +313,13 @@ class RankSummary:
     """Device time, or self time of operators, by owner. ``None`` for traces without host events."""
     host_load: HostLoad | None = None
     """Host load during the capture. ``None`` if it was not recorded."""
+    work: tuple[Period, ...] = ()
+    """Periods in which operators or device work run, without gaps of less than 1 % of the recording. Empty for the
+    traces of engines."""
+    stage_periods: tuple[Period, ...] = ()
+    """The 64 longest stages, in order of time. Empty for the traces of engines."""
+    engine: str | None = None
+    """Plugin that recognises the iterations, such as ``vllm``. ``None`` without iterations."""
     utilization: Utilization | None = None
     """FLOPs and MFU. ``None`` if no FLOPs were counted on a device."""
 
@@ -357,6 +370,36 @@ class GroupSkew:
 
 
 @attrs.frozen(kw_only=True)
+class ServerSummary:
+    """Engine iterations of one server, over all captures, without cold iterations.
+
+    The numbers are those of the first recorded rank. Tensor-parallel ranks run the same batches, but each data-parallel
+    rank has its own.
+    """
+
+    label: str
+    """Role and replica, such as ``rollout/1``."""
+    run: str | None
+    role: str | None
+    replica: int | None
+    rank: int | None
+    """Rank that the numbers come from."""
+    iterations: int
+    tokens_per_s: float | None
+    """Decode tokens per second of iterations and the pauses between them. ``None`` if they are unknown."""
+    decode_p50_us: float | None
+    """Median time from the start of a decode iteration to the start of the next iteration. If no request continues, the
+    iteration's own duration counts. ``None`` without decode iterations."""
+    decode_p99_us: float | None
+    prefill_tokens: int | None
+    """``None`` if an iteration does not state them."""
+    batch_size: float | None
+    """Mean number of requests in decode, over the iterations that have any."""
+    idle_us: float
+    """Total time between iterations in which the server had no unfinished requests."""
+
+
+@attrs.frozen(kw_only=True)
 class RunSummary:
     """Any number of traces."""
 
@@ -372,6 +415,8 @@ class RunSummary:
     """Missing data first, then performance problems sorted by ``share``."""
     causes: tuple[CauseState, ...] = ()
     """Result for each cause that was searched for, sorted by name."""
+    servers: tuple[ServerSummary, ...] = ()
+    """Servers with engine iterations, sorted by run, role and replica."""
     unread: tuple[str, ...] = ()
     """Paths that could not be read: traces, directories, and files such as ``run.json``."""
 

@@ -16,6 +16,7 @@ from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.rank_waits import assign_waits
+from profdeck_traces.analysis.servers import servers_of
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.typical_step import candidates, typical_steps
 from profdeck_traces.base.errors import TraceError
@@ -82,7 +83,8 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     summaries = [
         attrs.evolve(reading.summary, account=account) for reading, account in zip(readings, accounts, strict=True)
     ]
-    summary = RunSummary(ranks=_with_typical(summaries), skew=tuple(map(skew_of_team, teams)))
+    ranks = _with_typical(summaries)
+    summary = RunSummary(ranks=ranks, skew=tuple(map(skew_of_team, teams)), servers=servers_of(ranks))
     return summary, [error for error in in_order if isinstance(error, TraceError)]
 
 

@@ -132,6 +132,9 @@ class StepTimes:
                 requests=steps.marks[name].requests,
                 prefill_tokens=steps.marks[name].prefill_tokens,
                 decode_tokens=steps.marks[name].decode_tokens,
+                prefill_requests=steps.marks[name].prefill_requests,
+                decode_requests=steps.marks[name].decode_requests,
+                details=steps.marks[name].details,
                 device_us=None if device is None else device / _NS_PER_US,
                 cold=cold,
             )

@@ -8,6 +8,7 @@ groups:
 - ``stage``: the engine's own word for it;
 - ``requests``, ``prefill_requests``, ``decode_requests``, ``prefill_tokens``, ``decode_tokens``: what the batch holds.
   Without a stage, the requests tell it.
+- the fields of `profdeck_traces.analysis.detail_model.BatchDetails`, such as ``waiting_requests``.
 
 Tokens are those that the model was given; with speculation that is more than it put out.
 """
@@ -198,11 +199,16 @@ def outermost(lane: NDArray[np.integer], end_ns: Int) -> NDArray[np.bool_]:
 
 
 def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
-    """Let decode iterations that state their requests only have one token each, unless the engine drafts tokens."""
+    """Let decode iterations that state their requests only have one token each, unless the engine drafts tokens.
+
+    Names that state requests in prefill and in decode omit the tokens only if they are unknown.
+    """
     if any(word in (mark.stage or "") for mark in marks for word in ("draft", "verify")):
         return marks
     return tuple(
-        attrs.evolve(mark, decode_tokens=mark.requests) if mark.stage == DECODE and mark.decode_tokens is None else mark
+        attrs.evolve(mark, decode_tokens=mark.requests)
+        if mark.stage == DECODE and mark.decode_tokens is None and mark.decode_requests is None
+        else mark
         for mark in marks
     )
 

@@ -34,6 +34,7 @@ from profdeck_traces.analysis.host_states import KNOWN_CATEGORIES, Host
 from profdeck_traces.analysis.launches import Launches, launched_work
 from profdeck_traces.analysis.memory import memory_of
 from profdeck_traces.analysis.model import CategorySummary, DeviceSummary, ImplausibleEvents, RankSummary, StepSummary
+from profdeck_traces.analysis.periods import stage_periods, work_periods
 from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.analysis.recorder_model import CoreSummary, RecorderTables
 from profdeck_traces.analysis.shapes import OperatorShapes
@@ -298,6 +299,7 @@ class _Summary:
             attrs.evolve(step, devices=of_devices.get(row, ())) for row, step in enumerate(times.summaries(origin_ns))
         )
         utilization = self._utilization(devices, steps)
+        engine = next((mark.engine for mark in self._trace_steps.marks if mark.engine), None)
         return RankSummary(
             path=str(self._path),
             role=None,
@@ -353,6 +355,11 @@ class _Summary:
             attributed=self._attributed,
             account=self._account,
             utilization=None if utilization is None else utilization.of_trace,
+            engine=engine,
+            work=()
+            if engine
+            else work_periods(trace.events, self._is_operator | self._on_device, origin_ns, self._end_ns),
+            stage_periods=() if engine else stage_periods(self._stages.marks(origin_ns)),
         )
 
     def _utilization(

@@ -17,6 +17,7 @@ from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
 from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label, short_event
+from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
 from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_FINDINGS = 5
 _STAGES, _FEWEST_STAGES, _LEAST_STAGE = 6, 2, 0.01
+_SERVERS = 8
 _MOST_TRACES = 4
 _IDLE = "device: idle"
 _TIMES, _LEAST_TIME = 5, 0.01
@@ -156,6 +158,12 @@ def _tables_of(team: Team, named: bool, screen: Screen) -> list[_Table]:  # noqa
             priority=0,
             rows=len(team.account) if is_full else _OWNERS,
             fewest=_FEWEST_OWNERS,
+        ),
+        _Table(
+            lambda rows: server_table(team.servers, width, rows),
+            priority=1,
+            rows=len(team.servers) if is_full else _SERVERS,
+            fewest=_FEWEST_ROWS,
         ),
         _Table(lambda rows: _stages(team, named, width, rows), priority=3, rows=_STAGES, fewest=_FEWEST_STAGES),
         _Table(lambda rows: _device(team, named, width, rows), priority=2, rows=_TIMES, fewest=1),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from profdeck_traces.analysis.classes import COMMUNICATION
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
 from profdeck_traces.findings.account_rules import copies_us, explained_us, has_loop
+from profdeck_traces.findings.cures import engine_cure
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 
@@ -62,7 +63,7 @@ def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
             "decode-launch-bound",
             f"In decode iterations the device works {percent(device_us / total_us)} of the time, and no graph of "
             f"kernels is launched",
-            "let the engine capture CUDA graphs: no enforce_eager, no --disable-cuda-graph",
+            engine_cure(view.rank.engine, "decode-launch-bound", "let the engine capture CUDA graphs"),
             gain_us=(total_us - device_us) / len(steps),
             step_us=total_us / len(steps),
             evidence=view.evidence(steps[len(steps) // 2]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set as AbstractSet
 
 import attrs
 
@@ -13,9 +13,12 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.rank_labels import strangers
 from profdeck_traces.analysis.run_model import CauseState, Finding, Place
 from profdeck_traces.attribution.frames import parse_frame
-from profdeck_traces.findings import account_rules, device_rules, host_rules, run_rules
+from profdeck_traces.findings import account_rules, device_rules, host_rules, run_rules, server_findings
+from profdeck_traces.findings.engine_rules import PREFILL_NEXT_TO_DECODE
+from profdeck_traces.findings.engine_view import servers_in
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding
 from profdeck_traces.findings.rank_view import RankView, views_of
+from profdeck_traces.findings.rollout_rules import NO_REQUESTS, TOOL_CALL
 
 _LEAST_SHARE = 0.005
 """Findings with a smaller gain are omitted."""
@@ -35,7 +38,8 @@ def with_findings(run: RunSummary) -> RunSummary:
     views = [view for view in everyone if not view.is_cold or stage_of(view.rank)]
     drafts: list[RankFinding] = []
     not_judged: dict[str, dict[str, list[RankView]]] = {}
-    for view, result in _of_single_ranks(views):
+    servers = servers_in(run, views)
+    for view, result in (*_of_single_ranks(views), *server_findings.results_of(servers, views)):
         if isinstance(result, NotJudged):
             not_judged.setdefault(result.rule, {}).setdefault(result.reason, []).append(view)
         else:
@@ -63,7 +67,8 @@ def with_findings(run: RunSummary) -> RunSummary:
         *run_rules.cold_steps(everyone),
     )
     findings = tuple(attrs.evolve(finding, id=_id(finding)) for finding in findings)
-    return attrs.evolve(run, findings=findings, causes=_causes(findings, not_judged, views))
+    causes = _causes(findings, not_judged, views, server_findings.CAUSES if servers else frozenset())
+    return attrs.evolve(run, findings=findings, causes=causes)
 
 
 def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, RankFinding | NotJudged]]:
@@ -74,7 +79,10 @@ def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, Rank
 
 
 def _causes(
-    findings: Sequence[Finding], not_judged: Mapping[str, Mapping[str, list[RankView]]], views: Sequence[RankView]
+    findings: Sequence[Finding],
+    not_judged: Mapping[str, Mapping[str, list[RankView]]],
+    views: Sequence[RankView],
+    more_causes: AbstractSet[str],
 ) -> tuple[CauseState, ...]:
     """Return the state of each cause: found if it has a finding, not judged if a rank lacks data, otherwise clear."""
     ids: dict[str, list[str]] = {}
@@ -83,7 +91,7 @@ def _causes(
     rules = (device_rules.RULES, *_HOST_RULES)
     of_ranks = {cause for of_rules in rules for causes in of_rules.values() for cause in causes}
     states = []
-    for cause in sorted({*ids, *of_ranks, *run_rules.CAUSES}):
+    for cause in sorted({*ids, *of_ranks, *run_rules.CAUSES, *more_causes}):
         reason = "; ".join(_reason(text, affected, views) for text, affected in not_judged.get(cause, {}).items())
         if cause in run_rules.CAUSES and len({view.label for view in views}) < _PAIR:
             reason = "only one rank was recorded"
@@ -149,7 +157,7 @@ def _combined(team: list[RankFinding], captures: Mapping[str, set[str | None]], 
         evidence=worst.evidence,
         time_us=_at_most(time_us, worst.step_us),
         step_us=worst.step_us or None,
-        where=_place(worst),
+        where=_place(worst if len(of_many) == 1 else attrs.evolve(worst, replica=None, rank=None)),
         confidence=worst.confidence,
         check=worst.check,
     )
@@ -179,7 +187,10 @@ _PART_OF = {
     "data-loading": {"slow-stage", "straggler"},
     "exposed-communication": {"straggler"},
     "imbalance": {"straggler"},
-    "outside-operators": {"straggler", "imbalance"},
+    # Without requests, an engine runs no operators.
+    "outside-operators": {"straggler", "imbalance", NO_REQUESTS, TOOL_CALL},
+    "unsteady-steps": {PREFILL_NEXT_TO_DECODE},
+    "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
 }
 
 

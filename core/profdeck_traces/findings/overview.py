@@ -19,7 +19,7 @@ from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
 from profdeck_traces.analysis.formatting import percent, ranges
 from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPERATORS
-from profdeck_traces.analysis.model import RunSummary, StepSummary
+from profdeck_traces.analysis.model import RunSummary, ServerSummary, StepSummary
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.base.text import plural
@@ -186,6 +186,8 @@ class Team:
     kernels: tuple[WorkRow, ...]
     operators: tuple[WorkRow, ...]
     steps: tuple[StepRow, ...]
+    servers: tuple[ServerSummary, ...] = ()
+    """Servers of the role if there are several."""
     mfu: MfuRow | None = None
     """``None`` if a rank with a device has no MFU, or if devices or data types differ."""
 
@@ -202,8 +204,15 @@ def teams_of(run: RunSummary) -> tuple[Team, ...]:
     for view in views_of(run):
         key = view.rank.run, view.rank.role, view.rank.path if view.rank.path in unrelated else None
         groups.setdefault(key, []).append(view)
+    servers: dict[tuple[str | None, ...], list[ServerSummary]] = {}
+    for server in run.servers:
+        servers.setdefault((server.run, server.role), []).append(server)
     return tuple(
-        _team((views[0].label if path else role or "") + of_run(directory, runs), views)
+        _team(
+            (views[0].label if path else role or "") + of_run(directory, runs),
+            views,
+            [] if path else servers.get((directory, role), []),
+        )
         for (directory, role, path), views in groups.items()
     )
 
@@ -215,7 +224,7 @@ def first_of(teams: Sequence[Team], most: int) -> list[Team]:
     return [team for place, team in enumerate(teams) if place not in left_out]
 
 
-def _team(name: str, views: Sequence[RankView]) -> Team:
+def _team(name: str, views: Sequence[RankView], servers: Sequence[ServerSummary]) -> Team:
     kinds = {view.kind for view in views}
     unit = "recording" if None in kinds else "iteration" if kinds == {ITERATION} else "step"
     warm = _without_cold(views)
@@ -234,6 +243,7 @@ def _team(name: str, views: Sequence[RankView]) -> Team:
         kernels=_work([view for view in warm if view.rank.devices], _kernels),
         operators=_work(warm, _operators, _steps_on_host),
         steps=_step_rows(views),
+        servers=tuple(servers) if len(servers) > 1 else (),
         mfu=_mfu(warm),
     )
 

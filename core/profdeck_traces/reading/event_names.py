@@ -49,7 +49,8 @@ _CALLS = (
 )
 _BACKEND_COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):\w+")
 _DISPATCHED_COLLECTIVE = re.compile(r"c10d::\w+_$")
-_LOADER_NAMES = "data_?load|(?:load|next|fetch|get|read)_?(?:batch|data)"
+# The next batch to run is chosen by a scheduler, not loaded.
+_LOADER_NAMES = "data_?load|(?:load|next|fetch|get|read)_?(?:batch|data)(?!_to_run)"
 _DATA_LOADING = re.compile(rf"{_LOADER_NAMES}|(?:^|[^a-z])(?:data|fetch|loader|loading)$", re.IGNORECASE)
 # torch's DataLoader annotation and frames, and Python functions that read files.
 _FETCHING = re.compile(

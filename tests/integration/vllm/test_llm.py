@@ -118,10 +118,9 @@ def test_capture_by_stage_with_frontend_is_merged(job: Any) -> None:
     assert len(iterations(merged)) == len(traces(job, 3))
 
 
-def test_capture_with_too_few_iterations_is_partial(job: Any) -> None:
+def test_capture_ends_with_the_work_of_the_engine(job: Any) -> None:
     result = job.results["too_long"]
-    assert result["status"] == "partial"
-    assert re.search(r"Only \d+ of 500 iterations ran before the stop\.", " ".join(result["problems"]))
+    assert (result["status"], result["problems"]) == ("complete", [])
     assert steps(traces(job, 4)[0])
 
 

@@ -58,14 +58,14 @@ class TestServer(ServerContract):
         assert status(server)["state"] == "ended"
         assert read_run(root / run).status is Status.COMPLETE
 
+    @pytest.mark.usefixtures("load")
     def test_early_signal_leaves_a_partial_capture(self, server: Any) -> None:
-        process = command_line(server, "--iterations", "1000", "--set", "run=interrupted")
+        process = command_line(server, "--iterations", "1000000", "--set", "run=interrupted")
         wait_for_start(process, server)
-        server.complete()
         process.send_signal(signal.SIGINT)
         out, err = wait_for_command(process, server)
         assert process.returncode == 1, err
-        assert "of 1000 iterations ran before the stop." in out
+        assert "of 1000000 iterations ran before the stop." in out
         assert status(server)["state"] == "ended"
 
     def test_next_capture_starts_after_a_killed_command(self, server: Any) -> None:

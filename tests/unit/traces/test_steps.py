@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from distributions import install
 from profdeck_sglang import trace_names as sglang
+from profdeck_traces.analysis.detail_model import BatchDetails
 from profdeck_traces.analysis.model import IterationStatistics, PerStep
 from profdeck_traces.analysis.step_names import TRACE_NAMES, StepName, StepNames
 from profdeck_traces.analysis.step_times import StepTimes, median_and_deviation
@@ -86,30 +87,81 @@ def decode(number: int = 2) -> str:
     return f"execute_context_0(0)_generation_{number}({number})"
 
 
+def batch(
+    stage: str | None,
+    prefill: tuple[int, int | None],
+    decode: tuple[int, int | None],
+    details: BatchDetails | None = None,
+) -> StepName:
+    """Return the name of an iteration whose batch has requests and tokens in prefill and in decode."""
+    return StepName(
+        ITERATION,
+        stage=stage,
+        requests=prefill[0] + decode[0],
+        prefill_requests=prefill[0],
+        prefill_tokens=prefill[1],
+        decode_requests=decode[0],
+        decode_tokens=decode[1],
+        details=details,
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("ProfilerStep#12", StepName(GLOBAL_STEP, 12)),
         (
             "execute_context_1(6)_generation_3(3)",
-            StepName(ITERATION, stage="mixed", requests=4, prefill_tokens=6, decode_tokens=3),
+            batch("mixed", (1, 6), (3, 3)),
         ),
         (
             "execute_context_0(0)_generation_4(4)",
-            StepName(ITERATION, stage="decode", requests=4, prefill_tokens=0, decode_tokens=4),
+            batch("decode", (0, 0), (4, 4)),
         ),
         (
             "execute_context_2(9)_generation_0(0)",
-            StepName(ITERATION, stage="prefill", requests=2, prefill_tokens=9, decode_tokens=0),
+            batch("prefill", (2, 9), (0, 0)),
         ),
         (
             "execute_9_context_1(sq6sk6sqsq36sqsk36)_generation_3(sq3sk30sqsq3sqsk30)",
-            StepName(ITERATION, stage="mixed", requests=4, prefill_tokens=6, decode_tokens=3),
+            batch("mixed", (1, 6), (3, 3)),
         ),
         (
             "execute_context_0(0)_generation_0(0)",
-            StepName(ITERATION, requests=0, prefill_tokens=0, decode_tokens=0),
+            batch(None, (0, 0), (0, 0)),
         ),
+        (
+            "execute_context_1(40)_generation_3(12)_resumed_1(40)_draft_9_rejected_4",
+            batch(
+                "mixed",
+                (1, 40),
+                (3, 12),
+                BatchDetails(resumed_requests=1, resumed_tokens=40, draft_tokens=9, rejected_tokens=4),
+            ),
+        ),
+        (
+            "execute_context_0(0)_generation_3(12)_draft_9",
+            batch("decode", (0, 0), (3, 12), BatchDetails(draft_tokens=9)),
+        ),
+        (
+            "run_batch[c=1 g=2 c_toks=40 g_toks=2 resumed=1 resumed_toks=40 waiting=5 kv=83]",
+            batch(
+                "mixed",
+                (1, 40),
+                (2, 2),
+                BatchDetails(resumed_requests=1, resumed_tokens=40, waiting_requests=5, kv_percent=83),
+            ),
+        ),
+        (
+            "run_batch[c=1 g=0 c_toks=40 g_toks=0 resumed=0 resumed_toks=0 running=3 waiting=0]",
+            batch(
+                "prefill",
+                (1, 40),
+                (0, 0),
+                BatchDetails(resumed_requests=0, resumed_tokens=0, running_requests=3, waiting_requests=0),
+            ),
+        ),
+        ("run_batch[c=0 g=2]", batch("decode", (0, None), (2, None))),
         ("execute_new_1_cached_3", StepName(ITERATION)),
         ("step[EXTEND bs=1 toks=6]", StepName(ITERATION, stage="prefill", requests=1, prefill_tokens=6)),
         ("step[DECODE bs=2]", StepName(ITERATION, stage="decode", requests=2)),
@@ -165,8 +217,8 @@ def test_broken_plugin_is_skipped_with_a_warning(offer: Any, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING, logger="profdeck"):
         names = StepNames.load()
 
-    assert names.parse("forward Encode 5") == StepName(ITERATION, stage="encode", requests=5)
-    assert names.parse("forward Encode many") == StepName(ITERATION, stage="encode")
+    assert names.parse("forward Encode 5") == StepName(ITERATION, stage="encode", requests=5, engine="good")
+    assert names.parse("forward Encode many") == StepName(ITERATION, stage="encode", engine="good")
     assert len(caplog.messages) == 3
     for name in ("unbalanced", "number", "missing"):
         assert any(message.startswith(f"Iterations of '{name}' are not recognised") for message in caplog.messages)

@@ -92,6 +92,8 @@ class CaptureJob:
         self._stall_s = 0.0
         """Time for which the next capture to end has blocked the engine."""
         self._iterates = True
+        self._is_idle = False
+        """True if the engine has finished all requests since the last iteration."""
         self._deferred_stop: _DeferredStop | None = None
         self._exiting = False
 
@@ -180,6 +182,7 @@ class CaptureJob:
         if self._pending_stop():
             self.stop(None)
             return
+        self._is_idle = False
         key = batch if self.request.batch_kinds else None
         window = self._windows.get(key)
         is_included = window is not None and window.includes_next
@@ -219,6 +222,13 @@ class CaptureJob:
             if all(other.done for other in self._windows.values()):
                 self._finish()
 
+    def report_idle(self) -> None:
+        """Process that the engine has no unfinished requests; see `EngineRecorder.report_idle`."""
+        if not self._is_idle and not self.over and self._annotation is None:
+            self._is_idle = True
+            if self._recording is not None:
+                self._recording.capture.end_step()
+
     def stop(self, reason: str | None) -> None:
         """Stop recording. Call this in the recording thread.
 
@@ -230,6 +240,9 @@ class CaptureJob:
         pending_stop = self._pending_stop()
         reason = reason or (pending_stop.reason if pending_stop else None)
         missing_iterations = self._describe_missing_iterations()
+        if missing_iterations and reason is None and self._is_idle and self.recorded:
+            self._note_end_of_work()
+            missing_iterations = []
         if self._recording is not None:
             self._close(reason or " ".join(missing_iterations) or None)
         elif self._unstarted is None:
@@ -312,6 +325,15 @@ class CaptureJob:
             and not window.done
             and (window.seen or (len(self._windows) == 1 and not self.waits_for))
         ]
+
+    def _note_end_of_work(self) -> None:
+        """Add a note to the last capture: the engine finished its requests before all iterations were recorded."""
+        counts = [
+            f"{window.recorded} of {window.count}{f' {batch}' if batch else ''}"
+            for batch, window in self._windows.items()
+            if window.count is not None and not window.done
+        ]
+        self.add_note(f"The engine finished all requests after {' and '.join(counts)} iterations.")
 
     def _describe_vain_wait(self) -> list[str]:
         """Return a problem if the next capture was still waiting for the device."""

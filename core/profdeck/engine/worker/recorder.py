@@ -106,6 +106,14 @@ class EngineRecorder:
         if self._job is not None:
             self._job.call_safely(self._job.end)
 
+    def report_idle(self) -> None:
+        """Report that the engine has no unfinished requests.
+
+        If the capture is then stopped, it is complete even if fewer iterations ran than requested.
+        """
+        if self._job is not None:
+            self._job.call_safely(self._job.report_idle)
+
     def matches(self, request: str, token: str | None) -> bool:
         """Return whether the last request has an ID and a token. If the token is None, only the ID is compared."""
         last = self._last_request
@@ -187,7 +195,8 @@ def handle_command(
     Args:
         command: ``start``, ``stop`` or ``status``.
         payload: for ``start``, a request as plain data; for ``stop``, the ID of the ``request`` to stop, its ``token``
-            if known, and a ``reason`` if it is stopped early; for ``status``, optionally the ``request`` and ``token``.
+            if known, a ``reason`` if it is stopped early, and ``idle`` if the engine has no unfinished requests; for
+            ``status``, optionally the ``request`` and ``token``.
         recorder: the recorder of this process.
         start: function that starts the request passed to it.
         stop: function that stops the recorder's request. It receives the reason.
@@ -199,6 +208,8 @@ def handle_command(
                 start(structure(payload, CaptureRequest, where=""))
             case "stop":
                 if recorder.matches(payload["request"], payload.get("token")):
+                    if payload.get("idle"):
+                        recorder.report_idle()
                     stop(payload.get("reason"))
             case "status":
                 pass

@@ -8,7 +8,7 @@ from _job import ENGINE, OUTPUT, PROMPTS, about, finish, settings
 from vllm import LLM, SamplingParams
 
 from profdeck import Profiler
-from profdeck_vllm.iterations import describe
+from profdeck_vllm.iterations import IterationReader
 
 
 class NamingProfiler:
@@ -44,11 +44,11 @@ if __name__ == "__main__":
     for detailed in (False, True):
         worker.vllm_config.profiler_config.detailed_trace_annotation = detailed
         naming, names = NamingProfiler(), []
-        original = worker.model_runner.execute_model
+        original, reader = worker.model_runner.execute_model, IterationReader(detailed=detailed)
 
-        def execute(output, *args, names=names, detailed=detailed, original=original, **kwargs):  # vLLM's
+        def execute(output, *args, names=names, reader=reader, original=original, **kwargs):  # vLLM's
             if output.total_num_scheduled_tokens:
-                batch, name = describe(output, detailed=detailed)
+                batch, name = reader.describe(output)
                 names.append(name)
                 kinds.append(str(batch))
             return original(output, *args, **kwargs)

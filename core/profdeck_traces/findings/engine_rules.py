@@ -1,0 +1,260 @@
+"""Rules about the engine iterations of one server.
+
+Thresholds without a source are ours. Sources: the chunked prefill paper (Sarathi-Serve, OSDI 2024) on prefill next to
+decode, and the performance guides of vLLM and SGLang.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from profdeck_traces.analysis.engine_iterations import EngineIteration
+from profdeck_traces.analysis.step_names import MIXED, PREFILL
+from profdeck_traces.base.text import plural
+from profdeck_traces.findings.engine_view import ServerView
+from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, ms, percent
+
+Result = RankFinding | NotJudged
+
+PREFILL_NEXT_TO_DECODE = "prefill-next-to-decode"
+LONG_TAIL = "long-tail"
+REQUEST_QUEUE, KV_PRESSURE, PREEMPTION = "request-queue", "kv-pressure", "preemption"
+HOST_BETWEEN, SAMPLER, SPECULATION = "host-between-iterations", "sampler", "rejected-speculation"
+
+_FEWEST_DECODES = 10
+_SAMPLING_OPERATORS = frozenset(
+    f"aten::{name}" for name in ("sort", "topk", "multinomial", "exponential_", "cumsum", "kthvalue", "searchsorted")
+)
+_FULL_KV_PERCENT = 90
+
+
+def prefill_next_to_decode(server: ServerView) -> Iterator[Result]:
+    """Iterations with a prefill that hold the decodes for twice the usual time, over 5 % of the time."""
+    prefills = [iteration for iteration in server.iterations if iteration.step.stage in {PREFILL, MIXED}]
+    if any(iteration.step.stage == PREFILL and iteration.step.decode_requests is None for iteration in prefills):
+        yield NotJudged(PREFILL_NEXT_TO_DECODE, "the iterations do not state which requests wait during a prefill")
+        return
+    usual_us = server.decode_us
+    if usual_us is None:
+        yield NotJudged(PREFILL_NEXT_TO_DECODE, "fewer than three decode iterations were recorded")
+        return
+    holding = [iteration for iteration in prefills if iteration.held_requests and iteration.prefill_tokens]
+    excess_us = sum(max(0.0, iteration.period_us - usual_us) for iteration in holding)
+    if not holding or excess_us <= 0.05 * server.time_us:
+        return
+    worst = max(holding, key=lambda iteration: iteration.period_us)
+    if worst.period_us < 2 * usual_us:
+        return
+    decodes = plural(worst.held_requests, "decode")
+    share = percent(excess_us / server.time_us)
+    cost = f"; {len(holding)} such iterations cost {share}" if len(holding) > 1 else f", {share}"
+    yield server.find(
+        PREFILL_NEXT_TO_DECODE,
+        f"A prefill of {worst.prefill_tokens:,} tokens next to {decodes} held {_them(worst)} for {ms(worst.period_us)} "
+        f"instead of {ms(usual_us)}{cost} of the time",
+        "limit the number of prefill tokens in one iteration, so that long prompts are split over more iterations",
+        at=worst,
+        gain_us=excess_us / len(server.iterations),
+        stage=worst.step.stage,
+        confidence="high",
+    )
+
+
+def _them(iteration: EngineIteration) -> str:
+    return "them" if iteration.held_requests > 1 else "it"
+
+
+def long_tail(server: ServerView) -> Iterator[Result]:
+    """At the end of a recording, at most a quarter of the requests is left for over 15 % of the time."""
+    if len(server.decodes) < _FEWEST_DECODES:
+        yield NotJudged(LONG_TAIL, f"fewer than {_FEWEST_DECODES} decode iterations were recorded")
+        return
+    for _, iterations in server.by_trace:
+        peak = max((iteration.decode_requests for iteration in iterations), default=0)
+        tail = _tail_of(iterations, peak / 4)
+        time_us = sum(iteration.period_us for iteration in iterations)
+        tail_us = sum(iteration.period_us for iteration in tail)
+        if peak < 4 or len(tail) < _FEWEST_DECODES or tail_us <= 0.15 * time_us:
+            continue
+        mean = sum(iteration.decode_requests * iteration.period_us for iteration in tail) / tail_us
+        yield server.find(
+            LONG_TAIL,
+            f"The last {ms(tail_us)} ({percent(tail_us / time_us)} of the time) generate for {mean:.1f} requests on "
+            f"average, at most {max(iteration.decode_requests for iteration in tail)} of {peak}",
+            "start other requests before the longest ones finish, for example by partial rollouts",
+            at=tail[0],
+            time_us=tail_us / len(iterations),
+            gain_us=tail_us * (1 - mean / peak) / len(iterations),
+            step_us=time_us / len(iterations),
+        )
+
+
+def _tail_of(iterations: Sequence[EngineIteration], limit: float) -> list[EngineIteration]:
+    """Return the last iterations, none of which has a prefill or more than `limit` requests in decode."""
+    tail: list[EngineIteration] = []
+    for iteration in reversed(iterations):
+        if iteration.step.stage in {PREFILL, MIXED} or not 0 < iteration.decode_requests <= limit:
+            break
+        tail.append(iteration)
+    return tail[::-1]
+
+
+def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
+    """Requests wait in over half of the iterations, while the batch is at its maximum or the KV cache is full."""
+    waiting = [
+        (iteration, iteration.step.details.waiting_requests)
+        for iteration in server.iterations
+        if iteration.step.details is not None and iteration.step.details.waiting_requests is not None
+    ]
+    used = server.numbers("kv_percent")
+    if not waiting:
+        yield NotJudged(REQUEST_QUEUE, "the iterations do not state the engine's queue")
+    if not waiting or used is None:
+        yield NotJudged(KV_PRESSURE, "the iterations do not state the use of the KV cache")
+    queued = [(iteration, count) for iteration, count in waiting if count]
+    if 2 * len(queued) <= len(waiting) or not waiting:
+        return
+    mean = statistics.fmean(count for _, count in queued)
+    running = statistics.fmean(_running(iteration) for iteration, _ in queued)
+    text = f"{mean:.1f} requests wait on average while {running:.1f} run"
+    worst, _ = max(queued, key=lambda pair: pair[1])
+    kv = [
+        iteration.step.details.kv_percent
+        for iteration, _ in queued
+        if iteration.step.details is not None and iteration.step.details.kv_percent is not None
+    ]
+    if kv and statistics.median(kv) >= _FULL_KV_PERCENT:
+        yield server.find(
+            KV_PRESSURE,
+            f"{text}, because the KV cache is {statistics.median(kv):.0f}% full",
+            "give the KV cache more memory",
+            at=worst,
+            confidence="high",
+        )
+        return
+    most = max(_running(iteration) for iteration in server.iterations)
+    if most and 2 * sum(_running(iteration) == most for iteration, _ in queued) > len(queued):
+        yield server.find(
+            REQUEST_QUEUE,
+            f"{text}, because the batch is at its limit of {plural(most, 'request')}",
+            "raise the engine's limit of running requests, or add servers",
+            at=worst,
+            confidence="high",
+        )
+
+
+def _running(iteration: EngineIteration) -> int:
+    details = iteration.step.details
+    return (iteration.step.requests or 0) + ((details and details.running_requests) or 0)
+
+
+def preemption(server: ServerView) -> Iterator[Result]:
+    """Requests whose tokens are computed a second time after a preemption, over 1 % of the time."""
+    resumed = [
+        (iteration, details.resumed_requests or 0, details.resumed_tokens or 0)
+        for iteration in server.iterations
+        if (details := iteration.step.details) is not None and details.resumed_requests
+    ]
+    if not resumed:
+        if server.numbers("resumed_requests") is None:
+            yield NotJudged(PREEMPTION, "the iterations state no preempted requests")
+        return
+    time_us = sum(
+        iteration.period_us * tokens / max(tokens, iteration.prefill_tokens + (iteration.step.decode_tokens or 0))
+        for iteration, _, tokens in resumed
+        if tokens
+    )
+    if time_us > 0.01 * server.time_us:
+        requests, tokens = sum(count for _, count, _ in resumed), sum(tokens for *_, tokens in resumed)
+        worst, *_ = max(resumed, key=lambda one: one[0].period_us)
+        yield server.find(
+            PREEMPTION,
+            f"{plural(requests, 'preempted request')} computed {tokens:,} tokens a second time, "
+            f"{percent(time_us / server.time_us)} of the time",
+            "lower the number of running requests, so that the KV cache holds all of them",
+            at=worst,
+            gain_us=time_us / len(server.iterations),
+            confidence="high",
+        )
+
+
+def host_between_iterations(server: ServerView) -> Iterator[Result]:
+    """Without a device: pauses between iterations, while requests are running, over 10 % of the time."""
+    if server.has_device:
+        yield NotJudged(HOST_BETWEEN, "a device was recorded, so that only its idle time counts")
+        return
+    pauses = [iteration.pause_us for iteration in server.iterations if iteration.has_more_work]
+    time_us = sum(pauses)
+    if time_us > 0.1 * server.time_us:
+        name = _stage_between(server)
+        where = f", most of it in {name}" if name else ""
+        yield server.find(
+            HOST_BETWEEN,
+            f"{percent(time_us / server.time_us)} of the time, {ms(time_us / len(pauses))} after each iteration, the "
+            f"engine has requests but runs no batch{where}",
+            "schedule and process outputs while the model runs",
+            at=max((one for one in server.iterations if one.has_more_work), key=lambda one: one.pause_us),
+            gain_us=time_us / len(server.iterations),
+        )
+
+
+def _stage_between(server: ServerView) -> str | None:
+    """Return the stage in which the engine spends most of its time outside iterations, if the trace has stages."""
+    for view in server.views:
+        times = view.rank.host_times
+        inside_us = sum(iteration.step.duration_us for iteration in server.iterations)
+        stages = [stage for stage in times.stages if "idle" not in stage.name.lower()] if times else []
+        outside = [stage for stage in stages if stage.total_us < 0.5 * inside_us]
+        if outside:
+            return max(outside, key=lambda stage: stage.total_us).name
+    return None
+
+
+def sampler(server: ServerView) -> Iterator[Result]:
+    """Operators that sort and draw tokens, over 10 % of the time of the operators or of the device work."""
+    times = [view.rank.attributed for view in server.views if view.rank.attributed is not None]
+    total_us = sum(one.total_us for one in times)
+    if not total_us:
+        yield NotJudged(SAMPLER, "no operators were recorded")
+        return
+    rows = [row for one in times for row in one.operators if row.name in _SAMPLING_OPERATORS]
+    time_us = sum(row.time_us for row in rows)
+    if time_us > 0.1 * total_us and time_us > 0.05 * server.time_us:
+        worst = max(rows, key=lambda row: row.time_us)
+        work = "device work" if times[0].basis == "device" else "time in operators"
+        yield server.find(
+            SAMPLER,
+            f"Sampling takes {percent(time_us / total_us)} of the {work}, most of it in {worst.name}",
+            "use the engine's fused kernels for sampling",
+            gain_us=time_us / len(server.iterations),
+            key=worst.name,
+        )
+
+
+def rejected_speculation(server: ServerView) -> Iterator[Result]:
+    """More than half of at least 20 draft tokens rejected."""
+    drafts = sum(server.numbers("draft_tokens") or ())
+    if drafts < 20:
+        yield NotJudged(SPECULATION, "the iterations state fewer than 20 draft tokens")
+        return
+    rejected = sum(server.numbers("rejected_tokens") or ())
+    if rejected > 0.5 * drafts:
+        yield server.find(
+            SPECULATION,
+            f"The model rejects {percent(min(1.0, rejected / drafts))} of {drafts:,} draft tokens",
+            "draft fewer tokens per request",
+            confidence="high",
+        )
+
+
+RULES = {
+    prefill_next_to_decode: (PREFILL_NEXT_TO_DECODE,),
+    long_tail: (LONG_TAIL,),
+    queue_and_kv_cache: (REQUEST_QUEUE, KV_PRESSURE),
+    preemption: (PREEMPTION,),
+    host_between_iterations: (HOST_BETWEEN,),
+    sampler: (SAMPLER,),
+    rejected_speculation: (SPECULATION,),
+}
+"""Rules about one server, and the causes that each of them searches for."""

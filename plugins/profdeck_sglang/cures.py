@@ -1,0 +1,14 @@
+"""Options of SGLang that cure performance problems. See `profdeck_traces.findings.cures`.
+
+The options are those of SGLang 0.5.23 (sglang/srt/server_args.py).
+"""
+
+CURES = {
+    "prefill-next-to-decode": "lower --chunked-prefill-size, so that long prompts are split over more iterations",
+    "request-queue": "raise --max-running-requests, or add servers",
+    "kv-pressure": "raise --mem-fraction-static, or lower --max-running-requests",
+    "preemption": "lower --max-running-requests, so that the KV cache holds all running requests",
+    "decode-launch-bound": "let SGLang capture CUDA graphs: check that --disable-cuda-graph is not set",
+    "host-between-iterations": "process outputs while the model runs: check that --disable-overlap-schedule is not set",
+    "sampler": "use SGLang's fused sampling kernels: --sampling-backend flashinfer",
+}
