@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import (
-    CHECKPOINTS,
+    CONTEXTS,
     LAST_ANNOTATION,
     LAST_CALL,
-    LOADING,
     OWNERS,
     SYNCS,
     RowKind,
 )
+from profdeck_traces.reading.event_names import is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
@@ -73,8 +73,10 @@ class HostThreads:
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
-                if track != self.main:
-                    _mark_initial_wait(events, part[0], part[1], part[3])
+                if track == self.main:
+                    _mark_sleep(events, part[1], part[2], part[3])
+                else:
+                    _mark_initial_wait(events, *part)
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -191,9 +193,8 @@ class HostThreads:
         state[row < 0] = State.GAP
         if len(annotations):
             begin, row, owner, state = _with_annotations(events, annotations, begin, row, owner, state)
-        self._set_owner(events, rows, LOADING, OwnerKind.DATA_LOADING, begin, owner)
-        self._set_owner(events, rows, CHECKPOINTS, OwnerKind.CHECKPOINT, begin, owner)
-        self._set_owner(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
+        for kind, row_kinds in CONTEXTS.items():
+            self._set_owner(events, rows, row_kinds, kind, begin, owner)
         return begin, row, owner, state
 
     def _set_owner(  # noqa: PLR0913, PLR0917 - one parameter per column
@@ -314,7 +315,17 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
     return begin, row, owner, state
 
 
-def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state: NDArray[np.uint8]) -> None:
+def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]) -> None:
+    """Mark calls of ``sleep`` as Python code: unlike in other waits, the thread waits for no other thread."""
+    waits = np.flatnonzero(state == State.WAITS)
+    sleeps = waits[[is_sleep(events.names[code]) for code in events.name[row[waits]].tolist()]] if len(waits) else waits
+    state[sleeps] = State.FRAME
+    owner[sleeps[owner[sleeps] == OwnerKind.WAIT_FOR_THREAD]] = OwnerKind.PYTHON
+
+
+def _mark_initial_wait(
+    events: Events, begin: Int, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]
+) -> None:
     """Mark the innermost frame that was open on a thread when the recording started as a wait.
 
     Calls of C functions that are already in progress are not recorded. A thread that is blocked in such a call would
@@ -324,7 +335,7 @@ def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state
     is_opened &= begin < int(events.start_ns.min()) + _INITIAL_NS
     depth = len(row) if is_opened.all() else int(is_opened.argmin())
     if depth:
-        state[depth - 1] = State.WAITS
+        state[depth - 1], owner[depth - 1] = State.WAITS, OwnerKind.WAIT_FOR_THREAD
 
 
 def main_track(events: Events, kinds: NDArray[np.uint8]) -> int:

@@ -88,6 +88,32 @@ class OwnerTime(OwnerIdentity):
 
 
 @attrs.frozen(kw_only=True)
+class CauseTime:
+    """Time on the critical path with the same cause and place. Each interval of the path has at most one cause."""
+
+    cause: str
+    """Cause, such as ``garbage-collection``."""
+    name: str | None
+    """Name of the event, operator or kernel with the most time."""
+    calls: int
+    """Number of calls of ``name`` on the path."""
+    line: str | None
+    """Function in user code, as in `OwnerIdentity`."""
+    module: str | None
+    """Path of the ``nn.Module`` with the most time."""
+    annotation: str | None
+    """Innermost annotation with the most time."""
+    time_us: float
+    """Total over all steps in the account."""
+    gain_us: float | None = None
+    """Time that the steps would save without these events; ``None`` if it was not computed, or is unknown."""
+    next_limit: str | None = None
+    """Owner kind that would then have the most time on the critical path."""
+    steps_us: tuple[float, ...] = ()
+    """Time in each step of the account. Empty if there are over 1,000 steps."""
+
+
+@attrs.frozen(kw_only=True)
 class Account:
     """Step time, divided among the owners on the critical path.
 
@@ -110,3 +136,11 @@ class Account:
     """Owners sorted by time, longest first. Owners after the 300th are merged by kind and have no name."""
     notes: tuple[str, ...]
     """Limitations of this account, such as causes that are missing from the trace."""
+    causes: tuple[CauseTime, ...] = ()
+    """Times by cause, longest first. Causes with less than 0.5 % of the time are omitted."""
+    step_us: tuple[float, ...] = ()
+    """Duration of each step. Empty if there are over 1,000 steps."""
+    step_flops: tuple[float, ...] = ()
+    """FLOPs of the counted operators that start in each step. Empty without shapes, or if ``step_us`` is empty."""
+    has_stacks: bool = False
+    """True if Python stacks were recorded."""

@@ -9,12 +9,14 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.causes import PathCauses
 from profdeck_traces.account.gain import Gain, Replay, too_large
 from profdeck_traces.account.model import Account, OwnerKey, OwnerTime, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import Window, Windows
+from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import module_class
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
@@ -34,6 +36,7 @@ def account_of(
     windows: Windows,
     names: Attribution,
     basis: str,
+    calls: CountedCalls | None = None,
     on_window: Callable[[Window, Path], None] = lambda _window, _path: None,
 ) -> Account | None:
     """Return the account of a trace, or ``None`` if its steps take no time.
@@ -42,10 +45,12 @@ def account_of(
         windows: The critical path.
         names: Operators, modules and lines of the events.
         basis: Kind of step.
+        calls: Operator calls with known work.
         on_window: Called with each window and its path in the steps of the account.
     """
     texts = plain_names(names)
     times: dict[OwnerKey, tuple[int, int]] = {}
+    causes = PathCauses(names, windows.kinds, texts, calls)
     rule, steps = "", 0
     for window in windows:
         rule, steps = window.recording.borders.rule, steps + int(window.is_used.sum())
@@ -53,13 +58,14 @@ def account_of(
         if path is not None:
             _add_owners(times, path, names, texts, windows.kinds)
             on_window(window, path)
+            causes.add(window)
     total_ns = sum(of_owner for of_owner, _ in times.values())
     if not total_ns:
         return None
     owners = largest_owners(times, total_ns)
     unknown = too_large(names.events)
     if unknown is None:
-        owners, unknown = _with_gains(owners, windows, names, texts)
+        owners, unknown = _with_gains(owners, causes, windows, names, texts)
     return Account(
         basis=basis if windows.has_steps else "recording",
         border=rule,
@@ -67,6 +73,10 @@ def account_of(
         time_us=total_ns / _NS_PER_US,
         owners=owners,
         notes=(*_notes(windows, names, owners), *((unknown,) if unknown else ())),
+        causes=causes.times(has_gains=unknown is None),
+        step_us=causes.steps_us,
+        step_flops=causes.steps_flops,
+        has_stacks=names.has_frames,
     )
 
 
@@ -127,6 +137,7 @@ def owners_of_segments(
     codes = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
     # Different names can be equal without addresses.
     number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
+    del columns
     return np.array(number)[groups]
 
 
@@ -188,9 +199,9 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 
 
 def _with_gains(
-    owners: tuple[OwnerTime, ...], windows: Windows, names: Attribution, texts: Sequence[str]
+    owners: tuple[OwnerTime, ...], causes: PathCauses, windows: Windows, names: Attribution, texts: Sequence[str]
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
-    """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
+    """Add gains to the largest owners and causes. Return the owners, and a note if the gains are unknown."""
     name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
     # A sum of small owners has no name, so it looks the same as time without an event.
     named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
@@ -211,6 +222,7 @@ def _with_gains(
             for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
                 is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
             replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner[groups])
+        causes.add_gains(replay, window)
     of_owner = {
         owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
         for owner, gain in zip(named, gains, strict=True)

@@ -249,6 +249,10 @@ class BackwardWalk:
         """Handle a gap or wait on a thread."""
         threads = self._threads
         is_wait = segment >= 0 and self._segment_state[segment] == _WAITS
+        if is_wait and threads.owner[segment] != _WAIT_FOR_THREAD:
+            # Data loading and similar work often waits for other processes, which are not recorded.
+            self._out.extend((begin, time, int(threads.owner[segment]), self._segment_row[segment], -1))
+            return begin, OnThread(track)
         row = -1 if segment < 0 else self._segment_row[segment]
         if is_wait:
             found = threads.waited_for(track, begin, time)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.arrivals import ArrivalFinder, Arrivals, no_arrivals
+from profdeck_traces.account.contexts import mark_file_functions
 from profdeck_traces.account.model import Account
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
@@ -384,6 +385,7 @@ class _Summary:
             names.events, lambda name: self._step_names.parse(name) is not None, communicates.__contains__
         )
         kinds[~is_valid] = RowKind.OTHER
+        mark_file_functions(names.events, kinds)
         calls, collectives = self._collectives, self._matched
         is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
         rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
@@ -392,7 +394,7 @@ class _Summary:
         groups = np.array([numbers[text] for text in collectives.groups], dtype=np.int64)[collectives.group]
         finder = ArrivalFinder(names, kinds, rows, groups, self._trace.base_ns)
         windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
-        account = account_of(windows, names, kind or "recording", finder.add)
+        account = account_of(windows, names, kind or "recording", self._counted, finder.add)
         if account is not None and not (events.row >= 0).all():
             note = "The device work is in a table without launches, so all owners are on the host."
             account = attrs.evolve(account, notes=(*account.notes, note))

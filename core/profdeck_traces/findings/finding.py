@@ -13,13 +13,14 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.rank_labels import strangers
 from profdeck_traces.analysis.run_model import CauseState, Finding, Place
 from profdeck_traces.attribution.frames import parse_frame
-from profdeck_traces.findings import device_rules, host_rules, run_rules
+from profdeck_traces.findings import account_rules, device_rules, host_rules, run_rules
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding
 from profdeck_traces.findings.rank_view import RankView, views_of
 
 _LEAST_SHARE = 0.005
 """Findings with a smaller gain are omitted."""
 _PAIR = 2
+_HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
@@ -69,7 +70,7 @@ def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, Rank
     for view in views:
         typical = view.typical()
         yield from ((view, result) for rule in device_rules.RULES for result in rule(typical))
-        yield from ((view, result) for rule in host_rules.RULES for result in rule(view))
+        yield from ((view, result) for rules in _HOST_RULES for rule in rules for result in rule(view))
 
 
 def _causes(
@@ -79,9 +80,8 @@ def _causes(
     ids: dict[str, list[str]] = {}
     for finding in findings:
         ids.setdefault(finding.rule, []).append(finding.id)
-    of_ranks = {
-        cause for rules in (device_rules.RULES, host_rules.RULES) for causes in rules.values() for cause in causes
-    }
+    rules = (device_rules.RULES, *_HOST_RULES)
+    of_ranks = {cause for of_rules in rules for causes in of_rules.values() for cause in causes}
     states = []
     for cause in sorted({*ids, *of_ranks, *run_rules.CAUSES}):
         reason = "; ".join(_reason(text, affected, views) for text, affected in not_judged.get(cause, {}).items())
@@ -174,12 +174,10 @@ def _place(draft: RankFinding) -> Place:
     )
 
 
-# What a rule says is a part of what another says, which names it more exactly.
+# Skew and slow stages compare ranks, and explain what these causes only measure on one rank.
 _PART_OF = {
-    "long-gap": {"data-loading", "garbage-collection", "idle-stage"},
     "data-loading": {"slow-stage", "straggler"},
     "exposed-communication": {"straggler"},
-    "small-kernels": {"host-bound"},
     "imbalance": {"straggler"},
     "outside-operators": {"straggler", "imbalance"},
 }
