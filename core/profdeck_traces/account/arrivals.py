@@ -119,7 +119,7 @@ class ArrivalFinder:
             base_ns: Time that is added to all times.
         """
         self._names, self._kinds, self._base_ns, self._count = names, kinds, base_ns, len(rows)
-        self._texts = plain_names(names)
+        self._texts = plain_names(names) if (rows >= 0).any() else []
         # Sorted by row, because the events of a window are sorted by row.
         self._calls = np.flatnonzero(rows >= 0)
         self._calls = self._calls[np.argsort(rows[self._calls], kind="stable")]

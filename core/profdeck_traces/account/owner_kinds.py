@@ -37,7 +37,7 @@ class OwnerKind(IntEnum):
     PROFILER = 20
     NOT_RECORDED = 21
     """No event in the trace explains the time."""
-    WAIT_FOR_RANK = 19
+    WAIT_FOR_RANK = 22
     """Collective before the last rank of its group has arrived."""
 
     @classmethod

@@ -57,8 +57,8 @@ def account_of(
         path = _used_path(window)
         if path is not None:
             _add_owners(times, path, names, texts, windows.kinds)
-            causes.add(window)
             on_window(window, path)
+            causes.add(window)
     total_ns = sum(of_owner for of_owner, _ in times.values())
     if not total_ns:
         return None
@@ -137,6 +137,7 @@ def owners_of_segments(
     codes = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
     # Different names can be equal without addresses.
     number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
+    del columns
     return np.array(number)[groups]
 
 
