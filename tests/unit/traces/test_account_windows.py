@@ -56,13 +56,11 @@ def program_of(seed: int) -> Program:
     program = random_program(rnd)
     if seed % 3 == 1:
         program = [call for call in program if call[0] != "sync"]
-    return layers(10, rnd.choice([3, 20]), 2) if seed % 3 == 2 else program  # noqa: PLR2004
+    return layers(10, rnd.choice([3, 20]), 2) if seed % 3 == 2 else program
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_windows_have_the_owners_of_the_whole_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_windows_have_the_owners_of_the_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     events = run_steps(program_of(seed), STEPS, sync_records=seed % 2 == 0).events
     path = write(tmp_path, events)
     expected = account_of(path)
