@@ -25,8 +25,8 @@ from profdeck_traces.reading.event_names import (
     is_backend_collective,
     is_checkpoint,
     is_data_loading,
-    is_data_loading_frame,
     is_garbage_collection_frame,
+    is_loader,
     is_waiting_frame,
 )
 from profdeck_traces.reading.events import Events
@@ -139,13 +139,13 @@ def _annotation(name: str) -> RowKind:
 
 def _operator(name: str) -> RowKind:
     # torch 1.8 records data loader iterations as operators.
-    return RowKind.LOADING_OPERATOR if name.startswith("enumerate(DataLoader)") else RowKind.OPERATOR
+    return RowKind.LOADING_OPERATOR if is_loader(name) else RowKind.OPERATOR
 
 
 def _frame(name: str) -> RowKind:
     if is_garbage_collection_frame(name):
         return RowKind.GC_FRAME
-    if is_data_loading_frame(name):
+    if is_loader(name):
         return RowKind.LOADING_FRAME
     if is_checkpoint(name):
         return RowKind.CHECKPOINT_FRAME

@@ -232,13 +232,14 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
+        self._device = common_device(trace)
         self._attributed = self._account = self._event_work = None
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
             on_device = len(work) > 0
             # Free these per-event arrays before allocating the next ones.
             del own_times, work
-            of_events = event_work(counted, names, *timed, common_device(trace).peaks, on_device=on_device)
+            of_events = event_work(counted, names, *timed, self._device.peaks, on_device=on_device)
             self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
             self._event_work = of_events if on_device else None
             del timed, of_events
@@ -355,8 +356,7 @@ class _Summary:
         events = self._trace.events
         work = events[np.flatnonzero(self._on_device[events.name])]
         computes = self._work[work.name] == COMPUTES
-        device = common_device(self._trace)
-        return utilization_of(device, self._event_work, work, computes, self._trace_steps, steps, devices)
+        return utilization_of(self._device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
     def _account_of(self, names: Attribution) -> Account | None:
         """Return the account of the steps, or ``None`` if there is none."""
