@@ -30,7 +30,9 @@ from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.base.files import sha256_of
 from profdeck_traces.inputs import result_files
 from profdeck_traces.inputs.result_files import ResultFile, read_result, result_path, store_result
+from profdeck_traces.inputs.result_keys import code_files
 from profdeck_traces.inputs.sources import TraceSource
+from profdeck_traces.reading import compiled
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]
@@ -215,6 +217,17 @@ def test_result_of_another_version_is_ignored(job: Path, monkeypatch: pytest.Mon
     path = job / "rank0.trace.json.gz"
     assert read_result(path) is not None
     monkeypatch.setattr(result_files, "__version__", "9.9")
+    assert read_result(path) is None
+
+
+def test_result_of_another_reader_is_ignored(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = job / "rank0.trace.json.gz", job / "_reader.so"
+    other.write_bytes(b"another build")
+    files = code_files()
+    assert (compiled.LIBRARY in files) == compiled.LIBRARY.exists()
+    assert read_result(path) is not None
+    changed = (*(file for file in files if file != compiled.LIBRARY), other)
+    monkeypatch.setattr(result_files, "code_files", lambda: changed)
     assert read_result(path) is None
 
 
