@@ -53,7 +53,7 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
 
 
 def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
-    """Launches without device work, and device events with times outside the recording."""
+    """Launches without device work, and events with invalid times or outside the recording."""
     labels = labels_of(run.ranks)
     lost = [rank for rank in run.ranks if rank.launches and rank.launches_without_work == rank.launches]
     if lost:
@@ -75,7 +75,7 @@ def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
     if odd:
         count = sum(events.count for rank in odd for events in rank.implausible)
         yield _notice(
-            f"{plural(count, 'device event')} outside the recording, such as "
+            f"{plural(count, 'event')} with invalid times or outside the recording, such as "
             f"{odd[0].implausible[0].name} ({labels[odd[0].path]})",
             "these events are excluded from all other numbers",
             rule="implausible-times",

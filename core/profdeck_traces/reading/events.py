@@ -97,6 +97,7 @@ class Events:
         texts: dict[str, list[str]],
         member_texts: list[tuple[bytes, bytes]],
         pairs: tuple[Int, Int],
+        untimed: Int,
     ) -> None:
         self.path, self.check = path, check
         self.all = columns
@@ -112,6 +113,9 @@ class Events:
         """Top-level members, with key and value as JSON text. The value of ``traceEvents`` is empty."""
         self.pairs = pairs
         """File positions of the ``B`` events that became complete events, and of their matching ``E`` events."""
+        self.untimed = untimed
+        """Rows of ``X`` events whose ``ts`` is missing or not a time, or whose ``dur`` is missing, negative or not a time.
+        Without a valid ``ts``, the event is not a complete event. Without a valid ``dur``, its duration is 0."""
 
     def __len__(self) -> int:
         return len(self.all["phase"])
@@ -284,6 +288,7 @@ class _Builder:
         pairs = _pair(phase, start, duration, track, is_annotation)
         del is_annotation
         is_complete = (phase == _COMPLETE) & (start != NO_TIME)
+        untimed = np.flatnonzero((phase == _COMPLETE) & ((start == NO_TIME) | (duration < 0)))
         np.maximum(duration, 0, out=duration, where=is_complete)
         order = _order(is_complete, track, start, duration)
         complete = int(np.count_nonzero(is_complete))
@@ -305,6 +310,7 @@ class _Builder:
         place = np.empty(len(order), np.uint32)
         place[order] = np.arange(len(order), dtype=np.uint32)
         del order
+        untimed = np.sort(place[untimed]).astype(np.int64)
         args = {key: self._pairs(key, place) for key in self._args}
         texts = {
             key: [text.decode("utf-8", "surrogatepass") for text in parser.texts(key)]
@@ -323,6 +329,7 @@ class _Builder:
             texts=texts,
             member_texts=parser.members(),
             pairs=pairs,
+            untimed=untimed,
         )
         _name_categories(events)
         return events
