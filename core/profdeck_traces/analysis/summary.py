@@ -180,9 +180,8 @@ class _Summary:
     def __init__(
         self, path: Path, trace: Trace, classifier: Classifier, step_names: StepNames, *, cold_first_step: bool
     ) -> None:
-        self._path = path
+        self._path, self._trace, self._device = path, trace, common_device(trace)
         self._step_names = step_names
-        self._trace = trace
         self._analysed = _tables(path)
         tables = trace.tables
         self._on_device = tables.names_of_categories(DEVICE_WORK)
@@ -232,7 +231,6 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
-        self._device = common_device(trace)
         self._attributed = self._account = self._event_work = None
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])

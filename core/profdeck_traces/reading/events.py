@@ -114,7 +114,7 @@ class Events:
         self.pairs = pairs
         """File positions of the ``B`` events that became complete events, and of their matching ``E`` events."""
         self.untimed = untimed
-        """Rows of ``X`` events whose ``ts`` is missing or not a time, or whose ``dur`` is missing, negative or not a time.
+        """Rows of ``X`` events whose ``ts`` or ``dur`` is missing or invalid, such as ``NaN`` or a negative ``dur``.
         Without a valid ``ts``, the event is not a complete event. Without a valid ``dur``, its duration is 0."""
 
     def __len__(self) -> int:
