@@ -22,7 +22,7 @@ from isal import isal_zlib
 from typer.testing import Result
 
 from gpu_job import GpuJob
-from profdeck.backends.trace_analysis import LEASE, analyse
+from profdeck.backends.trace_analysis import LEASE, QUEUE, analyse
 from profdeck.base.leases import acquire_lease
 from profdeck_traces import write_result
 from profdeck_traces.analysis import cached_reading, summary
@@ -376,6 +376,18 @@ def test_one_process_of_a_host_analyses_at_a_time(job: Path) -> None:
         lease.release()
         analysis.result(timeout=60)
     assert read_result(path) is not None
+
+
+def test_few_processes_wait_for_the_analysis_of_others(job: Path) -> None:
+    path = job / "rank0.trace.json.gz"
+    result_path(path).unlink()
+    lease = acquire_lease(QUEUE, holder="a test")
+    analyse([path], cold_first_step=False)
+    assert not result_path(path).exists()
+    lease.release()
+    analyse([path], cold_first_step=False)
+    assert read_result(path) is not None
+    acquire_lease([LEASE, *QUEUE], holder="a test").release()
 
 
 def test_killed_process_leaves_no_partial_result(cli: Cli, run: Path) -> None:
