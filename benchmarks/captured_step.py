@@ -13,7 +13,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -207,7 +207,11 @@ def measure(output: Path, rounds: int) -> dict[str, list[Figures]]:
 
 
 def row(
-    what: str, figure: str, figures: dict[str, list[Figures]], names: tuple[str, str], max_ratio: float | None = None
+    what: str,
+    figure: str,
+    figures: Mapping[str, Sequence[object]],
+    names: tuple[str, str],
+    max_ratio: float | None = None,
 ) -> Row:
     """Compare one figure of two kinds of recording, paired by round."""
     measured, peer = ([getattr(recorded, figure) for recorded in figures[name]] for name in names)

@@ -322,6 +322,37 @@ def again(bench: Bench) -> list[Row]:
     return [first.row(), second.row(), quotient(second.name, "s", (second.wall_s, 0.6), "goal of 0.6 s", Fraction(1))]
 
 
+def stored(bench: Bench) -> list[Row]:
+    """Measure the first summary of traces with results that a capture stored, compared with the same traces without."""
+    sizes = bench.sizes
+    rows = []
+    for ranks, megabytes, goal_s in (
+        (sizes.ranks, sizes.rank, 0.35),
+        (sizes.growing_ranks[-1], sizes.growing_rank, 2.0),
+    ):
+        of = bench.job(ranks, megabytes)
+        about = f"{ranks} ranks of {megabytes:g} MB"
+        copies = Path(tempfile.mkdtemp(dir=bench.directory))
+        for path in of.paths:
+            os.link(path, copies / path.name)
+        without = our_task(
+            f"first summary of {about}", "first", attrs.evolve(of, paths=[copies / path.name for path in of.paths])
+        )
+        store = our_task(f"storing the results of {about}", "store", of)
+        measure([store], [], 1)
+        ours = our_task(f"first summary of {about}, results stored", "first", of)
+        time.sleep(SETTLED_S)
+        measure([ours, without], [], sizes.rounds)
+        rows += [entry.row() for entry in (ours, without, store)]
+        rows.append(against(ours, without, Fraction(1, 15)))
+        rows.append(quotient(ours.name, "s", (ours.wall_s, goal_s), f"goal of {goal_s:g} s", Fraction(1)))
+        size_kb = 1000 * store.file_mb / ranks
+        rows.append(Row(what=f"result file of {megabytes:g} MB", unit="kB", measured=size_kb))
+        for directory in (of.paths[0].parent, copies):
+            shutil.rmtree(directory)
+    return rows
+
+
 def shares(bench: Bench) -> list[Row]:
     """Measure the CPU time of a summary by function."""
     of = bench.one_rank(bench.sizes.one)
@@ -379,6 +410,7 @@ SECTIONS = {
     "linear": linear,
     "start": start,
     "again": again,
+    "stored": stored,
     "shares": shares,
 }
 

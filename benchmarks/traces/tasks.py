@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -73,6 +74,24 @@ def again(*paths: str) -> dict[str, Any]:
     from profdeck_traces.base.result_cache import ResultCache
 
     return job(*paths, cache=ResultCache.of_user())
+
+
+def first(*paths: str) -> dict[str, Any]:
+    """Summarise a job with an empty cache, as in the first command after a capture."""
+    from profdeck_traces.base.result_cache import CACHE_VARIABLE, ResultCache
+
+    with tempfile.TemporaryDirectory() as directory:
+        return job(*paths, cache=ResultCache.of_user({CACHE_VARIABLE: directory}))
+
+
+def store(*paths: str) -> dict[str, Any]:
+    """Analyse traces and store the results next to them, as after a capture."""
+    from profdeck_traces import write_result
+    from profdeck_traces.inputs.result_files import result_path
+
+    traces = [Path(path) for path in paths]
+    assert all(map(write_result, traces))
+    return {"file_bytes": sum(result_path(trace).stat().st_size for trace in traces)}
 
 
 def job(*paths: str, cache: ResultCache | None = None) -> dict[str, Any]:
@@ -166,6 +185,8 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "all_answers": all_answers,
     "job": job,
     "again": again,
+    "first": first,
+    "store": store,
     "merge": merge,
     "merge_slim": merge_slim,
 }

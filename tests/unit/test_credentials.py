@@ -50,6 +50,10 @@ START = {"id": "step1"}
         ("FileNotFoundError: https://h:80/x?sig=abc%2Fdef: Repeat.", "FileNotFoundError: https://h:80/x: Repeat."),
         ("404, url='https://h/x?X-Amz-Signature=abc'", "404, url='https://h/x'"),
         ("https://h/#access_token=abc", "https://h/"),
+        ("https://h/job;sig=a%2Fb/rank0.json: 403", "https://h/job/rank0.json: 403"),
+        ("https://h/a;v=2;jsessionid=abc;X-Amz-Signature=def?x=1.", "https://h/a;v=2."),
+        ("https:/h/job;sig=abc/x", "https:/h/job/x"),
+        ("(zip://a.json::https://u:p@h/a.zip;access_key=abc)", "(zip://a.json::https://***@h/a.zip)"),
         ("via http://proxy/ftp%3A%2F%2Fuser%3Asecret%40host", "via http://proxy/ftp%3A%2F%2F***%40host"),
         ("{'Authorization': 'Bearer abc.def'}", "{'Authorization': 'Bearer ***'}"),
         ("Invalid header value: b'X-API-Key: abc'", "Invalid header value: b'X-API-Key: ***'"),
@@ -91,6 +95,7 @@ def test_credentials_in_text_are_masked(text: str, expected: str) -> None:
         "http://[::1]:8000 is not reachable by user@host",
         "gpu7:/john@company/run",
         "https://docs.example/page#anchor",
+        "https://host/rank;tp=1;mode=key/x; sig=1",
         "Set PROFDECK_TOKEN to the server's token.",
         "tokens=12 token=5 max_tokens=1",
         "TOKEN=$SLURM_TOKEN cmd",
@@ -111,6 +116,9 @@ def test_other_text_is_not_changed(text: str) -> None:
 def test_secrets_of_a_url_are_masked_in_any_encoding() -> None:
     url = f"ftp://user:p%40ss-word@host/x?sig={SECRET}"
     assert redact(f"login 'p@ss-word' 'p%40ss-word' {SECRET} {url}", url) == "login '***' '***' *** ftp://***@host/x"
+    url = f"https://host/x;sig={SECRET}/y"
+    assert redact(f"{SECRET} {url}", url) == "*** https://host/x/y"
+    assert redact_url(url) == "https://host/x/y"
 
 
 def test_password_of_a_url_can_contain_whitespace() -> None:
@@ -231,7 +239,7 @@ def test_credentials_in_json_are_masked() -> None:
             "'token': \"",
             "sk-",
         ),
-        *("hf_", "authorization: a;b=", "cookie: a=b; ", "eyJaaaaaaaa.", "--token "),
+        *(";sig=", ";sig=.", ";key", "hf_", "authorization: a;b=", "cookie: a=b; ", "eyJaaaaaaaa.", "--token "),
     ],
 )
 @pytest.mark.parametrize("end", ["", "@"])

@@ -1,7 +1,8 @@
 """Background analysis of a capture's traces. The results are stored next to the traces.
 
 The analysis runs in a separate process, which uses only resources that the job leaves idle. At most one such process
-per host is active. It has idle scheduling priority and limited memory. If memory runs out, the kernel kills it first.
+per host is active, and few wait for it. It has idle scheduling priority and limited memory. If memory runs out, the
+kernel kills it first.
 The job does not wait for it or see its errors. If a trace has no result, commands analyse the trace themselves.
 """
 
@@ -32,6 +33,8 @@ logger = logging.getLogger("profdeck")
 
 LEASE = "trace analysis"
 """Name of the lease that is held during the analysis, so that only one process per host is active."""
+QUEUE = tuple(f"{LEASE}, waiting {number}" for number in range(16))
+"""Names of leases, one of which each waiting process holds. A waiting process needs about 26 MiB of memory."""
 _LIMIT_S = 900
 """Maximum lifetime of the process in seconds, including the wait for the lease."""
 _MEMORY_SHARE = 0.1
@@ -67,11 +70,19 @@ def main() -> None:
 def analyse(traces: Iterable[Path], *, cold_first_step: bool) -> None:
     """Wait for the lease, then analyse the traces. Skip traces that cannot be analysed.
 
+    Without waiting, return if the queue is full, for example because no CPU is idle.
+
     Raises:
         OSError: the lease directory cannot be used.
     """
-    while (lease := _lease()) is None:
-        time.sleep(_POLL_S)
+    waiting = _first_lease(QUEUE)
+    if waiting is None:
+        return
+    try:
+        while (lease := _first_lease([LEASE])) is None:
+            time.sleep(_POLL_S)
+    finally:
+        waiting.release()
     try:
         from profdeck_traces import write_result  # imported late: neither the host nor a waiting process needs it
 
@@ -82,11 +93,12 @@ def analyse(traces: Iterable[Path], *, cold_first_step: bool) -> None:
         lease.release()
 
 
-def _lease() -> Lease | None:
-    try:
-        return acquire_lease([LEASE], holder="the analysis of traces")
-    except LeaseError:
-        return None
+def _first_lease(names: Iterable[str]) -> Lease | None:
+    """Acquire the first of these leases that is free."""
+    for name in names:
+        with contextlib.suppress(LeaseError):
+            return acquire_lease([name], holder="the analysis of traces")
+    return None
 
 
 def _yield_to_job() -> None:

@@ -26,9 +26,10 @@ from profdeck_traces.reading.event_names import (
     is_checkpoint,
     is_compilation,
     is_data_loading,
-    is_data_loading_frame,
+    is_file_read,
     is_garbage_collection,
     is_garbage_collection_frame,
+    is_loader,
     is_output_frame,
     is_validation,
     is_validation_frame,
@@ -162,12 +163,13 @@ def _annotation(name: str) -> RowKind:
 
 def _operator(name: str) -> RowKind:
     # torch 1.8 records data loader iterations as operators.
-    return RowKind.LOADING_OPERATOR if name.startswith("enumerate(DataLoader)") else RowKind.OPERATOR
+    return RowKind.LOADING_OPERATOR if is_loader(name) else RowKind.OPERATOR
 
 
 _FRAMES = (
     (is_garbage_collection_frame, RowKind.GC_FRAME),
-    (is_data_loading_frame, RowKind.LOADING_FRAME),
+    (is_loader, RowKind.LOADING_FRAME),
+    (is_file_read, RowKind.LOADING_FRAME),
     (is_checkpoint, RowKind.CHECKPOINT_FRAME),
     (is_compilation, RowKind.COMPILATION_FRAME),
     (is_output_frame, RowKind.OUTPUT_FRAME),

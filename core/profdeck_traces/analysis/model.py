@@ -216,7 +216,7 @@ class IterationStatistics:
 
 @attrs.frozen(kw_only=True)
 class ImplausibleEvents:
-    """Device events that share a name and have implausible times."""
+    """Events that share a name and have invalid or implausible times."""
 
     name: str
     count: int
@@ -296,7 +296,8 @@ class RankSummary:
     """Pictures, where they were asked for: of all that was recorded, and of a typical step, of a trace by itself of
     each step that may be called so."""
     implausible: tuple[ImplausibleEvents, ...] = ()
-    """Device events with times outside the recording. They are excluded from all other numbers."""
+    """Events whose ``ts`` or ``dur`` is missing or invalid, and device events with times outside the recording. They
+    are excluded from all other numbers."""
     launches: int = 0
     """Number of runtime calls that launch kernels or graphs and have a ``correlation``."""
     launches_without_work: int = 0

@@ -17,7 +17,7 @@ from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.host_states import CAUSES, Host, by_time
 from profdeck_traces.analysis.steps import StepWindows, TraceSteps, outermost
 from profdeck_traces.reading.columns import Columns
-from profdeck_traces.reading.event_names import fetches_data, is_host_collective
+from profdeck_traces.reading.event_names import is_file_read, is_host_collective, is_loader
 from profdeck_traces.reading.intervals import Int, groups, time_before, union
 
 RECORDING = "recording"
@@ -93,7 +93,7 @@ class StageTimes:
         collectives = events[np.flatnonzero(is_collective[events.name])]
         waits = union(collectives.start_ns, collectives.end_ns)
         np.add.at(self._communication, self._stage, time_before(waits, spans[1]) - time_before(waits, spans[0]))
-        is_loading = np.array([fetches_data(name) for name in events.tables.names], dtype=bool)
+        is_loading = np.array([is_loader(name) or is_file_read(name) for name in events.tables.names], dtype=bool)
         loading = events[np.flatnonzero(is_loading[events.name] & (events.track == self.track))]
         reads = union(loading.start_ns, loading.end_ns)
         np.add.at(self._loading, self._stage, time_before(reads, spans[1]) - time_before(reads, spans[0]))

@@ -186,9 +186,8 @@ class _Summary:
     def __init__(
         self, path: Path, trace: Trace, classifier: Classifier, step_names: StepNames, *, cold_first_step: bool
     ) -> None:
-        self._path = path
+        self._path, self._trace, self._device = path, trace, common_device(trace)
         self._step_names = step_names
-        self._trace = trace
         self._analysed = _tables(path)
         tables = trace.tables
         self._on_device = tables.names_of_categories(DEVICE_WORK)
@@ -260,8 +259,7 @@ class _Summary:
         self, names: Attribution, counted: CountedCalls, rows: Int, time_ns: Int, *, on_device: bool
     ) -> None:
         """Divide the time of device events, or of operators, among their owners."""
-        peaks = common_device(self._trace).peaks
-        of_events = event_work(counted, names, rows, time_ns, peaks, on_device=on_device)
+        of_events = event_work(counted, names, rows, time_ns, self._device.peaks, on_device=on_device)
         basis = "device" if on_device else "host"
         self._attributed = _attributed(names, basis, rows, time_ns, self._stages, of_events)
         self._event_work = of_events if on_device else None
@@ -377,8 +375,7 @@ class _Summary:
         events = self._trace.events
         work = events[np.flatnonzero(self._on_device[events.name])]
         computes = self._work[work.name] == COMPUTES
-        device = common_device(self._trace)
-        return utilization_of(device, self._event_work, work, computes, self._trace_steps, steps, devices)
+        return utilization_of(self._device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
     def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals]:
         """Return the account of the steps, or ``None`` if there is none, and the paths to the collectives."""

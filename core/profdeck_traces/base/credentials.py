@@ -31,10 +31,16 @@ _QUERY = re.compile(
     r"""((?<=[a-z0-9+.-])://(?:(?!://)[^\s?#"'<>])*)(?:\?[^\s"'<>]*?|\#[^\s"'<>]*=[^\s"'<>]*?)(?=[.,:;)\]}]*(?:[\s"'<>]|$))""",
     re.IGNORECASE,
 )
+_PATH = re.compile(r"""(?<=:/)[^\s?#"'<>]+""")  # pathlib removes the second slash of a URL
 _KEYS = r"pass(?:word|wd|phrase)|secret|token|signature|credential|(?:api|access|account|private|storage)[_-]?key|_pwd"
 # The lookbehind keeps matching time linear in word length. Words in error messages can be many kilobytes long.
 _KEY = rf"(?<![\w-])[\w-]*(?:{_KEYS})"
 _VALUE = r"""(?:b(?=["']))?(?:"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|(?!\d+\b|\$)["']?[^\s"'&,;)]+)"""
+_PATH_PARAMETER = re.compile(
+    rf""";[\w.-]*(?:{_KEYS}|sig|sas|jwt|auth|session(?:id)?|key)=[^\s;/?#"'<>]*[^\s;/?#"'<>.,:)\]}}]""",
+    re.IGNORECASE,
+)
+"""Parameter of a path segment (RFC 3986, section 3.3) whose name is that of a credential."""
 _WORD = r"""(?![a-z]+(?:'s)?[ ]+[^\s=]|(?:none|null|true|false)\b|//|[()\[\]{}<*])"""
 """Lookahead that rejects prose, such as ``token: expected a string``, and values that cannot be credentials."""
 _ASSIGNMENTS = tuple(
@@ -71,6 +77,8 @@ _SECRET_KEY = re.compile(rf"(?:^|[_.-])(?:{_KEYS}|authorization)$", re.IGNORECAS
 def redact(text: str, *secrets: str) -> str:
     """Remove credentials from text: users, passwords and queries of URLs, and values of headers and variables.
 
+    In paths of URLs, only parameters named as credentials are removed, such as ``;sig=abc``.
+
     Args:
         text: The text.
         secrets: Known credentials, or URLs that contain some. They are removed in any encoding.
@@ -86,20 +94,22 @@ def redact(text: str, *secrets: str) -> str:
         text = _ENCODED_USER.sub(f"%2F%2F{MASK}%40", _USER.sub(f"{MASK}@", text))
     if "://" in text:
         text = _QUERY.sub(r"\1", text)
+    if ";" in text:
+        text = _PATH.sub(_remove_parameters, text)
     for assignment in _ASSIGNMENTS:
         text = assignment.sub(_mask_value, text)
     return _KNOWN_FORMATS.sub(MASK, _HEADER.sub(_mask_header, text))
 
 
 def redact_url(url: str) -> str:
-    """Replace the user and password in a URL with ``***``, and remove its query and fragment.
+    """Replace the user and password in a URL with ``***``. Remove path parameters with credentials, query and fragment.
 
     In a chained URL, such as ``simplecache::ftp://host/file``, every URL is processed.
     """
     # `_USER` stops at whitespace, but a password that was read from a file can end with a line break.
     for match in reversed([*_USER.finditer(re.sub(r"\s", "_", url))]):
         url = f"{url[: match.start()]}{MASK}@{url[match.end() :]}"
-    return re.sub(r"[?#].*$", "", url, flags=re.DOTALL)
+    return _PATH.sub(_remove_parameters, re.sub(r"[?#].*$", "", url, flags=re.DOTALL))
 
 
 def redact_values(data: Any, key: str = "") -> Any:
@@ -125,11 +135,12 @@ def contains_credentials(data: Any) -> bool:
 
 
 def _secret_parts(secret: str) -> Iterable[str]:
-    """Return the user, password and query values in a URL. Any other text is itself the credential."""
+    """Return the user, password, path parameters and query values in a URL. Other text is itself the credential."""
     if "://" not in secret:
         return [secret]
     found = [match[0] for match in _USER.finditer(secret)]
     found += re.findall(r"[?#].*$", _USER.sub("", secret), re.DOTALL)
+    found += [match[0][1:] for match in _PATH_PARAMETER.finditer(secret)]
     return [value for text in found for part in re.split(r"[?#&]", text) for value in _values(part)]
 
 
@@ -138,6 +149,10 @@ def _values(part: str) -> Iterable[str]:
     text = part.removesuffix("@")
     complete = text.partition("=" if "=" in text else ":")[2]
     return [complete, *re.split(r"[@:=]", text)]
+
+
+def _remove_parameters(path: re.Match[str]) -> str:
+    return _PATH_PARAMETER.sub("", path[0])
 
 
 def _mask_value(match: re.Match[str]) -> str:

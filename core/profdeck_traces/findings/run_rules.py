@@ -21,7 +21,7 @@ from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.reading.event_names import is_data_loading, is_data_loading_frame
+from profdeck_traces.reading.event_names import is_data_loading, is_loader
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
 _FEWEST_STEPS = 3
@@ -69,7 +69,7 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
 
 
 def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
-    """Launches without device work, and device events with times outside the recording."""
+    """Launches without device work, and events with invalid times or outside the recording."""
     labels = labels_of(run.ranks)
     lost = [rank for rank in run.ranks if rank.launches and rank.launches_without_work == rank.launches]
     if lost:
@@ -91,7 +91,7 @@ def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
     if odd:
         count = sum(events.count for rank in odd for events in rank.implausible)
         yield _notice(
-            f"{plural(count, 'device event')} outside the recording, such as "
+            f"{plural(count, 'event')} with invalid times or outside the recording, such as "
             f"{odd[0].implausible[0].name} ({labels[odd[0].path]})",
             "these events are excluded from all other numbers",
             rule="implausible-times",
@@ -223,7 +223,7 @@ class _Owner(NamedTuple):
         return (
             self.kind == OwnerKind.DATA_LOADING.label
             or is_data_loading(self.annotation or "")
-            or is_data_loading_frame(self.line or "")
+            or is_loader(self.line or "")
         )
 
 

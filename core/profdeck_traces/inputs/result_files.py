@@ -1,7 +1,7 @@
 """Result files: the analysis of a trace, stored next to the trace.
 
 A capture writes ``rank_0000.step1.trace.json.gz.result`` for ``rank_0000.step1.trace.json.gz``. A reader uses the file
-only if the SHA-256 of the complete trace and the hash of profdeck's source code are unchanged. Comparing only the size
+only if the SHA-256 of the complete trace and the hash of profdeck's code are unchanged. Comparing only the size
 and the end of a trace would miss a change in the middle of a plain or compressed file. File times are not compared
 because they differ in copies of a run.
 
@@ -24,6 +24,7 @@ from profdeck_traces.base.files import replace_file, sha256_of
 from profdeck_traces.base.result_cache import content_of, framed
 from profdeck_traces.base.version import __version__
 from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
+from profdeck_traces.inputs.result_keys import code_files
 
 SUFFIX = ".result"
 _MAX_BYTES = 1 << 26
@@ -107,13 +108,13 @@ def _read(trace: Path) -> bytes | None:
 
 
 def _key(sha256: str) -> str:
-    return f"{sha256} {__version__} {_source_hash()}"
+    return f"{sha256} {__version__} {_code_hash(code_files())}"
 
 
 @functools.cache
-def _source_hash() -> str:
-    """Return a hash of this package's Python code. File times would differ between installations."""
+def _code_hash(files: tuple[Path, ...]) -> str:
+    """Return a hash of this package's code. File times would differ between installations."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"\0{path.relative_to(root)}\0".encode() + path.read_bytes())
+    for path in files:
+        digest.update(f"\0{os.path.relpath(path, root)}\0".encode() + path.read_bytes())
     return digest.hexdigest()

@@ -65,6 +65,12 @@ def identity_of(path: Path) -> FileIdentity | None:
     )
 
 
+@functools.cache
+def code_files() -> tuple[Path, ...]:
+    """Return this package's Python files and its compiled library, if any, sorted by path."""
+    return tuple(sorted(path for path in Path(__file__).parents[1].rglob("*") if path.suffix in {".py", ".so"}))
+
+
 class KeptResults:
     """Cached results of one question about traces, such as a summary by certain rules.
 
@@ -111,10 +117,9 @@ class KeptResults:
 @functools.cache
 def _code_version() -> list[Any]:
     """Return values that change if the code that reads traces changes."""
-    root = Path(__file__).parents[1]
-    newest_ns = max(path.stat().st_mtime_ns for path in root.rglob("*.py"))
+    changes = [(path.name, path.stat().st_mtime_ns) for path in code_files()]
     plugins = [(name, point.value, _version(point)) for name, point in installed(TRACE_NAMES).items()]
-    return [__version__, newest_ns, plugins]
+    return [__version__, changes, plugins]
 
 
 def _version(point: metadata.EntryPoint) -> str | None:

@@ -52,17 +52,12 @@ _DISPATCHED_COLLECTIVE = re.compile(r"c10d::\w+_$")
 # The next batch to run is chosen by a scheduler, not loaded.
 _LOADER_NAMES = "data_?load|(?:load|next|fetch|get|read)_?(?:batch|data)(?!_to_run)"
 _DATA_LOADING = re.compile(rf"{_LOADER_NAMES}|(?:^|[^a-z])(?:data|fetch|loader|loading)$", re.IGNORECASE)
-# torch's DataLoader annotation and frames, and Python functions that read files.
-_FETCHING = re.compile(
-    r"enumerate\(DataLoader\)|torch/utils/data/\S+: (?:__next__|_next_data|fetch)$|"
-    r"<built-in method (?:read\w*|open) of (?:_io|io)\b|<built-in method pread of"
-)
-# For frames, match only the function name. The file path would match every function in a loader module.
-_DATA_LOADING_FRAME = re.compile(
-    r"utils/data/dataloader\.py\(\d+\): __next__|<built-in method (?:p?read\w*) of (?:_io|io|posix)\b|"
-    rf"dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})",
+# Outside torch, match only the function name. The file path would match every function in a loader module.
+_LOADER = re.compile(
+    rf"enumerate\(DataLoader\)|dataloader.*next|utils/data/\S+: (?:__next__|fetch)$|\(\d+\): \w*(?:{_LOADER_NAMES})",
     re.IGNORECASE,
 )
+_FILE_READ = re.compile(r"<built-in (?:method read\w* of (?:_io|io)\b|(?:method|function) p?read\b)")
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
 )
@@ -110,14 +105,14 @@ def is_data_loading(name: str) -> bool:
     return _DATA_LOADING.search(name) is not None
 
 
-def fetches_data(name: str) -> bool:
-    """Return whether an annotation or a Python frame fetches a batch from a `DataLoader` or reads a file."""
-    return _FETCHING.search(name) is not None
+def is_loader(name: str) -> bool:
+    """Return whether an operator, an annotation or a Python frame waits for the next batch or loads it."""
+    return _LOADER.search(name) is not None
 
 
-def is_data_loading_frame(name: str) -> bool:
-    """Return whether a Python frame waits for or loads the next batch."""
-    return _DATA_LOADING_FRAME.search(name) is not None
+def is_file_read(name: str) -> bool:
+    """Return whether a Python frame reads a file."""
+    return _FILE_READ.search(name) is not None
 
 
 def is_checkpoint(name: str) -> bool:

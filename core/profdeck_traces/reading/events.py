@@ -111,6 +111,7 @@ class Events:
         texts: dict[str, list[str]],
         member_texts: list[tuple[bytes, bytes]],
         pairs: tuple[Int, Int],
+        untimed: Int,
         storage: Storage,
     ) -> None:
         self.path, self.check = path, check
@@ -129,6 +130,9 @@ class Events:
         """File positions of the ``B`` events that became complete events, and of their matching ``E`` events."""
         self.storage = storage
         """Allocates arrays that are as long as the columns."""
+        self.untimed = untimed
+        """Rows of ``X`` events whose ``ts`` or ``dur`` is missing or invalid, such as ``NaN`` or a negative ``dur``.
+        Without a valid ``ts``, the event is not a complete event. Without a valid ``dur``, its duration is 0."""
 
     def __len__(self) -> int:
         return len(self.all["phase"])
@@ -253,6 +257,7 @@ class Events:
             member_texts=[],
             pairs=(rows[:0], rows[:0]),
             storage=Storage(),
+            untimed=np.flatnonzero(np.isin(rows, self.untimed)),
         )
 
     def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -329,6 +334,7 @@ class _Builder:
         pairs = _pair(phase, start, duration, track, is_annotation)
         del is_annotation
         is_complete = (phase == _COMPLETE) & (start != NO_TIME)
+        untimed = np.flatnonzero((phase == _COMPLETE) & ((start == NO_TIME) | (duration < 0)))
         np.maximum(duration, 0, out=duration, where=is_complete)
         order = _order(is_complete, track, start, duration)
         complete = int(np.count_nonzero(is_complete))
@@ -348,6 +354,7 @@ class _Builder:
         place = np.empty(len(order), np.uint32)
         place[order] = np.arange(len(order), dtype=np.uint32)
         del order
+        untimed = np.sort(place[untimed]).astype(np.int64)
         args = {key: self._pairs(key, place) for key in self._args}
         texts = {
             key: [text.decode("utf-8", "surrogatepass") for text in parser.texts(key)]
@@ -366,6 +373,7 @@ class _Builder:
             texts=texts,
             member_texts=parser.members(),
             pairs=pairs,
+            untimed=untimed,
             storage=self._storage,
         )
         _name_categories(events)

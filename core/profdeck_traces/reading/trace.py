@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ class Trace:
     cores: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     """Kernel count and total time in nanoseconds by core type, if recorded, as in Ascend's files."""
     implausible: tuple[tuple[str, int], ...] = ()
-    """Names and counts of device events whose times are outside the recording. ``events`` excludes them."""
+    """Names and counts of events with invalid times, and of device events with times outside the recording.
+
+    ``events`` excludes them."""
     has_host: bool = True
     """False if the file is a table of kernels, which has no host events."""
 
@@ -139,10 +142,10 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
     name = raw.storage.taken(name, order)
     events = Columns(tables, name, track, start_ns, end_ns, raw.storage.stored(order))
     del name, track, start_ns, end_ns, order
-    is_implausible = _outside_of_recording(events)
-    names, counts = np.unique(events.name[is_implausible], return_counts=True)
-    implausible = tuple(zip([tables.names[code] for code in names.tolist()], counts.tolist(), strict=True))
-    events = events[~is_implausible] if implausible else events
+    is_implausible = _outside_of_recording(events) | np.isin(events.row, raw.untimed)
+    counts = Counter(tables.names[code] for code in events.name[is_implausible].tolist())
+    counts.update(raw.names[code] for code in raw.all["name"][raw.untimed[raw.untimed >= raw.complete]].tolist())
+    events = events[~is_implausible] if is_implausible.any() else events
     is_mark = tables.names_of_categories(MARKS)
     for code in np.flatnonzero(tables.names_of_categories(frozenset({OPERATOR}))).tolist():
         is_mark[code] = is_step(tables.names[code])
@@ -159,7 +162,7 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
         members,
         raw.process_names,
         raw.thread_names,
-        implausible=implausible,
+        implausible=tuple(counts.items()),
     )
 
 

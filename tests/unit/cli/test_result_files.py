@@ -22,7 +22,7 @@ from isal import isal_zlib
 from typer.testing import Result
 
 from gpu_job import GpuJob
-from profdeck.backends.trace_analysis import LEASE, analyse
+from profdeck.backends.trace_analysis import LEASE, QUEUE, analyse
 from profdeck.base.leases import acquire_lease
 from profdeck_traces import write_result
 from profdeck_traces.analysis import cached_reading, summary
@@ -30,7 +30,9 @@ from profdeck_traces.analysis.rank_reading import RankReading
 from profdeck_traces.base.files import sha256_of
 from profdeck_traces.inputs import result_files
 from profdeck_traces.inputs.result_files import ResultFile, read_result, result_path, store_result
+from profdeck_traces.inputs.result_keys import code_files
 from profdeck_traces.inputs.sources import TraceSource
+from profdeck_traces.reading import compiled
 
 Cli = Callable[..., Result]
 Record = Callable[..., Path]
@@ -218,6 +220,17 @@ def test_result_of_another_version_is_ignored(job: Path, monkeypatch: pytest.Mon
     assert read_result(path) is None
 
 
+def test_result_of_another_reader_is_ignored(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = job / "rank0.trace.json.gz", job / "_reader.so"
+    other.write_bytes(b"another build")
+    files = code_files()
+    assert (compiled.LIBRARY in files) == compiled.LIBRARY.exists()
+    assert read_result(path) is not None
+    changed = (*(file for file in files if file != compiled.LIBRARY), other)
+    monkeypatch.setattr(result_files, "code_files", lambda: changed)
+    assert read_result(path) is None
+
+
 INVALID_FILES: dict[str, Callable[[Path], object]] = {
     "empty": lambda path: path.write_bytes(b""),
     "header": lambda path: path.write_bytes(path.read_bytes()[:19]),
@@ -363,6 +376,18 @@ def test_one_process_of_a_host_analyses_at_a_time(job: Path) -> None:
         lease.release()
         analysis.result(timeout=60)
     assert read_result(path) is not None
+
+
+def test_few_processes_wait_for_the_analysis_of_others(job: Path) -> None:
+    path = job / "rank0.trace.json.gz"
+    result_path(path).unlink()
+    lease = acquire_lease(QUEUE, holder="a test")
+    analyse([path], cold_first_step=False)
+    assert not result_path(path).exists()
+    lease.release()
+    analyse([path], cold_first_step=False)
+    assert read_result(path) is not None
+    acquire_lease([LEASE, *QUEUE], holder="a test").release()
 
 
 def test_killed_process_leaves_no_partial_result(cli: Cli, run: Path) -> None:

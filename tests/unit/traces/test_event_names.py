@@ -8,8 +8,9 @@ from profdeck_traces.reading.event_names import (
     call_kind,
     is_backend_collective,
     is_data_loading,
-    is_data_loading_frame,
+    is_file_read,
     is_host_collective,
+    is_loader,
 )
 
 
@@ -45,9 +46,24 @@ def test_collectives_on_the_host() -> None:
     assert not is_host_collective("ncclKernel")
 
 
-def test_loader_frames_are_selected_by_function_and_not_by_path() -> None:
+@pytest.mark.parametrize(
+    ("name", "is_loading"),
+    [
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", True),
+        ("torch/utils/data/dataloader.py(625): __next__", True),
+        ("torch/utils/data/dataloader.py(675): _next_data", True),
+        ("torch/utils/data/_utils/fetch.py(51): fetch", True),
+        ("train.py(12): load_batch", True),
+        ("/app/data_loading/model.py(3): forward", False),
+        ("torch/utils/data/dataloader.py(140): __init__", False),
+        ("<built-in method readinto of _io.BufferedReader object>", False),
+    ],
+)
+def test_loaders_are_selected_by_function_and_not_by_path(name: str, *, is_loading: bool) -> None:
+    assert is_loader(name) == is_loading
+
+
+def test_stages_and_reads_of_files_are_recognised() -> None:
     assert is_data_loading("data_loading")
-    assert is_data_loading_frame("torch/utils/data/dataloader.py(625): __next__")
-    assert is_data_loading_frame("train.py(12): load_batch")
-    assert not is_data_loading_frame("/app/data_loading/model.py(3): forward")
-    assert not is_data_loading_frame("torch/utils/data/dataloader.py(140): __init__")
+    assert is_file_read("<built-in method readinto of _io.BufferedReader object>")
+    assert not is_file_read("<built-in method append of list object>")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from profdeck_traces.base.errors import TraceError
 from profdeck_traces.findings.overview import teams_of
 from profdeck_traces.loading import summarise
 from profdeck_traces.merge import MergeSource, merge_traces
+from profdeck_traces.reading import compiled
 from profdeck_traces.writing.selection import Selection
 from profdeck_traces.writing.trim import trim_trace
 
@@ -140,6 +142,27 @@ def test_device_times_outside_of_the_recording_are_counted_apart(
     assert sum(kernel.count for kernel in rank.kernels) == 48 - count
     assert [finding.rule for finding in findings].count("implausible-times") == count
     assert all(device.busy_us <= device.span_us for device in rank.devices)
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [{"dur": math.nan}, {"dur": math.inf}, {"dur": -1.5}, {"dur": "a"}, {"dur": 1e40}, {"dur": None}, {"ts": math.nan}],
+)
+def test_events_with_invalid_times_are_counted_apart(
+    summary_of: SummaryOf, monkeypatch: pytest.MonkeyPatch, change: Event, *, in_python: bool
+) -> None:
+    if in_python:
+        monkeypatch.setattr(compiled, "load_library", lambda: None)
+    events = recording()
+    for kernel in kernels(events)[10:13]:
+        kernel.update(change)
+    rank, findings = summary_of(events)
+    assert rank.whole  # the file itself is intact
+    assert [(implausible.name, implausible.count) for implausible in rank.implausible] == [("gemm", 3)]
+    assert sum(kernel.count for kernel in rank.kernels) == 45
+    (finding,) = [finding for finding in findings if finding.rule == "implausible-times"]
+    assert finding.text == "3 events with invalid times or outside the recording, such as gemm (trace.json)."
 
 
 def test_kernels_of_a_graph_belong_to_the_iteration_that_launched_it(summary_of: SummaryOf) -> None:

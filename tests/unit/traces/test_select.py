@@ -332,7 +332,13 @@ def test_earliest_start_equals_the_reference(tmp_path_factory: pytest.TempPathFa
     path.write_text(f"[{', '.join(texts)}]", encoding="utf-8")
 
     decoded = [json.loads(text, parse_float=str, parse_int=str) for text in texts]
-    complete = [event_fields for event_fields in decoded if event_fields.get("ph") == "X"]
+    complete = [
+        event_fields
+        for event_fields in decoded
+        if event_fields.get("ph") == "X"
+        and (duration := time_of(event_fields.get("dur"))) is not None
+        and duration >= 0
+    ]
     complete += [decoded[begin] for begin, _ in pairs_in(decoded).values()]
     starts = [start for event_fields in complete if (start := time_of(event_fields.get("ts"))) is not None]
 
