@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profdeck_traces.analysis.diff_model import Change, RoleDiff
+from profdeck_traces.analysis.diff_model import CALLED_SAME, Change, RoleDiff
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.short_names import short_kernel
@@ -19,8 +19,6 @@ _LEAST_PART = 0.1
 _MOST_PARTS = 3
 _LEAST_MEAN_RATIO = 0.02
 """Means are shown if their relative change differs from that of the medians by at least this much."""
-CALLED_SAME = 0.05
-"""Insignificant changes up to this fraction count as "the same"; larger ones are inconclusive."""
 
 
 def counted(count: int, section: str) -> str:
@@ -36,20 +34,20 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
         limit: Insignificant changes are reported as "same" up to this fraction, and as "inconclusive" above it.
     """
     decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
+    verdict, reasons = role.verdict(limit), role.undecided(limit)
     if not decisive:
-        return f"{label_of_role(role)} is inconclusive: {'; '.join(role.undecided(limit))}."
-    verdicts = {change.verdict for change in decisive} - {"same"}
-    main = next((change for change in decisive if change.verdict != "same"), decisive[0])
-    word = f"is {main.verdict}" if len(verdicts) == 1 else "is faster and slower" if verdicts else "is the same"
-    regressions, reasons = role.regressions(limit), role.undecided(limit)
-    if regressions and regressions[0] not in decisive:
-        main, word = regressions[0], "is slower on " + ("one rank" if len(regressions) == 1 else "some ranks")
-    elif is_inconclusive(role, limit):
-        word = "is inconclusive"
+        return f"{label_of_role(role)} is inconclusive: {'; '.join(reasons)}."
+    main = next((change for change in decisive if change.verdict in {"slower", "faster"}), decisive[0])
+    word = "is the same" if verdict == "same" else f"is {verdict}"
+    changes = role.changes_over(limit)
+    if changes and not any(change in decisive for change in changes):
+        main, word = changes[0], f"is {verdict} on " + ("one rank" if len(changes) == 1 else "some ranks")
+    elif verdict == "same" and main.verdict == "inconclusive":
+        word = f"changed by less than {limit * 100:g}%"
     ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
-    if word == "is inconclusive":
+    if verdict == "inconclusive":
         why = "; ".join(reasons)
     else:
         why = "; ".join(filter(None, (_why(role, main), role.describe_busy())))
@@ -69,18 +67,13 @@ def _mean_of(change: Change) -> str:
     return f"{text}: {change.bursts}" if change.bursts is not None and change.bursts.increase else text
 
 
-def is_inconclusive(role: RoleDiff, limit: float = CALLED_SAME) -> bool:
-    """Return whether it is undecided if a role became slower by more than a limit."""
-    return bool(role.undecided(limit)) and not role.regressions(limit)
-
-
 def _why(role: RoleDiff, main: Change) -> str:
     """Name the stage, class, and kernel or operator that explain most of the change in the step.
 
     A part is called "most of it" only if it accounts for at least half of the change in the mean step. Otherwise, the
     parts that changed are listed. A remainder of more than a tenth is reported as "not explained".
     """
-    if main.verdict == "same":
+    if main.verdict in {"same", "inconclusive"}:
         inside = _slower_parts(role)
         return f"slower inside: {inside}" if inside else ""
     total_us = main.impact_us
@@ -136,7 +129,9 @@ def headline_of(role: RoleDiff, change: Change, limit: float) -> str:
     times = f"{ms(change.before_us)} ms -> {ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
     verdict: str = change.verdict
-    if verdict == "same":
+    if verdict == "inconclusive":
+        verdict = f"within {limit * 100:g}%"
+    elif verdict == "same":
         inside = _slower_parts(role)
         verdict = "same in all" if inside else "same"
         verdict += f"; slower inside: {inside}" if inside else ""

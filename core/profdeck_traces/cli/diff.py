@@ -16,7 +16,6 @@ from profdeck_traces.analysis.diff_text import (
     basis_of,
     counted,
     headline_of,
-    is_inconclusive,
     label_of_role,
     noise_of,
     spaced,
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 _LEAST_OWNER = 0.001
 """Smallest owner change that is shown, as a fraction of the step."""
 _NS_PER_US = 1000
-_STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
+_STYLES = {"slower": "red", "faster": "green", "inconclusive": "yellow", "appeared": "yellow", "vanished": "yellow"}
 
 
 def command(  # noqa: PLR0913 - the options of the command line
@@ -236,10 +235,7 @@ def _named(heading: str, role: RoleDiff, *, named: bool) -> str:
 
 
 def _style_of(role: RoleDiff, limit: float) -> str:
-    if is_inconclusive(role, limit):
-        return "bold yellow"
-    verdicts = {change.verdict for change in role.decisive} - {"same"}
-    return f"bold {_STYLES[verdicts.pop()]}" if len(verdicts) == 1 else "bold"
+    return f"bold {_STYLES.get(role.verdict(limit), '')}".strip()
 
 
 def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, *, section: str = "") -> list[Text]:

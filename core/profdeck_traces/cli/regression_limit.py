@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from profdeck_traces.analysis.diff_model import Judge
-from profdeck_traces.analysis.diff_text import CALLED_SAME, is_inconclusive, label_of_role
+from profdeck_traces.analysis.diff_model import CALLED_SAME, Judge
+from profdeck_traces.analysis.diff_text import label_of_role
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -116,7 +116,7 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
     undecided = [
         (role, f"{label_of_role(role)}: {reason}.")
         for role, basis in pairs
-        if fail_over is not None or is_inconclusive(role)
+        if fail_over is not None or role.is_inconclusive()
         for reason in role.undecided(limit, basis)
     ]
     return Judgement(
