@@ -88,7 +88,7 @@ def command(  # noqa: PLR0913 - the options of the command line
         regressions = [
             {"role": role.role, "stage": role.stage, "name": change.name} for role, change in judgement.regressions
         ]
-        plain = _plain(diff, top or None)
+        plain = _plain(diff, judgement.limit, top or None)
         terminal.print_json(
             {
                 "before": str(before),
@@ -148,10 +148,11 @@ def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> No
             terminal.warn(f"{terminal.short_path(path)}: the other run has no trace that corresponds to {names}")
 
 
-def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
+def _plain(diff: RunDiff, limit: float, top: int | None) -> dict[str, Any]:
     plain = diff.to_dict()
-    for role in plain["roles"]:
-        role |= {section: role[section][:limit] for section in SECTIONS}
+    for role, document in zip(diff.roles, plain["roles"], strict=True):
+        document |= {"verdict": role.verdict(limit), "headline": verdict_of(role, limit)}
+        document |= {section: document[section][:top] for section in SECTIONS}
     return plain
 
 

@@ -9,7 +9,7 @@ import attrs
 import typer
 
 from profdeck_traces.analysis.diff_model import CALLED_SAME, Judge
-from profdeck_traces.analysis.diff_text import label_of_role
+from profdeck_traces.analysis.diff_text import label_of_role, verdict_of
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -78,6 +78,19 @@ class Judgement:
     def is_undecided(self, role: RoleDiff) -> bool:
         """Return whether the limit could not be applied to a role."""
         return any(undecided is role for undecided, _ in self.undecided_roles)
+
+    def sentence_of(self, role: RoleDiff, problems: Sequence[str] = ()) -> str:
+        """Return the verdict on a role and the result of the limit: ``trainer is slower: ... Over the limit of 5%.``
+
+        The terminal, JSON, JUnit files and GitHub annotations contain this sentence.
+
+        Args:
+            role: A role of the comparison.
+            problems: Error messages for traces that cannot be read.
+        """
+        is_over = any(slower is role for slower, _ in self.regressions)
+        result = "Over" if is_over else "Inconclusive for" if problems or self.is_undecided(role) else "Within"
+        return f"{verdict_of(role, self.limit)} {result} the limit of {self.limit * 100:g}%."
 
     def end(self, problems: Sequence[str]) -> None:
         """Print the reasons in `undecided`, and exit if there is a problem or a regression.
