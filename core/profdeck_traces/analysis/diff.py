@@ -41,6 +41,7 @@ _HEAD_BYTES = 4096
 _OF_HOST = ("operators", "idle")
 _SIDES = ("before", "after")
 _LONGEST_NAME = 48
+_MOST_OWNERS = 20
 _decode = msgspec.json.Decoder(RunSummary).decode
 
 
@@ -342,6 +343,8 @@ def _role(
                 overall=_sums([pair], basis, alike=alike),
                 iterations=_iterations([pair]) if alike else (),
                 categories=_changes([pair], _categories, basis),
+                account=account_diff([pair], max_owners=_MOST_OWNERS) if alike and len(pairs) > 1 else None,
+                contributions=contributions_of([pair]) if alike and len(pairs) > 1 else (),
             )
             for pair in pairs
         ),

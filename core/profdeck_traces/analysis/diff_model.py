@@ -234,6 +234,10 @@ class RankDiff:
     overall: tuple[Change, ...]
     iterations: tuple[Change, ...]
     categories: tuple[Change, ...]
+    account: AccountDiff | None = None
+    """As in `RoleDiff`, with at most 20 named owners. ``None`` also for the only rank of a role."""
+    contributions: tuple[Contribution, ...] = ()
+    """As in `RoleDiff`. Empty for the only rank of a role."""
 
     @property
     def label(self) -> str:

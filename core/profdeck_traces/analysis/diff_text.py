@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profdeck_traces.analysis.diff_model import CALLED_SAME, Change, RoleDiff
+from profdeck_traces.analysis.diff_model import CALLED_SAME, AccountDiff, Change, RankDiff, RoleDiff
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.host_states import NOTHING
 from profdeck_traces.analysis.short_names import short_kernel
@@ -13,6 +13,7 @@ SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "k
 MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
+_NS_PER_US = 1000
 _MOST = 0.5
 _LEAST_PART = 0.1
 """Parts up to this fraction of a change are not named."""
@@ -68,7 +69,7 @@ def _mean_of(change: Change) -> str:
 
 
 def _why(role: RoleDiff, main: Change) -> str:
-    """Name the stage, class, and kernel or operator that explain most of the change in the step.
+    """Name the stage and the owner that explain most of the change in the step.
 
     A part is called "most of it" only if it accounts for at least half of the change in the mean step. Otherwise, the
     parts that changed are listed. A remainder of more than a tenth is reported as "not explained".
@@ -76,17 +77,20 @@ def _why(role: RoleDiff, main: Change) -> str:
     if main.verdict in {"same", "inconclusive"}:
         inside = _slower_parts(role)
         return f"slower inside: {inside}" if inside else ""
-    total_us = main.impact_us
-    parts = role.contributions if len(role.iterations) == 1 and main in role.iterations else ()
-    if parts:
-        total_us = sum(part.delta_us for part in parts)
-    names = []
-    for section in SECTIONS:
-        changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
-        most = max((change for change in changes if _is_most(change.impact_us, total_us)), key=_impact, default=None)
-        if most is not None:
-            name = short_kernel(most.name, _LONGEST_NAME) if section == "kernels" else most.name[:_LONGEST_NAME]
-            names.append((name, most.impact_us))
+    source: RoleDiff | RankDiff = next((rank for rank in role.ranks if main.name.endswith(f" of {rank.label}")), role)
+    is_only = len(source.iterations) == 1 and (source is not role or main in role.iterations)
+    parts = source.contributions if is_only else ()
+    account = source.account if is_only else None
+    total_us = sum(part.delta_us for part in parts) if parts else main.impact_us
+    stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
+    names = _most_of(stages, total_us)
+    if account is not None and account.step_delta_ns * total_us > 0:
+        names += _most_of(_owners(account), account.step_delta_ns / _NS_PER_US)
+    elif source is role:
+        for section in SECTIONS if not names else ("categories", "kernels", "operators"):
+            changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
+            label = (lambda name: short_kernel(name, _LONGEST_NAME)) if section == "kernels" else _cut
+            names += _most_of([(label(change.name), change.impact_us) for change in changes], total_us)
     if names:
         explained_us = max((time_us for _, time_us in names), key=abs)
         return f"most of it: {_listed(names)}{_remainder(total_us - explained_us, total_us)}"
@@ -101,8 +105,24 @@ def _why(role: RoleDiff, main: Change) -> str:
     return f"{'most of it: ' if _is_most(names[0][1], total_us) else ''}{_listed(names)}{rest}"
 
 
-def _impact(change: Change) -> float:
-    return abs(change.impact_us)
+def _owners(account: AccountDiff) -> list[tuple[str, float]]:
+    """Return the owners that have a name, with their changes in microseconds per step. Equal labels are summed."""
+    changes: dict[str, float] = {}
+    for owner in account.owners:
+        if owner.name is not None:
+            label = _cut(owner.name) if owner.origin is None else f"{_cut(owner.name)} in {owner.origin}"
+            changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
+    return list(changes.items())
+
+
+def _cut(name: str) -> str:
+    return name[:_LONGEST_NAME]
+
+
+def _most_of(changes: Sequence[tuple[str, float]], total_us: float) -> list[tuple[str, float]]:
+    """Return the largest change if it is most of the total, as a list of at most one item."""
+    most = [change for change in changes if _is_most(change[1], total_us)]
+    return [max(most, key=lambda change: abs(change[1]))] if most else []
 
 
 def _is_most(part_us: float, total_us: float) -> bool:
