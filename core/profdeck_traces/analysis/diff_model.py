@@ -183,7 +183,7 @@ class Change:
         return abs(self.delta_us) + (self.noise_us or 0.0)
 
     def _describe_gap(self) -> str:
-        if self.gap_us is None:
+        if self.gap_us is None or self.calls_before == self.calls_after == 1:
             return ""
         longer = "longer" if self.gap_us > 0 else "shorter"
         return f", although every step after is {longer} than every step before, by at least {ms(abs(self.gap_us))} ms"
