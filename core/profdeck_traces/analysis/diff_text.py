@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from profdeck_traces.analysis.diff_model import CALLED_SAME, AccountDiff, Change, RankDiff, RoleDiff
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.host_states import NOTHING
+from profdeck_traces.analysis.owner_names import name_of_owner
 from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
@@ -109,8 +110,7 @@ def _owners(account: AccountDiff) -> list[tuple[str, float]]:
     """Return the owners that have a name, with their changes in microseconds per step. Equal labels are summed."""
     changes: dict[str, float] = {}
     for owner in account.owners:
-        if owner.name is not None:
-            label = _cut(owner.name) if owner.origin is None else f"{_cut(owner.name)} in {owner.origin}"
+        if (label := name_of_owner(owner)) is not None:
             changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
     return list(changes.items())
 
