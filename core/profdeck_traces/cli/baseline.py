@@ -17,7 +17,7 @@ from profdeck_traces.analysis.diff_text import headline_of, label_of_role
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, TraceError
 from profdeck_traces.base.files import user_path
 from profdeck_traces.base.text import plural, printable
-from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
+from profdeck_traces.cli import arguments, json_limit, regression_limit, terminal, text_layout
 from profdeck_traces.inputs.outputs import check_output
 
 if TYPE_CHECKING:
@@ -105,12 +105,14 @@ def check(  # noqa: PLR0913 - the options of the command line
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
+    max_bytes: json_limit.MaxBytes = None,
 ) -> None:
     """Compare a run with the baseline NAME; exit with 5 if it is slower by more than --fail-over (default: 5%).
 
     The exit code is 6 if the result is inconclusive, for example with fewer than 3 steps or a corrupt trace.
     """
     file, limit = _file(directory, name), 0.05 if fail_over is None else fail_over
+    json_limit.check_option(max_bytes, as_json=json)
     if junit is not None:
         check_output(junit, _JUNIT)
         _delete(junit)
@@ -127,7 +129,7 @@ def check(  # noqa: PLR0913 - the options of the command line
         raise
     judgement = regression_limit.judge(diff, limit, fail_on)
     if json:
-        terminal.print_json(
+        json_limit.print_limited(
             {
                 "baseline": name,
                 "run": str(run),
@@ -143,7 +145,9 @@ def check(  # noqa: PLR0913 - the options of the command line
                 ],
                 "judged": [_plain(role, change, judgement) for role, change in judgement.judged],
                 "undecided": judgement.undecided,
-            }
+            },
+            max_bytes,
+            ("roles", "undecided", "judged"),
         )
     else:
         console = terminal.stdout_console()

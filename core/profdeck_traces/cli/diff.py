@@ -25,13 +25,31 @@ from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.base.text import plural
-from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
+from profdeck_traces.cli import arguments, json_limit, regression_limit, terminal, text_layout
 from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import AccountDiff, Change, RoleDiff, RunDiff
     from profdeck_traces.analysis.model import RunSummary
 
+_IMPORTANT = (
+    "regressions",
+    "undecided",
+    "roles",
+    "roles[].incomplete",
+    "roles[].corrupt",
+    "roles[].notes",
+    "roles[].iterations",
+    "roles[].account.owners",
+    "roles[].contributions",
+    "roles[].overall",
+    "roles[].annotations",
+    "roles[].kernels",
+    "roles[].operators",
+    "roles[].categories",
+    "roles[].ranks",
+)
+"""Lists in the JSON document, most important first."""
 _LEAST_OWNER = 0.001
 """Smallest owner change that is shown, as a fraction of the step."""
 _NS_PER_US = 1000
@@ -60,6 +78,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten names.")] = False,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
+    max_bytes: json_limit.MaxBytes = None,
 ) -> None:
     """Compare two runs, and show what became slower or faster.
 
@@ -71,6 +90,7 @@ def command(  # noqa: PLR0913 - the options of the command line
 
     if fail_on and fail_over is None:
         raise ConfigError("--fail-on has no effect without --fail-over. Add a limit, such as --fail-over 5%.")
+    json_limit.check_option(max_bytes, as_json=json)
     runs = []
     problems: list[str] = []
     for path in (before, after):
@@ -89,16 +109,15 @@ def command(  # noqa: PLR0913 - the options of the command line
             {"role": role.role, "stage": role.stage, "name": change.name} for role, change in judgement.regressions
         ]
         plain = _plain(diff, judgement.limit, top or None)
-        terminal.print_json(
-            {
-                "before": str(before),
-                "after": str(after),
-                **plain,
-                "fail_over": fail_over,
-                "regressions": regressions,
-                "undecided": judgement.undecided,
-            }
-        )
+        document = {
+            "before": str(before),
+            "after": str(after),
+            **plain,
+            "fail_over": fail_over,
+            "regressions": regressions,
+            "undecided": judgement.undecided,
+        }
+        json_limit.print_limited(document, max_bytes, _IMPORTANT)
     else:
         console = terminal.stdout_console()
         width = text_layout.width_of(console, full_names=full_names)
