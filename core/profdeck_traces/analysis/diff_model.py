@@ -137,7 +137,9 @@ class Change:
         if (self.delta_us > 0) == (self.verdict == "slower") and _exceeds(self.before_us, self.after_us, fail_over):
             return True
         bursts = self.bursts
-        is_bursty = bursts is not None and bursts.p_value < LEVEL and (bursts.increase > 0) == (self.verdict == "slower")
+        is_bursty = (
+            bursts is not None and bursts.p_value < LEVEL and (bursts.increase > 0) == (self.verdict == "slower")
+        )
         return is_bursty and _exceeds(self.mean_before_us, self.mean_after_us, fail_over)
 
     def is_regression(self, fail_over: float) -> bool:
@@ -157,10 +159,16 @@ class Change:
             return f"{few}{self._describe_gap()}; record more steps"
         if self.is_significant:
             return None
+        return self._describe_bursts(fail_over) or self._describe_uncertainty(fail_over)
+
+    def _describe_bursts(self, fail_over: float) -> str | None:
         bursts, ratio = self.bursts, self.mean_ratio or 0.0
         is_bursty = bursts is not None and bursts.increase * ratio > 0
-        if is_bursty and _exceeds(self.mean_before_us, self.mean_after_us, fail_over):
-            return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"
+        if not is_bursty or not _exceeds(self.mean_before_us, self.mean_after_us, fail_over):
+            return None
+        return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"
+
+    def _describe_uncertainty(self, fail_over: float) -> str | None:
         if not _exceeds(self.before_us, self.after_us, min(fail_over, CALLED_SAME)):
             return None
         if self.drift_us:

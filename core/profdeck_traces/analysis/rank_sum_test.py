@@ -33,7 +33,7 @@ _FEWEST_OF_DRIFT = 6
 """Minimum number of steps per side to detect a drift. With five, even a monotonic sequence has a p-value over 1 %."""
 _MOST_OF_DRIFT = 200
 _DRIFT_MARGIN = 1.25
-"""A drift explains a shift of up to this multiple. If the drift continues from one sample to the next, both are equal."""
+"""A drift explains a shift of up to this multiple. Both are equal if it continues from one sample to the next."""
 _DRIFT_STEPS = 3
 """A drift explains a gap between two samples of up to as much as it makes in this number of steps."""
 

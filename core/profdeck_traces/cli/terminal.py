@@ -301,7 +301,7 @@ class ExitCode(IntEnum):
     REGRESSION = 5
     """`profdeck diff --fail-over` or `profdeck baseline check` found a regression."""
     INCONCLUSIVE = 6
-    """The result of `profdeck diff` or `profdeck baseline check` is inconclusive, for example with too few steps."""
+    """The result of `profdeck diff`, `baseline check` or `trend` is inconclusive, for example with too few steps."""
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
     BROKEN_PIPE = 141

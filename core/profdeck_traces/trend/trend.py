@@ -102,9 +102,7 @@ def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, min_change: floa
     kept = _without_cold(points)
     lines = [(line, line.points()) for line in _lines(kept)]
     levels = _levels(lines, min_change)
-    series = [
-        _series(line, points, level, min_change) for (line, points), level in zip(lines, levels, strict=True)
-    ]
+    series = [_series(line, points, level, min_change) for (line, points), level in zip(lines, levels, strict=True)]
     return Trend(
         series=tuple(one for one in series if one.kind == "metric" or one.changes),
         tested=len(series),
@@ -156,9 +154,7 @@ def _lines(points: Sequence[RankPoint]) -> Iterator[_Line]:
         yield from _part_lines(role, None if replica < 0 else replica, stage or None, ordered)
 
 
-def _part_lines(
-    role: str, replica: int | None, stage: str | None, captures: Sequence[_Capture]
-) -> Iterator[_Line]:
+def _part_lines(role: str, replica: int | None, stage: str | None, captures: Sequence[_Capture]) -> Iterator[_Line]:
     """Yield the stages and owners that take at least 1 % of a step, of all ranks together and of each rank.
 
     The selection uses means over all captures. Their order does not matter, so it does not affect the test.

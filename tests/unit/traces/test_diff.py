@@ -370,7 +370,7 @@ def step_times(generator: random.Random, level: float, *, slope: float = 0.0, sp
 
 
 def test_noise_is_rarely_called_a_change_and_a_planted_change_is_found() -> None:
-    generator = random.Random(1)
+    generator = random.Random(1)  # noqa: S311 - no secret
     verdicts = [
         role_diff(trace(steps=step_times(generator, 100)), trace(steps=step_times(generator, 100))).verdict()
         for _ in range(500)
@@ -391,7 +391,7 @@ def test_noise_is_rarely_called_a_change_and_a_planted_change_is_found() -> None
 @pytest.mark.parametrize("slope", [0.5, 2, 10, -2])
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_drift_that_continues_from_one_run_to_the_next_is_inconclusive(slope: float, noise: float) -> None:
-    generator = random.Random(2)
+    generator = random.Random(2)  # noqa: S311 - no secret
     times = [200 + slope * step + noise * abs(slope) * generator.uniform(-1, 1) for step in range(20)]
     role = role_diff(trace(steps=times[:10]), trace(steps=times[10:]))
     if abs(slope) >= 2:

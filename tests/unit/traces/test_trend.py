@@ -213,7 +213,12 @@ OWNERS = ("aten::mm in train.py(3): step", "open in data.py(9): load", "print in
 
 
 def parts_of_steps(
-    seed: int, *, ranks: int = 4, captures: int = 40, slow: dict[tuple[str, int], float] | None = None, busy: int = 10**9
+    seed: int,
+    *,
+    ranks: int = 4,
+    captures: int = 40,
+    slow: dict[tuple[str, int], float] | None = None,
+    busy: int = 10**9,
 ) -> list[RankPoint]:
     """Return points whose stages and owners have normal noise of 3 %.
 
@@ -224,11 +229,12 @@ def parts_of_steps(
         slow: Factor of a stage or owner on a rank in the second half of the captures.
         busy: First capture in which the machine is busy.
     """
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311 - no secret
     points = []
     for capture in range(captures):
         times = {
-            (name, rank): chance.gauss(10_000, 300) * ((slow or {}).get((name, rank), 1) if 2 * capture >= captures else 1)
+            (name, rank): chance.gauss(10_000, 300)
+            * ((slow or {}).get((name, rank), 1) if 2 * capture >= captures else 1)
             for name in ("data", "forward", "loss", *OWNERS)
             for rank in range(ranks)
         }
@@ -270,7 +276,9 @@ def test_parts_that_do_not_change_the_step_are_found_on_their_rank() -> None:
 def test_stage_that_replaces_another_one_is_found() -> None:
     slow = {(name, rank): factor for rank in range(4) for name, factor in (("data", 1.2), ("loss", 0.8))}
     slower, faster = sentences(trend_of(parts_of_steps(2, slow=slow)))
-    assert slower.startswith("trainer: stage data is slower since step 1,000: it takes 11.99 ms, before 10.01 ms, +19.8%")
+    assert slower.startswith(
+        "trainer: stage data is slower since step 1,000: it takes 11.99 ms, before 10.01 ms, +19.8%"
+    )
     assert faster.startswith("trainer: stage loss is faster since step 1,000: it takes 7.979 ms")
     assert "With it" not in slower + faster
 
