@@ -6,6 +6,9 @@ Jobs of 40 captures each run interleaved in one process and train the same small
 therefore seconds apart, like captures of long jobs that are minutes apart. A tenth as many additional jobs become 30 %
 slower halfway, and `trend` must find these changes. Load changes of the machine affect all jobs at the same time. As a
 control, the captures are also tested in random order, in which there is no change.
+
+Additionally, `--simulated` jobs of four ranks are tested, whose stages and owners vary independently. Half of them have
+one stage that becomes 30 % slower on one rank, but not the step.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ from benchmarks.measure import Row, parser, report
 
 from profdeck import Profiler
 from profdeck_traces.trend.change_points import change_points
+from profdeck_traces.trend.points import RankPoint
+from profdeck_traces.trend.rank_numbers import RankNumbers
+from profdeck_traces.trend.trend import trend_of
 
 CAPTURES, EVERY, COUNT = 40, 10, 3
 SLOW_FROM = EVERY * (CAPTURES // 2 + 1)
@@ -92,6 +98,7 @@ def main() -> None:
     """Run the benchmark from the command line."""
     options = parser(__doc__)
     options.add_argument("--jobs", type=int, default=200)
+    options.add_argument("--simulated", type=int, default=500)
     chosen = options.parse_args()
     torch.set_num_threads(1)
     random_order = random.Random(0)
@@ -122,8 +129,59 @@ def main() -> None:
             [has_change_in_random_order(random_order, job_values) for job_values in values],
         ),
         row("jobs that become 30 % slower, slowdown found", [is_found(job) for job in changed]),
+        row(
+            f"simulated jobs of {tested_series()} series without a change, change found",
+            [bool(changed_parts(random_order, 1.0)) for _ in range(chosen.simulated)],
+        ),
+        row(
+            "simulated jobs with a stage that becomes 30 % slower on one rank, found",
+            [("stage 0", 2) in changed_parts(random_order, 1 + SLOWER) for _ in range(chosen.simulated // 10)],
+        ),
     ]
     report(rows, chosen.json)
+
+
+def simulated_points(generator: random.Random, factor: float) -> list[RankPoint]:
+    """Return metrics of four ranks with independent noise of 3 %. Stage 0 of rank 2 changes by a factor halfway."""
+
+    def times(kind: str, rank: int, capture: int) -> dict[str, float]:
+        slow = {("stage", 0, 2): factor} if capture >= CAPTURES // 2 else {}
+        return {str(name): generator.gauss(1e4, 300) * slow.get((kind, name, rank), 1) for name in range(5)}
+
+    return [
+        RankPoint(
+            run="run",
+            capture=str(capture),
+            role="trainer",
+            replica=None,
+            stage=None,
+            rank=rank,
+            first_step=EVERY * capture,
+            started_ns=capture,
+            stall_s=None,
+            is_machine_busy=False,
+            numbers=RankNumbers(
+                values={"global step": generator.gauss(1e5, 3000)},
+                stages=times("stage", rank, capture),
+                classes={},
+                idle={},
+                owners=times("owner", rank, capture),
+            ),
+        )
+        for capture in range(CAPTURES)
+        for rank in range(4)
+    ]
+
+
+def tested_series() -> int:
+    """Return the number of series that are tested together for one simulated job."""
+    return trend_of(simulated_points(random.Random(0), 1.0)).tested
+
+
+def changed_parts(generator: random.Random, factor: float) -> set[tuple[str, int | None]]:
+    """Return the series of a simulated job with changes: their names and ranks."""
+    trend = trend_of(simulated_points(generator, factor))
+    return {(series.what, series.rank) for series in trend.series if series.changes}
 
 
 def has_change_in_random_order(generator: random.Random, values: list[float]) -> bool:

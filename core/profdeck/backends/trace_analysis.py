@@ -25,7 +25,7 @@ from profdeck.base.errors import LeaseError
 from profdeck.base.leases import Lease, acquire_lease
 from profdeck.base.memory import free_bytes
 from profdeck.base.processes import start_detached
-from profdeck.records.capture import CaptureRecord
+from profdeck.records.capture import CaptureRecord, Unit
 from profdeck_traces.base.errors import ProfdeckError, describe_error
 from profdeck_traces.inputs.artifact_kinds import TRACE
 
@@ -48,8 +48,10 @@ def start_analysis(capture: CaptureRecord) -> None:
     if not traces:
         return
     is_cold = str(int(bool(capture.cold_first_step)))
+    is_global = capture.unit is Unit.GLOBAL_STEP and capture.stage is None
+    last_step = str(capture.current_step) if is_global else ""
     try:
-        start_detached(__name__, is_cold, *traces, stderr=subprocess.DEVNULL)
+        start_detached(__name__, is_cold, last_step, *traces, stderr=subprocess.DEVNULL)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: the interpreter is exiting
         logger.info("The traces of capture %s will not be analysed: %s", capture.id, describe_error(error))
 
@@ -57,17 +59,19 @@ def start_analysis(capture: CaptureRecord) -> None:
 def main() -> None:
     """Analyse the traces given on the command line.
 
-    The first argument is 1 if the first step of the traces is cold, and 0 otherwise. The other arguments are paths.
+    The first argument is 1 if the first step of the traces is cold, and 0 otherwise. The second one is the last global
+    step, or empty. The other arguments are paths.
     """
     threads.unblock_signals()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LIMIT_S)
     _yield_to_job()
     with contextlib.suppress(OSError):
-        analyse([Path(argument) for argument in sys.argv[2:]], cold_first_step=sys.argv[1] == "1")
+        is_cold, last_step, *traces = sys.argv[1:]
+        analyse(map(Path, traces), cold_first_step=is_cold == "1", last_step=int(last_step) if last_step else None)
 
 
-def analyse(traces: Iterable[Path], *, cold_first_step: bool) -> None:
+def analyse(traces: Iterable[Path], *, cold_first_step: bool, last_step: int | None = None) -> None:
     """Wait for the lease, then analyse the traces. Skip traces that cannot be analysed.
 
     Without waiting, return if the queue is full, for example because no CPU is idle.
@@ -88,7 +92,7 @@ def analyse(traces: Iterable[Path], *, cold_first_step: bool) -> None:
 
         for trace in traces:
             with contextlib.suppress(OSError, ProfdeckError, MemoryError):
-                write_result(trace, cold_first_step=cold_first_step)
+                write_result(trace, cold_first_step=cold_first_step, last_step=last_step)
     finally:
         lease.release()
 

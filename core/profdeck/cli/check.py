@@ -20,7 +20,8 @@ from profdeck.base.errors import CaptureError
 from profdeck.cli.options import SETTINGS_SOURCE, SettingsOption
 from profdeck.config.model import Config, Mode, RoleConfig
 from profdeck.config.schedule import GRAMMAR
-from profdeck.config.sources import load_config, parse_setting
+from profdeck.config.sources import ConfigDraft, load_draft, parse_setting
+from profdeck.config.structuring import structure
 from profdeck_traces.base import entry_points
 from profdeck_traces.base.errors import ConfigError, MissingLibraryError, ProfdeckError, describe_error, did_you_mean
 from profdeck_traces.base.files import user_path
@@ -108,10 +109,13 @@ def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, c
             key, settings[key] = parse_setting(text)
         except ConfigError as error:
             yield Check.failed(SETTINGS_SOURCE, error)
+    draft = None
     try:
-        config = load_config(file, settings=settings, settings_source=SETTINGS_SOURCE).config
+        draft = load_draft(file, settings=settings, settings_source=SETTINGS_SOURCE)
+        config = draft.checked().config
     except ConfigError as error:
         yield Check.failed("config", error)
+        yield from _backends(draft, role)
         return
     yield Check("config", "valid keys and types")
     yield _attempt("steps", _steps, config)
@@ -124,6 +128,20 @@ def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, c
         yield from _role(config, name, here=here)
         if connect and (chosen := config.roles.get(name)) is not None and chosen.targets is not None:
             yield _attempt(f"roles.{name}.targets", _targets, config, name)
+
+
+def _backends(draft: ConfigDraft | None, role: str | None) -> Iterator[Check]:
+    """Check the backends and options of a config with other errors, so that one check reports all errors."""
+    roles = draft.data.get("roles") if draft is not None else None
+    for name, section in roles.items() if isinstance(roles, Mapping) else ():
+        if role not in {None, name} or not isinstance(section, Mapping):
+            continue
+        kept = {key: section[key] for key in ("backend", "options") if key in section}
+        try:
+            config = structure({"roles": {name: kept}}, Config, where="")
+        except ConfigError:
+            continue  # already reported
+        yield from (check for check in _role(config, name, here=False) if check.code)
 
 
 def _attempt(what: str, check: Callable[..., str], *arguments: Any) -> Check:

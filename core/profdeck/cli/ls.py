@@ -25,9 +25,11 @@ from profdeck.verification.run_report import read_run
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.base.result_cache import ResultCache
 from profdeck_traces.base.text import plural
-from profdeck_traces.cli import arguments, terminal
+from profdeck_traces.cli import arguments, json_limit, terminal
 from profdeck_traces.cli.terminal import ExitCode
 
+_IMPORTANT = ("problems", "captures", "captures[].ranks", "targets", "finishes")
+"""Lists in the JSON document, most important first."""
 _STYLES = {
     Status.COMPLETE: "green",
     Status.RECORDING: "cyan",
@@ -50,16 +52,23 @@ def command(
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
+    max_bytes: json_limit.MaxBytes = None,
 ) -> None:
     """List a run's captures, or the runs; exit with 1 if incomplete."""
+    json_limit.check_option(max_bytes, as_json=json)
     if not (run / RUN_FILE).exists() and (runs := runs_below(run)):
-        _list(runs, as_json=json)
+        _list(runs, as_json=json, max_bytes=max_bytes)
         return
     if run == terminal.RUNS and not run.exists():
         raise ProfdeckError(f"The default directory {run} does not exist. Specify a run, or a directory of runs.")
     report = read(run, cache=ResultCache.of_user() if cache else None, processes=processes)
     if json:
-        terminal.print_json(plain(report))
+        document = plain(report)
+        if max_bytes is not None:  # list problems first, because the end of a list is omitted
+            document["captures"].sort(key=_is_complete)
+            for capture in document["captures"]:
+                capture["ranks"].sort(key=_is_complete)
+        json_limit.print_limited(document, max_bytes, _IMPORTANT)
     else:
         show(report)
     if report.status is not Status.COMPLETE or report.problems:
@@ -86,7 +95,12 @@ def read(
         raise ProfdeckError(f"{error.filename or run} cannot be read: {error.strerror}.") from error
 
 
-def _list(runs: list[Path], *, as_json: bool) -> None:
+def _is_complete(item: dict[str, Any]) -> bool:
+    """Return whether a capture or rank of the JSON document is complete."""
+    return bool(item["status"] == Status.COMPLETE)
+
+
+def _list(runs: list[Path], *, as_json: bool, max_bytes: int | None) -> None:
     """Print a table of runs, newest first. For speed, file contents are not read."""
     rows = []
     for run in runs:
@@ -99,7 +113,7 @@ def _list(runs: list[Path], *, as_json: bool) -> None:
             fields = {"status": Status.FAILED, "captures": 0, "size_bytes": 0, "problem": str(error)}
         rows.append({"path": str(run), "created_ns": created_ns(run), **fields})
     if as_json:
-        terminal.print_json({"runs": rows})
+        json_limit.print_limited({"runs": rows}, max_bytes, ())
         return
     table = terminal.make_table("started", "run", "captures", "size", "status", numbers=("captures", "size"))
     for row in rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 from profdeck_traces.account.model import Account, OwnerKey, key_of_small_owners
@@ -13,7 +13,7 @@ from profdeck_traces.analysis.diff_model import AccountDiff, OwnerChange
 _NS_PER_US = 1000
 
 
-def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
+def account_diff(pairs: Sequence[RankPair], *, max_owners: int | None = None) -> AccountDiff | None:
     """Compute the per-step difference between the accounts of two runs.
 
     Times are averaged over the traces of each rank, then over the ranks. The means are rounded to nanoseconds by the
@@ -21,6 +21,7 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
 
     Args:
         pairs: The traces of each rank on both sides.
+        max_owners: Number of owners with the largest changes to list. The others are summed by kind.
 
     Returns:
         The difference, or ``None`` if a trace has no account or the accounts use different kinds of steps.
@@ -29,6 +30,9 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
     if None in accounts or len({account.basis for account in accounts if account}) != 1:
         return None
     before, after = _without_small([account for account in accounts if account], *(_mean_ns(pairs, n) for n in (0, 1)))
+    if max_owners is not None:
+        listed = sorted(before | after, key=lambda key: -abs(after.get(key, 0) - before.get(key, 0)))[:max_owners]
+        before, after = (_summed(times, lambda key: key not in listed) for times in (before, after))
     owners = [
         OwnerChange(
             kind=key[0],
@@ -72,15 +76,19 @@ def _without_small(
         default=0,
     )
 
-    def summed(times: dict[OwnerKey, int]) -> dict[OwnerKey, int]:
-        result: dict[OwnerKey, int] = {}
-        for key, time_ns in times.items():
-            is_small = max(before.get(key, 0), after.get(key, 0)) <= limit_ns
-            sum_key = key_of_small_owners(key) if is_small else key
-            result[sum_key] = result.get(sum_key, 0) + time_ns
-        return result
+    def is_small(key: OwnerKey) -> bool:
+        return max(before.get(key, 0), after.get(key, 0)) <= limit_ns
 
-    return summed(before), summed(after)
+    return _summed(before, is_small), _summed(after, is_small)
+
+
+def _summed(times: dict[OwnerKey, int], is_small: Callable[[OwnerKey], bool]) -> dict[OwnerKey, int]:
+    """Sum the small owners by kind."""
+    result: dict[OwnerKey, int] = {}
+    for key, time_ns in times.items():
+        sum_key = key_of_small_owners(key) if is_small(key) else key
+        result[sum_key] = result.get(sum_key, 0) + time_ns
+    return result
 
 
 def _accounts(pairs: Sequence[RankPair], side: int) -> Iterator[Account | None]:

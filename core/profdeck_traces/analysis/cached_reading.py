@@ -73,7 +73,7 @@ def about(source: TraceSource) -> list[Any]:
 
     Other facts are not part of the key, because `RankReading.with_facts` adds them after decoding.
     """
-    return [source.cold_first_step]
+    return [source.cold_first_step, source.last_step]
 
 
 def to_bytes(reading: RankReading) -> bytes | None:

@@ -17,7 +17,7 @@ from profdeck_traces.analysis.capture_matching import RankPair, RankSummaries, n
 from profdeck_traces.analysis.cold_steps import excluded_steps, is_cold, warm_steps
 from profdeck_traces.analysis.contributions import bursts_of, contributions_of
 from profdeck_traces.analysis.detail_model import PerStep
-from profdeck_traces.analysis.diff_model import Basis, Change, RankDiff, RoleDiff, RunDiff
+from profdeck_traces.analysis.diff_model import CALLED_SAME, Basis, Change, RankDiff, RoleDiff, RunDiff
 from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import (
     CategorySummary,
@@ -41,6 +41,7 @@ _HEAD_BYTES = 4096
 _OF_HOST = ("operators", "idle")
 _SIDES = ("before", "after")
 _LONGEST_NAME = 48
+_MOST_OWNERS = 20
 _decode = msgspec.json.Decoder(RunSummary).decode
 
 
@@ -342,6 +343,8 @@ def _role(
                 overall=_sums([pair], basis, alike=alike),
                 iterations=_iterations([pair]) if alike else (),
                 categories=_changes([pair], _categories, basis),
+                account=account_diff([pair], max_owners=_MOST_OWNERS) if alike and len(pairs) > 1 else None,
+                contributions=contributions_of([pair]) if alike and len(pairs) > 1 else (),
             )
             for pair in pairs
         ),
@@ -518,12 +521,12 @@ def _step_times(
 
 
 def _with_means(change: Change, before: Sequence[float], after: Sequence[float]) -> Change:
-    """Add the means and the bursts to a change.
+    """Add the means, the bursts and the gap to a change in step time, and decide whether it is inconclusive.
 
     If the medians are the same but the share of bursts changed significantly, and the mean changed in the same
     direction, the verdict becomes "slower" or "faster".
     """
-    if not before or not after:
+    if not before or not after or change.verdict in {"appeared", "vanished"}:
         return change
     means, bursts = (statistics.fmean(before), statistics.fmean(after)), bursts_of(before, after)
     verdict = change.verdict
@@ -534,7 +537,16 @@ def _with_means(change: Change, before: Sequence[float], after: Sequence[float])
         and (means[1] > means[0]) == (bursts.increase > 0)
     ):
         verdict = "slower" if bursts.increase > 0 else "faster"
-    return attrs.evolve(change, mean_before_us=means[0], mean_after_us=means[1], bursts=bursts, verdict=verdict)
+    gaps = min(after) - max(before), max(after) - min(before)
+    change = attrs.evolve(
+        change,
+        mean_before_us=means[0],
+        mean_after_us=means[1],
+        bursts=bursts,
+        verdict=verdict,
+        gap_us=gaps[0] if gaps[0] > 0 else gaps[1] if gaps[1] < 0 else None,
+    )
+    return attrs.evolve(change, verdict="inconclusive") if change.undecided(CALLED_SAME) else change
 
 
 def _notes(sides: Sequence[RankSummaries], *, on_host: bool) -> Iterator[str]:

@@ -8,11 +8,15 @@ from typing import Any, Literal
 import attrs
 
 from profdeck_traces.account.model import OwnerIdentity
+from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.rank_sum_test import LEVEL
 
-Verdict = Literal["slower", "faster", "same", "appeared", "vanished"]
+Verdict = Literal["slower", "faster", "same", "inconclusive", "appeared", "vanished"]
 FEWEST_MEASUREMENTS = 3
 """Minimum number of measurements per side for their spread to be an estimate of the noise."""
+CALLED_SAME = 0.05
+"""Changes up to this fraction of the smaller time are the same if they are not significant."""
+RoleVerdict = Literal["slower", "faster", "faster and slower", "same", "inconclusive"]
 Basis = Literal["global_step", "iteration", "total"]
 
 
@@ -54,11 +58,6 @@ class Bursts:
         return self.after / self.steps_after - self.before / self.steps_before
 
 
-def has_more_bursts(bursts: Bursts | None) -> bool:
-    """Return whether the share of bursts increased significantly."""
-    return bursts is not None and bursts.increase > 0 and bursts.p_value < LEVEL
-
-
 @attrs.frozen(kw_only=True)
 class Contribution:
     """One part of the mean step on the host, before and after. Parts do not overlap."""
@@ -98,7 +97,15 @@ class Change:
     shift_from_us: float | None = None
     """Of steps: the interval of the shift, which holds it in 99 % of comparisons."""
     shift_to_us: float | None = None
+    drift_us: float | None = None
+    """For steps, the drift within a side, averaged over both, if it may explain the change; otherwise 0. ``None`` with
+    fewer than five steps per side."""
+    gap_us: float | None = None
+    """For steps, the smallest difference between a step after and a step before if all steps after are longer, or all
+    are shorter (negative). ``None`` if the samples overlap, and for everything else."""
     verdict: Verdict
+    """``inconclusive`` only for steps: with fewer than three per side, or if chance or drift may explain a change of
+    more than 5 %."""
     calls_before: float | None
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
     calls_after: float | None
@@ -120,25 +127,80 @@ class Change:
         """True if the difference exceeds the known noise, or if the test over the steps is significant."""
         return self.verdict in {"slower", "faster"} and (self.p_value is not None or self.noise_us is not None)
 
-    def is_regression(self, fail_over: float) -> bool:
-        """Return True if the slowdown is significant and exceeds the given fraction of the earlier time."""
-        if self.is_significant and self.delta_us > fail_over * self.before_us:
+    def exceeds(self, fail_over: float) -> bool:
+        """Return True if the change is significant and its median or its bursts exceed a fraction of the smaller time.
+
+        For a slowdown, the smaller time is the earlier one.
+        """
+        if not self.is_significant:
+            return False
+        if (self.delta_us > 0) == (self.verdict == "slower") and _exceeds(self.before_us, self.after_us, fail_over):
             return True
-        bursts, ratio = self.bursts, self.mean_ratio
-        return self.is_significant and has_more_bursts(bursts) and ratio is not None and ratio > fail_over
+        bursts = self.bursts
+        is_bursty = (
+            bursts is not None and bursts.p_value < LEVEL and (bursts.increase > 0) == (self.verdict == "slower")
+        )
+        return is_bursty and _exceeds(self.mean_before_us, self.mean_after_us, fail_over)
+
+    def is_regression(self, fail_over: float) -> bool:
+        """Return True if the change is a slowdown that `exceeds` the limit."""
+        return self.verdict == "slower" and self.exceeds(fail_over)
 
     def undecided(self, fail_over: float) -> str | None:
-        """Return why the change is neither above nor within a limit, or ``None`` if it is one of the two."""
+        """Return why the change is neither above nor within a limit, or ``None`` if it is one of the two.
+
+        An insignificant change is within the limit if it is small, or if the limit exceeds all changes that the
+        measurements allow.
+        """
         if self.verdict in {"appeared", "vanished"}:
             return f"{self.name} {self.verdict}"
         if self.p_value is None and self.noise_us is None:
-            return f"a side has fewer than {FEWEST_MEASUREMENTS} measurements of its {self.name}; record more steps"
-        bursts, ratio = self.bursts, self.mean_ratio
-        if not self.is_significant and bursts is not None and bursts.increase > 0 and (ratio or 0.0) > fail_over:
-            return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"
-        if self.is_significant or abs(self.delta_us) <= fail_over * self.before_us:
+            few = f"a side has fewer than {FEWEST_MEASUREMENTS} measurements of its {self.name}"
+            return f"{few}{self._describe_gap()}; record more steps"
+        if self.is_significant:
             return None
-        return f"the {self.name} may have changed by more than {fail_over * 100:g}%; record more steps"
+        return self._describe_bursts(fail_over) or self._describe_uncertainty(fail_over)
+
+    def _describe_bursts(self, fail_over: float) -> str | None:
+        bursts, ratio = self.bursts, self.mean_ratio or 0.0
+        is_bursty = bursts is not None and bursts.increase * ratio > 0
+        if not is_bursty or not _exceeds(self.mean_before_us, self.mean_after_us, fail_over):
+            return None
+        return f"the mean {self.name} is {ratio:+.1%}, but {bursts}, which may be chance; record more steps"
+
+    def _describe_uncertainty(self, fail_over: float) -> str | None:
+        if not _exceeds(self.before_us, self.after_us, min(fail_over, CALLED_SAME)):
+            return None
+        if self.drift_us:
+            return (
+                f"the {self.name} drifts by {ms(self.drift_us)} ms within a run, so the change of "
+                f"{ms(abs(self.delta_us))} ms may be drift; record later or more steps"
+            )
+        if self._most_us <= fail_over * min(self.before_us, self.after_us):
+            return None
+        return (
+            f"the {self.name} may have changed by more than {fail_over * 100:g}%{self._describe_gap()}; record more "
+            "steps"
+        )
+
+    @property
+    def _most_us(self) -> float:
+        """Largest change, in either direction, that the measurements allow."""
+        if self.shift_from_us is not None and self.shift_to_us is not None:
+            return max(abs(self.shift_from_us), abs(self.shift_to_us))
+        return abs(self.delta_us) + (self.noise_us or 0.0)
+
+    def _describe_gap(self) -> str:
+        if self.gap_us is None or self.calls_before == self.calls_after == 1:
+            return ""
+        longer = "longer" if self.gap_us > 0 else "shorter"
+        return f", although every step after is {longer} than every step before, by at least {ms(abs(self.gap_us))} ms"
+
+
+def _exceeds(before_us: float | None, after_us: float | None, fraction: float) -> bool:
+    """Return whether two times differ by more than a fraction of the smaller one."""
+    before_us, after_us = before_us or 0.0, after_us or 0.0
+    return abs(after_us - before_us) > fraction * min(before_us, after_us)
 
 
 @attrs.frozen(kw_only=True)
@@ -180,6 +242,10 @@ class RankDiff:
     overall: tuple[Change, ...]
     iterations: tuple[Change, ...]
     categories: tuple[Change, ...]
+    account: AccountDiff | None = None
+    """As in `RoleDiff`, with at most 20 named owners. ``None`` also for the only rank of a role."""
+    contributions: tuple[Contribution, ...] = ()
+    """As in `RoleDiff`. Empty for the only rank of a role."""
 
     @property
     def label(self) -> str:
@@ -227,12 +293,6 @@ class RoleDiff:
     busy: tuple[str | None, str | None] = (None, None)
     """Why the machine was busy during the earlier and later captures. ``None`` if not busy, or if unknown."""
 
-    @property
-    def slowed_by_machine(self) -> bool:
-        """True if the machine was busy only during the later run, which can explain slower host times."""
-        before, after = self.busy
-        return after is not None and before is None
-
     def describe_busy(self) -> str | None:
         """Return why the machine was busy, such as ``the machine was busy after (...)``, or ``None`` if it was not."""
         sides = [f"{name} ({reason})" for name, reason in zip(("before", "after"), self.busy, strict=True) if reason]
@@ -255,26 +315,64 @@ class RoleDiff:
         return self.decisive if by is Judge.STEPS else tuple(one for one in self.overall if one.name == "busy")
 
     def regressions(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[Change, ...]:
-        """Return the significant slowdowns in `judged` that exceed the given fraction of the earlier time.
+        """Return the slowdowns in `changes_over`."""
+        return tuple(change for change in self.changes_over(fail_over, by) if change.verdict == "slower")
 
-        If the mean over all ranks shows no such slowdown, single ranks are tested. Corrupt traces give no result.
-        The result is empty for host times if the machine was busy only during the later run.
+    def changes_over(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[Change, ...]:
+        """Return the significant changes in `judged` that exceed a limit, as a fraction of the smaller time.
+
+        If the mean over all ranks has no slowdown, or no speedup, single ranks are tested for it. Corrupt traces give
+        no result. Host times that a busy machine explains are omitted.
         """
-        if self.corrupt or (self.slowed_by_machine and by is not Judge.DEVICE):
+        if self.corrupt:
             return ()
-        return self._slowdowns(fail_over, by)
+        changes = self._significant(fail_over, by)
+        return changes if by is Judge.DEVICE else tuple(one for one in changes if not self._is_due_to_machine(one))
 
-    def _slowdowns(self, fail_over: float, by: Judge) -> tuple[Change, ...]:
-        of_role = tuple(change for change in self.judged(by) if change.is_regression(fail_over))
-        if of_role or by is not Judge.STEPS or len(self.ranks) == 1:
-            return of_role
+    def _significant(self, fail_over: float, by: Judge) -> tuple[Change, ...]:
+        changes = [change for change in self.judged(by) if change.exceeds(fail_over)]
+        if by is not Judge.STEPS or len(self.ranks) == 1:
+            return tuple(changes)
+        verdicts = {change.verdict for change in changes}
         # Bonferroni correction: each tested rank is another chance of a false alarm.
-        return tuple(
+        changes += [
             attrs.evolve(change, name=f"{change.name} of {rank.label}")
             for rank in self.ranks
             for change in rank.iterations
-            if change.is_regression(fail_over) and (change.p_value or 0) * len(self.ranks) < LEVEL
-        )
+            if change.verdict not in verdicts
+            and change.exceeds(fail_over)
+            and (change.p_value or 0) * len(self.ranks) < LEVEL
+        ]
+        return tuple(changes)
+
+    def _is_due_to_machine(self, change: Change) -> bool:
+        """Return whether the machine was busy only in the run in which the host took longer."""
+        before, after = self.busy
+        slower_side_busy, other_side_busy = (after, before) if change.verdict == "slower" else (before, after)
+        return slower_side_busy is not None and other_side_busy is None
+
+    def is_inconclusive(self, limit: float = CALLED_SAME) -> bool:
+        """Return whether no change exceeds a limit, but a change of that size cannot be ruled out.
+
+        A speedup does not count if the comparison is incomplete, because work may be missing from the later run.
+        """
+        verdicts = {change.verdict for change in self.changes_over(limit)}
+        if "slower" in verdicts:
+            return False
+        return bool(self.incomplete if verdicts else self.undecided(limit))
+
+    def verdict(self, limit: float = CALLED_SAME) -> RoleVerdict:
+        """Return the verdict on the role.
+
+        Args:
+            limit: Insignificant changes are "same" up to this fraction, and "inconclusive" above it.
+        """
+        if self.is_inconclusive(limit) or not self.decisive:
+            return "inconclusive"
+        verdicts = {change.verdict for change in (*self.decisive, *self.changes_over(limit))}
+        if {"slower", "faster"} <= verdicts:
+            return "faster and slower"
+        return "slower" if "slower" in verdicts else "faster" if "faster" in verdicts else "same"
 
     def undecided(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[str, ...]:
         """Return why `judged` is neither above nor within a limit. The result is empty if it is one of the two."""
@@ -286,8 +384,8 @@ class RoleDiff:
         if by is Judge.STEPS:
             reasons += [f"only one side has a {one.name}" for one in self.iterations if one.verdict == "vanished"]
         if by is not Judge.DEVICE and (text := self.describe_busy()):
-            is_slower = self.slowed_by_machine and bool(self._slowdowns(fail_over, by))
-            reasons += [f"{text}; record again on an idle machine"] if reasons or is_slower else []
+            is_cause = any(map(self._is_due_to_machine, self._significant(fail_over, by)))
+            reasons += [f"{text}; record again on an idle machine"] if reasons or is_cause else []
         missing = () if judged else (f"one of the runs has no {_JUDGED[by]}",)
         return (*reasons, *self.incomplete, *missing)
 

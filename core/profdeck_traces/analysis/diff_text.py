@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profdeck_traces.analysis.diff_model import Change, RoleDiff
+from profdeck_traces.analysis.diff_model import CALLED_SAME, AccountDiff, Change, RankDiff, RoleDiff
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.host_states import NOTHING
+from profdeck_traces.analysis.owner_names import name_of_owner
 from profdeck_traces.analysis.short_names import short_kernel
 
 SECTIONS = {"annotations": "stage or mark", "categories": "class", "kernels": "kernel", "operators": "operator"}
 MANY = {"annotations": "stages and marks", "categories": "classes", "kernels": "kernels", "operators": "operators"}
 _LEAST_P = 0.0001
 _LONGEST_NAME = 48
+_NS_PER_US = 1000
 _MOST = 0.5
 _LEAST_PART = 0.1
 """Parts up to this fraction of a change are not named."""
 _MOST_PARTS = 3
 _LEAST_MEAN_RATIO = 0.02
 """Means are shown if their relative change differs from that of the medians by at least this much."""
-CALLED_SAME = 0.05
-"""Insignificant changes up to this fraction count as "the same"; larger ones are inconclusive."""
 
 
 def counted(count: int, section: str) -> str:
@@ -36,20 +36,20 @@ def verdict_of(role: RoleDiff, limit: float = CALLED_SAME) -> str:
         limit: Insignificant changes are reported as "same" up to this fraction, and as "inconclusive" above it.
     """
     decisive = sorted(role.decisive, key=lambda change: -abs(change.impact_us))
+    verdict, reasons = role.verdict(limit), role.undecided(limit)
     if not decisive:
-        return f"{label_of_role(role)} is inconclusive: {'; '.join(role.undecided(limit))}."
-    verdicts = {change.verdict for change in decisive} - {"same"}
-    main = next((change for change in decisive if change.verdict != "same"), decisive[0])
-    word = f"is {main.verdict}" if len(verdicts) == 1 else "is faster and slower" if verdicts else "is the same"
-    regressions, reasons = role.regressions(limit), role.undecided(limit)
-    if regressions and regressions[0] not in decisive:
-        main, word = regressions[0], "is slower on " + ("one rank" if len(regressions) == 1 else "some ranks")
-    elif is_inconclusive(role, limit):
-        word = "is inconclusive"
+        return f"{label_of_role(role)} is inconclusive: {'; '.join(reasons)}."
+    main = next((change for change in decisive if change.verdict in {"slower", "faster"}), decisive[0])
+    word = "is the same" if verdict == "same" else f"is {verdict}"
+    changes = role.changes_over(limit)
+    if changes and not any(change in decisive for change in changes):
+        main, word = changes[0], f"is {verdict} on " + ("one rank" if len(changes) == 1 else "some ranks")
+    elif verdict == "same" and main.verdict == "inconclusive":
+        word = f"changed by less than {limit * 100:g}%"
     ratio = "" if main.ratio is None else f", {main.ratio:+.1%}"
     name = main.name if main.name in {"kernels", "operators"} else f"the median {main.name}"
     takes = "take" if name.endswith("s") else "takes"
-    if word == "is inconclusive":
+    if verdict == "inconclusive":
         why = "; ".join(reasons)
     else:
         why = "; ".join(filter(None, (_why(role, main), role.describe_busy())))
@@ -69,31 +69,29 @@ def _mean_of(change: Change) -> str:
     return f"{text}: {change.bursts}" if change.bursts is not None and change.bursts.increase else text
 
 
-def is_inconclusive(role: RoleDiff, limit: float = CALLED_SAME) -> bool:
-    """Return whether it is undecided if a role became slower by more than a limit."""
-    return bool(role.undecided(limit)) and not role.regressions(limit)
-
-
 def _why(role: RoleDiff, main: Change) -> str:
-    """Name the stage, class, and kernel or operator that explain most of the change in the step.
+    """Name the stage and the owner that explain most of the change in the step.
 
     A part is called "most of it" only if it accounts for at least half of the change in the mean step. Otherwise, the
     parts that changed are listed. A remainder of more than a tenth is reported as "not explained".
     """
-    if main.verdict == "same":
+    if main.verdict in {"same", "inconclusive"}:
         inside = _slower_parts(role)
         return f"slower inside: {inside}" if inside else ""
-    total_us = main.impact_us
-    parts = role.contributions if len(role.iterations) == 1 and main in role.iterations else ()
-    if parts:
-        total_us = sum(part.delta_us for part in parts)
-    names = []
-    for section in SECTIONS:
-        changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
-        most = max((change for change in changes if _is_most(change.impact_us, total_us)), key=_impact, default=None)
-        if most is not None:
-            name = short_kernel(most.name, _LONGEST_NAME) if section == "kernels" else most.name[:_LONGEST_NAME]
-            names.append((name, most.impact_us))
+    source: RoleDiff | RankDiff = next((rank for rank in role.ranks if main.name.endswith(f" of {rank.label}")), role)
+    is_only = len(source.iterations) == 1 and (source is not role or main in role.iterations)
+    parts = source.contributions if is_only else ()
+    account = source.account if is_only else None
+    total_us = sum(part.delta_us for part in parts) if parts else main.impact_us
+    stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
+    names = _most_of(stages, total_us)
+    if account is not None and account.step_delta_ns * total_us > 0:
+        names += _most_of(_owners(account), account.step_delta_ns / _NS_PER_US)
+    elif source is role:
+        for section in SECTIONS if not names else ("categories", "kernels", "operators"):
+            changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
+            label = (lambda name: short_kernel(name, _LONGEST_NAME)) if section == "kernels" else _cut
+            names += _most_of([(label(change.name), change.impact_us) for change in changes], total_us)
     if names:
         explained_us = max((time_us for _, time_us in names), key=abs)
         return f"most of it: {_listed(names)}{_remainder(total_us - explained_us, total_us)}"
@@ -108,8 +106,23 @@ def _why(role: RoleDiff, main: Change) -> str:
     return f"{'most of it: ' if _is_most(names[0][1], total_us) else ''}{_listed(names)}{rest}"
 
 
-def _impact(change: Change) -> float:
-    return abs(change.impact_us)
+def _owners(account: AccountDiff) -> list[tuple[str, float]]:
+    """Return the owners that have a name, with their changes in microseconds per step. Equal labels are summed."""
+    changes: dict[str, float] = {}
+    for owner in account.owners:
+        if (label := name_of_owner(owner)) is not None:
+            changes[label] = changes.get(label, 0.0) + owner.delta_ns / _NS_PER_US
+    return list(changes.items())
+
+
+def _cut(name: str) -> str:
+    return name[:_LONGEST_NAME]
+
+
+def _most_of(changes: Sequence[tuple[str, float]], total_us: float) -> list[tuple[str, float]]:
+    """Return the largest change if it is most of the total, as a list of at most one item."""
+    most = [change for change in changes if _is_most(change[1], total_us)]
+    return [max(most, key=lambda change: abs(change[1]))] if most else []
 
 
 def _is_most(part_us: float, total_us: float) -> bool:
@@ -136,7 +149,9 @@ def headline_of(role: RoleDiff, change: Change, limit: float) -> str:
     times = f"{ms(change.before_us)} ms -> {ms(change.after_us)} ms"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
     verdict: str = change.verdict
-    if verdict == "same":
+    if verdict == "inconclusive":
+        verdict = f"within {limit * 100:g}%"
+    elif verdict == "same":
         inside = _slower_parts(role)
         verdict = "same in all" if inside else "same"
         verdict += f"; slower inside: {inside}" if inside else ""

@@ -29,6 +29,13 @@ _FAR = 2
 """Sides so many times further apart than either one is wide differ, however much their steps depend on each other."""
 _ASIDE = 10
 """One of so many values at each end of a side does not count for its width."""
+_FEWEST_OF_DRIFT = 6
+"""Minimum number of steps per side to detect a drift. With five, even a monotonic sequence has a p-value over 1 %."""
+_MOST_OF_DRIFT = 200
+_DRIFT_MARGIN = 1.25
+"""A drift explains a shift of up to this multiple. Both are equal if it continues from one sample to the next."""
+_DRIFT_STEPS = 3
+"""A drift explains a gap between two samples of up to as much as it makes in this number of steps."""
 
 
 @attrs.frozen
@@ -41,6 +48,13 @@ class RankTest:
     """The median of all differences of a value after and one before."""
     interval: tuple[float, float]
     """Where the shift may lie, at `LEVEL`."""
+    drift: float = 0.0
+    """Drift within a sample, averaged over both, in their unit, if it may explain the shift; otherwise 0."""
+
+    @property
+    def is_significant(self) -> bool:
+        """True if neither chance nor drift explains the difference."""
+        return self.p_value < LEVEL and not self.drift
 
 
 def rank_test(before: Sequence[float], after: Sequence[float]) -> RankTest | None:
@@ -63,9 +77,41 @@ def rank_test(before: Sequence[float], after: Sequence[float]) -> RankTest | Non
         aside = max(0, int(n * m / 2 - statistics.NormalDist().inv_cdf(1 - LEVEL / 2) * deviation))
     # If the samples do not overlap at all, they differ, even if consecutive steps are strongly correlated.
     related = inflation(before, after) if min(n, m) >= _ENOUGH and 0 < greater < n * m else 1.0
+    shift, interval = statistics.median(differences), (differences[aside], differences[-1 - aside])
+    drift = _drift(before, after, shift)
     if related > 1 and deviation:
+        independent_p_value = p_value
         p_value = max(p_value, _two_sided((n * m / 2 - low - 0.5) / deviation / math.sqrt(related)))
-    return RankTest(p_value, statistics.median(differences), (differences[aside], differences[-1 - aside]))
+        if independent_p_value < LEVEL <= p_value:  # a slow change that is not monotonic
+            drift = max(drift, statistics.fmean(most - least for least, most in map(_middle, (before, after))))
+    return RankTest(p_value, shift, interval, drift)
+
+
+def _drift(before: Sequence[float], after: Sequence[float], shift: float) -> float:
+    """Return the mean drift within a sample if it may explain the shift and bridge the gap between the samples."""
+    drifts = [abs(drift_of(values)) for values in (before, after)]
+    gap = max(min(after) - max(before), min(before) - max(after))
+    per_step = statistics.fmean(drift / len(values) for drift, values in zip(drifts, (before, after), strict=True))
+    drift = statistics.fmean(drifts)
+    return drift if abs(shift) <= _DRIFT_MARGIN * drift and gap <= _DRIFT_STEPS * per_step else 0.0
+
+
+def drift_of(values: Sequence[float]) -> float:
+    """Return the change that a monotonic trend makes over as many steps as there are values, or 0 without a trend.
+
+    The trend is tested with the Mann-Kendall test at `LEVEL` (Mann, Econometrica 13, 1945). The slope is the median of
+    all pairwise slopes (Sen, Journal of the American Statistical Association 63, 1968).
+    """
+    values = values[:: -(-len(values) // _MOST_OF_DRIFT)] if len(values) > _MOST_OF_DRIFT else values
+    count = len(values)
+    if count < _FEWEST_OF_DRIFT:
+        return 0.0
+    pairs = [(late - early, j - i) for (i, early), (j, late) in itertools.combinations(enumerate(values), 2)]
+    score = abs(sum((change > 0) - (change < 0) for change, _ in pairs))
+    deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    if _two_sided((score - 1) / deviation) >= LEVEL:
+        return 0.0
+    return statistics.median(change / steps for change, steps in pairs) * count
 
 
 def _thinned(values: Sequence[float]) -> Sequence[float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from profdeck_traces.analysis.diff_model import FEWEST_MEASUREMENTS, Change, Verdict
-from profdeck_traces.analysis.rank_sum_test import LEVEL, RankTest
+from profdeck_traces.analysis.rank_sum_test import RankTest
 
 NOISE_ERRORS = 3
 """A change is told from noise if it is greater than so many of its standard errors."""
@@ -128,7 +128,7 @@ def change_of(
     elif abs(impact_us) <= least_us:
         verdict = "same"
     elif ranks is not None:
-        verdict = "same" if ranks.p_value >= LEVEL else "slower" if ranks.shift > 0 else "faster"
+        verdict = "same" if not ranks.is_significant else "slower" if ranks.shift > 0 else "faster"
     elif abs(delta_us) > limit_us:
         verdict = "slower" if delta_us > 0 else "faster"
     else:
@@ -147,6 +147,7 @@ def change_of(
         shift_us=None if ranks is None else ranks.shift,
         shift_from_us=None if ranks is None else ranks.interval[0],
         shift_to_us=None if ranks is None else ranks.interval[1],
+        drift_us=None if ranks is None else ranks.drift,
         verdict=verdict,
         calls_before=calls[0],
         calls_after=calls[1],

@@ -90,13 +90,14 @@ class LaunchedWork:
     end_ns: Int
 
 
-def find_steps(
+def find_steps(  # noqa: PLR0913 - the last two are facts from the manifest
     columns: Columns,
     names: StepNames,
     external_ids: Int | None = None,
     work: LaunchedWork | None = None,
     *,
     cold_first_step: bool = False,
+    last_step: int | None = None,
 ) -> TraceSteps:
     """Find the steps of a trace.
 
@@ -122,6 +123,8 @@ def find_steps(
         external_ids: The ``External id`` of each annotation, or -1 if it has none. Default: no annotation has one.
         work: Device work with its launch times, if these are known.
         cold_first_step: Whether the first step, and the iterations that start in it, are cold.
+        last_step: Number of the last global step of the job, if known. torch annotates one more step if the job reports
+            the end of its last step before it stops the recorder.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
@@ -129,6 +132,9 @@ def find_steps(
         for code in np.flatnonzero(columns.tables.names_of_categories(frozenset({ANNOTATION, OPERATOR}))).tolist()
         if (mark := names.parse(columns.tables.names[code]))
     }
+    numbers = {code: mark.step for code, mark in marks.items() if mark.kind == GLOBAL_STEP and mark.step is not None}
+    if last_step is not None and last_step in numbers.values() and max(numbers.values()) == last_step + 1:
+        marks = {code: mark for code, mark in marks.items() if numbers.get(code) != last_step + 1}
     is_global = np.full(len(columns.tables.names), -1, dtype=np.int8)
     is_global[list(marks)] = [mark.kind == GLOBAL_STEP for mark in marks.values()]
     found = columns[np.flatnonzero(is_global[columns.name] >= 0)]

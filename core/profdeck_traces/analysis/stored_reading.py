@@ -14,12 +14,13 @@ from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
 from profdeck_traces.inputs.result_files import ResultFile, question_text, store_result
 
 
-def write_result(trace: Path, *, cold_first_step: bool = False) -> bool:
+def write_result(trace: Path, *, cold_first_step: bool = False, last_step: int | None = None) -> bool:
     """Analyse a trace and store the result next to it for later commands. See `profdeck_traces.inputs.result_files`.
 
     Args:
         trace: A Chrome trace.
         cold_first_step: True if the recorder started in the first step of the trace, without warm-up.
+        last_step: Last global step of the trace, as in `profdeck_traces.inputs.sources.TraceSource`.
 
     Returns:
         True if the result was stored. False if the trace is corrupt, changed during the analysis, contains values that
@@ -33,7 +34,12 @@ def write_result(trace: Path, *, cold_first_step: bool = False) -> bool:
         return False
     classifier, step_names = Classifier(), StepNames.load()
     readings = read_with_pictures(
-        trace, classifier=classifier, step_names=step_names, cold_first_step=cold_first_step, buckets=ALL_BUCKETS
+        trace,
+        classifier=classifier,
+        step_names=step_names,
+        cold_first_step=cold_first_step,
+        last_step=last_step,
+        buckets=ALL_BUCKETS,
     )
     summary = readings[0].summary
     encoded = {
@@ -45,7 +51,7 @@ def write_result(trace: Path, *, cold_first_step: bool = False) -> bool:
         return False
     result = ResultFile(
         check=FileCheck(whole=True, problem=None, events=summary.events, sha256=sha256),
-        question=question_text(*cached_reading.question(classifier, step_names), cold_first_step),
+        question=question_text(*cached_reading.question(classifier, step_names), cold_first_step, last_step),
         readings=encoded,
     )
     store_result(trace, sha256, result)

@@ -121,13 +121,26 @@ def read_summary(
 
     The reading does not contain the facts of the source. `RankReading.with_facts` adds them.
     """
-    summary = _read(source.path, classifier, step_names, on_progress, cold_first_step=source.cold_first_step)
+    summary = _read(
+        source.path,
+        classifier,
+        step_names,
+        on_progress,
+        cold_first_step=source.cold_first_step,
+        last_step=source.last_step,
+    )
     reading = summary.reading()
     return summary.with_pictures(reading, buckets) if buckets else reading
 
 
-def read_with_pictures(
-    path: Path, *, classifier: Classifier, step_names: StepNames, cold_first_step: bool, buckets: Iterable[int]
+def read_with_pictures(  # noqa: PLR0913 - two are facts from the manifest
+    path: Path,
+    *,
+    classifier: Classifier,
+    step_names: StepNames,
+    cold_first_step: bool,
+    last_step: int | None,
+    buckets: Iterable[int],
 ) -> dict[int, RankReading]:
     """Summarise a trace like `read_summary`, with pictures at several resolutions from a single read.
 
@@ -137,22 +150,30 @@ def read_with_pictures(
     Raises:
         TraceError: The file cannot be opened or read.
     """
-    summary = _read(path, classifier, step_names, None, cold_first_step=cold_first_step)
+    summary = _read(path, classifier, step_names, None, cold_first_step=cold_first_step, last_step=last_step)
     reading = summary.reading()
     return {0: reading} | {number: summary.with_pictures(reading, number) for number in buckets}
 
 
-def _read(
-    path: Path, classifier: Classifier, step_names: StepNames, on_progress: Progress | None, *, cold_first_step: bool
+def _read(  # noqa: PLR0913 - the last two are facts from the manifest
+    path: Path,
+    classifier: Classifier,
+    step_names: StepNames,
+    on_progress: Progress | None,
+    *,
+    cold_first_step: bool,
+    last_step: int | None,
 ) -> _Summary:
     trace = read_trace(path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
     _check_categories(trace)
-    return _Summary(path, trace, classifier, step_names, cold_first_step=cold_first_step)
+    return _Summary(path, trace, classifier, step_names, cold_first_step=cold_first_step, last_step=last_step)
 
 
 def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> RankReading:
     """Summarise a trace that has already been read, like `read_summary` without pictures."""
-    return _Summary(source.path, trace, classifier, step_names, cold_first_step=source.cold_first_step).reading()
+    return _Summary(
+        source.path, trace, classifier, step_names, cold_first_step=source.cold_first_step, last_step=source.last_step
+    ).reading()
 
 
 def _check_categories(trace: Trace) -> None:
@@ -183,8 +204,15 @@ def _tables(path: Path) -> RecorderTables:
 class _Summary:
     """Summary of one trace."""
 
-    def __init__(
-        self, path: Path, trace: Trace, classifier: Classifier, step_names: StepNames, *, cold_first_step: bool
+    def __init__(  # noqa: PLR0913 - the last two are facts from the manifest
+        self,
+        path: Path,
+        trace: Trace,
+        classifier: Classifier,
+        step_names: StepNames,
+        *,
+        cold_first_step: bool,
+        last_step: int | None,
     ) -> None:
         self._path, self._trace, self._device = path, trace, common_device(trace)
         self._step_names = step_names
@@ -218,6 +246,7 @@ class _Summary:
             trace.arg("External id", annotated.row),
             launched_work(trace, names),
             cold_first_step=cold_first_step,
+            last_step=last_step,
         )
         self_ns = _self_times(events, self._on_host)
         self._host = Host.of(events, of_steps) if trace.has_host else None

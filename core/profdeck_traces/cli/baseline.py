@@ -13,11 +13,11 @@ import msgspec
 import typer
 from rich.text import Text
 
-from profdeck_traces.analysis.diff_text import headline_of, label_of_role, verdict_of
+from profdeck_traces.analysis.diff_text import headline_of, label_of_role
 from profdeck_traces.base.errors import ConfigError, ProfdeckError, TraceError
 from profdeck_traces.base.files import user_path
 from profdeck_traces.base.text import plural, printable
-from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
+from profdeck_traces.cli import arguments, json_limit, regression_limit, terminal, text_layout
 from profdeck_traces.inputs.outputs import check_output
 
 if TYPE_CHECKING:
@@ -105,12 +105,14 @@ def check(  # noqa: PLR0913 - the options of the command line
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
+    max_bytes: json_limit.MaxBytes = None,
 ) -> None:
     """Compare a run with the baseline NAME; exit with 5 if it is slower by more than --fail-over (default: 5%).
 
     The exit code is 6 if the result is inconclusive, for example with fewer than 3 steps or a corrupt trace.
     """
     file, limit = _file(directory, name), 0.05 if fail_over is None else fail_over
+    json_limit.check_option(max_bytes, as_json=json)
     if junit is not None:
         check_output(junit, _JUNIT)
         _delete(junit)
@@ -127,25 +129,34 @@ def check(  # noqa: PLR0913 - the options of the command line
         raise
     judgement = regression_limit.judge(diff, limit, fail_on)
     if json:
-        terminal.print_json(
+        json_limit.print_limited(
             {
                 "baseline": name,
                 "run": str(run),
                 "fail_over": limit,
+                "roles": [
+                    {
+                        "role": role.role,
+                        "stage": role.stage,
+                        "verdict": role.verdict(limit),
+                        "headline": judgement.sentence_of(role, problems),
+                    }
+                    for role in diff.roles
+                ],
                 "judged": [_plain(role, change, judgement) for role, change in judgement.judged],
                 "undecided": judgement.undecided,
-            }
+            },
+            max_bytes,
+            ("roles", "undecided", "judged"),
         )
     else:
         console = terminal.stdout_console()
         width = text_layout.width_of(console, full_names=False)
         lines: list[Text] = []
         for role in diff.roles:
-            over = any(slower is role for slower, _ in judgement.regressions)
-            is_open = bool(problems) or judgement.is_undecided(role)
-            result = "Over" if over else "Inconclusive for" if is_open else "Within"
-            style = "bold red" if over else "bold yellow" if is_open else ""
-            text = f"{verdict_of(role, limit)} {result} the limit of {limit * 100:g}%."
+            text = judgement.sentence_of(role, problems)
+            is_over = any(slower is role for slower, _ in judgement.regressions)
+            style = "bold red" if is_over else "bold yellow" if problems or judgement.is_undecided(role) else ""
             lines += text_layout.wrapped(text, width, indent="  ", first="", style=style)
         text_layout.show(console, lines)
     if junit is not None:
@@ -218,7 +229,9 @@ def _write_junit(file: Path, name: str, judgement: Judgement | None, problems: S
     cases, reasons = [], [*problems]
     if judgement is not None:
         for role, change in judgement.judged:
-            text, is_over = headline_of(role, change, judgement.limit), (role, change) in judgement.regressions
+            text = headline_of(role, change, judgement.limit)
+            if is_over := (role, change) in judgement.regressions:
+                text = f"{judgement.sentence_of(role, problems)} {text}"
             cases.append((label_of_role(role), change.name, text, is_over))
         reasons += judgement.undecided
     failures, errors = sum(over for *_, over in cases), len(reasons)
@@ -240,7 +253,8 @@ def _xml(text: str) -> str:
 
 
 def _print_annotations(name: str, judgement: Judgement, problems: Sequence[str]) -> None:
-    regressions = [headline_of(role, change, judgement.limit) for role, change in judgement.regressions]
+    roles = {id(role): role for role, _ in judgement.regressions}
+    regressions = [judgement.sentence_of(role, problems) for role in roles.values()]
     for text in [*regressions, *problems]:
         typer.echo(f"::error title=profdeck {_escaped(name)}::{_escaped(text)}")
     for reason in judgement.undecided:

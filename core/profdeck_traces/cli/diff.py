@@ -16,7 +16,6 @@ from profdeck_traces.analysis.diff_text import (
     basis_of,
     counted,
     headline_of,
-    is_inconclusive,
     label_of_role,
     noise_of,
     spaced,
@@ -26,17 +25,35 @@ from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.base.text import plural
-from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
+from profdeck_traces.cli import arguments, json_limit, regression_limit, terminal, text_layout
 from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import AccountDiff, Change, RoleDiff, RunDiff
     from profdeck_traces.analysis.model import RunSummary
 
+_IMPORTANT = (
+    "regressions",
+    "undecided",
+    "roles",
+    "roles[].incomplete",
+    "roles[].corrupt",
+    "roles[].notes",
+    "roles[].iterations",
+    "roles[].account.owners",
+    "roles[].contributions",
+    "roles[].overall",
+    "roles[].annotations",
+    "roles[].kernels",
+    "roles[].operators",
+    "roles[].categories",
+    "roles[].ranks",
+)
+"""Lists in the JSON document, most important first."""
 _LEAST_OWNER = 0.001
 """Smallest owner change that is shown, as a fraction of the step."""
 _NS_PER_US = 1000
-_STYLES = {"slower": "red", "faster": "green", "appeared": "yellow", "vanished": "yellow"}
+_STYLES = {"slower": "red", "faster": "green", "inconclusive": "yellow", "appeared": "yellow", "vanished": "yellow"}
 
 
 def command(  # noqa: PLR0913 - the options of the command line
@@ -61,6 +78,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     full_names: Annotated[bool, typer.Option("--full-names", help="Do not shorten names.")] = False,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
+    max_bytes: json_limit.MaxBytes = None,
 ) -> None:
     """Compare two runs, and show what became slower or faster.
 
@@ -72,6 +90,7 @@ def command(  # noqa: PLR0913 - the options of the command line
 
     if fail_on and fail_over is None:
         raise ConfigError("--fail-on has no effect without --fail-over. Add a limit, such as --fail-over 5%.")
+    json_limit.check_option(max_bytes, as_json=json)
     runs = []
     problems: list[str] = []
     for path in (before, after):
@@ -89,17 +108,16 @@ def command(  # noqa: PLR0913 - the options of the command line
         regressions = [
             {"role": role.role, "stage": role.stage, "name": change.name} for role, change in judgement.regressions
         ]
-        plain = _plain(diff, top or None)
-        terminal.print_json(
-            {
-                "before": str(before),
-                "after": str(after),
-                **plain,
-                "fail_over": fail_over,
-                "regressions": regressions,
-                "undecided": judgement.undecided,
-            }
-        )
+        plain = _plain(diff, judgement.limit, top or None)
+        document = {
+            "before": str(before),
+            "after": str(after),
+            **plain,
+            "fail_over": fail_over,
+            "regressions": regressions,
+            "undecided": judgement.undecided,
+        }
+        json_limit.print_limited(document, max_bytes, _IMPORTANT)
     else:
         console = terminal.stdout_console()
         width = text_layout.width_of(console, full_names=full_names)
@@ -149,10 +167,11 @@ def warn(diff: RunDiff, runs: Sequence[RunSummary], paths: Sequence[Path]) -> No
             terminal.warn(f"{terminal.short_path(path)}: the other run has no trace that corresponds to {names}")
 
 
-def _plain(diff: RunDiff, limit: int | None) -> dict[str, Any]:
+def _plain(diff: RunDiff, limit: float, top: int | None) -> dict[str, Any]:
     plain = diff.to_dict()
-    for role in plain["roles"]:
-        role |= {section: role[section][:limit] for section in SECTIONS}
+    for role, document in zip(diff.roles, plain["roles"], strict=True):
+        document |= {"verdict": role.verdict(limit), "headline": verdict_of(role, limit)}
+        document |= {section: document[section][:top] for section in SECTIONS}
     return plain
 
 
@@ -236,10 +255,7 @@ def _named(heading: str, role: RoleDiff, *, named: bool) -> str:
 
 
 def _style_of(role: RoleDiff, limit: float) -> str:
-    if is_inconclusive(role, limit):
-        return "bold yellow"
-    verdicts = {change.verdict for change in role.decisive} - {"same"}
-    return f"bold {_STYLES[verdicts.pop()]}" if len(verdicts) == 1 else "bold"
+    return f"bold {_STYLES.get(role.verdict(limit), '')}".strip()
 
 
 def _table(heading: str, role: RoleDiff, changes: Sequence[Change], width: int, *, section: str = "") -> list[Text]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from profdeck_traces.analysis.diff_model import Judge
-from profdeck_traces.analysis.diff_text import CALLED_SAME, is_inconclusive, label_of_role
+from profdeck_traces.analysis.diff_model import CALLED_SAME, Judge
+from profdeck_traces.analysis.diff_text import label_of_role, verdict_of
 from profdeck_traces.cli import terminal
 from profdeck_traces.cli.terminal import ExitCode
 
@@ -79,6 +79,19 @@ class Judgement:
         """Return whether the limit could not be applied to a role."""
         return any(undecided is role for undecided, _ in self.undecided_roles)
 
+    def sentence_of(self, role: RoleDiff, problems: Sequence[str] = ()) -> str:
+        """Return the verdict on a role and the result of the limit: ``trainer is slower: ... Over the limit of 5%.``
+
+        The terminal, JSON, JUnit files and GitHub annotations contain this sentence.
+
+        Args:
+            role: A role of the comparison.
+            problems: Error messages for traces that cannot be read.
+        """
+        is_over = any(slower is role for slower, _ in self.regressions)
+        result = "Over" if is_over else "Inconclusive for" if problems or self.is_undecided(role) else "Within"
+        return f"{verdict_of(role, self.limit)} {result} the limit of {self.limit * 100:g}%."
+
     def end(self, problems: Sequence[str]) -> None:
         """Print the reasons in `undecided`, and exit if there is a problem or a regression.
 
@@ -116,7 +129,7 @@ def judge(diff: RunDiff, fail_over: float | None, fail_on: Sequence[Judge] | Non
     undecided = [
         (role, f"{label_of_role(role)}: {reason}.")
         for role, basis in pairs
-        if fail_over is not None or is_inconclusive(role)
+        if fail_over is not None or role.is_inconclusive()
         for reason in role.undecided(limit, basis)
     ]
     return Judgement(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from profdeck_traces.base.text import printable
-from profdeck_traces.cli import arguments, terminal
+from profdeck_traces.cli import arguments, json_limit, terminal
 from profdeck_traces.cli.terminal import ExitCode
 from profdeck_traces.tables.of_run import NAMES, table_of
 
@@ -28,6 +28,23 @@ else:
     Rows = StrEnum("Rows", {name.upper(): name.replace("_", "-") for name in NAMES})
 
 
+_IMPORTANT = (
+    "findings",
+    "unread",
+    "ranks",
+    "captures",
+    "ranks[].account.owners",
+    "ranks[].host_times.stages",
+    "ranks[].host_times.states",
+    "ranks[].iterations",
+    "ranks[].devices",
+    "ranks[].categories",
+    "ranks[].kernels",
+    "ranks[].operators",
+    "ranks[].steps",
+    "skew",
+)
+"""Lists in the JSON document, most important first."""
 _OWNERS = 20
 """Default number of rows for ``--by``."""
 
@@ -63,6 +80,7 @@ def command(  # noqa: PLR0913  # the options of a command line
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
+    max_bytes: json_limit.MaxBytes = None,
     as_csv: Annotated[
         bool,
         typer.Option(
@@ -82,6 +100,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         raise typer.BadParameter(f"--by and {option} cannot be combined. Use only one of them.")
     if rows and not as_csv:
         raise typer.BadParameter("--rows requires --csv. Specify --csv as well.")
+    json_limit.check_option(max_bytes, as_json=json)
     run, problems = arguments.summarise_paths(
         paths,
         rules=rules,
@@ -89,7 +108,7 @@ def command(  # noqa: PLR0913  # the options of a command line
         cache=cache,
     )
     if json:
-        terminal.print_json(run.to_dict())
+        json_limit.print_limited(run.to_dict(), max_bytes, _IMPORTANT)
     elif as_csv:
         _print_csv(run, Rows[f"TIME_BY_{by.upper()}"] if by else rows or _default_rows(run))
     elif by:

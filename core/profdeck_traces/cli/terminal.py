@@ -75,11 +75,18 @@ class _Trimmed:
 def print_json(document: Any) -> None:
     """Print data as JSON."""
     try:
-        # CI systems interpret `##[` as a command (see `printable`). In JSON, it can only occur inside strings.
-        sys.stdout.write(json.dumps(document, indent=2).replace("##", "#\\u0023") + "\n")
+        sys.stdout.write(escape_commands(json.dumps(document, indent=2)) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         exit_quietly()
+
+
+def escape_commands(document: str) -> str:
+    """Escape ``##`` in a JSON document, because CI systems interpret ``##[`` as a command (see `printable`).
+
+    In JSON, it can only occur inside strings.
+    """
+    return document.replace("##", "#\\u0023")
 
 
 def print_line(text: str) -> None:
@@ -294,7 +301,7 @@ class ExitCode(IntEnum):
     REGRESSION = 5
     """`profdeck diff --fail-over` or `profdeck baseline check` found a regression."""
     INCONCLUSIVE = 6
-    """The result of `profdeck diff` or `profdeck baseline check` is inconclusive, for example with too few steps."""
+    """The result of `profdeck diff`, `baseline check` or `trend` is inconclusive, for example with too few steps."""
     INTERRUPTED = 130
     """Interrupted by Ctrl-C."""
     BROKEN_PIPE = 141

@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from profdeck_traces.base.files import user_path
-from profdeck_traces.cli import arguments, terminal, text_layout
+from profdeck_traces.cli import arguments, json_limit, terminal, text_layout
 from profdeck_traces.cli.regression_limit import percent
 from profdeck_traces.cli.terminal import ExitCode
+
+_IMPORTANT = ("headlines", "series", "series[].changes", "series[].changes[].parts", "series[].points")
+"""Lists in the JSON document, most important first."""
 
 
 def command(  # noqa: PLR0913 - the options of the command line
@@ -27,11 +30,14 @@ def command(  # noqa: PLR0913 - the options of the command line
     processes: arguments.Processes = 0,
     cache: arguments.Cache = True,
     json: terminal.JsonOption = False,
+    max_bytes: json_limit.MaxBytes = None,
 ) -> None:
     """Find when a run, or a series of runs, became slower, and what changed.
 
     The command compares the captures of each role. It compares the median step or iteration, tokens per second, device
-    busy time, exposed communication and stalls. If nothing has changed, at most 1 of 100 calls reports a change.
+    busy time, exposed communication and stalls. It also compares each stage and each owner on the critical path, over
+    all ranks and on each rank. If nothing has changed, at most 1 of 100 calls reports a change. The exit code is 6 if
+    the result is inconclusive, for example with fewer than 10 captures.
     """
     from profdeck_traces.base.result_cache import ResultCache
     from profdeck_traces.inputs.outputs import HTML, check_output
@@ -39,7 +45,9 @@ def command(  # noqa: PLR0913 - the options of the command line
     from profdeck_traces.trend.change_points import MIN_CHANGE
     from profdeck_traces.trend.points import read_points
     from profdeck_traces.trend.trend import trend_of
+    from profdeck_traces.trend.trend_text import document_of, inconclusive_reason
 
+    json_limit.check_option(max_bytes, as_json=json)
     if output is not None:
         check_output(output, HTML)
     with terminal.show_progress("Reading the traces") as on_progress:
@@ -52,7 +60,7 @@ def command(  # noqa: PLR0913 - the options of the command line
     smallest = MIN_CHANGE if least is None else least
     trend = trend_of(points, left_out=left_out, min_change=smallest)
     if json:
-        terminal.print_json(trend.to_dict())
+        json_limit.print_limited(document_of(trend), max_bytes, _IMPORTANT)
     elif trend.series:
         from profdeck_traces.cli.trend_screen import page
 
@@ -71,3 +79,5 @@ def command(  # noqa: PLR0913 - the options of the command line
         terminal.print_stderr(f"error: {error}")
     if errors:
         raise typer.Exit(ExitCode.UNREADABLE)
+    if inconclusive_reason(trend):
+        raise typer.Exit(ExitCode.INCONCLUSIVE)

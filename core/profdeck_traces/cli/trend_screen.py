@@ -12,12 +12,14 @@ from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import text_layout
 from profdeck_traces.trend.model import Trend, TrendSeries
 from profdeck_traces.trend.trend_text import (
-    TOO_FEW,
     explanation,
     headings,
+    inconclusive_reason,
     is_long_enough,
+    label_of,
     runs_of,
     sentence,
+    shown_series,
     team_of,
     usual,
     value_of,
@@ -41,18 +43,20 @@ def page(trend: Trend, width: int, least: float) -> list[Text]:
     lines = [Text(_overview(trend, runs))]
     for series, change in headings(trend):
         lines.append(Text())
-        style = "bold red" if change.is_worse else "bold green"
+        style = f"bold {'yellow' if not change.is_conclusive else 'red' if change.is_worse else 'green'}"
         lines += text_layout.wrapped(sentence(series, change, runs), width, style=style)
         if text := explanation(change):
             lines += text_layout.wrapped(text, width, indent="  ")
-    if not any(series.changes for series in trend.series):
-        lines += [Text(), *text_layout.wrapped(_no_change(trend, least), width)]
-    shown = [series for series in trend.series if len(series.points) >= _MIN_POINTS]
+    if reason := inconclusive_reason(trend):
+        lines += [Text(), *text_layout.wrapped(f"Inconclusive: {reason}", width, style="bold yellow")]
+    elif not any(series.changes for series in trend.series):
+        lines += [Text(), *text_layout.wrapped(_no_change(least), width)]
+    shown = [series for series in shown_series(trend) if len(series.points) >= _MIN_POINTS]
     header = ["role", "number", "captures", "first", "last", "change"]
     rows = [
         [
             team_of(series),
-            series.what,
+            label_of(series),
             str(len(series.points)),
             *(value_of(series, value) for value in usual(series)),
             _ratio(series),
@@ -94,9 +98,7 @@ def _overview(trend: Trend, runs: dict[str, str]) -> str:
     return text
 
 
-def _no_change(trend: Trend, least: float) -> str:
-    if not any(map(is_long_enough, trend.series)):
-        return TOO_FEW
+def _no_change(least: float) -> str:
     or_small = f", or are smaller than {least * 100:g}%" if least else ""
     return f"No change: all differences may be random{or_small}."
 

@@ -41,6 +41,12 @@ class TraceSource:
         return self.facts is not None and self.facts.cold_first_step
 
     @property
+    def last_step(self) -> int | None:
+        """Last global step of the trace. ``None`` if unknown, or if the recorder's steps are not global steps."""
+        is_counted = self.facts is not None and self.facts.unit == "global_step" and self.facts.stage is None
+        return self.facts.last_step if self.facts is not None and is_counted else None
+
+    @property
     def is_json(self) -> bool:
         """True if this is a Chrome trace, or an artifact that contains one."""
         kind = kind_of(self.path)

@@ -9,7 +9,7 @@ from typing import Any
 from profdeck_traces.analysis.collective_skew import can_name_straggler
 from profdeck_traces.analysis.diff import diff_runs
 from profdeck_traces.analysis.diff_model import Change, RoleDiff
-from profdeck_traces.analysis.diff_text import MANY, SECTIONS, basis_of, is_inconclusive, verdict_of
+from profdeck_traces.analysis.diff_text import MANY, SECTIONS, basis_of, verdict_of
 from profdeck_traces.analysis.model import GroupSkew, RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import label_of, runs_of
 from profdeck_traces.inputs.facts import CaptureStatus
@@ -119,7 +119,6 @@ def changes(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
 
 def _change(role: RoleDiff, place: int) -> dict[str, Any]:
-    verdicts = {change.verdict for change in role.decisive} - {"same"}
     tables = []
     for section, heading in SECTIONS.items():
         changes: tuple[Change, ...] = getattr(role, section)
@@ -149,6 +148,6 @@ def _change(role: RoleDiff, place: int) -> dict[str, Any]:
     return {
         "verdict": verdict_of(role),
         "basis": " ".join([basis_of(role), *role.notes]),
-        "style": _STYLES.get(verdicts.pop(), "") if len(verdicts) == 1 and not is_inconclusive(role) else "",
+        "style": _STYLES.get(role.verdict(), ""),
         "tables": tables,
     }

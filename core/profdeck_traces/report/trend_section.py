@@ -8,12 +8,14 @@ from profdeck_traces.base.text import plural
 from profdeck_traces.report import svg
 from profdeck_traces.trend.model import Trend, TrendSeries
 from profdeck_traces.trend.trend_text import (
-    TOO_FEW,
     explanation,
     headings,
+    inconclusive_reason,
     is_long_enough,
+    label_of,
     runs_of,
     sentence,
+    shown_series,
     since,
     team_of,
     usual,
@@ -34,7 +36,7 @@ def trend_section(trend: Trend) -> dict[str, Any]:
     Series with a change and the first series of each role come first; ``other_plots`` contains the remaining series.
     """
     runs = runs_of(trend)
-    shown = [series for series in trend.series if len(series.points) >= _MIN_POINTS]
+    shown = [series for series in shown_series(trend) if len(series.points) >= _MIN_POINTS]
     firsts = {(series.role, series.replica, series.stage): series for series in reversed(shown)}
     main = [series for series in shown if series.changes or series in firsts.values()]
     return {
@@ -42,7 +44,7 @@ def trend_section(trend: Trend) -> dict[str, Any]:
             {"text": sentence(series, change, runs), "with": explanation(change), "is_worse": change.is_worse}
             for series, change in headings(trend)
         ],
-        "no_change": "No significant change." if has_trend(trend) else TOO_FEW,
+        "no_change": inconclusive_reason(trend) or "No significant change.",
         "main_plots": [_plot(series, runs) for series in main],
         "other_plots": [_plot(series, runs) for series in shown if series not in main],
     }
@@ -53,7 +55,7 @@ def _plot(series: TrendSeries, runs: dict[str, str]) -> dict[str, Any]:
     first, last = usual(series)
     return {
         "team": team_of(series),
-        "what": series.what,
+        "what": label_of(series),
         "levels": f"{value_of(series, first)} to {value_of(series, last)}",
         "plot": svg.levels(
             [point.value * scale for point in series.points],
@@ -61,7 +63,7 @@ def _plot(series: TrendSeries, runs: dict[str, str]) -> dict[str, Any]:
                 (change.index, change.before * scale, change.after * scale, since(series, change, runs))
                 for change in series.changes
             ],
-            f"{team_of(series)}: {series.what}",
+            f"{team_of(series)}: {label_of(series)}",
             f"{unit}, {_extent(series)}",
         ),
     }

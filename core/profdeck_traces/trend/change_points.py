@@ -79,7 +79,26 @@ def change_points(
     return []  # the positions do not converge
 
 
+def smallest_p_value(values: Sequence[float], *, min_change: float = MIN_CHANGE) -> float:
+    """Return the p-value of a series: the smallest level at which the search finds a change. 1 without a candidate."""
+    best = _best(np.asarray(values, dtype=float), min_change)
+    return 1.0 if best is None else best[0]
+
+
 def _search(values: NDArray[np.float64], offset: int, level: float, min_change: float) -> list[int]:
+    best = _best(values, min_change)
+    if best is None or best[0] >= level:
+        return []
+    index = best[1]
+    return [
+        *_search(values[:index], offset, level, min_change),
+        offset + index,
+        *_search(values[index:], offset + index, level, min_change),
+    ]
+
+
+def _best(values: NDArray[np.float64], min_change: float) -> tuple[float, int] | None:
+    """Return the smallest p-value of all segments, corrected for their number, and the index of its split."""
     segments = _segments(len(values))
     best: tuple[float, int] | None = None
     for begin, end in segments:
@@ -89,16 +108,9 @@ def _search(values: NDArray[np.float64], offset: int, level: float, min_change: 
             continue
         tests = 2 if end - begin == len(values) else 2 * (len(segments) - 1)
         p_value = _test_split(segment.tolist(), index, min_change)[0] * tests
-        if p_value < level and (best is None or p_value < best[0]):
+        if best is None or p_value < best[0]:
             best = p_value, begin + index
-    if best is None:
-        return []
-    index = best[1]
-    return [
-        *_search(values[:index], offset, level, min_change),
-        offset + index,
-        *_search(values[index:], offset + index, level, min_change),
-    ]
+    return best
 
 
 def _segments(count: int) -> list[tuple[int, int]]:

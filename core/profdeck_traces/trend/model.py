@@ -29,12 +29,13 @@ class TrendPart:
     """A stage, kernel class or idle cause that changed together with a series."""
 
     kind: str
-    """``stage``, ``class`` (kernel class) or ``idle`` (cause of idle time)."""
+    """``stage``, ``owner`` (on the critical path), ``class`` (kernel class) or ``idle`` (cause of idle time)."""
     name: str
     delta_us: float
-    """Increase per step in microseconds: of the rank that changed most for a stage, else the mean over the ranks."""
+    """Increase per step in microseconds: of the rank that changed most for a stage or owner, else the mean over the
+    ranks."""
     rank: int | None
-    """Rank of the stage, if the stage changed by less than half as much on the other ranks; otherwise ``None``."""
+    """Rank of the stage or owner, if it changed by less than half as much on the other ranks; otherwise ``None``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -54,7 +55,13 @@ class TrendChange:
     is_worse: bool
     """True if performance decreased."""
     parts: tuple[TrendPart, ...]
-    """Parts that changed in the same direction: at most one stage, one class and one cause of idle time."""
+    """Parts that changed in the same direction: at most one stage, owner, class and cause of idle time."""
+    busy_before: int = 0
+    """Number of captures since the previous change in which the machine was busy."""
+    busy_after: int = 0
+    """Number of captures until the next change in which the machine was busy."""
+    is_conclusive: bool = True
+    """False if performance decreased and the machine was busy in most captures after, but not before the change."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,6 +80,10 @@ class TrendSeries:
     points: tuple[TrendPoint, ...]
     """Points sorted by the start of the run, then by step and time."""
     changes: tuple[TrendChange, ...]
+    kind: str = "metric"
+    """``metric``, or the kind of a part of the step: ``stage`` or ``owner``. Parts are listed only if they changed."""
+    rank: int | None = None
+    """Rank of a part; ``None`` for the mean over the ranks."""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +91,9 @@ class Trend:
     """Metrics across captures, with their changes."""
 
     series: tuple[TrendSeries, ...]
-    """Series sorted by role and replica; step durations come first."""
+    """Series sorted by role and replica; step durations come first, and parts of the step last."""
+    tested: int = 0
+    """Number of series that were tested together, including parts that did not change."""
     left_out: int
     """Number of traces skipped because they are incomplete or have no step."""
     cold_left_out: int = 0

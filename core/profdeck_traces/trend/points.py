@@ -39,6 +39,8 @@ class RankPoint:
     first_step: int
     started_ns: int
     stall_s: float | None
+    is_machine_busy: bool
+    """True if the machine was busy during the recording, as in `profdeck_traces.inputs.host_load`."""
     numbers: RankNumbers
 
 
@@ -117,5 +119,6 @@ def _point(source: TraceSource, numbers: RankNumbers) -> RankPoint:
         first_step=facts.first_step,
         started_ns=facts.started_ns,
         stall_s=facts.stall_s,
+        is_machine_busy=facts.host_load is not None and facts.host_load.describe_contention() is not None,
         numbers=numbers,
     )

@@ -7,13 +7,16 @@ from collections.abc import Mapping
 
 import attrs
 
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.analysis.owner_names import name_of_owner
 from profdeck_traces.analysis.step_names import GLOBAL_STEP, ITERATION
 from profdeck_traces.findings.rank_view import RankView
 
 STEPS = {"global_step": "global step", "mini_batch": "mini-batch", "engine_iteration": "profiler step"}
 """Metric name of a step's duration, by the unit of the recorder's steps."""
 BUSY, EXPOSED = "device busy", "exposed communication"
+_WAITS = frozenset({OwnerKind.COLLECTIVE.label, OwnerKind.WAIT_FOR_THREAD.label, OwnerKind.SYNCHRONISATION.label})
 TOKENS = "tokens"
 """Last word in metric names of token rates."""
 
@@ -30,6 +33,8 @@ class RankNumbers:
     """Kernel time by class, in microseconds per step."""
     idle: Mapping[str, float]
     """Device idle time by cause, in microseconds per step."""
+    owners: Mapping[str, float]
+    """Time of each named owner on the critical path, in microseconds per step, excluding collectives and waits."""
     cold: bool = False
     """True if the trace has only a cold step."""
     excludes_cold: bool = False
@@ -58,6 +63,16 @@ def numbers_of(rank: RankSummary) -> RankNumbers:
         stages={stage.name: (stage.total_us - stage.communication_us) / steps for stage in view.stages},
         classes={summary.category: view.per_step(summary.total_us) for summary in rank.categories},
         idle=view.idle,
+        owners=_owners(rank),
         cold=view.is_cold,
         excludes_cold=bool(view.excluded),
     )
+
+
+def _owners(rank: RankSummary) -> dict[str, float]:
+    owners: dict[str, float] = {}
+    for owner in rank.account.owners if rank.account else ():
+        name = name_of_owner(owner)
+        if rank.account and name is not None and owner.kind not in _WAITS:
+            owners[name] = owners.get(name, 0.0) + owner.time_us / rank.account.steps
+    return owners

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from profdeck_traces.analysis.formatting import ms
 from profdeck_traces.trend.change_points import MIN_VALUES
@@ -12,7 +13,7 @@ from profdeck_traces.trend.rank_numbers import EXPOSED
 
 _MIN_P = 0.0001
 TOO_FEW = f"Too few captures to detect changes: at least {2 * MIN_VALUES} are required, and 20 for small changes."
-_KINDS = {"stage": "stage", "class": "kernels of class", "idle": "idle time,"}
+_KINDS = {"stage": "stage", "owner": "owner", "class": "kernels of class", "idle": "idle time,"}
 
 
 def runs_of(trend: Trend) -> dict[str, str]:
@@ -64,15 +65,28 @@ def since(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> str
 
 
 def sentence(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> str:
-    """Format a change: ``trainer is slower since step 1,200: global step 101.2 ms, before 93.4 ms, +8.4%``."""
+    """Format a change: ``trainer is slower since step 1,200: global step 101.2 ms, before 93.4 ms, +8.4%``.
+
+    If only a part of the step changed, the sentence names the part: ``trainer: stage reward of rank 1 is slower ...``.
+    """
     slower = series.unit == "us" and series.what != EXPOSED
     word = ("slower" if change.is_worse else "faster") if slower else ("worse" if change.is_worse else "better")
+    if not change.is_conclusive:
+        word = "inconclusive"
+    subject = team_of(series) if series.kind == "metric" else f"{team_of(series)}: {label_of(series)}"
+    what = series.what if series.kind == "metric" else "it takes"
+    busy = f"; the machine was busy in {change.busy_after} captures since then, before in {change.busy_before}"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
     chance = "p < 0.0001" if change.p_value < _MIN_P else f"p {change.p_value:.2g}"
     return (
-        f"{team_of(series)} is {word} {since(series, change, runs)}: {series.what} "
-        f"{value_of(series, change.after)}, before {value_of(series, change.before)}{ratio} ({chance})."
+        f"{subject} is {word} {since(series, change, runs)}: {what} {value_of(series, change.after)}, "
+        f"before {value_of(series, change.before)}{ratio} ({chance}){'' if change.is_conclusive else busy}."
     )
+
+
+def label_of(series: TrendSeries) -> str:
+    """Return the name of a series within its role, such as ``global step`` or ``stage reward of rank 1``."""
+    return series.what if series.rank is None else f"{series.what} of rank {series.rank}"
 
 
 def explanation(change: TrendChange) -> str:
@@ -88,14 +102,17 @@ def _part(part: TrendPart) -> str:
 def headings(trend: Trend) -> list[tuple[TrendSeries, TrendChange]]:
     """Return one change for each position and each role, replica and stage.
 
-    Several metrics often change at the same capture. The first series is kept, because step durations come first.
+    Several metrics often change at the same capture. The first series is kept, because step durations come first. A
+    part that changes in the other direction than the step is kept as well.
     """
     headings: list[tuple[TrendSeries, TrendChange]] = []
     for series in trend.series:
         for change in series.changes:
             point = series.points[change.index]
             is_known = any(
-                team_of(other) == team_of(series) and _are_near(point, other.points[other_change.index], series.points)
+                team_of(other) == team_of(series)
+                and (series.kind == "metric" or other_change.is_worse == change.is_worse)
+                and _are_near(point, other.points[other_change.index], series.points)
                 for other, other_change in headings
             )
             if not is_known:
@@ -107,3 +124,29 @@ def _are_near(point: TrendPoint, other: TrendPoint, points: Sequence[TrendPoint]
     indexes = {(point.run, point.capture): index for index, point in enumerate(points)}
     index = indexes.get((other.run, other.capture))
     return index is not None and abs(indexes[point.run, point.capture] - index) < MIN_VALUES
+
+
+def shown_series(trend: Trend) -> list[TrendSeries]:
+    """Return the series to show: all metrics, and the parts of steps that `headings` name."""
+    named = [series for series, _ in headings(trend)]
+    return [series for series in trend.series if series.kind == "metric" or any(series is one for one in named)]
+
+
+def inconclusive_reason(trend: Trend) -> str | None:
+    """Return why it is unknown whether performance decreased, or ``None`` if it is known."""
+    if trend.series and not any(map(is_long_enough, trend.series)):
+        return TOO_FEW
+    worse = [change for series in trend.series for change in series.changes if change.is_worse]
+    if worse and not any(change.is_conclusive for change in worse):
+        return "The machine was busy since each slowdown, but not before. Record again on an idle machine."
+    return None
+
+
+def document_of(trend: Trend) -> dict[str, Any]:
+    """Return the JSON document of a trend, with the sentences that the terminal shows."""
+    runs = runs_of(trend)
+    return {
+        "headlines": [" ".join(filter(None, (sentence(*one, runs), explanation(one[1])))) for one in headings(trend)],
+        "inconclusive": inconclusive_reason(trend),
+        **trend.to_dict(),
+    }

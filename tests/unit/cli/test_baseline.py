@@ -33,8 +33,8 @@ def saved_baseline(cli: Cli) -> None:
     assert cli("baseline", "save", "main", "main").exit_code == 0
 
 
-def output_text(result: Result) -> str:
-    return " ".join(result.output.split())
+def output_text(result: Result | str) -> str:
+    return " ".join((result if isinstance(result, str) else result.output).split())
 
 
 @pytest.mark.usefixtures("saved_baseline")
@@ -77,10 +77,14 @@ def test_junit_and_github_report_the_same_failures(cli: Cli) -> None:
     suite = ET.parse("out/j.xml").getroot()  # noqa: S314 - written by this test
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "2", "0")
     messages = [failure.get("message") for failure in suite.iter("failure")]
-    assert [line.partition("::trainer")[0] for line in result.output.splitlines() if line.startswith("::")] == [
-        "::error title=profdeck main"
-    ] * 2
-    assert all(f"::{str(message).replace('%', '%25')}" in result.output for message in messages)
+    (annotation,) = [line for line in result.output.splitlines() if line.startswith("::")]
+    sentence = annotation.removeprefix("::error title=profdeck main::").replace("%25", "%")
+    document = json.loads(cli("baseline", "check", "main", "slower", "--json", "--no-github").stdout)
+    assert document["roles"] == [{"role": "trainer", "stage": None, "verdict": "slower", "headline": sentence}]
+    assert sentence in output_text(result.output.partition("::")[0])
+    (role,) = json.loads(cli("diff", "main", "slower", "--json", "--fail-over", "5%").stdout)["roles"]
+    assert (role["verdict"], f"{role['headline']} Over the limit of 5%.") == ("slower", sentence)
+    assert all(str(message).startswith(f"{sentence} trainer: ") for message in messages)
 
 
 @pytest.mark.usefixtures("saved_baseline")
@@ -104,6 +108,19 @@ def test_check_without_comparable_times_fails(cli: Cli, tmp_path: Path) -> None:
     errors = [str(error.get("message")) for error in ET.parse("j.xml").getroot().iter("error")]  # noqa: S314 - written by this test
     assert errors == ["trainer: side 'after' has no kernels.", "trainer: one of the runs has no devices."]
     assert all(error in output_text(result) for error in errors)
+
+
+def test_undecided_change_is_not_within_the_limit(cli: Cli, tmp_path: Path) -> None:
+    """The steps of both runs vary by a factor of two, so the change of 27 % may be chance."""
+    levels = {"noisy": (400.0, 700, 420, 600, 390, 660), "changed": (700.0, 390, 680, 760, 400, 620)}
+    for name, times_us in levels.items():
+        write_run(tmp_path / name, 6, lambda number, times_us=times_us: GpuJob(steps=1, product_us=times_us[number]))  # type: ignore[misc]
+    assert cli("baseline", "save", "noisy", "noisy").exit_code == 0
+    for limit in ("5%", "30%"):
+        result = cli("baseline", "check", "noisy", "changed", "--fail-over", limit)
+        assert result.exit_code == 6
+        assert "trainer is inconclusive: " in output_text(result)
+        assert f"Inconclusive for the limit of {limit}." in output_text(result)
 
 
 @pytest.mark.usefixtures("saved_baseline")

@@ -100,6 +100,15 @@ def test_all_errors_of_an_invalid_config_are_reported(cli: Cli, config: Path) ->
     assert "roles.trainer.warmup_steps: expected an integer" in failed_checks(result)["config"]
 
 
+def test_invalid_key_does_not_hide_errors_of_backends(cli: Cli, config: Path) -> None:
+    settings = ("on_error=explode", "trainer.warmup_steps=true", "trainer.options.sheets=0", "rollout.backend=papper")
+    arguments = [argument for setting in settings for argument in ("--set", setting)]
+    problems = failed_checks(cli("check", config, "--json", *arguments))
+    assert problems.keys() == {"config", "roles.trainer.options", "roles.rollout.backend"}
+    assert "'sheets' must be >= 1" in problems["roles.trainer.options"]
+    assert "Did you mean 'paper'?" in problems["roles.rollout.backend"]
+
+
 @pytest.mark.parametrize(("name", "text"), [("absent.yaml", None), ("a.json", "{}"), ("b.toml", "= 1")])
 def test_file_that_is_not_a_config_is_reported(cli: Cli, tmp_path: Path, name: str, text: str | None) -> None:
     if text is not None:

@@ -58,7 +58,8 @@ def run(record: Record) -> Path:
     run = record(3, ranks=(0, 1), world_size=2)
     for path in [*run.rglob("*.trace.json")]:
         manifest = json.loads(path.with_suffix("").with_suffix(".json").read_text())
-        assert write_result(path, cold_first_step=bool(manifest["cold_first_step"]))
+        facts = {"cold_first_step": bool(manifest["cold_first_step"]), "last_step": manifest["last_step"]}
+        assert write_result(path, **facts)
     return run
 
 

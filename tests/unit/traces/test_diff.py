@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -277,7 +278,7 @@ def test_iterations_are_compared_by_stage() -> None:
         "decode iteration": (10, 12, "slower"),
         "idle iteration": (1, 0, "vanished"),
         "mixed iteration": (0, 9, "appeared"),
-        "prefill iteration": (80, 80, "same"),
+        "prefill iteration": (80, 80, "inconclusive"),  # a single iteration
     }
     assert [change.name for change in role.decisive] == ["decode iteration", "prefill iteration"]
     assert named(role.iterations, "decode iteration").calls_before == 3
@@ -337,12 +338,15 @@ def test_samples_without_overlap_are_not_chance() -> None:
 
 
 def test_large_change_that_may_be_chance_is_inconclusive() -> None:
-    before = [80, 90, 100, 120, 150, 155]
-    after = [85, 118, 126, 127, 145, 160]
+    before = [100, 80, 150, 90, 155, 120]
+    after = [127, 85, 145, 118, 160, 126]
     role = role_diff(trace(steps=before), trace(steps=after))
     assert role.regressions(0.05) == ()
     assert "may have changed by more than 5%" in role.undecided(0.05)[0]
-    assert role.undecided(0.3) == ()
+    assert "may have changed by more than 30%" in role.undecided(0.3)[0]  # up to 80 ms of 110 ms
+    assert role.undecided(0.9) == ()
+    assert (role.verdict(0.3), role.verdict(0.9)) == ("inconclusive", "same")
+    assert verdict_of(role, 0.9).startswith("trainer changed by less than 90%: ")
 
 
 def test_one_slow_rank_is_a_regression() -> None:
@@ -352,11 +356,70 @@ def test_one_slow_rank_is_a_regression() -> None:
     before = run(*(trace(steps=times, rank=rank) for rank, times in enumerate([*noisy, calm])))
     after = run(*(trace(steps=times, rank=rank) for rank, times in enumerate([*noisy, [1.5 * us for us in calm]])))
     role = role_diff(before, after)
-    assert [change.verdict for change in role.iterations] == ["same"]
+    assert [change.verdict for change in role.iterations] == ["inconclusive"]
     (regression,) = role.regressions(0.05)
     assert (regression.name, regression.ratio) == ("global step of rank 3", pytest.approx(0.5))
     assert verdict_of(role).startswith("trainer is slower on one rank: the median global step of rank 3 takes")
     assert role.regressions(0.6) == ()
+    assert verdict_of(role_diff(after, before)).startswith("trainer is faster on one rank: the median global step of")
+
+
+def step_times(generator: random.Random, level: float, *, slope: float = 0.0, spread: float = 0.05) -> list[float]:
+    """Return the durations of ten steps with normal noise, which drift by `slope` per step."""
+    return [level + slope * step + generator.gauss(0, spread * level) for step in range(10)]
+
+
+def test_noise_is_rarely_called_a_change_and_a_planted_change_is_found() -> None:
+    generator = random.Random(1)  # noqa: S311 - no secret
+    verdicts = [
+        role_diff(trace(steps=step_times(generator, 100)), trace(steps=step_times(generator, 100))).verdict()
+        for _ in range(500)
+    ]
+    assert verdicts.count("slower") + verdicts.count("faster") <= 0.01 * 500
+    for spread in (0.02, 0.05, 0.1):
+        planted = [
+            role_diff(
+                trace(steps=step_times(generator, 100, spread=spread)),
+                trace(steps=step_times(generator, 130, spread=spread)),
+            ).verdict()
+            for _ in range(100)
+        ]
+        assert planted.count("slower") >= 95
+        assert set(planted) <= {"slower", "inconclusive"}
+
+
+@pytest.mark.parametrize("slope", [0.5, 2, 10, -2])
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_drift_that_continues_from_one_run_to_the_next_is_inconclusive(slope: float, noise: float) -> None:
+    generator = random.Random(2)  # noqa: S311 - no secret
+    times = [200 + slope * step + noise * abs(slope) * generator.uniform(-1, 1) for step in range(20)]
+    role = role_diff(trace(steps=times[:10]), trace(steps=times[10:]))
+    if abs(slope) >= 2:
+        assert role.verdict() == "inconclusive"
+        assert "may be drift; record later or more steps" in verdict_of(role)
+    else:
+        assert role.verdict() == "same"  # less than 5 %
+    assert role.regressions(0.05) == ()
+
+
+@given(st.lists(st.floats(50, 150), min_size=1, max_size=12), st.lists(st.floats(50, 150), min_size=1, max_size=12))
+def test_exchanged_runs_have_the_opposite_verdict(before: list[float], after: list[float]) -> None:
+    opposite = {"slower": "faster", "faster": "slower", "same": "same", "inconclusive": "inconclusive"}
+    forward, backward = (
+        role_diff(trace(steps=one), trace(steps=other)) for one, other in ((before, after), (after, before))
+    )
+    assert forward.verdict() == opposite[backward.verdict()]
+    if forward.iterations[0].gap_us is not None:
+        assert "chance" not in verdict_of(forward)
+
+
+def test_disjoint_samples_of_few_steps_are_described() -> None:
+    few = role_diff(trace(steps=[100_000, 101_000]), trace(steps=[130_000, 140_000]))
+    text = "although every step after is longer than every step before, by at least 29.00 ms; record more steps"
+    assert text in verdict_of(few)
+    noisy = role_diff(trace(steps=[100_000, 60_000, 140_000]), trace(steps=[150_000, 190_000, 230_000]))
+    assert noisy.verdict() == "inconclusive"
+    assert "every step after is longer than every step before, by at least 10.00 ms" in verdict_of(noisy)
 
 
 def test_corrupt_trace_gives_no_verdict() -> None:
@@ -543,14 +606,15 @@ def runs(draw: st.DrawFn) -> RunSummary:
 @given(runs())
 def test_run_is_the_same_as_itself(summary: RunSummary) -> None:
     for role in diff_runs(summary, summary).roles:
-        assert {change.verdict for change in every(role)} <= {"same"}
+        assert {change.verdict for change in every(role)} <= {"same", "inconclusive"}
         assert {change.delta_us for change in every(role)} <= {0}
         assert role.regressions(0) == ()
 
 
 @given(runs(), runs())
 def test_diff_is_symmetric(before: RunSummary, after: RunSummary) -> None:
-    mirrored = {"slower": "faster", "faster": "slower", "appeared": "vanished", "vanished": "appeared", "same": "same"}
+    mirrored = {"slower": "faster", "faster": "slower", "appeared": "vanished", "vanished": "appeared"}
+    mirrored |= {verdict: verdict for verdict in ("same", "inconclusive", "faster and slower")}
     forward, backward = diff_runs(before, after), diff_runs(after, before)
     assert (forward.only_before, forward.only_after) == (backward.only_after, backward.only_before)
     for forward_role, backward_role in zip(forward.roles, backward.roles, strict=True):
@@ -578,6 +642,8 @@ def test_diff_is_symmetric(before: RunSummary, after: RunSummary) -> None:
             for change in every(backward_role)
         ]
         assert sorted(forward_changes) == sorted(reflected)
+        if not any(role.undecided(0.05) for role in (forward_role, backward_role)):
+            assert forward_role.verdict() == mirrored[backward_role.verdict()]
 
 
 @given(st.dictionaries(st.sampled_from(KERNELS), TIMES, min_size=1), st.integers(3, 6), st.sampled_from([0.9, 1.1]))

@@ -514,3 +514,11 @@ def test_step_times_add_up_to_kernel_times(
     ):
         begun = [length for _, start, length in kernels if first and start >= min(first)]
         assert by_kind[kind] == sum(begun)
+
+
+@pytest.mark.parametrize(("last_step", "numbers"), [(None, [3, 4, 5]), (4, [3, 4]), (5, [3, 4, 5]), (3, [3, 4, 5])])
+def test_step_that_the_job_did_not_reach_is_not_counted(last_step: int | None, numbers: list[int]) -> None:
+    """The recorder annotates one more step if the end of the last step is reported before the stop."""
+    annotations = [host(f"ProfilerStep#{number}", 10 * number, 10 * number + 9) for number in (3, 4, 5)]
+    steps = find_steps(columns(annotations), NAMES, last_step=last_step)
+    assert [steps.marks[code].step for code in steps.name] == numbers

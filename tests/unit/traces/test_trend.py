@@ -28,9 +28,17 @@ from profdeck_traces.report.trend_page import write_trend_page
 from profdeck_traces.trend import points as reading
 from profdeck_traces.trend.change_points import MIN_VALUES, change_points
 from profdeck_traces.trend.model import Trend, TrendSeries
-from profdeck_traces.trend.points import points_of, read_points
+from profdeck_traces.trend.points import RankPoint, points_of, read_points
+from profdeck_traces.trend.rank_numbers import RankNumbers
 from profdeck_traces.trend.trend import trend_of
-from profdeck_traces.trend.trend_text import explanation, headings, runs_of, sentence
+from profdeck_traces.trend.trend_text import (
+    explanation,
+    headings,
+    inconclusive_reason,
+    runs_of,
+    sentence,
+    shown_series,
+)
 
 Job = dict[str, Any]
 JOBS = 200
@@ -140,7 +148,7 @@ def test_windows_are_labelled_as_mini_batches(tmp_path: Path) -> None:
 def test_page_has_a_plot_of_each_series_and_no_external_resources(slower: Path) -> None:
     trend = read(slower)
     page = write_trend_page(trend, ["<b>slower</b>"])
-    assert page.count("<svg ") == len(trend.series)
+    assert page.count("<svg ") == len(shown_series(trend))
     assert "&lt;b&gt;slower" in page
     assert "since step 600" in page
     assert not {"<script", "http://", "https://", "<link"} & set(page.split())
@@ -152,7 +160,7 @@ def test_report_contains_the_trend(slower: Path, tmp_path: Path) -> None:
     page = load(slower, cache=False).report(tmp_path / "report.html")
     (sentence_and_parts,) = sentences(read(slower))
     assert all(text in page for text in sentence_and_parts.split(" With it: "))
-    assert page.count(" captures, steps 0 to 1,150</text>") == len(read(slower).series)
+    assert page.count(" captures, steps 0 to 1,150</text>") == len(shown_series(read(slower)))
 
 
 def test_page_of_few_captures_requests_more_captures(tmp_path: Path) -> None:
@@ -197,6 +205,98 @@ def test_implausible_stall_is_ignored(tmp_path: Path, stall_s: float) -> None:
     for manifest in run.rglob("*.step*.json"):
         manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"stall_s": stall_s}))
     assert "stall" not in {entry.what for entry in read(run).series}
+
+
+# Parts of the step.
+
+OWNERS = ("aten::mm in train.py(3): step", "open in data.py(9): load", "print in log.py(2): log")
+
+
+def parts_of_steps(
+    seed: int,
+    *,
+    ranks: int = 4,
+    captures: int = 40,
+    slow: dict[tuple[str, int], float] | None = None,
+    busy: int = 10**9,
+) -> list[RankPoint]:
+    """Return points whose stages and owners have normal noise of 3 %.
+
+    Args:
+        seed: Seed of the noise.
+        ranks: Number of ranks.
+        captures: Number of captures.
+        slow: Factor of a stage or owner on a rank in the second half of the captures.
+        busy: First capture in which the machine is busy.
+    """
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    points = []
+    for capture in range(captures):
+        times = {
+            (name, rank): chance.gauss(10_000, 300)
+            * ((slow or {}).get((name, rank), 1) if 2 * capture >= captures else 1)
+            for name in ("data", "forward", "loss", *OWNERS)
+            for rank in range(ranks)
+        }
+        for rank in range(ranks):
+            numbers = RankNumbers(
+                values={"global step": chance.gauss(100_000, 3000)},
+                stages={name: times[name, rank] for name in ("data", "forward", "loss")},
+                classes={},
+                idle={},
+                owners={name: times[name, rank] for name in OWNERS},
+            )
+            point = RankPoint(
+                run="/runs/job",
+                capture=f"step{50 * capture}",
+                role="trainer",
+                replica=None,
+                stage=None,
+                rank=rank,
+                first_step=50 * capture,
+                started_ns=capture,
+                stall_s=None,
+                is_machine_busy=capture >= busy,
+                numbers=numbers,
+            )
+            points.append(point)
+    return points
+
+
+def test_parts_that_do_not_change_the_step_are_found_on_their_rank() -> None:
+    trend = trend_of(parts_of_steps(1, slow={("data", 2): 1.5, (OWNERS[1], 2): 1.5}))
+    assert trend.tested == 31  # the step, and 3 stages and 3 owners of 4 ranks and of all ranks
+    (text,) = sentences(trend)
+    assert text.startswith("trainer: stage data is slower since step 1,000: it takes 11.")
+    assert "With it: stage data of rank 2 +4.884 ms, owner" in text
+    assert "owner open in data.py(9): load of rank 2 +" in text
+    assert {series.rank for series in trend.series} == {None, 2}
+
+
+def test_stage_that_replaces_another_one_is_found() -> None:
+    slow = {(name, rank): factor for rank in range(4) for name, factor in (("data", 1.2), ("loss", 0.8))}
+    slower, faster = sentences(trend_of(parts_of_steps(2, slow=slow)))
+    assert slower.startswith(
+        "trainer: stage data is slower since step 1,000: it takes 11.99 ms, before 10.01 ms, +19.8%"
+    )
+    assert faster.startswith("trainer: stage loss is faster since step 1,000: it takes 7.979 ms")
+    assert "With it" not in slower + faster
+
+
+def test_false_alarms_over_all_parts_are_few() -> None:
+    """The significance level is 1 % for all 19 series together."""
+    assert sum(bool(headings(trend_of(parts_of_steps(seed, ranks=2)))) for seed in range(40)) <= 2
+
+
+def test_slowdown_on_a_busy_machine_is_inconclusive() -> None:
+    slow = {("data", rank): 1.5 for rank in range(4)}
+    trend = trend_of(parts_of_steps(3, slow=slow, busy=20))
+    (text,) = sentences(trend)
+    assert "stage data is inconclusive since step 1,000" in text
+    assert "the machine was busy in 20 captures since then, before in 0." in text
+    assert "The machine was busy since each slowdown" in str(inconclusive_reason(trend))
+    assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=0))) is None
+    assert inconclusive_reason(trend_of(parts_of_steps(3, slow=slow, busy=30))) is None
 
 
 # Change detection.
