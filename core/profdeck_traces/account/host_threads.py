@@ -17,11 +17,14 @@ from profdeck_traces.account.row_kinds import (
     SYNCS,
     RowKind,
 )
+from profdeck_traces.attribution.frames import is_profiler_frame
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
+_START_NS = 1_000_000  # frames that were open when the recording started begin within this time
+_OUTER_FRAMES = 8
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
 
@@ -71,6 +74,8 @@ class HostThreads:
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
+                if track != self.main:
+                    _set_waiting(events, part)
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -191,9 +196,16 @@ class HostThreads:
         is_work = (kinds == RowKind.OPERATOR) | (kinds == RowKind.HOST_COLLECTIVE)
         with_work = np.bincount(events.track[is_work], minlength=len(events.tracks)) > 0
         others = [track for track in self.first if track != self.main and events.tracks[track][0] == process]
+        others = [track for track in others if not self._is_of_profiler(events, track)]
         self.helpers = {track for track in others if with_work[track]}
         self.other_runs = _Runs(self, others, State.FRAME)
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
+
+    def _is_of_profiler(self, events: Events, track: int) -> bool:
+        """Return whether a thread was started by profdeck, for example to check limits during the recording."""
+        rows = self.row[self.first[track] : self.first[track] + _OUTER_FRAMES].tolist()
+        names = (events.names[events.name[row]] for row in rows if row >= 0 and self.kinds[row] == RowKind.FRAME)
+        return is_profiler_frame(next((name for name in names if not name.startswith("threading.py(")), ""))
 
     def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
         """Mark the segments at which the walk may leave the thread. Other segments are copied to the path."""
@@ -252,6 +264,22 @@ class _Runs:
         """For each run, the index of the run with the latest end among all runs up to and including it."""
         self.order = np.argsort(self.end, kind="stable").astype(np.int32)
         self.ends = self.end[self.order]
+
+
+def _set_waiting(events: Events, part: tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]) -> None:
+    """Set the state of the innermost frame that was open when the recording started to `State.WAITS`.
+
+    Until that frame makes its first call, its thread may be blocked in a C function that was called before the
+    recording started and is not in the trace.
+    """
+    begin, row, _, state = part
+    if begin[0] - int(events.start_ns.min()) > _START_NS:
+        return
+    frames = (state == State.FRAME) & (begin - begin[0] < _START_NS)
+    frames &= (row >= 0) & (events.start_ns[np.maximum(row, 0)] == begin)
+    count = len(frames) if frames.all() else int(np.argmin(frames))
+    if count:
+        state[count - 1] = State.WAITS
 
 
 def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column

@@ -42,3 +42,21 @@ class OwnerKind(IntEnum):
     def label(self) -> str:
         """Name in tables, such as ``launch latency``."""
         return self.name.lower().replace("_", " ")
+
+    @property
+    def side(self) -> str:
+        """Where the time is spent: ``host``, ``device`` or ``communication``; ``unknown`` if the trace does not show it."""
+        return _SIDES.get(self, "host")
+
+
+_SIDES = {
+    **dict.fromkeys(
+        (
+            *(OwnerKind.KERNEL, OwnerKind.COPY, OwnerKind.LAUNCH_LATENCY),
+            *(OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_GAP),
+        ),
+        "device",
+    ),
+    OwnerKind.COLLECTIVE: "communication",
+    **dict.fromkeys((OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED), "unknown"),
+}

@@ -212,8 +212,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
         before, after = (sum(sides[side] for sides in others) for side in (0, 1))
         rows.append([*_of_times(before, after), plural(len(others), "other owner"), ""])
     rows.append([*_of_times(account.step_before_ns, account.step_after_ns), "all owners", ""])
-    line = "line, module, annotation or operator" if any(key[2] for key in shown) else "module, annotation or operator"
-    header = ("before ms", "after ms", "change ms", heading, line)
+    header = ("before ms", "after ms", "change ms", heading, "location")
     lines = [Text(), *text_layout.aligned(header, rows, width, left=(heading,))]
     if account.borders_before != account.borders_after:
         rules = f"before: {', '.join(account.borders_before)}; after: {', '.join(account.borders_after)}"
