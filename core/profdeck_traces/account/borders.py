@@ -32,30 +32,55 @@ class Borders:
     """Position at the last border, where the backward walk starts."""
 
 
-def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int) -> Borders:
-    """Find the borders of the steps.
+def times_done(launched: Int, ends: Int, begin: Int, end: Int) -> Int:
+    """Return, for each step, the end of its annotation or of the device work launched in it, whichever is later.
+
+    Args:
+        launched: Start of the launch of each device event, sorted.
+        ends: End of each device event.
+        begin: Start times of the annotations.
+        end: End times of the annotations.
+    """
+    done = end.copy()
+    for step, (first, last) in enumerate(zip(launched.searchsorted(begin), launched.searchsorted(end), strict=True)):
+        if last > first:
+            done[step] = max(int(end[step]), int(ends[first:last].max()))
+    return done
+
+
+def border_rule(done: Int, begin: Int, end: Int) -> str:
+    """Return the rule for the borders of steps.
 
     The lag of a step is the time from the end of its annotation to the end of the device work launched in it. If the
     lag grows by more than 20 % of a step, or if there is only one step, steps end when their device work ends.
     Otherwise, a step lasts from the start of its annotation to the start of the next one.
 
     Args:
+        done: Time at which each step is done; see `times_done`.
+        begin: Start times of the annotations, sorted.
+        end: End times of the annotations.
+    """
+    lag = done - end
+    growth = lag[-1] - (lag[0] if len(lag) > 1 else 0)
+    return DEVICE if growth > (_GROWTH * float(np.median(end - begin)) if len(lag) > 1 else 0) else HOST
+
+
+def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int, rule: str | None = None) -> Borders:
+    """Find the borders of the steps.
+
+    Args:
         threads: Host threads.
         work: Device events.
         begin: Start times of the annotations, sorted.
         end: End times of the annotations.
+        rule: `HOST` or `DEVICE`. Default: the result of `border_rule`.
     """
     on_host = OnThread(threads.main)
     if not len(begin):
         return _whole_recording(threads, work)
     order = np.argsort(work.launched, kind="stable")
-    launched, ends = work.launched[order], work.end[order]
-    done = end.copy()
-    for step, (first, last) in enumerate(zip(launched.searchsorted(begin), launched.searchsorted(end), strict=True)):
-        if last > first:
-            done[step] = max(int(end[step]), int(ends[first:last].max()))
-    lag = done - end
-    if lag[-1] - (lag[0] if len(lag) > 1 else 0) > (_GROWTH * float(np.median(end - begin)) if len(lag) > 1 else 0):
+    done = times_done(work.launched[order], work.end[order], begin, end)
+    if (rule or border_rule(done, begin, end)) == DEVICE:
         times = np.maximum.accumulate(np.append(max(int(begin[0]), _earlier_work_ns(work, int(begin[0]))), done))
         last = np.flatnonzero((work.end == times[-1]) & (work.launched < times[-1]))
         host_ends = np.append(times[0], end)

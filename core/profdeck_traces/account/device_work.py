@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.row_kinds import RowKind
-from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.walking import NO_TIME
@@ -36,21 +35,20 @@ class Cause(IntEnum):
 class DeviceEvents:
     """Device events as parallel arrays, sorted by track and start time. An index is a position in these arrays."""
 
-    def __init__(self, names: Attribution, kinds: NDArray[np.uint8], rows: Int) -> None:
-        """Find the launch and cause of each event.
+    def __init__(self, events: Events, launch: NDArray[np.int32], kinds: NDArray[np.uint8]) -> None:
+        """Find the cause of each event.
 
         Args:
-            names: Events of the trace and their launches.
+            events: The trace.
+            launch: Row of each event's launch call, or -1.
             kinds: `RowKind` of each row.
-            rows: Rows of the device events.
         """
-        events = names.events
-        self.rows = rows
+        self.rows = rows = np.flatnonzero(kinds >= RowKind.KERNEL)
         self.start, self.end = events.start_ns[rows], events.end_ns[rows]
         self.track = events.track[rows]
         self.calls = np.flatnonzero((kinds >= RowKind.CALL) & (kinds <= RowKind.EVENT_SYNC))
         self.correlation = events.arg("correlation", self.calls)
-        self.launch = names.launch[rows].astype(np.int64)
+        self.launch = launch[rows].astype(np.int64)
         """Row of each event's launch call, or -1."""
         is_launched = self.launch >= 0
         call = np.maximum(self.launch, 0)

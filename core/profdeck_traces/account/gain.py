@@ -23,14 +23,20 @@ _NO_GAIN = frozenset({
 _Mask = NDArray[np.bool_]
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class Gain:
-    """Result of a replay without an owner's time."""
+    """Result of replays without an owner's time."""
 
-    saved_ns: int
+    saved_ns: int = 0
     """Time saved over all steps in the account."""
-    limit: OwnerKind
-    """Owner kind with the most time on the replay's critical path."""
+    is_known: bool = True
+    path_ns: NDArray[np.float64] = attrs.field(factory=lambda: np.zeros(256))
+    """Time of each `OwnerKind` on the critical paths of the replays."""
+
+    @property
+    def limit(self) -> OwnerKind:
+        """Owner kind with the most time on the critical paths of the replays."""
+        return OwnerKind(int(self.path_ns.argmax()))
 
 
 def too_large(events: Events) -> str | None:
@@ -58,20 +64,23 @@ class Replay:
         self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
         """True if the replay reproduces all recorded times."""
 
-    def gain(self, kind: OwnerKind, is_owner: _Mask) -> Gain | None:
-        """Replay the recording without an owner's time. Return the gain, or ``None`` if it is unknown.
+    def add_gain(self, gain: Gain, kind: OwnerKind, is_owner: _Mask) -> None:
+        """Replay the recording without an owner's time.
 
         Args:
+            gain: The gain to which the result is added.
             kind: Owner kind.
             is_owner: Mask of the owner's rows in the trace, with an extra last element for time without an event.
         """
         graph = self._graph
         if kind in _NO_GAIN or not self.is_exact:
-            return None
+            gain.is_known = False
+            return
         times, path = self._times(self._weight - self._time_of(kind, is_owner))
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
         saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
-        return Gain(int(saved.sum()), self._largest_kind(path, kind, is_owner))
+        gain.saved_ns += int(saved.sum())
+        gain.path_ns += self._times_of_kinds(path, kind, is_owner)
 
     def _of_segments(self, is_owner: _Mask) -> Int:
         """Return the owner's cumulative time at each node. Only differences within a thread are meaningful."""
@@ -112,8 +121,8 @@ class Replay:
             last = sources[edges[-1]]
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
-    def _largest_kind(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> OwnerKind:
-        """Return the owner kind with the most time on the critical path of a replay."""
+    def _times_of_kinds(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> NDArray[np.float64]:
+        """Return the time of each owner kind on the critical path of a replay."""
         graph = self._graph
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]
@@ -133,4 +142,4 @@ class Replay:
         times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
         is_left = ~((graph.kind[path] == kind) & is_owner[graph.row[path]])
         times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
-        return OwnerKind(int(times.argmax()))
+        return times

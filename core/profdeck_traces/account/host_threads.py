@@ -66,8 +66,7 @@ class HostThreads:
         """Index of the last segment of each track."""
         parts: list[tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]] = []
         count = 0
-        bounds = np.flatnonzero(np.diff(events.track, prepend=-1, append=-1)) if events.complete else np.zeros(1, int)
-        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        for begin, end in events.track_bounds():
             rows = begin + np.flatnonzero(is_host[begin:end])
             if not len(rows):
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from profdeck_traces.account.borders import Borders, find_borders
 from profdeck_traces.account.device_work import DeviceEvents
 from profdeck_traces.account.host_threads import HostThreads
-from profdeck_traces.account.row_kinds import RowKind, row_kinds
 from profdeck_traces.account.walk import BackwardWalk, Path
-from profdeck_traces.attribution.rows import Attribution
+from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 
 
@@ -48,32 +47,23 @@ class RecordingPath:
 
 
 def path_of(
-    names: Attribution,
-    steps: StepAnnotations,
-    *,
-    is_step: Callable[[str], bool],
-    is_collective: Callable[[str], bool],
-    is_valid: NDArray[np.bool_] | None = None,
+    events: Events, launch: NDArray[np.int32], kinds: NDArray[np.uint8], steps: StepAnnotations, rule: str | None = None
 ) -> RecordingPath:
     """Find the critical path of a recording.
 
     Args:
-        names: Events of the trace and their launches.
+        events: Events of the trace.
+        launch: Row of each event's launch call, or -1.
+        kinds: `profdeck_traces.account.row_kinds.RowKind` of each event.
         steps: Step annotations. If several threads have annotations, only the thread with the most is used.
-        is_step: Returns whether a name is a step name.
-        is_collective: Returns whether a kernel name is the name of a collective.
-        is_valid: Mask of the complete events to use. Default: all.
+        rule: Rule for the borders of steps. Default: the result of `profdeck_traces.account.borders.border_rule`.
     """
-    events = names.events
-    kinds = row_kinds(events, is_step, is_collective)
-    if is_valid is not None:
-        kinds[~is_valid] = RowKind.OTHER
     tracks = steps.track
     main = int(np.bincount(tracks).argmax()) if len(tracks) else None
     used = np.flatnonzero(tracks == main) if main is not None else np.zeros(0, np.int64)
     threads = HostThreads(events, kinds, main)
-    work = DeviceEvents(names, kinds, np.flatnonzero(kinds >= RowKind.KERNEL))
-    borders = find_borders(threads, work, steps.begin[used], steps.end[used])
+    work = DeviceEvents(events, launch, kinds)
+    borders = find_borders(threads, work, steps.begin[used], steps.end[used], rule)
     walk = BackwardWalk(events, kinds, threads, work)
     if not len(borders.times):
         none = np.zeros(0, np.int64)

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from profdeck_traces.account.gain import Gain, Replay, too_large
 from profdeck_traces.account.model import Account, OwnerKey, OwnerTime, key_of_small_owners
 from profdeck_traces.account.owner_kinds import OwnerKind
-from profdeck_traces.account.recording import RecordingPath
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
+from profdeck_traces.account.windows import Window, Windows
 from profdeck_traces.attribution.frames import module_class
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
@@ -28,53 +28,66 @@ _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 
 
-def account_of(recording: RecordingPath, names: Attribution, basis: str, excluded: NDArray[np.bool_]) -> Account | None:
-    """Return the account of a recording, or ``None`` if its steps take no time.
+def account_of(windows: Windows, names: Attribution, basis: str) -> Account | None:
+    """Return the account of a trace, or ``None`` if its steps take no time.
 
     Args:
-        recording: The critical path.
+        windows: The critical path.
         names: Operators, modules and lines of the events.
         basis: Kind of step.
-        excluded: Mask of the cold steps, with one element per step annotation.
     """
-    has_annotations = len(recording.steps) > 0
-    is_used = ~excluded[recording.steps] if has_annotations else np.ones(max(0, len(recording.borders.times) - 1), bool)
-    parts = [path for (_, _, path), used in zip(recording.parts(), is_used.tolist(), strict=True) if used]
-    parts = [path for path in parts if len(path)]
+    texts = [_plain(name) for name in names.events.names]
+    times: dict[OwnerKey, tuple[int, int]] = {}
+    rule, steps = "", 0
+    for window in windows:
+        rule, steps = window.recording.borders.rule, steps + int(window.is_used.sum())
+        path = _used_path(window)
+        if path is not None:
+            _add_owners(times, path, names, texts, windows.kinds)
+    total_ns = sum(of_owner for of_owner, _ in times.values())
+    if not total_ns:
+        return None
+    owners = _largest_owners(times, total_ns)
+    unknown = too_large(names.events)
+    if unknown is None:
+        owners, unknown = _with_gains(owners, windows, names, texts)
+    return Account(
+        basis=basis if windows.has_steps else "recording",
+        border=rule,
+        steps=steps,
+        time_us=total_ns / _NS_PER_US,
+        owners=owners,
+        notes=(*_notes(windows, names, owners), *((unknown,) if unknown else ())),
+    )
+
+
+def _used_path(window: Window) -> Path | None:
+    """Return the path of the steps in the account, with rows of the trace; ``None`` if they take no time."""
+    of_steps = zip(window.recording.parts(), window.is_used.tolist(), strict=True)
+    parts = [path for (_, _, path), is_used in of_steps if is_used and len(path)]
     if not parts:
         return None
-    path = Path(
+    return Path(
         np.concatenate([part.begin for part in parts]),
         np.concatenate([part.end for part in parts]),
         np.concatenate([part.kind for part in parts]),
-        np.concatenate([part.row for part in parts]),
-    )
-    total_ns = int((path.end - path.begin).sum())
-    texts = [_plain(name) for name in names.events.names]
-    owners = _owners(path, names, texts, recording.kinds, total_ns)
-    unknown = too_large(names.events)
-    if unknown is None:
-        owners, unknown = _with_gains(owners, recording, names, texts, is_used)
-    return Account(
-        basis=basis if has_annotations else "recording",
-        border=recording.borders.rule,
-        steps=int(is_used.sum()),
-        time_us=total_ns / _NS_PER_US,
-        owners=owners,
-        notes=(*_notes(recording, names, path), *((unknown,) if unknown else ())),
+        window.rows_of_trace(np.concatenate([part.row for part in parts])),
     )
 
 
-def _owners(
-    path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8], total_ns: int
-) -> tuple[OwnerTime, ...]:
-    """Sum the segments of a path by owner. `texts` has the event names without addresses."""
+def _add_owners(
+    times: dict[OwnerKey, tuple[int, int]],
+    path: Path,
+    names: Attribution,
+    texts: Sequence[str],
+    kinds: NDArray[np.uint8],
+) -> None:
+    """Add the time and number of the segments of a path to each owner. `texts` has the names without addresses."""
     module_names = names.module_paths[1]
     columns = _columns(names, kinds, path.row)
     groups, first = _grouped([path.kind.astype(np.int64), *columns])
     time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(first)).astype(np.int64)
     counts = np.bincount(groups, minlength=len(first))
-    times: dict[OwnerKey, tuple[int, int]] = {}
     keys = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
     for (kind, *codes, module_code), of_group, count in zip(keys, time_ns.tolist(), counts.tolist(), strict=True):
         name, operator, annotation, frame = (texts[code] if code >= 0 else None for code in codes)
@@ -82,6 +95,10 @@ def _owners(
         key = OwnerKind(kind).label, name, operator, module_path, annotation, frame
         before = times.get(key, (0, 0))
         times[key] = before[0] + of_group, before[1] + count
+
+
+def _largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:
+    """Return the owners, longest first. The time of small owners is summed by kind."""
     largest = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
     for key, (of_group, count) in largest[MAX_OWNERS:]:
         sum_key = key_of_small_owners(key[0])
@@ -120,32 +137,37 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 
 
 def _with_gains(
-    owners: tuple[OwnerTime, ...],
-    recording: RecordingPath,
-    names: Attribution,
-    texts: Sequence[str],
-    is_used: NDArray[np.bool_],
+    owners: tuple[OwnerTime, ...], windows: Windows, names: Attribution, texts: Sequence[str]
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
     """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
-    replay = Replay(recording, names.events, is_used)
-    if not replay.is_exact:
-        return owners, "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
-    rows = np.append(np.arange(names.events.complete, dtype=np.int32), np.int32(-1))
-    columns = _columns(names, recording.kinds, rows)
     name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
-    with_gain = []
-    for owner in owners[:MAX_GAINS]:
-        gain: Gain | None = None
-        # A sum of small owners has no name, so it looks the same as time without an event.
-        if owner.name is not None or len(owners) < MAX_OWNERS:
+    # A sum of small owners has no name, so it looks the same as time without an event.
+    named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
+    gains = [Gain() for _ in named]
+    for window in windows:
+        replay = Replay(window.recording, window.events, window.is_used)
+        if not replay.is_exact:
+            note = "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
+            return owners, note
+        rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
+        columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
+        for owner, gain in zip(named, gains, strict=True):
             is_owner = np.ones(len(rows), np.bool_)
             fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
             for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
                 is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
-            gain = replay.gain(OwnerKind.from_label(owner.kind), is_owner)
-        gain_us, limit = (None, None) if gain is None else (gain.saved_ns / _NS_PER_US, gain.limit.label)
-        with_gain.append(attrs.evolve(owner, gain_us=gain_us, next_limit=limit))
-    return (*with_gain, *owners[MAX_GAINS:]), None
+            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
+    of_owner = {
+        owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
+        for owner, gain in zip(named, gains, strict=True)
+        if gain.is_known
+    }
+    return tuple(
+        attrs.evolve(owner, gain_us=of_owner[owner.key][0], next_limit=of_owner[owner.key][1])
+        if owner.key in of_owner
+        else owner
+        for owner in owners
+    ), None
 
 
 def _codes(texts: Iterable[str]) -> dict[str, list[int]]:
@@ -190,16 +212,17 @@ def _plain(name: str) -> str:
     return name if module is None else module
 
 
-def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[str, ...]:
+def _notes(windows: Windows, names: Attribution, owners: Sequence[OwnerTime]) -> tuple[str, ...]:
     """Return notes on the account's limitations, such as causes that are missing from the trace."""
-    is_sync = np.isin(recording.kinds, SYNCS)
+    work = windows.work
+    is_sync = np.isin(windows.kinds, SYNCS)
     notes = []
-    if len(recording.work.rows) and is_sync.any() and not len(recording.work.sync_records.rows):
+    if len(work) and is_sync.any() and not names.events.has_category({"cuda_sync"}).any():
         notes.append(
             "The trace has no cuda_sync records. Synchronisations are matched with device work that ended during the "
             "call, and waits between streams are inferred from timing."
         )
-    share = float((recording.work.launch < 0).mean()) if len(recording.work.rows) else 0.0
+    share = float((names.launch[work] < 0).mean()) if len(work) else 0.0
     if share > _MAX_UNLAUNCHED:
         notes.append(
             f"{share:.0%} of device events have no recorded launch. The time before such an event is shown as "
@@ -210,6 +233,11 @@ def _notes(recording: RecordingPath, names: Attribution, path: Path) -> tuple[st
             "The trace has no Python stacks, so lines are unknown and Python code is counted as 'between'. "
             "Record stacks to include both."
         )
-    if (path.kind == OwnerKind.COLLECTIVE).any():
+    if any(owner.kind == OwnerKind.COLLECTIVE.label for owner in owners):
         notes.append("The time of collectives includes waiting for other ranks.")
+    if len(windows) > 1:
+        notes.append(
+            f"The trace is large, so the account is computed in {len(windows):,} windows of consecutive steps. Gains "
+            "do not include time that is saved across the border of two windows."
+        )
     return tuple(notes)

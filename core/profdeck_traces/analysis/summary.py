@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.model import Account
-from profdeck_traces.account.recording import StepAnnotations, path_of
+from profdeck_traces.account.recording import StepAnnotations
+from profdeck_traces.account.row_kinds import RowKind, row_kinds
 from profdeck_traces.account.table import account_of
+from profdeck_traces.account.windows import Windows
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck_traces.analysis.collectives import (
@@ -372,14 +374,12 @@ class _Summary:
         is_valid[events.row[events.row >= 0]] = True
         communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
         annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
-        recording = path_of(
-            names,
-            annotations,
-            is_step=lambda name: self._step_names.parse(name) is not None,
-            is_collective=communicates.__contains__,
-            is_valid=is_valid,
+        kinds = row_kinds(
+            names.events, lambda name: self._step_names.parse(name) is not None, communicates.__contains__
         )
-        account = account_of(recording, names, kind or "recording", steps.excluded[of_kind])
+        kinds[~is_valid] = RowKind.OTHER
+        windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
+        account = account_of(windows, names, kind or "recording")
         if account is None or (events.row >= 0).all():
             return account
         note = "The device work is in a table without launches, so all owners are on the host."

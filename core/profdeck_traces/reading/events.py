@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Iterable
@@ -69,6 +70,14 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.row)
+
+    def selected(self, rows: Int) -> Pairs:
+        """Return the values of some rows, numbered by their index in `rows`, which are sorted."""
+        if not len(self):
+            return self
+        at = np.minimum(np.searchsorted(self.row, rows), len(self) - 1)
+        has_value = np.flatnonzero(self.row[at] == rows)
+        return Pairs(has_value.astype(np.uint32), self.value[at[has_value]])
 
 
 class Events:
@@ -198,6 +207,12 @@ class Events:
         at = np.minimum(np.searchsorted(pairs.row, rows), len(pairs) - 1)
         return np.where(pairs.row[at] == rows, pairs.value[at], missing)
 
+    def track_bounds(self) -> list[tuple[int, int]]:
+        """Return the first row of each track with complete events, and the row after its last one."""
+        track = self.track
+        inner = 1 + np.flatnonzero(track[1:] != track[:-1])
+        return list(itertools.pairwise([0, *inner.tolist(), self.complete])) if self.complete else []
+
     def innermost(self, kind: Mask) -> NDArray[np.int32]:
         """Return, for each complete event, the innermost event of a kind open on its track when it starts, or -1.
 
@@ -209,6 +224,27 @@ class Events:
         # Set the duration of all other events to 0, so that they never count as open.
         around = parents(self.track, self.start_ns, self.start_ns + self.duration_ns * kind)
         return np.where(kind, np.arange(self.complete, dtype=np.int32), around)
+
+    def selected(self, rows: Int, args: Iterable[str]) -> Events:
+        """Return some of the complete events, with some of their args.
+
+        Args:
+            rows: Rows of the complete events, sorted.
+            args: The args to keep, which are integers.
+        """
+        return Events(
+            self.path,
+            self.check,
+            {name: column[rows] for name, column in self.all.items()},
+            {key: self.args[key].selected(rows) for key in args},
+            complete=len(rows),
+            names=self.names,
+            categories=self.categories,
+            tracks=self.tracks,
+            texts={},
+            member_texts=[],
+            pairs=(rows[:0], rows[:0]),
+        )
 
     def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:
         """Reorder an array with one value per row into file order, as needed for copying events."""

@@ -20,6 +20,7 @@ from profdeck_traces.account.gain import Replay
 from profdeck_traces.account.model import Account
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.recording import RecordingPath, StepAnnotations, path_of
+from profdeck_traces.account.row_kinds import row_kinds
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.base.errors import TraceError
@@ -53,12 +54,12 @@ def walked(path: Path) -> tuple[Events, RecordingPath]:
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     steps = StepAnnotations(events.track[rows], events.start_ns[rows], events.end_ns[rows])
     names = Attribution(events, lambda name: name.startswith("ProfilerStep#"))
-    recording = path_of(
-        names,
-        steps,
+    kinds = row_kinds(
+        events,
         is_step=lambda name: name.startswith("ProfilerStep#"),
         is_collective=lambda name: "nccl" in name.lower(),
     )
+    recording = path_of(events, names.launch, kinds, steps)
     return events, recording
 
 

@@ -1,0 +1,158 @@
+"""Critical path of a trace, found in windows of consecutive steps to limit memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.account.borders import DEVICE, border_rule, times_done
+from profdeck_traces.account.recording import RecordingPath, StepAnnotations, path_of
+from profdeck_traces.account.row_kinds import RowKind
+from profdeck_traces.attribution.rows import Attribution, values_at
+from profdeck_traces.reading.events import Events
+from profdeck_traces.reading.intervals import Int
+from profdeck_traces.reading.walking import NO_TIME
+
+MAX_EVENTS = 1 << 20
+"""Maximum number of complete events in a window, unless a single step has more."""
+MAX_WHOLE_EVENTS = 2 * MAX_EVENTS
+"""Maximum number of complete events of a trace that is not divided into windows."""
+_BLOCK = 4096
+_CONTEXT = 8  # a window has an eighth of its steps as context on each side
+_ARGS = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
+
+
+@attrs.frozen(eq=False)
+class Window:
+    """The critical path of some consecutive steps.
+
+    It also covers a few steps before and after them. These are context: the path in a step depends on the events before
+    it, and on the point at which the path enters it from the next step.
+    """
+
+    recording: RecordingPath
+    events: Events
+    rows: Int | None
+    """Row of each of these events in the trace, or ``None`` if they are all events of the trace."""
+    is_used: NDArray[np.bool_]
+    """Mask of the intervals between borders that are steps in the account."""
+
+    def rows_of_trace(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Convert rows of `events` to rows of the trace. The row -1 is unchanged."""
+        return rows if self.rows is None else values_at(self.rows.astype(np.int32), rows)
+
+
+class Windows:
+    """The windows of a trace. Iterating over them finds the path of one window at a time."""
+
+    def __init__(
+        self, names: Attribution, kinds: NDArray[np.uint8], steps: StepAnnotations, excluded: NDArray[np.bool_]
+    ) -> None:
+        """Divide the steps into windows. A trace with few events, or without steps, is a single window.
+
+        Args:
+            names: Events of the trace and their launches.
+            kinds: `profdeck_traces.account.row_kinds.RowKind` of each complete event.
+            steps: Step annotations. If several threads have annotations, only the thread with the most is used.
+            excluded: Mask of the cold steps.
+        """
+        self.kinds = kinds
+        self.has_steps = len(steps.track) > 0
+        self._names, self._events = names, names.events
+        main = steps.track == np.bincount(steps.track).argmax() if self.has_steps else np.zeros(0, np.bool_)
+        self._steps = StepAnnotations(steps.track[main], steps.begin[main], steps.end[main])
+        self._excluded = excluded[main]
+        self._windows: Sequence[Window] | None = None
+        self._parts: list[tuple[int, int]] = []
+        if self._events.complete > MAX_WHOLE_EVENTS and self.has_steps:
+            self._parts = self._divided()
+        if len(self._parts) <= 1:
+            self._windows = [self._whole()]
+
+    def __len__(self) -> int:
+        return len(self._windows or self._parts)
+
+    def __iter__(self) -> Iterator[Window]:
+        return iter(self._windows) if self._windows else map(self._window, *zip(*self._parts, strict=True))
+
+    @functools.cached_property
+    def work(self) -> Int:
+        """Rows of the device events."""
+        return np.flatnonzero(self.kinds >= RowKind.KERNEL)
+
+    def _whole(self) -> Window:
+        recording = path_of(self._events, self._names.launch, self.kinds, self._steps)
+        is_used = ~self._excluded if self.has_steps else np.ones(max(0, len(recording.borders.times) - 1), np.bool_)
+        return Window(recording, self._events, None, is_used)
+
+    def _divided(self) -> list[tuple[int, int]]:
+        """Return the first step of each window, and the step after its last one."""
+        before = np.zeros(len(self._steps.begin), np.int64)  # number of events before each step
+        for first, last in self._events.track_bounds():
+            before += self._events.start_ns[first:last].searchsorted(self._steps.begin)
+        firsts = [0]
+        for step, before_next in enumerate([*before[1:].tolist(), self._events.complete]):
+            if step > firsts[-1] and before_next - before[firsts[-1]] > MAX_EVENTS:
+                firsts.append(step)
+        return list(zip(firsts, [*firsts[1:], len(before)], strict=True))
+
+    def _window(self, first: int, last: int) -> Window:
+        """Find the path of the steps from `first` to before `last`."""
+        margin = max(1, (last - first) // _CONTEXT)
+        begin, end = max(0, first - margin), min(len(self._steps.track), last + margin)
+        steps = StepAnnotations(self._steps.track[begin:end], self._steps.begin[begin:end], self._steps.end[begin:end])
+        rule, done = self._borders
+        end_ns = int(done[begin:end].max()) if rule == DEVICE else max(int(steps.end.max()), int(steps.begin[-1]))
+        rows = self._rows(int(steps.begin[0]), end_ns)
+        events = self._events.selected(rows, _ARGS)
+        launch = self._names.launch[rows]
+        launch = np.where(launch >= 0, rows.searchsorted(launch), -1).astype(np.int32)
+        is_used = np.zeros(end - begin, np.bool_)
+        is_used[first - begin : last - begin] = ~self._excluded[first:last]
+        return Window(path_of(events, launch, self.kinds[rows], steps, rule), events, rows, is_used)
+
+    def _rows(self, begin_ns: int, end_ns: int) -> Int:
+        """Return the rows of the events in an interval, of the device events launched in it, and of all launches."""
+        events, (block, starts, ends) = self._events, self._blocks
+        near = np.flatnonzero((starts < end_ns) & (ends > begin_ns))
+        sizes = block[near + 1] - block[near]
+        rows = np.repeat(block[near] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+        start_ns = events.start_ns[rows]
+        rows = rows[(start_ns < end_ns) & (start_ns + events.duration_ns[rows] > begin_ns)]
+        launched, work = self._launched
+        rows = np.union1d(rows, work[slice(*launched.searchsorted((begin_ns, end_ns)).tolist())])
+        calls = self._names.launch[rows]
+        return np.union1d(rows, calls[calls >= 0])
+
+    @functools.cached_property
+    def _borders(self) -> tuple[str, Int]:
+        """The rule for the borders of steps, and the time at which each step is done."""
+        launched, work = self._launched
+        ends = self._events.start_ns[work] + self._events.duration_ns[work]
+        done = times_done(launched, ends, self._steps.begin, self._steps.end)
+        return border_rule(done, self._steps.begin, self._steps.end), done
+
+    @functools.cached_property
+    def _launched(self) -> tuple[Int, Int]:
+        """Start of the launch of each device event, sorted, and the rows of these device events."""
+        launch = self._names.launch[self.work]
+        launched = np.where(launch >= 0, self._events.start_ns[launch], NO_TIME)
+        order = np.argsort(launched, kind="stable")
+        return launched[order], self.work[order]
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[Int, Int, Int]:
+        """Bounds of blocks of rows that are on the same track, and for each block the first start and the last end."""
+        firsts = [np.arange(first, last, _BLOCK) for first, last in self._events.track_bounds()]
+        bounds = np.append(np.concatenate(firsts), self._events.complete)
+        start_ns, duration_ns = self._events.start_ns, self._events.duration_ns
+        ends = [
+            int((start_ns[first:last] + duration_ns[first:last]).max())
+            for first, last in itertools.pairwise(bounds.tolist())
+        ]
+        return bounds, start_ns[bounds[:-1]], np.array(ends, np.int64)
