@@ -8,6 +8,10 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 """Kind, name, operator, module, annotation and line of an owner."""
 
 
+NAMELESS = frozenset({"between", "not recorded", "wait for thread"})
+"""Kinds of owners that may have no name. Any other owner without a name is a sum of small owners."""
+
+
 def key_of_small_owners(kind: str) -> OwnerKey:
     """Return the key of the sum of a kind's small owners."""
     return kind, None, None, None, None, None
@@ -37,6 +41,19 @@ class OwnerIdentity:
     def key(self) -> OwnerKey:
         """The fields as a tuple."""
         return self.kind, self.name, self.operator, self.module, self.annotation, self.line
+
+    @classmethod
+    def from_key(cls, key: OwnerKey) -> OwnerIdentity:
+        """Return the identity for a key."""
+        kind, name, operator, module, annotation, line = key
+        return OwnerIdentity(kind=kind, name=name, operator=operator, module=module, annotation=annotation, line=line)
+
+    @property
+    def label(self) -> str:
+        """Kind and name, such as ``operator aten::mm``."""
+        if self.name is None:
+            return self.kind
+        return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
 
     @property
     def origin(self) -> str | None:

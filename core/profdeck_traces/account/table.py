@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.gain import Gain, Replay, too_large
-from profdeck_traces.account.model import Account, OwnerKey, OwnerTime, key_of_small_owners
+from profdeck_traces.account.model import Account, OwnerIdentity, OwnerKey, OwnerTime, key_of_small_owners
+from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
@@ -83,18 +84,57 @@ def _add_owners(
     kinds: NDArray[np.uint8],
 ) -> None:
     """Add the time and number of the segments of a path to each owner. `texts` has the names without addresses."""
+    groups, keys = _keys(path, names, texts, kinds)
+    time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(keys)).astype(np.int64)
+    counts = np.bincount(groups, minlength=len(keys))
+    for key, of_group, count in zip(keys, time_ns.tolist(), counts.tolist(), strict=True):
+        before = times.get(key, (0, 0))
+        times[key] = before[0] + of_group, before[1] + count
+
+
+def _keys(path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8]) -> tuple[Int, list[OwnerKey]]:
+    """Return the index of each segment's key, and the keys. Several indices can have equal keys."""
     module_names = names.module_paths[1]
     columns = _columns(names, kinds, path.row)
     groups, first = _grouped([path.kind.astype(np.int64), *columns])
-    time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(first)).astype(np.int64)
-    counts = np.bincount(groups, minlength=len(first))
-    keys = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
-    for (kind, *codes, module_code), of_group, count in zip(keys, time_ns.tolist(), counts.tolist(), strict=True):
+    keys: list[OwnerKey] = []
+    for kind, *codes, module_code in np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist():
         name, operator, annotation, frame = (texts[code] if code >= 0 else None for code in codes)
         module_path = module_names[module_code] if module_code >= 0 else None
-        key = OwnerKind(kind).label, name, operator, module_path, annotation, frame
-        before = times.get(key, (0, 0))
-        times[key] = before[0] + of_group, before[1] + count
+        keys.append((OwnerKind(kind).label, name, operator, module_path, annotation, frame))
+    return groups, keys
+
+
+def owned_path(windows: Windows, names: Attribution) -> OwnedPath:
+    """Return the critical path of the steps in the account, with the owner of each segment.
+
+    Args:
+        windows: The critical path.
+        names: Operators, modules and lines of the events.
+    """
+    texts = [_plain(name) for name in names.events.names]
+    numbers: dict[OwnerKey, int] = {}
+    none = np.zeros(0, np.int64)
+    begins, ends, owners = [none], [none], [none.astype(np.int32)]
+    process = None
+    for window in windows:
+        main = window.recording.threads.main
+        process = names.events.tracks[main][0] if main >= 0 else None
+        path = _used_path(window)
+        if path is None:
+            continue
+        groups, keys = _keys(path, names, texts, windows.kinds)
+        number_of_group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int32)
+        begins.append(path.begin)
+        ends.append(path.end)
+        owners.append(number_of_group[groups])
+    return OwnedPath(
+        np.concatenate(begins),
+        np.concatenate(ends),
+        np.concatenate(owners),
+        tuple(OwnerIdentity.from_key(key) for key in numbers),
+        process,
+    )
 
 
 def _largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.model import Account
-from profdeck_traces.account.recording import StepAnnotations
-from profdeck_traces.account.row_kinds import RowKind, row_kinds
-from profdeck_traces.account.table import account_of
-from profdeck_traces.account.windows import Windows
+from profdeck_traces.account.owned_path import OwnedPath
+from profdeck_traces.account.table import account_of, owned_path
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck_traces.analysis.collectives import (
@@ -23,6 +21,7 @@ from profdeck_traces.analysis.collectives import (
     is_message,
     stated_collectives,
 )
+from profdeck_traces.analysis.critical_path import path_windows
 from profdeck_traces.analysis.detail_model import Timeline
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
@@ -117,7 +116,14 @@ def read_summary(
 
     The reading does not contain the facts of the source. `RankReading.with_facts` adds them.
     """
-    summary = _read(source.path, classifier, step_names, on_progress, cold_first_step=source.cold_first_step)
+    summary = _read(
+        source.path,
+        classifier,
+        step_names,
+        on_progress,
+        cold_first_step=source.cold_first_step,
+        with_pictures=buckets > 0,
+    )
     reading = summary.reading()
     return summary.with_pictures(reading, buckets) if buckets else reading
 
@@ -133,17 +139,23 @@ def read_with_pictures(
     Raises:
         TraceError: The file cannot be opened or read.
     """
-    summary = _read(path, classifier, step_names, None, cold_first_step=cold_first_step)
+    summary = _read(path, classifier, step_names, None, cold_first_step=cold_first_step, with_pictures=True)
     reading = summary.reading()
     return {0: reading} | {number: summary.with_pictures(reading, number) for number in buckets}
 
 
-def _read(
-    path: Path, classifier: Classifier, step_names: StepNames, on_progress: Progress | None, *, cold_first_step: bool
+def _read(  # noqa: PLR0913 - one parameter per option
+    path: Path,
+    classifier: Classifier,
+    step_names: StepNames,
+    on_progress: Progress | None,
+    *,
+    cold_first_step: bool,
+    with_pictures: bool,
 ) -> _Summary:
     trace = read_trace(path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
     _check_categories(trace)
-    return _Summary(path, trace, classifier, step_names, cold_first_step=cold_first_step)
+    return _Summary(path, trace, classifier, step_names, cold_first_step=cold_first_step, with_pictures=with_pictures)
 
 
 def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> RankReading:
@@ -179,10 +191,19 @@ def _tables(path: Path) -> RecorderTables:
 class _Summary:
     """Summary of one trace."""
 
-    def __init__(
-        self, path: Path, trace: Trace, classifier: Classifier, step_names: StepNames, *, cold_first_step: bool
+    def __init__(  # noqa: PLR0913, PLR0915 - one parameter per option; a pass in the order that frees memory
+        self,
+        path: Path,
+        trace: Trace,
+        classifier: Classifier,
+        step_names: StepNames,
+        *,
+        cold_first_step: bool,
+        with_pictures: bool = False,
     ) -> None:
         self._path = path
+        self._with_pictures = with_pictures
+        self._critical_path: OwnedPath | None = None
         self._step_names = step_names
         self._trace = trace
         self._analysed = _tables(path)
@@ -277,7 +298,9 @@ class _Summary:
         for step in candidates(summary):
             begin_ns, end_ns = (origin_ns + round(time_us * _NS_PER_US) for time_us in span_of(step))
             pictures.append(Picture(step.name, begin_ns, end_ns, buckets, kinds))
-        return tuple(picture.of(trace.events, self._host, marks, origin_ns) for picture in pictures)
+        return tuple(
+            picture.of(trace.events, self._host, marks, origin_ns, self._critical_path) for picture in pictures
+        )
 
     def _summary(self) -> RankSummary:
         trace, analysed = self._trace, self._analysed
@@ -363,23 +386,10 @@ class _Summary:
     def _account_of(self, names: Attribution) -> Account | None:
         """Return the account of the steps, or ``None`` if there is none."""
         steps, events = self._trace_steps, self._trace.events
-        kind = step_kind(steps)
-        # A kernel table has its own track numbers.
-        tracks = {track: number for number, track in enumerate(names.events.tracks)}
-        track = np.array(
-            [tracks.get(self._trace.tables.tracks[number], -1) for number in steps.track.tolist()], dtype=np.int64
-        )
-        of_kind = np.array([steps.marks[name].kind == kind for name in steps.name.tolist()], dtype=bool) & (track >= 0)
-        is_valid = np.zeros(names.events.complete, dtype=bool)
-        is_valid[events.row[events.row >= 0]] = True
         communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
-        annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
-        kinds = row_kinds(
-            names.events, lambda name: self._step_names.parse(name) is not None, communicates.__contains__
-        )
-        kinds[~is_valid] = RowKind.OTHER
-        windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
-        account = account_of(windows, names, kind or "recording")
+        windows = path_windows(self._trace, names, steps, self._step_names, communicates.__contains__)
+        account = account_of(windows, names, step_kind(steps) or "recording")
+        self._critical_path = owned_path(windows, names) if self._with_pictures else None
         if account is None or (events.row >= 0).all():
             return account
         note = "The device work is in a table without launches, so all owners are on the host."

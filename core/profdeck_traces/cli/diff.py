@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from profdeck_traces.account.borders import HOST
+from profdeck_traces.account.borders import BORDER_TEXTS, HOST
+from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.diff_text import (
     SECTIONS,
     basis_of,
@@ -27,7 +28,7 @@ from profdeck_traces.analysis.short_names import cut_middle, full_name, short_ke
 from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, regression_limit, terminal, text_layout
-from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label
+from profdeck_traces.cli.owner_labels import origin_label, owner_label
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import AccountDiff, Change, RoleDiff, RunDiff
@@ -220,7 +221,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
         lines += text_layout.wrapped(text, width, indent="  ", style="dim")
     elif account.borders_after != (HOST,):
         for border in account.borders_after:
-            lines += text_layout.wrapped(BORDERS[border], width, indent="  ", style="dim")
+            lines += text_layout.wrapped(BORDER_TEXTS[border], width, indent="  ", style="dim")
     return lines
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import attrs
 from rich.text import Text
 
-from profdeck_traces.account.borders import HOST
+from profdeck_traces.account.borders import BORDER_TEXTS, HOST
+from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
-from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label, short_event
+from profdeck_traces.cli.owner_labels import origin_label, owner_label, short_event
 from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
 from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
 
@@ -230,7 +231,7 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
         rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other owner"), "-"])
     header = (*front, "owner on the critical path", _heading(team, "location", named))
     lines = aligned(header, rows, width, left=("owner on the critical path",))
-    texts = [team.next_limit, *(BORDERS[border] for border in team.borders if full or border != HOST)]
+    texts = [team.next_limit, *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
     if team.longest is not None:
         longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)
         texts.insert(1, f"The longest step is on {team.longest.label}: {longest} ms. Mean of the ranks: {mean} ms.")
