@@ -40,7 +40,7 @@ from profdeck_traces.analysis.steps import find_steps
 from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
-from profdeck_traces.analysis.utilization import TraceUtilization, common_device, utilization_of
+from profdeck_traces.analysis.utilization import TraceUtilization, common_device, is_cpu_only, utilization_of
 from profdeck_traces.attribution.event_work import EventWork, counted_calls, event_work
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
@@ -261,7 +261,14 @@ class _Summary:
             on_device = len(work) > 0
             # Free these per-event arrays before allocating the next ones.
             del own_times, work
-            of_events = event_work(counted, names, *timed, common_device(trace).peaks, on_device=on_device)
+            of_events = event_work(
+                counted,
+                names,
+                *timed,
+                common_device(trace).peaks,
+                on_device=on_device,
+                on_cpu=not on_device and is_cpu_only(trace),
+            )
             self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
             self._event_work = of_events if on_device else None
             del timed, of_events

@@ -184,10 +184,10 @@ def _flops(rank: RankSummary) -> str:
     """Format the rate of a rank's counted FLOPs, averaged over the recording."""
     if not rank.product_flops or not rank.span_us:
         return ""
-    rate = rank.product_flops / rank.span_us / 1e6
-    return (
-        f"Counted operators: {rank.product_flops / 1e12:,.4g} TFLOP, {rate:,.3g} TFLOP/s averaged over the recording."
-    )
+    unit, size = ("TFLOP", 1e12) if rank.devices else ("GFLOP", 1e9)
+    count = rank.product_flops / size
+    rate = count / rank.span_us * 1e6
+    return f"Counted operators: {count:,.4g} {unit}, {rate:,.3g} {unit}/s averaged over the recording."
 
 
 def _stacks(team: Team) -> dict[str, Any]:
