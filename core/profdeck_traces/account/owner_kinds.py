@@ -45,7 +45,7 @@ class OwnerKind(IntEnum):
 
     @property
     def side(self) -> str:
-        """Where the time is spent: ``host``, ``device``, ``communication`` or ``unknown``."""
+        """Side on which the time is spent: ``host``, ``device``, ``communication`` or ``unknown``."""
         return _SIDES.get(self, "host")
 
 
