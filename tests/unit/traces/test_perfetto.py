@@ -201,13 +201,13 @@ def test_critical_path_is_a_track_with_the_owners_in_its_args(monkeypatch: pytes
 
     assert read.track_names() == ["Ranks", "rank 0", "critical path", "device 0", "stream 7", "thread 1234"]
     slices = read.slices()["Ranks/rank 0/critical path"]
-    assert slices[:2] == [("operator mm", "critical_path", 100, 110), ("between", "critical_path", 110, 120)]
+    assert slices[:2] == [("operator aten::mm", "critical_path", 100, 110), ("between", "critical_path", 110, 120)]
     assert len(slices) == len(number)
     (track,) = (track for track in read.tracks.values() if track.name == "critical path")
     assert (track.depth, track.args[1]) == (1, {"kind": "between"})
     assert track.args[0] == {
         "kind": "operator",
-        "operator": "mm",
+        "operator": "aten::mm",
         "module": "GPT > Linear",
         "annotation": "forward",
         "line": LINE,
