@@ -58,6 +58,7 @@ class HostThreads:
         """
         is_host = (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)
         is_call = is_host & (kinds > LAST_ANNOTATION)
+        first_ns = int(np.min(events.start_ns, initial=np.iinfo(np.int64).max, where=is_host))
         self.kinds = kinds
         self.main = _main_track(events, kinds, is_host) if main is None else main
         self.first: dict[int, int] = {}
@@ -74,7 +75,7 @@ class HostThreads:
             if len(part[0]):
                 track = int(events.track[begin])
                 if track != self.main:
-                    _set_waiting(events, part)
+                    _set_waiting(events, part, first_ns)
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -265,14 +266,21 @@ class _Runs:
         self.ends = self.end[self.order]
 
 
-def _set_waiting(events: Events, part: tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]) -> None:
+def _set_waiting(
+    events: Events, part: tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]], first_ns: int
+) -> None:
     """Set the state of the innermost frame that was open when the recording started to `State.WAITS`.
 
     Until that frame makes its first call, its thread may be blocked in a C function that was called before the
     recording started and is not in the trace.
+
+    Args:
+        events: The trace.
+        part: Start, row, owner and state of each segment of the thread.
+        first_ns: Start of the first host event.
     """
     begin, row, _, state = part
-    if begin[0] - int(events.start_ns.min()) > _START_NS:
+    if begin[0] - first_ns > _START_NS:
         return
     frames = (state == State.FRAME) & (begin - begin[0] < _START_NS)
     frames &= (row >= 0) & (events.start_ns[np.maximum(row, 0)] == begin)
