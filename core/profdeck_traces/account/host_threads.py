@@ -23,7 +23,6 @@ from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
-_START_NS = 1_000_000  # frames that were open when the recording started begin within this time
 _OUTER_FRAMES = 8
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
@@ -58,7 +57,6 @@ class HostThreads:
         """
         is_host = (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)
         is_call = is_host & (kinds > LAST_ANNOTATION)
-        first_ns = int(np.min(events.start_ns, initial=np.iinfo(np.int64).max, where=is_host))
         self.kinds = kinds
         self.main = _main_track(events, kinds, is_host) if main is None else main
         self.first: dict[int, int] = {}
@@ -74,8 +72,6 @@ class HostThreads:
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
-                if track != self.main:
-                    _set_waiting(events, part, first_ns)
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -264,29 +260,6 @@ class _Runs:
         """For each run, the index of the run with the latest end among all runs up to and including it."""
         self.order = np.argsort(self.end, kind="stable").astype(np.int32)
         self.ends = self.end[self.order]
-
-
-def _set_waiting(
-    events: Events, part: tuple[Int, NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]], first_ns: int
-) -> None:
-    """Set the state of the innermost frame that was open when the recording started to `State.WAITS`.
-
-    Until that frame makes its first call, its thread may be blocked in a C function that was called before the
-    recording started and is not in the trace.
-
-    Args:
-        events: The trace.
-        part: Start, row, owner and state of each segment of the thread.
-        first_ns: Start of the first host event.
-    """
-    begin, row, _, state = part
-    if begin[0] - first_ns > _START_NS:
-        return
-    frames = (state == State.FRAME) & (begin - begin[0] < _START_NS)
-    frames &= (row >= 0) & (events.start_ns[np.maximum(row, 0)] == begin)
-    count = len(frames) if frames.all() else int(np.argmin(frames))
-    if count:
-        state[count - 1] = State.WAITS
 
 
 def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
