@@ -24,6 +24,7 @@ from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
 _OUTER_FRAMES = 8
+_INITIAL_NS = 1_000_000  # maximum time from the start of a recording to the start of frames that were already open
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
 
@@ -72,6 +73,8 @@ class HostThreads:
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
+                if track != self.main:
+                    _mark_initial_wait(events, part[0], part[1], part[3])
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -287,6 +290,19 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
     is_annotated = (state == State.GAP) & (begin >= cut[0]) & (place[annotation] >= 0)
     row[is_annotated] = annotations[place[annotation[is_annotated]]]
     return begin, row, owner, state
+
+
+def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state: NDArray[np.uint8]) -> None:
+    """Mark the innermost frame that was open on a thread when the recording started as a wait.
+
+    Calls of C functions that are already in progress are not recorded. A thread that is blocked in such a call would
+    look busy until the call returns.
+    """
+    is_opened = (state == State.FRAME) & (row >= 0) & (events.start_ns[row] == begin)
+    is_opened &= begin < int(events.start_ns.min()) + _INITIAL_NS
+    depth = len(row) if is_opened.all() else int(is_opened.argmin())
+    if depth:
+        state[depth - 1] = State.WAITS
 
 
 def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:
