@@ -12,7 +12,7 @@ import sys
 _MODULE = re.compile(r"nn\.Module: (?P<class_name>.+?)(?:_\d+)?")
 _FRAME = re.compile(r"(?P<file>.+)\(\d+\): (?P<function>.*)", re.DOTALL)
 _LIBRARY = re.compile(
-    r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|profdeck(?:_\w+)?)[\\/]"
+    r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|pluggy|profdeck(?:_\w+)?)[\\/]"
     r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*|(?:core|plugins)[\\/]profdeck(?:_\w+)?)[\\/]"
     r"|.*[\\/]torchinductor_"
 )
