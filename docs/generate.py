@@ -51,7 +51,7 @@ from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.base import entry_points
 from profdeck_traces.base.errors import ProfdeckError
 from profdeck_traces.cli import terminal
-from profdeck_traces.findings import device_rules, host_rules, run_rules
+from profdeck_traces.findings import account_rules, device_rules, host_rules, run_rules
 from profdeck_traces.reading import trace
 from profdeck_traces.trend.model import Trend
 
@@ -415,11 +415,12 @@ def idle_causes() -> str:
 
 
 def findings() -> str:
-    """Return a list of the rules for findings."""
+    """Return a table of the causes in accounts, and a list of the other rules."""
     single = [rule for rules in (device_rules.RULES, host_rules.RULES) for rule in rules]
-    rules: list[Callable[..., Any]] = [*single, run_rules.skew, run_rules.slow_stage, run_rules.slow_links]
+    rules: list[Callable[..., Any]] = [*single, run_rules.skew, run_rules.slow_stage, *run_rules.RULES]
     rules += [run_rules.few_steps, run_rules.cold_steps, run_rules.incomplete]
-    return "\n".join(f"- {' '.join((rule.__doc__ or '').split())}" for rule in rules)
+    of_account = table(("Cause", "Meaning"), [(f"`{cause}`", text) for cause, text in account_rules.conditions()])
+    return of_account + "\n\n" + "\n".join(f"- {' '.join((rule.__doc__ or '').split())}" for rule in rules)
 
 
 def kernel_classes() -> str:

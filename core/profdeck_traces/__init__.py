@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from profdeck_traces.analysis.stored_reading import write_result as write_result
     from profdeck_traces.analysis.summary import summarise_trace as summarise_trace
     from profdeck_traces.base.progress import Meter as Meter, Progress as Progress
-    from profdeck_traces.findings.finding import findings_of as findings_of
+    from profdeck_traces.findings.finding import findings_of as findings_of, with_findings as with_findings
     from profdeck_traces.inputs.artifact_kinds import (
         ArtifactKind as ArtifactKind,
         FileCheck as FileCheck,
@@ -63,7 +63,7 @@ SECTIONS = {
         "profdeck_traces.analysis.summary": "summarise_trace",
         "profdeck_traces.analysis.run_summary": "summarise_run",
         "profdeck_traces.analysis.model": "RunSummary",
-        "profdeck_traces.findings.finding": "findings_of",
+        "profdeck_traces.findings.finding": "findings_of with_findings",
         "profdeck_traces.trend.of_capture": "numbers_of_capture CaptureNumbers",
         "profdeck_traces.analysis.diff": "diff_runs load_summary",
         "profdeck_traces.analysis.class_rules": "load_rules",

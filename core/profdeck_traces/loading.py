@@ -15,7 +15,7 @@ from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import sha256_of
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.base.result_cache import ResultCache
-from profdeck_traces.findings.finding import findings_of
+from profdeck_traces.findings.finding import with_findings
 from profdeck_traces.inputs.artifact_kinds import FileCheck, kind_of
 from profdeck_traces.inputs.facts import run_records
 from profdeck_traces.inputs.file_checks import KeptChecks
@@ -72,7 +72,7 @@ def summarise(  # noqa: PLR0913 - what to read, and where
         silent_roles=state.silent_roles,
         unread=(*(path for source in sources if (path := str(source.path)) not in readable), *state.unreadable),
     )
-    return attrs.evolve(run, findings=findings_of(run)), errors
+    return with_findings(run), errors
 
 
 def _checks(

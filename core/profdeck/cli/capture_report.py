@@ -43,7 +43,7 @@ def _without_remote_ranks(run: RunSummary, report: RunReport) -> RunSummary:
 
     Without this, the summary would list these ranks as missing.
     """
-    from profdeck_traces import findings_of
+    from profdeck_traces import with_findings
 
     reported = {
         (capture.role, capture.replica, capture.id, rank.rank) for capture in report.captures for rank in capture.ranks
@@ -55,5 +55,4 @@ def _without_remote_ranks(run: RunSummary, report: RunReport) -> RunSummary:
     )
     if len(captures) == len(run.captures):
         return run
-    run = attrs.evolve(run, captures=captures)
-    return attrs.evolve(run, findings=findings_of(run))
+    return with_findings(attrs.evolve(run, captures=captures))

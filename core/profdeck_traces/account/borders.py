@@ -79,11 +79,16 @@ def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int,
         work: Device events.
         begin: Start times of the annotations, sorted.
         end: End times of the annotations.
-        rule: `HOST` or `DEVICE`. Default: the result of `border_rule`.
+        rule: One of the rules, where `RECORDING` divides the recording at `begin`. Default: the result of
+            `border_rule`, or `RECORDING` without annotations.
     """
     on_host = OnThread(threads.main)
     if not len(begin):
         return _whole_recording(threads, work)
+    if rule == RECORDING:
+        whole = _whole_recording(threads, work)
+        times, host_ends = np.append(begin, whole.times[-1]), np.append(begin, whole.host_ends[-1])
+        return Borders(RECORDING, times, host_ends, whole.end)
     order = np.argsort(work.launched, kind="stable")
     done = times_done(work.launched[order], work.end[order], begin, end)
     if (rule or border_rule(done, begin, end)) == DEVICE:

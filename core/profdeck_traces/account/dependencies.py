@@ -20,6 +20,8 @@ from profdeck_traces.reading.intervals import Int
 
 _RETURN_NS = 2_000  # maximum time from the end of device work to the return of the call that waited for it
 _SYNC_CALL_NS = 4_000  # maximum duration of a synchronisation that has nothing to wait for
+# These are the largest arrays of the account.
+_TYPES = (np.int64, np.int32, np.int64, np.uint8, np.int32, np.int64, np.int32, np.bool_)
 _Mask = NDArray[np.bool_]
 
 
@@ -69,7 +71,8 @@ class _Edges:
 
     def columns(self) -> list[NDArray[Any]]:
         """Return the source, target, delay, kind, row, work, event and `is_thread` columns of all dependencies."""
-        return [np.concatenate(parts) for parts in zip(*self.groups, strict=True)]
+        columns = zip(zip(*self.groups, strict=True), _TYPES, strict=True)
+        return [np.concatenate(parts, dtype=dtype, casting="unsafe") for parts, dtype in columns]
 
 
 class Dependencies:
@@ -103,6 +106,7 @@ class Dependencies:
         self._collect()
         self._sort()
         self._cut_segments()
+        del self._code_of_node, self._codes, self._class, self._device_node, self._start, self._stop, self._is_replayed
 
     def _collect(self) -> None:
         waits = self._waits()
@@ -304,13 +308,13 @@ class Dependencies:
     def _sort(self) -> None:
         """Sort nodes by time and dependencies by target."""
         order = np.lexsort((self._class, self.time))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
         self.time, self.border_nodes = self.time[order], place[self.border_nodes]
-        self._code_of_node = (order - 1).astype(np.int64)  # only meaningful for thread nodes
+        self._code_of_node = (order - 1).astype(np.int32)  # only meaningful for thread nodes
         columns = self._edges.columns()
         self._edges.groups.clear()
-        columns[0], columns[1] = place[columns[0]], place[columns[1]]
+        columns[0], columns[1] = place[columns[0]].astype(np.int64), place[columns[1]]
         is_ordered = columns[0] < columns[1]
         columns = [column[is_ordered] for column in columns]
         # A node without a dependency that matches its time keeps the recorded time.
@@ -321,14 +325,14 @@ class Dependencies:
         recorded = self.time[fixed] - self._begin
         values: tuple[Any, ...] = 0, fixed, recorded, OwnerKind.NOT_RECORDED, -1, 0, -1, False
         columns = [
-            np.append(column, np.broadcast_to(value, len(fixed))) for column, value in zip(columns, values, strict=True)
+            np.append(column, np.broadcast_to(value, len(fixed)).astype(column.dtype))
+            for column, value in zip(columns, values, strict=True)
         ]
         order = np.argsort(columns[1], kind="stable")
-        self.source, self.target, self.delay, self.kind, self.row, self.event_work, self.event = (
-            column[order].astype(np.int64) for column in columns[:7]
+        self.source, self.target, self.delay, self.kind, self.row, self.event_work, self.event, self.is_thread = (
+            column[order] for column in columns
         )
-        self.is_thread = columns[7][order]
-        self.first_edge = np.searchsorted(self.target, np.arange(len(self.time) + 1))
+        self.first_edge = np.searchsorted(self.target, np.arange(len(self.time) + 1, dtype=np.int32))
 
     def _cut_segments(self) -> None:
         """Find the segment of each thread node, and the node's offset from the start of the segment."""
@@ -338,7 +342,7 @@ class Dependencies:
         nodes = np.flatnonzero(is_inside)
         codes = self._codes[self._code_of_node[nodes]]
         tracks, times = codes // self._span, codes % self._span + self._begin
-        self.segment = np.zeros(len(self.time), np.int64)
+        self.segment = np.zeros(len(self.time), np.int32)
         self.offset = np.zeros(len(self.time), np.int64)
         for track, first in threads.first.items():
             part = np.flatnonzero(tracks == track)

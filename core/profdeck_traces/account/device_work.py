@@ -43,17 +43,16 @@ class DeviceEvents:
             launch: Row of each event's launch call, or -1.
             kinds: `RowKind` of each row.
         """
-        self.rows = rows = np.flatnonzero(kinds >= RowKind.KERNEL)
+        self.rows = rows = np.flatnonzero(kinds >= RowKind.KERNEL).astype(np.int32)
         self.start, self.end = events.start_ns[rows], events.end_ns[rows]
         self.track = events.track[rows]
-        self.calls = np.flatnonzero((kinds >= RowKind.CALL) & (kinds <= RowKind.EVENT_SYNC))
-        self.correlation = events.arg("correlation", self.calls)
-        self.launch = launch[rows].astype(np.int64)
+        self.calls = np.flatnonzero((kinds >= RowKind.CALL) & (kinds <= RowKind.EVENT_SYNC)).astype(np.int32)
+        self.launch = launch[rows]
         """Row of each event's launch call, or -1."""
         is_launched = self.launch >= 0
         call = np.maximum(self.launch, 0)
         self.launched = np.where(is_launched, events.start_ns[call], NO_TIME) if len(rows) else self.start
-        self.order = np.argsort(self.end, kind="stable")
+        self.order = np.argsort(self.end, kind="stable").astype(np.int32)
         """Indices sorted by end time."""
         self.ends = self.end[self.order]
         self.call_start: dict[int, int] = {}
@@ -141,7 +140,7 @@ class DeviceEvents:
 
     def _launches_by_stream(self) -> dict[int, tuple[Int, Int]]:
         """Return, for each stream, the launch times and the indices of launched events, sorted by launch."""
-        index = np.flatnonzero(self.launch >= 0)
+        index = np.flatnonzero(self.launch >= 0).astype(np.int32)
         index = index[np.lexsort((self.launched[index], self.track[index]))]
         launched = self.launched[index]
         tracks = np.unique(self.track)
@@ -172,11 +171,12 @@ class DeviceEvents:
         later, before = later[is_better], before[is_better]
         previous[later] = before
         end[later] = np.minimum(self.end[before], self.start[later])
-        self.previous, self.previous_end = previous, end
+        self.previous, self._previous_end = previous.astype(np.int32), end
 
     def _find_causes(self) -> None:
         """Set each event's cause to its launch or predecessor: the later of the two, including their typical delays."""
-        previous, end = self.previous, self.previous_end
+        previous, end = self.previous, self._previous_end
+        del self._previous_end
         by_launch = self.is_first & (self.launch >= 0)
         is_clear = by_launch & (end <= self.launched)
         delays = (self.start - self.returned)[is_clear]
@@ -189,7 +189,7 @@ class DeviceEvents:
         self.cause[by_launch] = Cause.LAUNCH
         self.since = np.where(by_launch, self.returned, end)
         """Earliest time at which each event could have started, given its cause."""
-        self.source = np.where(by_launch, self.launch, previous)
+        self.source = np.where(by_launch, self.launch, previous).astype(np.int32)
         """Cause of each event: the row of its launch or the index of another device event; -1 if unknown."""
 
     def _find_stream_waits(self, events: Events) -> None:
@@ -204,7 +204,8 @@ class DeviceEvents:
         if not len(records.rows):
             return
         starts = events.start_ns[self.calls].tolist()
-        calls_start = self.call_start = dict(zip(self.correlation.tolist(), starts, strict=True))
+        correlation = events.arg("correlation", self.calls).tolist()
+        calls_start = self.call_start = dict(zip(correlation, starts, strict=True))
         tracks = self.stream_tracks(events)
         for device, stream, other, recorded, correlation in records.stream_waits():
             waiting, source = tracks.get((device, stream)), tracks.get((device, other))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 
 import attrs
 import numpy as np
@@ -20,6 +21,7 @@ MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 20_000_000, 500_000
 _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
 })  # fmt: skip
+_NEVER = -(1 << 60)  # weight of a dependency that never delays its target
 _Mask = NDArray[np.bool_]
 
 
@@ -47,6 +49,12 @@ def too_large(events: Events) -> str | None:
     return f"Gains are not computed for traces with more than {limit:,} events."
 
 
+def _mask_of(kinds: Iterable[OwnerKind]) -> _Mask:
+    mask = np.zeros(256, np.bool_)
+    mask[list(kinds)] = True
+    return mask
+
+
 class Replay:
     """Replays the dependencies of a recording with modified durations."""
 
@@ -60,8 +68,7 @@ class Replay:
         """
         self._is_used, self._graph = is_used, Dependencies(recording, events)
         self._segment_row, self._work_row = recording.threads.row, recording.work.rows
-        self._weight = self._graph.delay + self._graph.event_work
-        self.is_exact = bool((self._times(self._weight)[0] == self._graph.time).all())
+        self.is_exact = bool((self._times(self._graph.delay + self._graph.event_work)[0] == self._graph.time).all())
         """True if the replay reproduces all recorded times."""
 
     def add_gain(self, gain: Gain, kind: OwnerKind, is_owner: _Mask) -> None:
@@ -72,15 +79,37 @@ class Replay:
             kind: Owner kind.
             is_owner: Mask of the owner's rows in the trace, with an extra last element for time without an event.
         """
-        graph = self._graph
-        if kind in _NO_GAIN or not self.is_exact:
+        if kind in _NO_GAIN:
             gain.is_known = False
             return
-        times, path = self._times(self._weight - self._time_of(kind, is_owner))
+        self.add_gain_of(gain, [kind], is_owner)
+
+    def add_gain_of(self, gain: Gain, kinds: Iterable[OwnerKind], is_owner: _Mask) -> None:
+        """Replay the recording without the time of several kinds of owners, as in `add_gain`."""
+        is_kind = _mask_of(kinds)
+        self._add(gain, self._weights_without(is_kind, is_owner), is_kind, is_owner)
+
+    def add_gain_without_waits(self, gain: Gain, is_sync: _Mask) -> None:
+        """Replay the recording as if the host did not wait for device work in some synchronisations.
+
+        Args:
+            gain: The gain to which the result is added.
+            is_sync: Mask of the rows of synchronisations and copies in the trace, with an extra last element.
+        """
+        graph = self._graph
+        is_cut = (graph.kind == OwnerKind.SYNCHRONISATION) & (graph.event >= 0) & is_sync[graph.row]
+        self._add(gain, np.where(is_cut, _NEVER, graph.delay + graph.event_work), _mask_of(()), is_sync)
+
+    def _add(self, gain: Gain, weight: Int, is_kind: _Mask, is_owner: _Mask) -> None:
+        graph = self._graph
+        if not self.is_exact:
+            gain.is_known = False
+            return
+        times, path = self._times(weight)
         recorded, replayed = graph.time[graph.border_nodes], times[graph.border_nodes]
         saved = (np.diff(recorded) - np.diff(replayed))[self._is_used]
         gain.saved_ns += int(saved.sum())
-        gain.path_ns += self._times_of_kinds(path, kind, is_owner)
+        gain.path_ns += self._times_of_kinds(path, is_kind, is_owner)
 
     def _of_segments(self, is_owner: _Mask) -> Int:
         """Return the owner's cumulative time at each node. Only differences within a thread are meaningful."""
@@ -88,18 +117,23 @@ class Replay:
         before = np.append(0, np.cumsum(np.where(is_owner, graph.length, 0)))
         if not len(is_owner):
             return graph.offset
-        owned: Int = before[graph.segment] + np.where(is_owner[graph.segment], graph.offset, 0)
+        owned: Int = before[graph.segment]
+        np.add(owned, graph.offset, out=owned, where=is_owner[graph.segment])
         return owned
 
-    def _time_of(self, kind: OwnerKind, is_owner: _Mask) -> Int:
-        """Return the owner's time within each dependency."""
+    def _weights_without(self, is_kind: _Mask, is_owner: _Mask) -> Int:
+        """Return the duration of each dependency without the owner's time."""
         graph = self._graph
-        of_segments = self._of_segments((graph.segment_kind == kind) & is_owner[self._segment_row])
-        time = np.where(graph.is_thread, of_segments[graph.target] - of_segments[graph.source], 0)
-        time += np.where(~graph.is_thread & (graph.kind == kind) & is_owner[graph.row], graph.delay, 0)
-        of_device = np.append((graph.device_kind == kind) & is_owner[self._work_row], False)
-        time += np.where(of_device[graph.event], graph.event_work, 0)
-        return time
+        of_segments = self._of_segments(is_kind[graph.segment_kind] & is_owner[self._segment_row])
+        weight: Int = of_segments[graph.source]
+        weight -= of_segments[graph.target]
+        weight[~graph.is_thread] = 0
+        of_device = np.append(is_kind[graph.device_kind] & is_owner[self._work_row], False)
+        np.add(weight, graph.event_work, out=weight, where=~of_device[graph.event])
+        is_owned = is_kind[graph.kind] & is_owner[graph.row]
+        is_owned &= ~graph.is_thread
+        np.add(weight, graph.delay, out=weight, where=~is_owned)
+        return weight
 
     def _times(self, weight: Int) -> tuple[Int, Int]:
         """Return the time of each node, and the dependencies on the critical path to the last border."""
@@ -121,25 +155,23 @@ class Replay:
             last = sources[edges[-1]]
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
-    def _times_of_kinds(self, path: Int, kind: OwnerKind, is_owner: _Mask) -> NDArray[np.float64]:
+    def _times_of_kinds(self, path: Int, is_kind: _Mask, is_owner: _Mask) -> NDArray[np.float64]:
         """Return the time of each owner kind on the critical path of a replay."""
         graph = self._graph
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]
         source, target = graph.source[on_thread], graph.target[on_thread]
-        change = np.zeros(len(graph.length) + 1, np.int64)
-        np.add.at(change, graph.segment[source], 1)
-        np.add.at(change, graph.segment[target], -1)
-        of_segment = np.cumsum(change[:-1]) * graph.length
-        np.add.at(of_segment, graph.segment[source], -graph.offset[source])
-        np.add.at(of_segment, graph.segment[target], graph.offset[target])
-        is_left = ~((graph.segment_kind == kind) & is_owner[self._segment_row])
+        count, (first, last) = len(graph.length), (graph.segment[source], graph.segment[target])
+        of_segment = np.cumsum(np.bincount(first, minlength=count) - np.bincount(last, minlength=count)) * graph.length
+        np.subtract.at(of_segment, first, graph.offset[source])
+        np.add.at(of_segment, last, graph.offset[target])
+        is_left = ~(is_kind[graph.segment_kind] & is_owner[self._segment_row])
         times += np.bincount(graph.segment_kind[is_left], of_segment[is_left], minlength=256)
         path = path[~graph.is_thread[path]]
         is_work = graph.event[path] >= 0
         event = graph.event[path[is_work]]
-        is_left = ~((graph.device_kind[event] == kind) & is_owner[self._work_row[event]])
+        is_left = ~(is_kind[graph.device_kind[event]] & is_owner[self._work_row[event]])
         times += np.bincount(graph.device_kind[event[is_left]], graph.event_work[path[is_work]][is_left], minlength=256)
-        is_left = ~((graph.kind[path] == kind) & is_owner[graph.row[path]])
+        is_left = ~(is_kind[graph.kind[path]] & is_owner[graph.row[path]])
         times += np.bincount(graph.kind[path[is_left]], graph.delay[path[is_left]], minlength=256)
         return times

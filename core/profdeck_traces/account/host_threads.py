@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import (
-    CHECKPOINTS,
+    CONTEXTS,
     LAST_ANNOTATION,
     LAST_CALL,
-    LOADING,
     OWNERS,
     SYNCS,
     RowKind,
 )
 from profdeck_traces.attribution.frames import is_profiler_frame
+from profdeck_traces.reading.event_names import is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
@@ -25,6 +25,8 @@ from profdeck_traces.reading.intervals import Int, segments
 SLOW_LAUNCH_NS = 50_000
 _OUTER_FRAMES = 8
 _INITIAL_NS = 1_000_000  # maximum time from the start of a recording to the start of frames that were already open
+_NEAR = 0.5
+"""Maximum time between the end of a collective and the end of a gap, as a fraction of the time before it."""
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
 
@@ -59,7 +61,7 @@ class HostThreads:
         is_host = (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)
         is_call = is_host & (kinds > LAST_ANNOTATION)
         self.kinds = kinds
-        self.main = _main_track(events, kinds, is_host) if main is None else main
+        self.main = main_track(events, kinds) if main is None else main
         self.first: dict[int, int] = {}
         """Index of the first segment of each track."""
         self.last: dict[int, int] = {}
@@ -73,8 +75,10 @@ class HostThreads:
             part = self._cut(events, rows, is_call[rows])
             if len(part[0]):
                 track = int(events.track[begin])
-                if track != self.main:
-                    _mark_initial_wait(events, part[0], part[1], part[3])
+                if track == self.main:
+                    _mark_sleep(events, part[1], part[2], part[3])
+                else:
+                    _mark_initial_wait(events, *part)
                 self.first[track], self.last[track] = count, count + len(part[0]) - 1
                 count += len(part[0])
                 parts.append(part)
@@ -124,16 +128,44 @@ class HostThreads:
         return None if best is None or best[0] == track else best
 
     def helped(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
-        """Return the thread and end time of the last helper run that lies entirely within a gap of the main thread."""
+        """Return the thread and end time of the last helper run that the main thread waited for in a gap.
+
+        The run lies entirely within the gap, or it is a collective that ends near the end of the gap. A collective can
+        start before the operator that launches it has ended, and end after the main thread was notified.
+        """
         runs = self.helper_runs
+        gap = np.array([begin_ns]), np.array([end_ns])
+        if self._ends_in_collective(*gap)[0]:
+            return int(runs.track[self._open_run(gap[1])[0]]), end_ns
         place = int(runs.ends.searchsorted(end_ns, side="right")) - 1
         for candidate in range(place, max(place - 64, -1), -1):
             if runs.ends[candidate] <= begin_ns:
                 return None
             run = int(runs.order[candidate])
-            if runs.begin[run] >= begin_ns:
-                return int(runs.track[run]), int(runs.ends[candidate])
+            track, ended_ns = int(runs.track[run]), int(runs.ends[candidate])
+            is_covered = end_ns - ended_ns <= _NEAR * (ended_ns - begin_ns)
+            if runs.begin[run] >= begin_ns or (
+                is_covered and self.owner[self.segment_at(track, ended_ns)] == OwnerKind.COLLECTIVE
+            ):
+                return track, ended_ns
         return None
+
+    def _open_run(self, end_ns: Int) -> Int:
+        """Return the helper run that started before each time and lasts longest, or -1."""
+        place = self.helper_runs.begin.searchsorted(end_ns) - 1
+        return np.append(self.helper_runs.longest, -1)[place]
+
+    def _ends_in_collective(self, begin_ns: Int, end_ns: Int) -> NDArray[np.bool_]:
+        """Return a mask of the main thread's gaps that end shortly before the end of a collective."""
+        runs, run = self.helper_runs, self._open_run(end_ns)
+        if not len(runs.begin):
+            return np.zeros(len(run), np.bool_)
+        later_ns, waited_ns = runs.end[run] - end_ns, end_ns - np.maximum(begin_ns, runs.begin[run])
+        is_near: NDArray[np.bool_] = (run >= 0) & (later_ns > 0) & (later_ns <= _NEAR * waited_ns)
+        for gap in np.flatnonzero(is_near).tolist():
+            segment = self.segment_at(int(runs.track[run[gap]]), int(end_ns[gap]))
+            is_near[gap] = self.owner[segment] == OwnerKind.COLLECTIVE
+        return is_near
 
     def main_worked(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
         """Return the main thread and the end of its last work during a helper thread's gap, or ``None``."""
@@ -163,9 +195,8 @@ class HostThreads:
         state[row < 0] = State.GAP
         if len(annotations):
             begin, row, owner, state = _with_annotations(events, annotations, begin, row, owner, state)
-        self._set_owner(events, rows, LOADING, OwnerKind.DATA_LOADING, begin, owner)
-        self._set_owner(events, rows, CHECKPOINTS, OwnerKind.CHECKPOINT, begin, owner)
-        self._set_owner(events, rows, (RowKind.GC_FRAME,), OwnerKind.GARBAGE_COLLECTION, begin, owner)
+        for kind, row_kinds in CONTEXTS.items():
+            self._set_owner(events, rows, row_kinds, kind, begin, owner)
         return begin, row, owner, state
 
     def _set_owner(  # noqa: PLR0913, PLR0917 - one parameter per column
@@ -221,6 +252,7 @@ class HostThreads:
             ends = self.helper_runs.ends
             ended = ends.searchsorted(self.begin[gaps], side="right")
             is_stop[gaps[ends.searchsorted(self.begin[gaps + 1], side="right") > ended]] = True
+            is_stop[gaps[self._ends_in_collective(self.begin[gaps], self.begin[gaps + 1])]] = True
         is_stop[list(self.last.values())] = True
         self.is_stop = is_stop
         self.index_stops()
@@ -292,7 +324,17 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
     return begin, row, owner, state
 
 
-def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state: NDArray[np.uint8]) -> None:
+def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]) -> None:
+    """Mark calls of ``sleep`` as Python code: unlike in other waits, the thread waits for no other thread."""
+    waits = np.flatnonzero(state == State.WAITS)
+    sleeps = waits[[is_sleep(events.names[code]) for code in events.name[row[waits]].tolist()]] if len(waits) else waits
+    state[sleeps] = State.FRAME
+    owner[sleeps[owner[sleeps] == OwnerKind.WAIT_FOR_THREAD]] = OwnerKind.PYTHON
+
+
+def _mark_initial_wait(
+    events: Events, begin: Int, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]
+) -> None:
     """Mark the innermost frame that was open on a thread when the recording started as a wait.
 
     Calls of C functions that are already in progress are not recorded. A thread that is blocked in such a call would
@@ -302,12 +344,12 @@ def _mark_initial_wait(events: Events, begin: Int, row: NDArray[np.int32], state
     is_opened &= begin < int(events.start_ns.min()) + _INITIAL_NS
     depth = len(row) if is_opened.all() else int(is_opened.argmin())
     if depth:
-        state[depth - 1] = State.WAITS
+        state[depth - 1], owner[depth - 1] = State.WAITS, OwnerKind.WAIT_FOR_THREAD
 
 
-def _main_track(events: Events, kinds: NDArray[np.uint8], is_host: NDArray[np.bool_]) -> int:
+def main_track(events: Events, kinds: NDArray[np.uint8]) -> int:
     """Return the track with the most operators. Without operators, return the one with the most host events, or -1."""
-    for selected in (kinds == RowKind.OPERATOR, is_host):
+    for selected in (kinds == RowKind.OPERATOR, (kinds > RowKind.OTHER) & (kinds <= LAST_CALL)):
         if selected.any():
             return int(np.bincount(events.track[selected]).argmax())
     return -1

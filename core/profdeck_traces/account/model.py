@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import attrs
 
-OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None]
-"""Kind, name, operator, module, annotation and line of an owner."""
+OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None, int | None, str | None]
+"""Kind, name, operator, module, annotation, line, rank and awaited kind of an owner."""
 
 
-NAMELESS = frozenset({"between", "not recorded", "wait for thread"})
+NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank"})
 """Kinds of owners that may have no name. Any other owner without a name is a sum of small owners."""
 
 
-def key_of_small_owners(kind: str) -> OwnerKey:
-    """Return the key of the sum of a kind's small owners."""
-    return kind, None, None, None, None, None
+def key_of_small_owners(key: OwnerKey) -> OwnerKey:
+    """Return the key of the sum of small owners with the same kind and rank."""
+    return key[0], None, None, None, None, None, key[6], None
 
 
 @attrs.frozen(kw_only=True)
@@ -36,24 +36,45 @@ class OwnerIdentity:
     """Innermost annotation that is not a step."""
     line: str | None
     """Function in user code, as file, first line and name. Requires stacks."""
+    rank: int | None = None
+    """Rank that arrived last at a collective, if `kind` is ``wait for rank``. The other fields describe an owner on the
+    critical path of that rank."""
+    awaited: str | None = None
+    """Kind of the owner on the critical path of `rank`; ``None`` if unknown."""
 
     @property
     def key(self) -> OwnerKey:
         """The fields as a tuple."""
-        return self.kind, self.name, self.operator, self.module, self.annotation, self.line
+        return (
+            self.kind,
+            self.name,
+            self.operator,
+            self.module,
+            self.annotation,
+            self.line,
+            self.rank,
+            self.awaited,
+        )
+
+    @property
+    def title(self) -> str:
+        """The kind, and for a wait the awaited rank and kind, such as ``wait for rank 3: operator``."""
+        if self.rank is None:
+            return self.kind
+        return f"{self.kind} {self.rank}{f': {self.awaited}' if self.awaited else ''}"
 
     @classmethod
     def from_key(cls, key: OwnerKey) -> OwnerIdentity:
         """Return the identity for a key."""
-        kind, name, operator, module, annotation, line = key
-        return OwnerIdentity(kind=kind, name=name, operator=operator, module=module, annotation=annotation, line=line)
+        fields = ("kind", "name", "operator", "module", "annotation", "line", "rank", "awaited")
+        return OwnerIdentity(**dict(zip(fields, key, strict=True)))  # type: ignore[arg-type]  # in the order of the key
 
     @property
     def label(self) -> str:
         """Kind and name, such as ``operator aten::mm``."""
         if self.name is None:
-            return self.kind
-        return self.name if self.name.startswith(self.kind) else f"{self.kind} {self.name}"
+            return self.title
+        return self.name if self.name.startswith(self.title) else f"{self.title} {self.name}"
 
     @property
     def origin(self) -> str | None:
@@ -76,10 +97,37 @@ class OwnerTime(OwnerIdentity):
     gain_us: float | None = None
     """Time that the account's steps would save if the owner took no time anywhere, on or off the critical path.
 
-    ``None`` if not computed (only the largest owners have a gain) or if unknown, as for waits.
+    For a wait for a rank, the gain is limited by the rank that arrived second to last. ``None`` if not computed (only
+    the largest owners have a gain) or if unknown, as for waits for threads.
     """
     next_limit: str | None = None
     """Owner kind that would then have the most time on the critical path."""
+
+
+@attrs.frozen(kw_only=True)
+class CauseTime:
+    """Time on the critical path with the same cause and place. Each interval of the path has at most one cause."""
+
+    cause: str
+    """Cause, such as ``garbage-collection``."""
+    name: str | None
+    """Name of the event, operator or kernel with the most time."""
+    calls: int
+    """Number of calls of ``name`` on the path."""
+    line: str | None
+    """Function in user code, as in `OwnerIdentity`."""
+    module: str | None
+    """Path of the ``nn.Module`` with the most time."""
+    annotation: str | None
+    """Innermost annotation with the most time."""
+    time_us: float
+    """Total over all steps in the account."""
+    gain_us: float | None = None
+    """Time that the steps would save without these events; ``None`` if it was not computed, or is unknown."""
+    next_limit: str | None = None
+    """Owner kind that would then have the most time on the critical path."""
+    steps_us: tuple[float, ...] = ()
+    """Time in each step of the account. Empty if there are over 1,000 steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -105,3 +153,11 @@ class Account:
     """Owners sorted by time, longest first. Owners after the 300th are merged by kind and have no name."""
     notes: tuple[str, ...]
     """Limitations of this account, such as causes that are missing from the trace."""
+    causes: tuple[CauseTime, ...] = ()
+    """Times by cause, longest first. Causes with less than 0.5 % of the time are omitted."""
+    step_us: tuple[float, ...] = ()
+    """Duration of each step. Empty if there are over 1,000 steps."""
+    step_flops: tuple[float, ...] = ()
+    """FLOPs of the counted operators that start in each step. Empty without shapes, or if ``step_us`` is empty."""
+    has_stacks: bool = False
+    """True if Python stacks were recorded."""

@@ -29,9 +29,16 @@ class OwnerKind(IntEnum):
     DATA_LOADING = 14
     GARBAGE_COLLECTION = 15
     CHECKPOINT = 16
-    PROFILER = 17
-    NOT_RECORDED = 18
+    COMPILATION = 17
+    """Calls inside torch.compile or Triton's compiler."""
+    OUTPUT = 18
+    """Formatting and writing of logs, prints and files."""
+    VALIDATION = 19
+    PROFILER = 20
+    NOT_RECORDED = 21
     """No event in the trace explains the time."""
+    WAIT_FOR_RANK = 22
+    """Collective before the last rank of its group has arrived."""
 
     @classmethod
     def from_label(cls, label: str) -> OwnerKind:
@@ -57,6 +64,6 @@ _SIDES = {
         ),
         "device",
     ),
-    OwnerKind.COLLECTIVE: "communication",
+    **dict.fromkeys((OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_RANK), "communication"),
     **dict.fromkeys((OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED), "unknown"),
 }

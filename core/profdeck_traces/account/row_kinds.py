@@ -24,9 +24,14 @@ from profdeck_traces.reading.event_names import (
     call_kind,
     is_backend_collective,
     is_checkpoint,
+    is_compilation,
     is_data_loading,
     is_data_loading_frame,
+    is_garbage_collection,
     is_garbage_collection_frame,
+    is_output_frame,
+    is_validation,
+    is_validation_frame,
     is_waiting_frame,
 )
 from profdeck_traces.reading.events import Events
@@ -39,40 +44,52 @@ class RowKind(IntEnum):
     ANNOTATION = 1
     LOADING_ANNOTATION = 2
     CHECKPOINT_ANNOTATION = 3
-    OPERATOR = 4
-    LOADING_OPERATOR = 5
-    FRAME = 6
-    WAITING_FRAME = 7
+    COMPILATION_ANNOTATION = 4
+    VALIDATION_ANNOTATION = 5
+    GC_ANNOTATION = 6
+    OPERATOR = 7
+    LOADING_OPERATOR = 8
+    FRAME = 9
+    WAITING_FRAME = 10
     """A Python frame that is open only while its thread waits."""
-    LOADING_FRAME = 8
-    CHECKPOINT_FRAME = 9
-    GC_FRAME = 10
-    HOST_COLLECTIVE = 11
-    OVERHEAD = 12
-    CALL = 13
-    LAUNCH = 14
-    COPY_CALL = 15
-    ALLOCATION = 16
-    FREE = 17
-    DEVICE_SYNC = 18
-    STREAM_SYNC = 19
-    EVENT_SYNC = 20
-    KERNEL = 21
-    COPY = 22
-    COLLECTIVE = 23
+    LOADING_FRAME = 11
+    CHECKPOINT_FRAME = 12
+    COMPILATION_FRAME = 13
+    OUTPUT_FRAME = 14
+    VALIDATION_FRAME = 15
+    GC_FRAME = 16
+    HOST_COLLECTIVE = 17
+    OVERHEAD = 18
+    CALL = 19
+    LAUNCH = 20
+    COPY_CALL = 21
+    ALLOCATION = 22
+    FREE = 23
+    DEVICE_SYNC = 24
+    STREAM_SYNC = 25
+    EVENT_SYNC = 26
+    KERNEL = 27
+    COPY = 28
+    COLLECTIVE = 29
 
 
-LAST_ANNOTATION, LAST_CALL = RowKind.CHECKPOINT_ANNOTATION, RowKind.EVENT_SYNC
-LOADING = (RowKind.LOADING_ANNOTATION, RowKind.LOADING_OPERATOR, RowKind.LOADING_FRAME)
-CHECKPOINTS = (RowKind.CHECKPOINT_ANNOTATION, RowKind.CHECKPOINT_FRAME)
+LAST_ANNOTATION, LAST_CALL = RowKind.GC_ANNOTATION, RowKind.EVENT_SYNC
 SYNCS = (RowKind.DEVICE_SYNC, RowKind.STREAM_SYNC, RowKind.EVENT_SYNC)
+
+CONTEXTS = {
+    OwnerKind.DATA_LOADING: (RowKind.LOADING_ANNOTATION, RowKind.LOADING_OPERATOR, RowKind.LOADING_FRAME),
+    OwnerKind.VALIDATION: (RowKind.VALIDATION_ANNOTATION, RowKind.VALIDATION_FRAME),
+    OwnerKind.OUTPUT: (RowKind.OUTPUT_FRAME,),
+    OwnerKind.CHECKPOINT: (RowKind.CHECKPOINT_ANNOTATION, RowKind.CHECKPOINT_FRAME),
+    OwnerKind.COMPILATION: (RowKind.COMPILATION_ANNOTATION, RowKind.COMPILATION_FRAME),
+    OwnerKind.GARBAGE_COLLECTION: (RowKind.GC_ANNOTATION, RowKind.GC_FRAME),
+}
+"""Owners of all time inside events of certain kinds. If such events are nested, the last owner in this order wins."""
 
 OWNERS = {
     RowKind.OPERATOR: OwnerKind.OPERATOR,
     RowKind.LOADING_OPERATOR: OwnerKind.OPERATOR,
-    **dict.fromkeys(
-        (RowKind.FRAME, RowKind.LOADING_FRAME, RowKind.CHECKPOINT_FRAME, RowKind.GC_FRAME), OwnerKind.PYTHON
-    ),
+    **dict.fromkeys(map(RowKind, range(RowKind.FRAME, RowKind.HOST_COLLECTIVE)), OwnerKind.PYTHON),
     RowKind.WAITING_FRAME: OwnerKind.WAIT_FOR_THREAD,
     RowKind.HOST_COLLECTIVE: OwnerKind.COLLECTIVE,
     RowKind.OVERHEAD: OwnerKind.PROFILER,
@@ -129,12 +146,18 @@ def row_kinds(
     return kinds
 
 
+_ANNOTATIONS = (
+    (is_backend_collective, RowKind.HOST_COLLECTIVE),
+    (is_data_loading, RowKind.LOADING_ANNOTATION),
+    (is_compilation, RowKind.COMPILATION_ANNOTATION),
+    (is_validation, RowKind.VALIDATION_ANNOTATION),
+    (is_checkpoint, RowKind.CHECKPOINT_ANNOTATION),
+    (is_garbage_collection, RowKind.GC_ANNOTATION),
+)
+
+
 def _annotation(name: str) -> RowKind:
-    if is_backend_collective(name):
-        return RowKind.HOST_COLLECTIVE
-    if is_data_loading(name):
-        return RowKind.LOADING_ANNOTATION
-    return RowKind.CHECKPOINT_ANNOTATION if is_checkpoint(name) else RowKind.ANNOTATION
+    return next((kind for matches, kind in _ANNOTATIONS if matches(name)), RowKind.ANNOTATION)
 
 
 def _operator(name: str) -> RowKind:
@@ -142,11 +165,16 @@ def _operator(name: str) -> RowKind:
     return RowKind.LOADING_OPERATOR if name.startswith("enumerate(DataLoader)") else RowKind.OPERATOR
 
 
+_FRAMES = (
+    (is_garbage_collection_frame, RowKind.GC_FRAME),
+    (is_data_loading_frame, RowKind.LOADING_FRAME),
+    (is_checkpoint, RowKind.CHECKPOINT_FRAME),
+    (is_compilation, RowKind.COMPILATION_FRAME),
+    (is_output_frame, RowKind.OUTPUT_FRAME),
+    (is_validation_frame, RowKind.VALIDATION_FRAME),
+    (is_waiting_frame, RowKind.WAITING_FRAME),
+)
+
+
 def _frame(name: str) -> RowKind:
-    if is_garbage_collection_frame(name):
-        return RowKind.GC_FRAME
-    if is_data_loading_frame(name):
-        return RowKind.LOADING_FRAME
-    if is_checkpoint(name):
-        return RowKind.CHECKPOINT_FRAME
-    return RowKind.WAITING_FRAME if is_waiting_frame(name) else RowKind.FRAME
+    return next((kind for matches, kind in _FRAMES if matches(name)), RowKind.FRAME)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.causes import PathCauses
 from profdeck_traces.account.gain import Gain, Replay, too_large
 from profdeck_traces.account.model import Account, OwnerIdentity, OwnerKey, OwnerTime, key_of_small_owners
 from profdeck_traces.account.owned_path import OwnedPath
@@ -16,6 +17,7 @@ from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
 from profdeck_traces.account.windows import Window, Windows
+from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import module_class
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
@@ -23,43 +25,65 @@ from profdeck_traces.reading.intervals import Int
 MAX_OWNERS = 300
 MAX_GAINS = 8
 """Number of owners for which gains are computed, starting with the largest."""
+COLLECTIVES_INCLUDE_WAITS = "The time of collectives includes waiting for other ranks."
+"""Note of an account with collectives, unless the collectives were matched with those of other ranks."""
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 
 
-def account_of(windows: Windows, names: Attribution, basis: str) -> Account | None:
+def account_of(
+    windows: Windows,
+    names: Attribution,
+    basis: str,
+    calls: CountedCalls | None = None,
+    on_window: Callable[[Window, Path], None] = lambda _window, _path: None,
+) -> Account | None:
     """Return the account of a trace, or ``None`` if its steps take no time.
 
     Args:
         windows: The critical path.
         names: Operators, modules and lines of the events.
         basis: Kind of step.
+        calls: Operator calls with known work.
+        on_window: Called with each window and its path in the steps of the account.
     """
-    texts = [_plain(name) for name in names.events.names]
+    texts = plain_names(names)
     times: dict[OwnerKey, tuple[int, int]] = {}
+    causes = PathCauses(names, windows.kinds, texts, calls)
     rule, steps = "", 0
     for window in windows:
         rule, steps = window.recording.borders.rule, steps + int(window.is_used.sum())
         path = _used_path(window)
         if path is not None:
             _add_owners(times, path, names, texts, windows.kinds)
+            on_window(window, path)
+            causes.add(window)
     total_ns = sum(of_owner for of_owner, _ in times.values())
     if not total_ns:
         return None
-    owners = _largest_owners(times, total_ns)
+    owners = largest_owners(times, total_ns)
     unknown = too_large(names.events)
     if unknown is None:
-        owners, unknown = _with_gains(owners, windows, names, texts)
+        owners, unknown = _with_gains(owners, causes, windows, names, texts)
     return Account(
         basis=basis if windows.has_steps else "recording",
         border=rule,
-        steps=steps,
+        steps=steps if windows.has_steps else 1,
         time_us=total_ns / _NS_PER_US,
         owners=owners,
         notes=(*_notes(windows, names, owners), *((unknown,) if unknown else ())),
+        causes=causes.times(has_gains=unknown is None),
+        step_us=causes.steps_us,
+        step_flops=causes.steps_flops,
+        has_stacks=names.has_frames,
     )
+
+
+def plain_names(names: Attribution) -> list[str]:
+    """Return the event names without addresses and instance numbers."""
+    return [_plain(name) for name in names.events.names]
 
 
 def _used_path(window: Window) -> Path | None:
@@ -84,25 +108,38 @@ def _add_owners(
     kinds: NDArray[np.uint8],
 ) -> None:
     """Add the time and number of the segments of a path to each owner. `texts` has the names without addresses."""
-    groups, keys = _keys(path, names, texts, kinds)
-    time_ns = np.bincount(groups, weights=path.end - path.begin, minlength=len(keys)).astype(np.int64)
-    counts = np.bincount(groups, minlength=len(keys))
-    for key, of_group, count in zip(keys, time_ns.tolist(), counts.tolist(), strict=True):
+    numbers: dict[OwnerKey, int] = {}
+    owner = owners_of_segments(path, names, texts, kinds, numbers)
+    time_ns = np.bincount(owner, weights=path.end - path.begin, minlength=len(numbers)).astype(np.int64)
+    counts = np.bincount(owner, minlength=len(numbers))
+    for key, of_owner, count in zip(numbers, time_ns.tolist(), counts.tolist(), strict=True):
         before = times.get(key, (0, 0))
-        times[key] = before[0] + of_group, before[1] + count
+        times[key] = before[0] + of_owner, before[1] + count
 
 
-def _keys(path: Path, names: Attribution, texts: Sequence[str], kinds: NDArray[np.uint8]) -> tuple[Int, list[OwnerKey]]:
-    """Return the index of each segment's key, and the keys. Several indices can have equal keys."""
-    module_names = names.module_paths[1]
+def owners_of_segments(
+    path: Path,
+    names: Attribution,
+    texts: Sequence[str],
+    kinds: NDArray[np.uint8],
+    numbers: dict[OwnerKey, int],
+) -> Int:
+    """Return the number of each segment's owner.
+
+    Args:
+        path: The path, with at least one segment.
+        names: Operators, modules and lines of the events.
+        texts: The result of `plain_names`.
+        kinds: `RowKind` of each row.
+        numbers: Number of each owner. New owners are added.
+    """
     columns = _columns(names, kinds, path.row)
     groups, first = _grouped([path.kind.astype(np.int64), *columns])
-    keys: list[OwnerKey] = []
-    for kind, *codes, module_code in np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist():
-        name, operator, annotation, frame = (texts[code] if code >= 0 else None for code in codes)
-        module_path = module_names[module_code] if module_code >= 0 else None
-        keys.append((OwnerKind(kind).label, name, operator, module_path, annotation, frame))
-    return groups, keys
+    codes = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
+    # Different names can be equal without addresses.
+    number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
+    del columns
+    return np.array(number)[groups]
 
 
 def owned_path(windows: Windows, names: Attribution) -> OwnedPath:
@@ -112,7 +149,7 @@ def owned_path(windows: Windows, names: Attribution) -> OwnedPath:
         windows: The critical path.
         names: Operators, modules and lines of the events.
     """
-    texts = [_plain(name) for name in names.events.names]
+    texts = plain_names(names)
     numbers: dict[OwnerKey, int] = {}
     none = np.zeros(0, np.int64)
     begins, ends, owners = [none], [none], [none.astype(np.int32)]
@@ -123,11 +160,9 @@ def owned_path(windows: Windows, names: Attribution) -> OwnedPath:
         path = _used_path(window)
         if path is None:
             continue
-        groups, keys = _keys(path, names, texts, windows.kinds)
-        number_of_group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int32)
         begins.append(path.begin)
         ends.append(path.end)
-        owners.append(number_of_group[groups])
+        owners.append(owners_of_segments(path, names, texts, windows.kinds, numbers).astype(np.int32))
     return OwnedPath(
         np.concatenate(begins),
         np.concatenate(ends),
@@ -137,15 +172,27 @@ def owned_path(windows: Windows, names: Attribution) -> OwnedPath:
     )
 
 
-def _largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:
-    """Return the owners, longest first. The time of small owners is summed by kind."""
-    largest = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
-    for key, (of_group, count) in largest[MAX_OWNERS:]:
-        sum_key = key_of_small_owners(key[0])
+def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]) -> OwnerKey:
+    """Return the key of an owner, given its kind and the codes of `_columns`."""
+    kind, *of_texts, module = codes
+    name, operator, annotation, line = (texts[code] if code >= 0 else None for code in of_texts)
+    module_path = module_names[module] if module >= 0 else None
+    return OwnerKind(kind).label, name, operator, module_path, annotation, line, None, None
+
+
+def largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:
+    """Return owners sorted by time. Owners after the `MAX_OWNERS` largest are summed by kind and rank.
+
+    Args:
+        times: Nanoseconds and number of intervals of each owner.
+        total_ns: Time of the account.
+    """
+    times = dict(times)
+    for key, (of_group, count) in _sorted(times)[MAX_OWNERS:]:
+        sum_key = key_of_small_owners(key)
         del times[key]
         before = times.get(sum_key, (0, 0))
         times[sum_key] = before[0] + of_group, before[1] + count
-    owners = sorted(times.items(), key=lambda item: (-item[1][0], [text or "" for text in item[0]]))
     return tuple(
         OwnerTime(
             kind=kind,
@@ -154,12 +201,18 @@ def _largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tu
             module=module_path,
             annotation=annotation,
             line=line,
+            rank=rank,
+            awaited=awaited,
             count=count,
             time_us=of_group / _NS_PER_US,
             share=of_group / total_ns,
         )
-        for (kind, name, operator, module_path, annotation, line), (of_group, count) in owners
+        for (kind, name, operator, module_path, annotation, line, rank, awaited), (of_group, count) in _sorted(times)
     )
+
+
+def _sorted(times: dict[OwnerKey, tuple[int, int]]) -> list[tuple[OwnerKey, tuple[int, int]]]:
+    return sorted(times.items(), key=lambda item: (-item[1][0], [str(field or "") for field in item[0]]))
 
 
 def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32]) -> list[NDArray[np.integer]]:
@@ -177,9 +230,9 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 
 
 def _with_gains(
-    owners: tuple[OwnerTime, ...], windows: Windows, names: Attribution, texts: Sequence[str]
+    owners: tuple[OwnerTime, ...], causes: PathCauses, windows: Windows, names: Attribution, texts: Sequence[str]
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
-    """Add gains to the largest owners. Return the owners, and a note if the gains are unknown."""
+    """Add gains to the largest owners and causes. Return the owners, and a note if the gains are unknown."""
     name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
     # A sum of small owners has no name, so it looks the same as time without an event.
     named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
@@ -191,12 +244,16 @@ def _with_gains(
             return owners, note
         rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
         columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
+        groups, first = _grouped(columns)
+        groups = groups.astype(np.int32)
+        columns = [column[first] for column in columns]
         for owner, gain in zip(named, gains, strict=True):
-            is_owner = np.ones(len(rows), np.bool_)
+            is_owner = np.ones(len(first), np.bool_)
             fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
             for field, column, codes in zip(fields, columns, (*[name_codes] * 4, module_codes), strict=True):
                 is_owner &= np.isin(column, codes[field]) if field is not None else column < 0
-            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner)
+            replay.add_gain(gain, OwnerKind.from_label(owner.kind), is_owner[groups])
+        causes.add_gains(replay, window)
     of_owner = {
         owner.key: (gain.saved_ns / _NS_PER_US, gain.limit.label)
         for owner, gain in zip(named, gains, strict=True)
@@ -274,10 +331,10 @@ def _notes(windows: Windows, names: Attribution, owners: Sequence[OwnerTime]) ->
             "Record stacks to include both."
         )
     if any(owner.kind == OwnerKind.COLLECTIVE.label for owner in owners):
-        notes.append("The time of collectives includes waiting for other ranks.")
+        notes.append(COLLECTIVES_INCLUDE_WAITS)
     if len(windows) > 1:
         notes.append(
-            f"The trace is large, so the account is computed in {len(windows):,} windows of consecutive steps. Gains "
-            "do not include time that is saved across the border of two windows."
+            f"The trace is large, so the account is computed in {len(windows):,} windows. At the start of each window, "
+            "the gains assume that the device is as far behind the host as recorded."
         )
     return tuple(notes)

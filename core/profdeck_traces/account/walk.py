@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import attrs
@@ -115,8 +116,36 @@ class BackwardWalk:
             end_ns: End of the interval.
             start: Position at the end of the interval.
         """
-        self._begin_ns = begin_ns
         del self._out[:]
+        self._walk(begin_ns, end_ns, start)
+        return self._expanded(self._steps())[0]
+
+    def paths(self, walks: Sequence[tuple[int, int, Position]]) -> tuple[Path, Int]:
+        """Walk backward through several intervals.
+
+        Args:
+            walks: For each walk, the arguments of `path`.
+
+        Returns:
+            The segments of all walks, each walk sorted by time, and the index of each segment's walk.
+        """
+        del self._out[:]
+        counts = []
+        # The steps are reversed below.
+        for begin_ns, end_ns, start in reversed(walks):
+            before = len(self._out)
+            self._walk(begin_ns, end_ns, start)
+            counts.append((len(self._out) - before) // _FIELDS)
+        path, step = self._expanded(self._steps())
+        return path, np.repeat(np.arange(len(walks)), counts[::-1])[step]
+
+    def _steps(self) -> Int:
+        """Return the collected steps, sorted by time within each walk."""
+        return np.frombuffer(self._out, np.int64).reshape(-1, _FIELDS)[::-1]
+
+    def _walk(self, begin_ns: int, end_ns: int, start: Position) -> None:
+        """Collect the steps of a walk."""
+        self._begin_ns = begin_ns
         at: Position = start
         time, stalled = end_ns, 0
         while time > begin_ns:
@@ -129,7 +158,6 @@ class BackwardWalk:
             if stalled > _MAX_STALLED:
                 self._out.extend((begin_ns, time, OwnerKind.NOT_RECORDED, -1, -1))
                 break
-        return self._expanded(np.frombuffer(self._out, np.int64).reshape(-1, _FIELDS)[::-1])
 
     def continuation(self, track: int, time_ns: int, begin_ns: int) -> tuple[int, int, Position]:
         """Move one event back from a point on a thread.
@@ -221,6 +249,10 @@ class BackwardWalk:
         """Handle a gap or wait on a thread."""
         threads = self._threads
         is_wait = segment >= 0 and self._segment_state[segment] == _WAITS
+        if is_wait and threads.owner[segment] != _WAIT_FOR_THREAD:
+            # Data loading and similar work often waits for other processes, which are not recorded.
+            self._out.extend((begin, time, int(threads.owner[segment]), self._segment_row[segment], -1))
+            return begin, OnThread(track)
         row = -1 if segment < 0 else self._segment_row[segment]
         if is_wait:
             found = threads.waited_for(track, begin, time)
@@ -341,8 +373,8 @@ class BackwardWalk:
             return own
         return self._work.ended_between(called, returned) if kind == _FREE else -1
 
-    def _expanded(self, steps: Int) -> Path:
-        """Replace each run with its segments and gaps."""
+    def _expanded(self, steps: Int) -> tuple[Path, Int]:
+        """Replace each run with its segments and gaps. Also return the index of each segment's step."""
         is_host, is_device = steps[:, 2] == _HOST_RUN, steps[:, 2] == _DEVICE_RUN
         # Each event in a device run becomes two segments: its work and the gap after it.
         first, last = steps[:, 3], steps[:, 4]
@@ -371,4 +403,5 @@ class BackwardWalk:
             end[inside] = np.minimum(end[inside], np.where(is_gap, until, worked))
             kind[inside], row[inside] = np.where(is_gap, of_gap, of_work), owner_row
         keep = end > begin
-        return Path(begin[keep], end[keep], kind[keep].astype(np.uint8), row[keep].astype(np.int32))
+        path = Path(begin[keep], end[keep], kind[keep].astype(np.uint8), row[keep].astype(np.int32))
+        return path, source[keep]

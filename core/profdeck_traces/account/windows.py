@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from profdeck_traces.account.borders import DEVICE, border_rule, times_done
+from profdeck_traces.account.borders import DEVICE, RECORDING, border_rule, times_done
+from profdeck_traces.account.host_threads import main_track
 from profdeck_traces.account.recording import RecordingPath, StepAnnotations, path_of
-from profdeck_traces.account.row_kinds import RowKind
+from profdeck_traces.account.row_kinds import LAST_CALL, RowKind
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
@@ -23,6 +24,8 @@ MAX_EVENTS = 1 << 20
 MAX_WHOLE_EVENTS = 2 * MAX_EVENTS
 """Maximum number of complete events of a trace that is not divided into windows."""
 _BLOCK = 4096
+_SAMPLED = 64
+_SECTIONS = 32
 _CONTEXT = 8  # a window has an eighth of its steps as context on each side
 _ARGS = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
 
@@ -53,7 +56,7 @@ class Windows:
     def __init__(
         self, names: Attribution, kinds: NDArray[np.uint8], steps: StepAnnotations, excluded: NDArray[np.bool_]
     ) -> None:
-        """Divide the steps into windows. A trace with few events, or without steps, is a single window.
+        """Divide the steps into windows. A trace with few events is a single window.
 
         Args:
             names: Events of the trace and their launches.
@@ -67,28 +70,40 @@ class Windows:
         main = steps.track == np.bincount(steps.track).argmax() if self.has_steps else np.zeros(0, np.bool_)
         self._steps = StepAnnotations(steps.track[main], steps.begin[main], steps.end[main])
         self._excluded = excluded[main]
-        self._windows: Sequence[Window] | None = None
         self._parts: list[tuple[int, int]] = []
-        if self._events.complete > MAX_WHOLE_EVENTS and self.has_steps:
+        if self._events.complete > MAX_WHOLE_EVENTS and (self.has_steps or main_track(self._events, kinds) >= 0):
+            if not self.has_steps:
+                self._steps = self._sections()
+                self._excluded = np.zeros(len(self._steps.track), np.bool_)
             self._parts = self._divided()
-        if len(self._parts) <= 1:
-            self._windows = [self._whole()]
 
     def __len__(self) -> int:
-        return len(self._windows or self._parts)
+        return max(1, len(self._parts))
 
     def __iter__(self) -> Iterator[Window]:
-        return iter(self._windows) if self._windows else map(self._window, *zip(*self._parts, strict=True))
+        return map(self._window, *zip(*self._parts, strict=True)) if self._parts else iter([self._whole])
 
     @functools.cached_property
     def work(self) -> Int:
         """Rows of the device events."""
         return np.flatnonzero(self.kinds >= RowKind.KERNEL)
 
+    @functools.cached_property
     def _whole(self) -> Window:
         recording = path_of(self._events, self._names.launch, self.kinds, self._steps)
         is_used = ~self._excluded if self.has_steps else np.ones(max(0, len(recording.borders.times) - 1), np.bool_)
         return Window(recording, self._events, None, is_used)
+
+    def _sections(self) -> StepAnnotations:
+        """Return intervals with about equally many events, which replace the steps of a recording without steps."""
+        start_ns, is_event = self._events.start_ns, self.kinds > RowKind.OTHER
+        is_event &= (self._events.duration_ns > 0) | (self.kinds > LAST_CALL)  # other events do not begin a recording
+        rows = np.flatnonzero(is_event)
+        begin = np.sort(start_ns[rows[::_SAMPLED]])[:: max(1, MAX_EVENTS // _SECTIONS // _SAMPLED)]
+        begin = np.unique(np.append(begin, start_ns[rows].min()))
+        end_ns = int(self._blocks[2].max())
+        track = np.full(len(begin), main_track(self._events, self.kinds))
+        return StepAnnotations(track, begin, np.append(begin[1:], end_ns))
 
     def _divided(self) -> list[tuple[int, int]]:
         """Return the first step of each window, and the step after its last one."""
@@ -114,6 +129,7 @@ class Windows:
         launch = np.where(launch >= 0, rows.searchsorted(launch), -1).astype(np.int32)
         is_used = np.zeros(end - begin, np.bool_)
         is_used[first - begin : last - begin] = ~self._excluded[first:last]
+        self._events.storage.release()
         return Window(path_of(events, launch, self.kinds[rows], steps, rule), events, rows, is_used)
 
     def _rows(self, begin_ns: int, end_ns: int) -> Int:
@@ -132,6 +148,8 @@ class Windows:
     @functools.cached_property
     def _borders(self) -> tuple[str, Int]:
         """The rule for the borders of steps, and the time at which each step is done."""
+        if not self.has_steps:
+            return RECORDING, self._steps.end
         launched, work = self._launched
         ends = self._events.start_ns[work] + self._events.duration_ns[work]
         done = times_done(launched, ends, self._steps.begin, self._steps.end)

@@ -37,13 +37,15 @@ def account_diff(pairs: Sequence[RankPair]) -> AccountDiff | None:
             module=key[3],
             annotation=key[4],
             line=key[5],
+            rank=key[6],
+            awaited=key[7],
             before_ns=before.get(key, 0),
             after_ns=after.get(key, 0),
             delta_ns=after.get(key, 0) - before.get(key, 0),
         )
         for key in before | after
     ]
-    owners.sort(key=lambda owner: (-abs(owner.delta_ns), -owner.after_ns, [text or "" for text in owner.key]))
+    owners.sort(key=lambda owner: (-abs(owner.delta_ns), -owner.after_ns, [str(field or "") for field in owner.key]))
     return AccountDiff(
         borders_before=_borders(pairs, 0),
         borders_after=_borders(pairs, 1),
@@ -74,7 +76,7 @@ def _without_small(
         result: dict[OwnerKey, int] = {}
         for key, time_ns in times.items():
             is_small = max(before.get(key, 0), after.get(key, 0)) <= limit_ns
-            sum_key = key_of_small_owners(key[0]) if is_small else key
+            sum_key = key_of_small_owners(key) if is_small else key
             result[sum_key] = result.get(sum_key, 0) + time_ns
         return result
 

@@ -9,6 +9,8 @@ import msgspec
 import numpy as np
 from isal import isal_zlib
 
+from profdeck_traces.account.arrivals import MAX_SEGMENTS, Arrivals
+from profdeck_traces.account.model import OwnerKey
 from profdeck_traces.analysis.classes import Classifier
 from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.model import RankSummary
@@ -20,6 +22,9 @@ from profdeck_traces.inputs.sources import TraceSource
 # isal's stubs declare the class as an instance.
 _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
+_ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
+_VERSION = 2
+"""Version of the encoding. Increase it with each change of the calls or arrivals."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28
 """Maximum size of a decompressed reading."""
@@ -36,9 +41,19 @@ class _Calls(msgspec.Struct):
     arrays: list[bytes]
 
 
+class _Arrivals(msgspec.Struct):
+    """Paths to the collective calls. Arrays are stored as bytes of 64-bit integers."""
+
+    keys: list[OwnerKey]
+    is_complete: bool
+    packed: bytes
+    arrays: list[bytes]
+
+
 class _Kept(msgspec.Struct):
     summary: RankSummary
     calls: _Calls
+    arrivals: _Arrivals
     origin_ns: int
     base_ns: int
 
@@ -50,7 +65,7 @@ _decode = msgspec.msgpack.Decoder(_Kept).decode
 def question(classifier: Classifier, step_names: StepNames) -> list[Any]:
     """Return what a reading depends on besides its trace, as plain data."""
     rules = [(rule.category, rule.pattern.pattern, rule.pattern.flags) for rule in classifier.extra]
-    return ["summary", rules, step_names.patterns]
+    return ["summary", _VERSION, rules, step_names.patterns]
 
 
 def about(source: TraceSource) -> list[Any]:
@@ -63,7 +78,7 @@ def about(source: TraceSource) -> list[Any]:
 
 def to_bytes(reading: RankReading) -> bytes | None:
     """Encode a reading without source facts. Return ``None`` if it has text or numbers that cannot be encoded."""
-    calls = reading.collectives
+    calls, arrivals = reading.collectives, reading.arrivals
     kept = _Kept(
         attrs.evolve(reading.summary, path=""),  # so that copies of a trace have equal results
         _Calls(
@@ -73,6 +88,12 @@ def to_bytes(reading: RankReading) -> bytes | None:
             calls.rank,
             calls.warm_from_ns,
             [getattr(calls, name).astype(_INTEGER).tobytes() for name in _ARRAYS],
+        ),
+        _Arrivals(
+            list(arrivals.keys),
+            arrivals.is_complete,
+            arrivals.packed,
+            [getattr(arrivals, name).astype(_INTEGER).tobytes() for name in _ARRIVAL_ARRAYS],
         ),
         reading.origin_ns,
         reading.base_ns,
@@ -122,6 +143,37 @@ def from_bytes(content: bytes, source: TraceSource) -> RankReading:
             start_ns=start_ns,
             end_ns=end_ns,
         ),
+        _arrivals(kept.arrivals, len(name)),
         kept.origin_ns,
         kept.base_ns,
     ).with_facts(source)
+
+
+def _arrivals(kept: _Arrivals, calls: int) -> Arrivals:
+    """Decode the paths to `calls` collective calls.
+
+    Raises:
+        ValueError: The arrays are inconsistent.
+    """
+    arrays = [np.frombuffer(data, dtype=_INTEGER) for data in kept.arrays]
+    call_key, counts, path_call, path_begin, path_end = arrays
+    if not len(call_key) == len(counts) == calls or not len(path_call) == len(path_begin) == len(path_end):
+        raise ValueError("arrays of different lengths")
+    if calls and not (-1 <= call_key.min() <= call_key.max() < len(kept.keys) and counts.min() >= 0):
+        raise ValueError("a call without an owner")
+    if counts.sum() > MAX_SEGMENTS or (len(path_call) and not 0 <= path_call.min() <= path_call.max() < calls):
+        raise ValueError("invalid paths")
+    if len(path_call) and call_key[path_call].min() < 0:
+        raise ValueError("a path without an owner")
+    arrivals = Arrivals(
+        keys=kept.keys,
+        call_key=call_key,
+        counts=counts,
+        packed=kept.packed,
+        path_call=path_call,
+        path_begin=path_begin,
+        path_end=path_end,
+        is_complete=kept.is_complete,
+    )
+    _ = arrivals.segments  # check the compressed data
+    return arrivals

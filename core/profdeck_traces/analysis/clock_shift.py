@@ -29,6 +29,8 @@ class RankCalls:
     name: Int
     start_ns: Int
     end_ns: Int
+    index: Int = attrs.field(factory=lambda: np.zeros(0, np.int64))
+    """Index of each call in the rank's `profdeck_traces.analysis.collectives.Collectives`."""
 
 
 def match_calls(first: RankCalls, other: RankCalls) -> Int | None:

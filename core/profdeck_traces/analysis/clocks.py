@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
@@ -9,7 +10,7 @@ import attrs
 import numpy as np
 
 from profdeck_traces.analysis.clock_shift import MIN_COLLECTIVES, median
-from profdeck_traces.analysis.collectives import Collectives, MatchedGroup, matched_groups
+from profdeck_traces.analysis.collectives import Collectives, MatchedGroup, RankTeam, matched_groups, team_of
 from profdeck_traces.reading.intervals import Int
 
 # What the ends of collectives differ by on one clock is less; if not, different hosts have the same name.
@@ -44,6 +45,41 @@ class ClockOffset:
     """Median distance of their ends from each other, with the offsets; ``None`` without any."""
     anchors_ns: int | None
     """The offset by the recorders' marks alone, where both have them."""
+
+
+@attrs.frozen(eq=False)
+class MatchedTeam:
+    """The ranks of one role, replica and capture, with matched collectives and aligned clocks."""
+
+    ranks: Sequence[Collectives]
+    """Sorted by rank number."""
+    places: Sequence[int]
+    """Position of each rank in the input."""
+    groups: Sequence[MatchedGroup]
+    """Empty if `repeated` is set."""
+    offsets: Sequence[ClockOffset]
+    """Empty if `repeated` is set."""
+    repeated: int | None
+    """Rank number that several traces have, so that they are not ranks of one program."""
+
+
+def match_teams(ranks: Sequence[Collectives]) -> list[MatchedTeam]:
+    """Match the collectives of each role, replica and capture with at least two ranks that have collectives."""
+    teams: dict[RankTeam, list[int]] = {}
+    for place in sorted(range(len(ranks)), key=lambda place: (ranks[place].rank is None, ranks[place].rank or 0)):
+        teams.setdefault(team_of(ranks[place]), []).append(place)
+    matched = []
+    for places in teams.values():
+        team = [ranks[place] for place in places]
+        if sum(len(rank.name) > 0 for rank in team) < 2:  # noqa: PLR2004 - a single rank waits for no other rank
+            continue
+        counts = Counter(rank.rank for rank in team if rank.rank is not None)
+        repeated = next((rank for rank, count in counts.items() if count > 1), None)
+        groups = [] if repeated is not None else matched_groups(team)
+        matched.append(
+            MatchedTeam(team, places, groups, offsets_of(team, groups) if repeated is None else (), repeated)
+        )
+    return matched
 
 
 def clock_offsets(ranks: Sequence[Collectives]) -> tuple[ClockOffset, ...]:

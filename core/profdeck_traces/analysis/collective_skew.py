@@ -9,14 +9,13 @@ collectives that a library carries out as messages are collectives only where th
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from profdeck_traces.analysis.clock_shift import MIN_NOISE_NS
-from profdeck_traces.analysis.clocks import ClockOffset, OffsetSource, offsets_of
-from profdeck_traces.analysis.collectives import Collectives, MatchedGroup, RankTeam, matched_groups, team_of
+from profdeck_traces.analysis.clocks import ClockOffset, MatchedTeam, OffsetSource, match_teams
+from profdeck_traces.analysis.collectives import Collectives, MatchedGroup, team_of
 from profdeck_traces.analysis.model import CollectiveSkew, GroupSkew, RankSkew
 from profdeck_traces.reading.intervals import Int
 
@@ -41,12 +40,7 @@ def skew_of(ranks: Sequence[Collectives]) -> tuple[GroupSkew, ...]:
     2. By time, if no rank qualifies by count: the fraction of the total gap time that the rank caused, without the
        longest tenth of its gaps. The rank must have arrived last at five or more decisive collectives.
     """
-    teams: dict[RankTeam, list[Collectives]] = {}
-    for rank in sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)):
-        teams.setdefault(team_of(rank), []).append(rank)
-    return tuple(
-        _skew(team) for team in teams.values() if len(team) > 1 and sum(len(rank.name) > 0 for rank in team) > 1
-    )
+    return tuple(map(skew_of_team, match_teams(ranks)))
 
 
 def can_name_straggler(group: GroupSkew) -> bool:
@@ -54,16 +48,15 @@ def can_name_straggler(group: GroupSkew) -> bool:
     return sum(rank.last for rank in group.ranks) >= _MIN_CONTESTS
 
 
-def _skew(team: Sequence[Collectives]) -> GroupSkew:
+def skew_of_team(matched: MatchedTeam) -> GroupSkew:
+    """Compute the skew of one team; see `skew_of`."""
+    team, groups, offsets = matched.ranks, matched.groups, matched.offsets
     run, role, replica, capture = team_of(team[0])
-    twice = [rank for rank, times in Counter(rank.rank for rank in team).items() if rank is not None and times > 1]
-    if twice:
-        note = f"Several traces say that they are rank {twice[0]}: they are no ranks of one program."
+    if matched.repeated is not None:
+        note = f"Several traces say that they are rank {matched.repeated}: they are no ranks of one program."
         return GroupSkew(
             role=role, replica=replica, capture=capture, run=run, collectives=(), ranks=(), straggler=None, note=note
         )
-    groups = matched_groups(team)
-    offsets = offsets_of(team, groups)
     noise_ns = max([MIN_NOISE_NS, *(offset.spread_ns for offset in offsets if offset.spread_ns is not None)])
     tally = _Tally(len(team))
     for group in groups:

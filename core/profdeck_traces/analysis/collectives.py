@@ -23,6 +23,10 @@ _NS_PER_US = 1000
 # NCCL's kernels, then HCCL's, whose names end in numbers that differ from call to call.
 _NCCL = re.compile(r"[nr]ccl\w*?Kernel_([A-Za-z]+)")
 _HCCL = re.compile(r"hcom_([A-Za-z]+)")
+# `cross_device_reduce` is vLLM's all-reduce.
+_WAITS_FOR_ALL = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier|cross_device_reduce", re.IGNORECASE
+)
 _POINT_TO_POINT = re.compile(r"send|recv|receive", re.IGNORECASE)
 
 
@@ -38,6 +42,14 @@ def collective_name(name: str) -> str:
 def is_message(name: str) -> bool:
     """Tell whether a kernel or collective is by its name one from point to point."""
     return _POINT_TO_POINT.search(collective_name(name)) is not None
+
+
+def waits_for_all(name: str) -> bool:
+    """Return whether no rank can leave a collective before all ranks of its group have arrived.
+
+    The root of a broadcast, for example, can leave earlier. False for unknown names.
+    """
+    return _WAITS_FOR_ALL.search(collective_name(name)) is not None and not is_message(name)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -90,13 +102,18 @@ class MatchedGroup:
 
     def times_ns(self, collectives: Int, offset_ns: Sequence[int]) -> tuple[Int, Int]:
         """Return starts and ends of some of the leader's collectives, from the first start of each: a row a member."""
+        start, end = self.common_times_ns(collectives, offset_ns)
+        begin = start.min(axis=0)
+        return start - begin, end - begin
+
+    def common_times_ns(self, collectives: Int, offset_ns: Sequence[int]) -> tuple[Int, Int]:
+        """Return the starts and ends of some of the leader's collectives on a common clock, with a row per member."""
         calls = [
             (self.members[member], which[collectives], offset_ns[member]) for member, which in self.matched.items()
         ]
         start = np.stack([of_member.start_ns[which] + offset for of_member, which, offset in calls])
         end = np.stack([of_member.end_ns[which] + offset for of_member, which, offset in calls])
-        begin = start.min(axis=0)
-        return start - begin, end - begin
+        return start, end
 
 
 RankTeam = tuple[str | None, str | None, int | None, str | None]
@@ -136,7 +153,7 @@ def matched_groups(ranks: Sequence[Collectives]) -> list[MatchedGroup]:
                 continue
             key = (*team_of(rank), text)
             members = found.setdefault(key, {})
-            members[index] = RankCalls(code[rank.name[calls]], rank.start_ns[calls], rank.end_ns[calls])
+            members[index] = RankCalls(code[rank.name[calls]], rank.start_ns[calls], rank.end_ns[calls], calls)
     groups = []
     for members in found.values():
         leader = max(members, key=lambda member: len(members[member].name))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from profdeck_traces.account.contexts import mark_file_functions
 from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
@@ -79,4 +80,5 @@ def path_windows(
     annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
     kinds = row_kinds(names.events, step_names.is_step, is_collective)
     kinds[~is_valid] = RowKind.OTHER
+    mark_file_functions(names.events, kinds)
     return Windows(names, kinds, annotations, steps.excluded[of_kind])

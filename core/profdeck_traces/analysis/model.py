@@ -27,7 +27,7 @@ from profdeck_traces.analysis.detail_model import (
     Timeline,
 )
 from profdeck_traces.analysis.recorder_model import CommunicationSummary, CoreSummary, DeviceStepSummary
-from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.analysis.run_model import CauseState, Finding
 from profdeck_traces.attribution.model import AttributedTimes, Utilization
 from profdeck_traces.inputs.facts import CaptureStatus, RecordingAbout
 from profdeck_traces.inputs.host_load import HostLoad
@@ -369,7 +369,9 @@ class RunSummary:
     silent_roles: tuple[str, ...] = ()
     """Roles of a run that recorded nothing."""
     findings: tuple[Finding, ...] = ()
-    """What stands out: what is missing first, then by what can be gained."""
+    """Missing data first, then performance problems sorted by ``share``."""
+    causes: tuple[CauseState, ...] = ()
+    """Result for each cause that was searched for, sorted by name."""
     unread: tuple[str, ...] = ()
     """Paths that could not be read: traces, directories, and files such as ``run.json``."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import attrs
 
+from profdeck_traces.account.arrivals import Arrivals
 from profdeck_traces.analysis.collectives import Collectives
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.inputs.sources import TraceSource
@@ -13,10 +14,12 @@ from profdeck_traces.inputs.sources import TraceSource
 
 @attrs.frozen
 class RankReading:
-    """Summary of a trace, and the collective calls used to compare it with other ranks."""
+    """Summary of a trace, and the collective calls and paths used to compare it with other ranks."""
 
     summary: RankSummary
     collectives: Collectives
+    arrivals: Arrivals
+    """Paths to the collectives, with one value per call of `collectives`."""
     origin_ns: int
     """Start time of the first event, in nanoseconds on the trace's clock."""
     base_ns: int

@@ -10,10 +10,12 @@ import attrs
 
 from profdeck_traces.analysis import cached_reading
 from profdeck_traces.analysis.classes import Classifier
-from profdeck_traces.analysis.collective_skew import skew_of
+from profdeck_traces.analysis.clocks import match_teams
+from profdeck_traces.analysis.collective_skew import skew_of_team
 from profdeck_traces.analysis.model import RankSummary, RunSummary
 from profdeck_traces.analysis.rank_labels import places_in_paths
 from profdeck_traces.analysis.rank_reading import RankReading
+from profdeck_traces.analysis.rank_waits import assign_waits
 from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.analysis.typical_step import candidates, typical_steps
 from profdeck_traces.base.errors import TraceError
@@ -75,10 +77,12 @@ def summarise_run(  # noqa: PLR0913 - what to read, and where
     readings = _with_places([reading for reading in in_order if not isinstance(reading, TraceError)])
     if not buckets:
         readings = list(map(_without_pictures, readings))
-    summary = RunSummary(
-        ranks=_with_typical([reading.summary for reading in readings]),
-        skew=skew_of([reading.collectives for reading in readings]),
-    )
+    teams = match_teams([reading.collectives for reading in readings])
+    accounts = assign_waits(readings, teams)
+    summaries = [
+        attrs.evolve(reading.summary, account=account) for reading, account in zip(readings, accounts, strict=True)
+    ]
+    summary = RunSummary(ranks=_with_typical(summaries), skew=tuple(map(skew_of_team, teams)))
     return summary, [error for error in in_order if isinstance(error, TraceError)]
 
 

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.arrivals import ArrivalFinder, Arrivals, no_arrivals
 from profdeck_traces.account.model import Account
 from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.table import account_of, owned_path
@@ -20,6 +21,7 @@ from profdeck_traces.analysis.collectives import (
     collective_calls,
     is_message,
     stated_collectives,
+    waits_for_all,
 )
 from profdeck_traces.analysis.critical_path import path_windows
 from profdeck_traces.analysis.detail_model import Timeline
@@ -255,7 +257,10 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
-        self._attributed = self._account = self._event_work = None
+        self._attributed = self._event_work = None
+        self._communication = events[np.flatnonzero(self._communicates[events.name])]
+        self._collectives, self._matched = self._collected()
+        self._account, self._arrivals = None, no_arrivals(len(self._collectives))
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
             on_device = len(work) > 0
@@ -272,18 +277,19 @@ class _Summary:
             self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
             self._event_work = of_events if on_device else None
             del timed, of_events
-            self._account = self._account_of(names)
+            names.events.storage.release()
+            self._account, self._arrivals = self._account_of(names)
+            names = None
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
         moves = np.array([found in {MEMORY_COPY, MEMORY_SET} for found in self._classes], dtype=bool)
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
         unrecorded = self._launches.unrecorded_steps
         self._devices = DeviceTimes(events, self._work, trace.device_names, steps, self._host, unrecorded)
-        self._collectives = events[np.flatnonzero(self._communicates[events.name])]
 
     def reading(self) -> RankReading:
         """Return the reading without pictures or source facts."""
         summary = self._summary()
-        return RankReading(summary, self._collected(summary), self._origin_ns, self._trace.base_ns)
+        return RankReading(summary, self._matched, self._arrivals, self._origin_ns, self._trace.base_ns)
 
     def with_pictures(self, reading: RankReading, buckets: int) -> RankReading:
         """Return the reading with pictures of `buckets` intervals added."""
@@ -314,7 +320,7 @@ class _Summary:
         origin_ns = self._origin_ns
         sums, on_host = self._sums, trace.has_host
         shapes = OperatorShapes.of(trace, self._counted)
-        collectives = stated_collectives(trace, self._collectives)
+        collectives = stated_collectives(trace, self._communication)
         devices, of_devices = self._devices.summaries(), self._devices.by_step()
         times = self._steps
         steps = tuple(
@@ -363,7 +369,7 @@ class _Summary:
             host_times=self._stages.summary(self._end_ns - origin_ns),
             runtime=sums.runtime_calls(),
             kernel_durations=sums.kernel_durations(),
-            collectives=collective_calls(*collectives, self._collectives),
+            collectives=collective_calls(*collectives, self._communication),
             shapes=shapes.calls(),
             product_flops=shapes.product_flops(),
             memory=memory_of(trace, origin_ns),
@@ -390,17 +396,24 @@ class _Summary:
         device = common_device(self._trace)
         return utilization_of(device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
-    def _account_of(self, names: Attribution) -> Account | None:
-        """Return the account of the steps, or ``None`` if there is none."""
+    def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals]:
+        """Return the account of the steps, or ``None`` if there is none, and the paths to the collectives."""
         steps, events = self._trace_steps, self._trace.events
         communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
         windows = path_windows(self._trace, names, steps, self._step_names, communicates.__contains__)
-        account = account_of(windows, names, step_kind(steps) or "recording")
+        calls, collectives = self._collectives, self._matched
+        is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
+        rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
+        # Several groups can have the same text.
+        numbers = {text: number for number, text in enumerate(collectives.groups)}
+        groups = np.array([numbers[text] for text in collectives.groups], dtype=np.int64)[collectives.group]
+        finder = ArrivalFinder(names, windows.kinds, rows, groups, self._trace.base_ns)
+        account = account_of(windows, names, step_kind(steps) or "recording", self._counted, finder.add)
         self._critical_path = owned_path(windows, names) if self._with_pictures else None
-        if account is None or (events.row >= 0).all():
-            return account
-        note = "The device work is in a table without launches, so all owners are on the host."
-        return attrs.evolve(account, notes=(*account.notes, note))
+        if account is not None and not (events.row >= 0).all():
+            note = "The device work is in a table without launches, so all owners are on the host."
+            account = attrs.evolve(account, notes=(*account.notes, note))
+        return account, finder.arrivals()
 
     def _unrecorded_steps(self) -> tuple[int, ...]:
         steps = self._trace_steps
@@ -432,9 +445,10 @@ class _Summary:
         unix_ns = time_ns + self._trace.base_ns
         return unix_ns if _EARLIEST_UNIX_NS < unix_ns < _LATEST_UNIX_NS else None
 
-    def _collected(self, summary: RankSummary) -> Collectives:
+    def _collected(self) -> tuple[Columns, Collectives]:
+        """Return the collective calls, and the same calls in the form that is compared with other ranks."""
         trace = self._trace
-        calls = self._collectives
+        calls = self._communication
         on_hosts = not len(calls)
         if on_hosts:
             calls = host_collectives(trace)
@@ -445,9 +459,9 @@ class _Summary:
         windows = (self._trace_steps.host if on_hosts else self._trace_steps.device)[kind]
         warm_from_ns = self._trace_steps.warm_from_ns(windows)
         streams, group = _pairs(calls.track, of_args, len(stated))
-        return Collectives(
-            path=summary.path,
-            rank=summary.rank,
+        return calls, Collectives(
+            path=str(self._path),
+            rank=trace.rank,
             names=[_collective(trace.tables.names[kernel], stated[code]) for kernel, code in kernels],
             groups=[
                 said.group if (said := stated[code]) else ONLY_GROUP if on_hosts else str(trace.tables.tracks[track][1])

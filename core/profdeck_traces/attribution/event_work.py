@@ -61,7 +61,8 @@ def counted_calls(events: Events, is_operator: NDArray[np.bool_]) -> CountedCall
             works.append(work)
     kind = index[kind]
     rows, kind = rows[kind >= 0], kind[kind >= 0]
-    outer = parents(events.track[rows], events.start_ns[rows], events.end_ns[rows])
+    starts = events.start_ns[rows]
+    outer = parents(events.track[rows], starts, starts + events.duration_ns[rows])
     is_inner = np.ones(len(rows), np.bool_)
     is_inner[outer[outer >= 0]] = False
     return CountedCalls(rows[is_inner], kind[is_inner], works)

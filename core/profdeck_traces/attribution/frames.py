@@ -10,7 +10,7 @@ import re
 import sys
 
 _MODULE = re.compile(r"nn\.Module: (?P<class_name>.+?)(?:_\d+)?")
-_FRAME = re.compile(r"(?P<file>.+)\(\d+\): (?P<function>.*)", re.DOTALL)
+_FRAME = re.compile(r"(?P<file>.+)\((?P<line>\d+)\): (?P<function>.*)", re.DOTALL)
 _LIBRARY = re.compile(
     r"(?:torch|torch_npu|torchgen|torchvision|functorch|triton|numpy|pluggy|profdeck(?:_\w+)?)[\\/]"
     r"|(?:.*[\\/])?(?:(?:site|dist)-packages|lib[\\/]python3[^\\/]*|(?:core|plugins)[\\/]profdeck(?:_\w+)?)[\\/]"
@@ -29,6 +29,12 @@ def module_class(name: str) -> str | None:
 def is_profiler_frame(name: str) -> bool:
     """Return whether a frame is a function of profdeck."""
     return _PROFILER.match(name) is not None
+
+
+def parse_frame(name: str) -> tuple[str, int, str] | None:
+    """Return the file, first line and name of a function, or None if the name is not ``file(line): function``."""
+    frame = _FRAME.fullmatch(name)
+    return None if frame is None else (frame["file"], int(frame["line"]), frame["function"])
 
 
 def is_user_frame(name: str) -> bool:

@@ -48,7 +48,7 @@ class Attribution:
     @functools.cached_property
     def launch(self) -> Rows:
         """The host event that launched each device event."""
-        return launch_rows(self.events)
+        return self.events.storage.stored(launch_rows(self.events))
 
     @functools.cached_property
     def host(self) -> Rows:
@@ -57,6 +57,9 @@ class Attribution:
         If a device event has no launch, the operator with the same ``External id`` is used, unless the ids of other
         device events contradict their launches.
         """
+        return self.events.storage.stored(self._find_hosts())
+
+    def _find_hosts(self) -> Rows:
         events = self.events
         host = np.where(self.is_device, self.launch, np.arange(events.complete, dtype=np.int32))
         external = events.arg("External id")
@@ -114,7 +117,8 @@ class Attribution:
         """
         events = self.events
         rows = np.flatnonzero(self._is_module)
-        above = parents(events.track[rows], events.start_ns[rows], events.end_ns[rows]).tolist()
+        starts = events.start_ns[rows]
+        above = parents(events.track[rows], starts, starts + events.duration_ns[rows]).tolist()
         codes: dict[tuple[int, int], int] = {}
         paths: list[tuple[str, ...]] = []
         of_row: list[int] = []
@@ -132,7 +136,7 @@ class Attribution:
             of_row.append(code)
         code_of_row = np.full(events.complete, -1, np.int32)
         code_of_row[rows] = of_row
-        return values_at(code_of_row, self.module), [_SEPARATOR.join(path) for path in paths]
+        return events.storage.stored(values_at(code_of_row, self.module)), [_SEPARATOR.join(path) for path in paths]
 
     @functools.cached_property
     def is_backward(self) -> Mask:
@@ -146,7 +150,7 @@ class Attribution:
 
     @functools.cached_property
     def _open_operator(self) -> Rows:
-        return self.events.innermost(self.is_operator)
+        return self.events.storage.stored(self.events.innermost(self.is_operator))
 
     @functools.cached_property
     def _is_python(self) -> Mask:
@@ -157,7 +161,7 @@ class Attribution:
         return self.events.with_name(self._is_python, lambda name: module_class(name) is not None)
 
     def _at_host(self, values: Rows) -> Rows:
-        return values_at(values, self.host)
+        return self.events.storage.stored(values_at(values, self.host))
 
     def _at_source(self, values: Rows) -> Rows:
         """Return the value at each event's forward operator, or at its `host` if it has no forward operator."""

@@ -189,9 +189,9 @@ def _lines(role: RoleDiff, limit: float, top: int | None, width: int, diff: RunD
 
 def _account(heading: str, account: AccountDiff, top: int | None, width: int) -> list[Text]:
     """Format the owners whose time changed. The last row is the step, the sum of all other rows."""
-    times: dict[tuple[str, str | None, str | None, str | None], tuple[int, int]] = {}
+    times: dict[tuple[str, str | None, str | None, str | None, str], tuple[int, int]] = {}
     for owner in account.owners:
-        key = owner.kind, owner.name, owner.line, owner.origin
+        key = owner.kind, owner.name, owner.line, owner.origin, owner.title
         before, after = times.get(key, (0, 0))
         times[key] = before + owner.before_ns, after + owner.after_ns
     least = _LEAST_OWNER * max(account.step_before_ns, account.step_after_ns)
@@ -202,7 +202,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
         return []
     is_unlimited = width >= text_layout.UNLIMITED
     size = width if is_unlimited else max(24, (width - 33) // 2)
-    labels = [owner_label(kind, name, size, full=is_unlimited) for kind, name, _, _ in shown]
+    labels = [owner_label(title, name, size, full=is_unlimited) for _, name, _, _, title in shown]
     room = max(8, width - 35 - max(map(len, labels)))  # other columns and gaps
     rows = [
         [*_of_times(*times[key]), label, origin_label(key[3], key[2], room) if key[3] else ""]

@@ -8,18 +8,19 @@ from profdeck_traces.base.text import printable
 _ON_DEVICE = frozenset({"kernel", "collective", "launch latency", "device gap", "device held"})
 
 
-def owner_label(kind: str, name: str | None, width: int, *, full: bool) -> str:
+def owner_label(title: str, name: str | None, width: int, *, full: bool) -> str:
     """Return a label with the kind and name of an owner.
 
     Args:
-        kind: The owner's kind.
+        title: The owner's title, as in `profdeck_traces.account.model.OwnerIdentity`.
         name: The event's name, if an event is open.
         width: Maximum length of the label if `full` is False.
         full: If True, do not shorten the name.
     """
     if name is None:
-        return kind
-    prefix = "" if name.startswith(kind) else f"{kind} "
+        return title
+    *_, kind = title.rpartition(": ")
+    prefix = title.removesuffix(kind) if name.startswith(kind) else f"{title} "
     return prefix + printable(short_event(name, width - len(prefix), is_kernel=kind in _ON_DEVICE, full=full))
 
 

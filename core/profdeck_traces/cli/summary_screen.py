@@ -216,7 +216,7 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
         return []
     is_unlimited = width >= text_layout.UNLIMITED
     size = width if is_unlimited else max(24, (width - 18) // 2)
-    owners = [owner_label(row.kind, row.name, size, full=is_unlimited) for row in shown]
+    owners = [owner_label(row.title, row.name, size, full=is_unlimited) for row in shown]
     # Show the gain column only if there are gains.
     gains = ["" if row.gain_us is None else ms(row.gain_us) for row in shown]
     front = ("share", _per(team), *["gain"] * any(gains))

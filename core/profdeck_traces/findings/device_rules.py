@@ -10,27 +10,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET
-from profdeck_traces.analysis.short_names import short_kernel
+from profdeck_traces.analysis.classes import COMMUNICATION
 from profdeck_traces.analysis.step_names import DECODE, ITERATION
+from profdeck_traces.findings.account_rules import copies_us, explained_us, has_loop
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
-from profdeck_traces.reading.event_names import SYNCHRONISATIONS, CallKind, call_kind
 
 HOST_CAUSES = ("launching", "operators", "Python and other host code")
 _PAGEABLE = re.compile(r"Pageable")
 _SINGLE = re.compile(r"sgemm|_f32f32|(?<![a-z\d])fp32|float32")
-_DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
-_HAS_ELEMENTS = re.compile(r"\[\[\d")  # the first input is not a scalar
 _US_OF_SMALL = 10
-_NO_COMPUTE = (COMMUNICATION, MEMORY_COPY, MEMORY_SET)
 _POINTWISE = ("elementwise", "activation", "copy")
 
 
 def host_bound(view: RankView) -> Iterator[RankFinding]:
-    """Idle for more than 15 % of the step, of which 60 % or more the host worked (HTA idle time; TraceLens)."""
+    """Idle for more than 15 % of the step, of which 60 % or more the host worked (HTA idle time; TraceLens). Host time
+    with another cause does not count.
+    """
     of_host = sum(view.idle.get(cause, 0.0) for cause in HOST_CAUSES)
-    if view.idle_us > 0.15 * view.step_us and of_host >= 0.6 * view.idle_us:
+    is_host = view.idle_us > 0.15 * view.step_us and of_host >= 0.6 * view.idle_us
+    of_host -= explained_us(view)
+    if is_host and of_host > 0.15 * view.step_us:
         main = max(HOST_CAUSES, key=lambda cause: view.idle.get(cause, 0.0))
         yield draft(
             view,
@@ -70,8 +70,8 @@ def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
 
 
 def exposed_communication(view: RankView) -> Iterator[RankFinding]:
-    """Communication with nothing beside it over 10 % of the step (torch-tb-profiler), or overlapped by less than half
-    though there is as much compute (HTA overlap).
+    """Communication that nothing overlaps over 10 % of the step (torch-tb-profiler), or overlapped by less than half
+    although there is as much compute (HTA overlap).
     """
     exposed, communication = view.of_devices("exposed_communication_us"), view.of_devices("communication_us")
     if not communication:
@@ -105,28 +105,6 @@ def _overlap_cure(view: RankView) -> str:
     return "start the communication earlier, such as with a smaller bucket_cap_mb of DDP"
 
 
-def synchronisation(view: RankView) -> Iterator[RankFinding]:
-    """Idle while the host waits for the device over 5 %, or a synchronisation for less than 20 launches
-    (nsys cuda_api_sync).
-    """
-    idle = view.idle.get("synchronising", 0.0)
-    calls = [call for call in view.rank.runtime if call_kind(call.name) in SYNCHRONISATIONS]
-    count = sum(call.count for call in calls)
-    launches = sum(call.count for call in view.rank.runtime if call_kind(call.name) is CallKind.LAUNCH)
-    often = view.calls_per_step(count) > 3 and launches and count * 20 > launches
-    if idle > 0.05 * view.step_us or often:
-        name = max(calls, key=lambda call: call.count).name if calls else "synchronisation"
-        what = f"the device is idle {percent(idle / view.step_us)} of {view.each} meanwhile" if idle else ""
-        yield draft(
-            view,
-            "synchronisation",
-            f"The host waits for the device {view.calls_per_step(count):,.0f} times {view.per} ({name})"
-            + (f"; {what}" if what else f", once in {launches / count:,.0f} launches"),
-            "read values of tensors, as .item() does, only once in many steps",
-            gain_us=idle or None,
-        )
-
-
 def pageable_copies(view: RankView) -> Iterator[RankFinding]:
     """Copies from or to pageable memory over 0.5 % of the step (nsys cuda_memcpy_async)."""
     copies = [copy for copy in view.rank.copies if _PAGEABLE.search(copy.name)]
@@ -144,28 +122,14 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
         )
 
 
-def allocation(view: RankView) -> Iterator[RankFinding]:
-    """Idle while the host allocates device memory over 2 % (msprof; TraceLens)."""
-    idle = view.idle.get("allocating", 0.0)
-    if idle > 0.02 * view.step_us:
-        yield draft(
-            view,
-            "allocation",
-            f"The device waits {percent(idle / view.step_us)} of {view.each} ({ms(idle)}) while memory is allocated or "
-            "freed",
-            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-            gain_us=idle,
-        )
-
-
 def small_kernels(view: RankView) -> Iterator[RankFinding]:
-    """More than 500 kernels, over half of them below 10 us (TraceLens; HTA)."""
+    """More than 500 kernels, over half of them below 10 us (TraceLens; HTA), and no Python loop that launches them."""
     bins = view.rank.kernel_durations
     count = sum(one.count for one in bins)
     # Bins are powers of two: of the one that holds the limit, as many as lie evenly below it.
     below = [min(1.0, max(0.0, (_US_OF_SMALL - one.from_us) / (one.to_us - one.from_us))) for one in bins]
     small = sum(one.count * part for one, part in zip(bins, below, strict=True))
-    if count > 500 and small > 0.5 * count:
+    if count > 500 and small > 0.5 * count and not has_loop(view):
         yield draft(
             view,
             "small-kernels",
@@ -176,25 +140,11 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
 
 
 def kernel_mix(view: RankView) -> Iterator[RankFinding]:
-    """One kernel over 20 % of the work and 5 % of the step, FP32 matrix products, or much pointwise work and copies
-    (torch-tb-profiler).
-    """
+    """FP32 matrix products, or over 35 % pointwise work and copies (torch-tb-profiler)."""
     total_us = view.kernel_us
     if not total_us or not view.rank.kernels:
         return
     of_class = {of.category: of.total_us for of in view.rank.categories}
-    biggest = view.rank.kernels[0]
-    much = biggest.share > 0.2 and view.per_step(biggest.total_us) > 0.05 * view.step_us
-    if much and biggest.category not in _NO_COMPUTE:
-        yield draft(
-            view,
-            "one-kernel",
-            f"One kernel takes {percent(biggest.share)} of all device work: {short_kernel(biggest.name, 60)} "
-            f"({biggest.category}), {view.kernel_calls(biggest.count, 'time')}, "
-            f"{biggest.mean_us:,.0f} us each",
-            "optimise this kernel first",
-            key=biggest.name,
-        )
     single = sum(of.total_us for of in view.rank.kernels if of.category == "gemm" and _SINGLE.search(of.name.lower()))
     if single > 0.2 * of_class.get("gemm", 0.0) and single > 0.05 * total_us:
         yield draft(
@@ -206,7 +156,10 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             gain_us=view.per_step(single) / 2,
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
-    if pointwise > 0.35 * total_us:
+    # Copies to another layout have another cure.
+    pointwise *= 1 - min(1.0, copies_us(view) / (view.per_step(pointwise) or 1.0))
+    # Small kernels have the same cure.
+    if pointwise > 0.35 * total_us and not any(small_kernels(view)):
         yield draft(
             view,
             "pointwise",
@@ -224,29 +177,6 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
         )
 
 
-def double_precision(view: RankView) -> Iterator[RankFinding]:
-    """Over 1 % of the work on float64 tensors, according to the recorded data types or to the kernel names of matrix
-    products.
-    """
-    times = view.rank.attributed
-    shapes = times.shapes if times else ()
-    rows = [row for row in shapes if row.dtypes == "float64" and _HAS_ELEMENTS.match(row.shapes or "")]
-    kernels = [of for of in view.rank.kernels if of.category == "gemm" and _DOUBLE.search(of.name.lower())]
-    by_type_us, by_name_us = sum(row.time_us for row in rows), sum(of.total_us for of in kernels)
-    total_us = view.kernel_us or (times.total_us if times else 0.0)
-    share = max(by_type_us, by_name_us) / total_us if total_us else 0.0
-    if share > 0.01:
-        main = rows[0].name if by_type_us >= by_name_us else short_kernel(kernels[0].name, 60)
-        work = "device work" if view.kernel_us else "time in operators"
-        yield draft(
-            view,
-            "float64",
-            f"{percent(share)} of the {work} is in float64, most of it in {main}",
-            "find the tensor that is float64, often one made from NumPy or a Python list, and convert it to float32",
-            gain_us=(view.per_step(share * total_us) if view.kernel_us else share * total_us / view.host_steps) / 2,
-        )
-
-
 def slow_cores(view: RankView) -> Iterator[RankFinding]:
     """Over 5 % of the work of an Ascend device on its AI_CPU (msprof's advisor)."""
     share = next((core.share for core in view.rank.cores if core.core == "AI_CPU"), 0.0)
@@ -260,15 +190,13 @@ def slow_cores(view: RankView) -> Iterator[RankFinding]:
         )
 
 
-RULES = (
-    host_bound,
-    decode_launch_bound,
-    exposed_communication,
-    synchronisation,
-    pageable_copies,
-    allocation,
-    small_kernels,
-    kernel_mix,
-    double_precision,
-    slow_cores,
-)
+RULES = {
+    host_bound: ("host-bound",),
+    decode_launch_bound: ("decode-launch-bound",),
+    exposed_communication: ("exposed-communication", "little-overlap"),
+    pageable_copies: ("pageable-copies",),
+    small_kernels: ("small-kernels",),
+    kernel_mix: ("fp32-gemm", "pointwise", "unclassified"),
+    slow_cores: ("ai-cpu",),
+}
+"""Rules, and the causes that each of them searches for."""

@@ -1,59 +1,128 @@
-"""Asks all rules, and makes one finding of what several ranks have in common."""
+"""Applies all rules to a run, and combines equal findings of several ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.model import RunSummary
 from profdeck_traces.analysis.rank_labels import strangers
-from profdeck_traces.analysis.run_model import Finding
-from profdeck_traces.findings import device_rules, host_rules, run_rules
-from profdeck_traces.findings.rank_finding import RankFinding
-from profdeck_traces.findings.rank_view import views_of
+from profdeck_traces.analysis.run_model import CauseState, Finding, Place
+from profdeck_traces.attribution.frames import parse_frame
+from profdeck_traces.findings import account_rules, device_rules, host_rules, run_rules
+from profdeck_traces.findings.rank_finding import NotJudged, RankFinding
+from profdeck_traces.findings.rank_view import RankView, views_of
 
-# What can gain less is not worth a sentence.
 _LEAST_SHARE = 0.005
+"""Findings with a smaller gain are omitted."""
 _PAIR = 2
+_HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
 
 def findings_of(run: RunSummary) -> tuple[Finding, ...]:
     """Return the findings of a run: first missing data, then findings sorted by the share of a step to be gained."""
+    return with_findings(run).findings
+
+
+def with_findings(run: RunSummary) -> RunSummary:
+    """Return a run with its findings and the state of each cause."""
     everyone = [view for view in views_of(run) if view.rank.span_us]
     # Stages cannot warm up, because no step precedes them. Their cold times are the only ones available.
     views = [view for view in everyone if not view.is_cold or stage_of(view.rank)]
-    typical = [view.typical() for view in views]
-    drafts = [draft for view in typical for rule in device_rules.RULES for draft in rule(view)]
-    drafts += [draft for view in views for rule in host_rules.RULES for draft in rule(view)]
-    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(run, views), *run_rules.slow_links(views)]
-    teams: dict[tuple[str, str], list[RankFinding]] = {}
+    drafts: list[RankFinding] = []
+    not_judged: dict[str, dict[str, list[RankView]]] = {}
+    for view, result in _of_single_ranks(views):
+        if isinstance(result, NotJudged):
+            not_judged.setdefault(result.rule, {}).setdefault(result.reason, []).append(view)
+        else:
+            drafts.append(result)
+    drafts += [*run_rules.skew(run, views), *run_rules.slow_stage(run, views)]
+    drafts += [draft for rule in run_rules.RULES for draft in rule(views)]
+    teams: dict[tuple[str | None, ...], list[RankFinding]] = {}
     for draft in drafts:
         if draft.share is not None and draft.share < _LEAST_SHARE:
             continue
-        teams.setdefault((draft.rule, draft.key), []).append(draft)
+        frame = parse_frame(draft.line) if draft.line else None
+        function = f"{frame[0]}: {frame[2]}" if frame else draft.line
+        teams.setdefault((draft.role, draft.rule, draft.key, draft.stage, function), []).append(draft)
     noun = "traces" if strangers(run.ranks) else "ranks"
-    captures: dict[str, set[str | None]] = {}
+    captures: dict[str | None, dict[str, set[str | None]]] = {}
     for view in everyone:
-        captures.setdefault(view.label, set()).add(view.rank.capture)
-    found = [_one(team, captures, noun) for team in teams.values()]
+        captures.setdefault(view.rank.role, {}).setdefault(view.label, set()).add(view.rank.capture)
+    found = [_combined(team, captures[team[0].role], noun) for team in teams.values()]
     found.sort(key=lambda finding: (finding.share is None, -(finding.share or 0.0), finding.rule))
-    return (
+    findings = (
         *run_rules.incomplete(run),
         *run_rules.unrecorded_work(run),
         *_without_repeats(found),
         *run_rules.few_steps(views),
         *run_rules.cold_steps(everyone),
     )
+    findings = tuple(attrs.evolve(finding, id=_id(finding)) for finding in findings)
+    return attrs.evolve(run, findings=findings, causes=_causes(findings, not_judged, views))
 
 
-def _one(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun: str) -> Finding:
-    """Merge the findings of several ranks and captures into one, with the numbers of the worst.
+def _of_single_ranks(views: Sequence[RankView]) -> Iterator[tuple[RankView, RankFinding | NotJudged]]:
+    for view in views:
+        typical = view.typical()
+        yield from ((view, result) for rule in device_rules.RULES for result in rule(typical))
+        yield from ((view, result) for rules in _HOST_RULES for rule in rules for result in rule(view))
+
+
+def _causes(
+    findings: Sequence[Finding], not_judged: Mapping[str, Mapping[str, list[RankView]]], views: Sequence[RankView]
+) -> tuple[CauseState, ...]:
+    """Return the state of each cause: found if it has a finding, not judged if a rank lacks data, otherwise clear."""
+    ids: dict[str, list[str]] = {}
+    for finding in findings:
+        ids.setdefault(finding.rule, []).append(finding.id)
+    rules = (device_rules.RULES, *_HOST_RULES)
+    of_ranks = {cause for of_rules in rules for causes in of_rules.values() for cause in causes}
+    states = []
+    for cause in sorted({*ids, *of_ranks, *run_rules.CAUSES}):
+        reason = "; ".join(_reason(text, affected, views) for text, affected in not_judged.get(cause, {}).items())
+        if cause in run_rules.CAUSES and len({view.label for view in views}) < _PAIR:
+            reason = "only one rank was recorded"
+        elif not views:
+            reason = "no trace with warm steps"
+        state = "found" if cause in ids else "not_judged" if reason else "clear"
+        states.append(
+            CauseState(
+                cause=cause,
+                state=state,
+                reason=reason if state == "not_judged" else None,
+                findings=tuple(ids.get(cause, ())),
+            )
+        )
+    return tuple(states)
+
+
+def _reason(text: str, affected: Sequence[RankView], views: Sequence[RankView]) -> str:
+    """Return the reason why a cause was not judged, and the affected ranks if others were judged."""
+    labels = list(dict.fromkeys(view.label for view in affected))
+    if len(labels) == len({view.label for view in views}):
+        return text
+    return f"{text} ({labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''})"
+
+
+def _id(finding: Finding) -> str:
+    """Return an identifier that depends on the cause and the place, but not on numbers."""
+    where = finding.where
+    place = [where.role, where.replica, where.rank, where.stage, where.file, where.function, where.name]
+    digest = hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
+    return f"{finding.rule}-{digest}"
+
+
+def _combined(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun: str) -> Finding:
+    """Combine the findings of several ranks and captures into one, with the numbers of the worst.
 
     Args:
-        team: findings of one rule.
-        captures: captures of each rank, by label.
+        team: Findings with the same cause and place.
+        captures: Captures of each rank of the role, by label.
         noun: "ranks" or "traces".
     """
     ranks = len(captures)
@@ -69,35 +138,59 @@ def _one(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun:
     if len(captures[worst.label]) > 1:
         parts.append(f"capture {worst.capture}")
     where = f" ({', '.join(parts)})" if parts else ""
+    time_us = worst.gain_us if worst.time_us is None else worst.time_us
     return Finding(
         rule=worst.rule,
         text=f"{worst.text}{where}.",
         do=worst.do,
-        gain_us=worst.gain_us,
+        gain_us=_at_most(worst.gain_us, worst.step_us),
         share=worst.share,
         ranks=tuple(of_many),
         evidence=worst.evidence,
+        time_us=_at_most(time_us, worst.step_us),
+        step_us=worst.step_us or None,
+        where=_place(worst),
+        confidence=worst.confidence,
+        check=worst.check,
     )
 
 
-# What a rule says is a part of what another says, which names it more exactly.
+def _at_most(time_us: float | None, step_us: float) -> float | None:
+    return min(time_us, step_us) if time_us is not None and step_us else time_us
+
+
+def _place(draft: RankFinding) -> Place:
+    frame = parse_frame(draft.line) if draft.line else None
+    file, line, function = frame or (None, None, draft.line)
+    return Place(
+        role=draft.role,
+        replica=draft.replica,
+        rank=draft.rank,
+        stage=draft.stage,
+        file=file,
+        line=line,
+        function=function,
+        name=draft.key or None,
+    )
+
+
+# Skew and slow stages compare ranks, and explain what these causes only measure on one rank.
 _PART_OF = {
-    "long-gap": {"data-loading", "garbage-collection", "idle-stage"},
     "data-loading": {"slow-stage", "straggler"},
     "exposed-communication": {"straggler"},
-    "small-kernels": {"host-bound"},
     "imbalance": {"straggler"},
+    "outside-operators": {"straggler", "imbalance"},
 }
 
 
-def _without_repeats(findings: Iterable[Finding]) -> list[Finding]:
-    found = list(findings)
-    slow = next((finding for finding in found if finding.rule == "slow-stage"), None)
-    for place, finding in enumerate(found):
-        # Which rank the others wait for, and why.
-        if slow and finding.rule == "straggler" and set(finding.ranks) & set(slow.ranks):
-            found[place] = attrs.evolve(finding, text=f"{finding.text.rstrip('.')}; {slow.text}", do=slow.do)
-            found.remove(slow)
-            break
-    rules = {finding.rule for finding in found}
-    return [finding for finding in found if not _PART_OF.get(finding.rule, set()) & rules]
+def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
+    time_us: dict[str, float] = {}
+    for finding in findings:
+        time_us[finding.rule] = max(finding.time_us or 0.0, time_us.get(finding.rule, 0.0))
+
+    def is_part(finding: Finding) -> bool:
+        """Return whether findings that are more exact account for at least half of the time."""
+        named = [time_us[rule] for rule in _PART_OF.get(finding.rule, ()) if rule in time_us]
+        return bool(named) and max(named) >= (finding.time_us or 0.0) / 2
+
+    return [finding for finding in findings if not is_part(finding)]

@@ -88,6 +88,8 @@ class OwnerRow:
     """One owner of time on the critical path, averaged over the ranks of a role."""
 
     kind: str
+    title: str
+    """The kind, and for a wait the awaited rank and kind."""
     name: str | None
     """Name of the event; ``None`` if no event is open, or for the sum of small owners."""
     line: str | None
@@ -354,27 +356,31 @@ def _mean(
 
 
 def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
-    parts: dict[tuple[str, str | None, str | None, str | None], list[tuple[RankView, float, OwnerTime]]] = {}
+    parts: dict[tuple[str, str, str | None, str | None, str | None], list[tuple[RankView, float, OwnerTime]]] = {}
     accounts = {view.rank.path: view.rank.account for view in views if view.rank.account}
     with_account = [view for view in views if view.rank.path in accounts]
     for view, weight in _weighted(with_account, lambda view: accounts[view.rank.path].steps):
         account = accounts[view.rank.path]
         for owner in account.owners:
-            key = owner.kind, owner.name, owner.line, owner.origin
+            key = owner.kind, owner.title, owner.name, owner.line, owner.origin
             parts.setdefault(key, []).append((view, weight / account.steps, owner))
     times = {key: sum(owner.time_us * weight for _, weight, owner in owners) for key, owners in parts.items()}
     total_us = sum(times.values())
     rows = []
-    for (kind, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1]):
-        owners = parts[kind, name, line, origin]
+    for (kind, title, name, line, origin), time_us in sorted(times.items(), key=lambda item: -item[1]):
+        owners = parts[kind, title, name, line, origin]
         gains = [owner.gain_us * weight for _, weight, owner in owners if owner.gain_us is not None]
         # Gains of several owners on one rank are not additive.
         ranks = {view.rank.path for view, _, _ in owners}
-        has_gain = len(gains) == len(owners) == len(ranks) == len(accounts)
+        # The awaited rank does not wait for itself, and other ranks may not wait for it.
+        has_gain = len(gains) == len(owners) and (
+            kind == OwnerKind.WAIT_FOR_RANK.label or len(owners) == len(ranks) == len(accounts)
+        )
         limits = {owner.next_limit for _, _, owner in owners}
         rows.append(
             OwnerRow(
                 kind=kind,
+                title=title,
                 name=name,
                 line=line,
                 origin=origin,

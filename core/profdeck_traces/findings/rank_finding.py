@@ -1,4 +1,4 @@
-"""What a rule says of one rank, before the same of several ranks becomes one finding."""
+"""Findings of a single rank, before equal findings of several ranks are combined."""
 
 from __future__ import annotations
 
@@ -13,18 +13,33 @@ class RankFinding:
     """A finding of one rank."""
 
     rule: str
+    """Cause of the problem."""
     text: str
     do: str
     label: str
     capture: str | None = None
     """Id of the capture that the numbers come from."""
+    role: str | None = None
     gain_us: float | None = None
+    time_us: float | None = None
+    """Time per step. Default: the gain."""
     step_us: float = 0.0
     key: str = ""
-    """What it is about besides the rule, such as a kernel: ranks that share it have one finding."""
+    """Subject of the finding, such as a kernel. Ranks with the same rule, key, stage and function share a finding."""
+    stage: str | None = None
+    line: str | None = None
+    """Function in user code, as ``file(line): function``."""
+    replica: int | None = None
+    """Server, if the problem affects only this one."""
+    rank: int | None = None
+    """Rank, if the problem affects only this one."""
+    confidence: str = "medium"
+    """``high`` if the trace contains the cause itself, ``medium`` if it is inferred from times or names."""
+    check: str | None = None
+    """Command that shows the evidence."""
     evidence: Evidence | None = None
     of_all: bool = False
-    """Whether it is true of all ranks alike, so that none is named."""
+    """True if the finding applies to all ranks equally, so that its text names no rank."""
 
     @property
     def share(self) -> float | None:
@@ -32,14 +47,30 @@ class RankFinding:
         return None if self.gain_us is None or not self.step_us else min(1.0, self.gain_us / self.step_us)
 
 
+@attrs.frozen
+class NotJudged:
+    """A cause for which the data of a rank is not sufficient."""
+
+    rule: str
+    reason: str
+    """Missing data, such as ``stacks were not recorded``."""
+
+
 def draft(view: RankView, rule: str, text: str, do: str, **more: object) -> RankFinding:
     """Return a finding of a rank, with its typical step as evidence unless another is given."""
-    defaults = {"label": view.label, "capture": view.rank.capture, "step_us": view.step_us, "evidence": view.evidence()}
+    defaults = {
+        "label": view.label,
+        "capture": view.rank.capture,
+        "role": view.rank.role,
+        "step_us": view.step_us,
+        "check": view.show_step(),
+        "evidence": view.evidence(),
+    }
     return RankFinding(rule=rule, text=text, do=do, **(defaults | more))  # type: ignore[arg-type]  # the fields are checked
 
 
 def ms(time_us: float) -> str:
-    """Write a time in milliseconds with three digits that matter."""
+    """Format a time in milliseconds with three significant digits."""
     value = time_us / 1000
     if value >= 100:
         return f"{value:,.0f} ms"
@@ -47,5 +78,5 @@ def ms(time_us: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Write a share in percent, with a digit after the point where it is small."""
+    """Format a share in percent, with one decimal if it is less than 10 %."""
     return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"

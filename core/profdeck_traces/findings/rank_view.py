@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
@@ -227,6 +228,14 @@ class RankView:
         for of in step.devices[:1]:
             return Evidence(path=self.rank.path, start_us=of.start_us, duration_us=of.duration_us)
         return Evidence(path=self.rank.path, start_us=step.start_us, duration_us=step.duration_us)
+
+    def show_step(self, step: StepSummary | None = None) -> str:
+        """Return a command that shows a step; the typical one by default."""
+        step = step or self.typical_step
+        if step is None or step.step is None:
+            return f"profdeck view {shlex.quote(self.rank.path)}"
+        option = "--iterations" if step.kind == ITERATION else "--steps"
+        return f"profdeck view {shlex.quote(self.rank.path)} {option} {step.step}"
 
     def of_kind(self, kind: str, stage: str) -> list[StepSummary]:
         """Return the steps of a kind and stage, without cold steps if there are others."""

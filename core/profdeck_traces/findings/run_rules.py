@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.collective_skew import can_name_straggler
+from profdeck_traces.analysis.collectives import is_message
+from profdeck_traces.analysis.detail_model import CollectiveCalls
 from profdeck_traces.analysis.formatting import ranges
 from profdeck_traces.analysis.model import GroupSkew, RunSummary
 from profdeck_traces.analysis.rank_labels import label_of, labels_of, strangers
 from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.analysis.step_names import GLOBAL_STEP
 from profdeck_traces.base.text import plural
 from profdeck_traces.findings.rank_finding import RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.reading.event_names import is_data_loading, is_data_loading_frame
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
 _FEWEST_STEPS = 3
+_MORE_WORK = 1.02
+"""Ratio of FLOPs from which a rank has more work than another one."""
+_MAX_NAME = 48
+_WAIT, _COLLECTIVE = OwnerKind.WAIT_FOR_RANK.label, OwnerKind.COLLECTIVE.label
+_ON_HOST = frozenset(
+    kind.label
+    for kind in (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION, OwnerKind.BETWEEN)
+)
+CAUSES = frozenset({"straggler", "imbalance", "slow-stage", "slow-link", "small-collectives", "pipeline-bubble"})
+"""Causes that require several ranks."""
 FIRST_STEP = "the recorder's first step"
 
 
@@ -123,38 +139,189 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
 
 
 def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """One rank that the others wait for: skew over 10 % of the time of collectives (HTA; msprof slow rank). No such
-    rank, but over 30 % skew: the ranks differ (TraceLens).
+    """One rank for which the others wait in collectives for over 1 % of the step. Without such a rank, ranks that wait
+    for each other for over 10 % of the step. Waits count if they are on the critical path.
     """
     for group in run.skew:
-        total_us = sum(one.skew_us + one.transfer_us for one in group.collectives)
-        skew_us = sum(one.skew_us for one in group.collectives)
-        view = _slow_view(group, views)
-        if not total_us or view is None:
-            continue
-        # Of each collective all wait but the last, so that its skew is what the step can gain.
-        gain_us = skew_us / view.count
-        if group.straggler is not None and skew_us >= 0.1 * total_us:
-            slow = next(rank for rank in group.ranks if rank.rank == group.straggler)
-            yield draft(
-                view,
-                "straggler",
-                f"The others wait for rank {group.straggler}: it arrives last at {slow.last} of "
-                f"{slow.collectives} collectives, {ms(gain_us)} {view.per} are lost",
-                "compare its stages with those of the other ranks: `profdeck report`",
-                gain_us=gain_us,
-            )
-        elif group.straggler is None and skew_us > 0.3 * total_us:
-            whose = f"Ranks of {group.role}" if group.role else "Ranks"
-            yield draft(
-                view,
-                "imbalance",
-                f"{whose} wait for each other {percent(skew_us / total_us)} of the time in collectives "
-                f"({ms(gain_us)} {view.per}), {_last_arrivals(group)}",
-                "give each rank the same amount of work per step",
-                gain_us=gain_us,
-                of_all=True,
-            )
+        ranks = {rank.path: rank for rank in group.ranks}
+        team = {ranks[view.rank.path].rank: view for view in views if view.rank.path in ranks}
+        waits = {
+            number: _waits_us(view, group.straggler, ranks[view.rank.path].wait_us) for number, view in team.items()
+        }
+        step_us = statistics.fmean(view.step_us for view in team.values()) if team else 0.0
+        if group.straggler in team:
+            others = [
+                of_rank.get(group.straggler, 0.0) for number, of_rank in waits.items() if number != group.straggler
+            ]
+            if others and statistics.fmean(others) > 0.01 * step_us:
+                yield _straggler(team.pop(group.straggler), [*team.values()], others)
+        elif group.straggler is None and team:
+            time_us = statistics.fmean(sum(of_rank.values()) for of_rank in waits.values())
+            if time_us > 0.1 * step_us:
+                yield _imbalance(group, [*team.values()], time_us)
+
+
+def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int | None, float]:
+    """Return the time per step that a rank waits for each other rank.
+
+    Args:
+        view: The rank.
+        straggler: Rank that the others wait for.
+        skew_us: Total wait in collectives. It counts if the account cannot contain it, because there is no account, or
+            because the host waits for the device without a recorded call.
+    """
+    account = view.rank.account
+    times: Counter[str] = Counter()
+    waits: dict[int | None, float] = {}
+    for owner in account.owners if account else ():
+        times[owner.kind] += round(owner.time_us)
+        if owner.kind == _WAIT and account:
+            waits[owner.rank] = waits.get(owner.rank, 0.0) + owner.time_us / account.steps
+    is_hidden = not waits and not times[_COLLECTIVE] and times[OwnerKind.BETWEEN.label] >= skew_us
+    if account is None or is_hidden:
+        return {straggler: skew_us / view.count}
+    return waits
+
+
+def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[float]) -> RankFinding:
+    """Return the finding for a rank for which the others wait `waits_us` per step."""
+    time_us = statistics.fmean(waits_us)
+    count = "rank waits" if len(others) == 1 else "ranks wait"
+    text = f"The other {count} {ms(time_us)} {slow.per} for {slow.label}"
+    cause, do = _difference(slow, others)
+    place: dict[str, Any] = {}
+    excess_us = _excess_us(slow, others)
+    # Otherwise, the account of the slow rank does not explain the wait.
+    if excess_us and sum(excess_us.values()) >= 0.5 * time_us:
+        key = max(excess_us, key=lambda owner: excess_us[owner])
+        slow_us, others_us = _own_times_us(slow)[key], _median_us(others, key)
+        text += f", where {_label(key)} takes {ms(slow_us)} instead of {ms(others_us)}"
+        place = {"key": key.name or "", "line": key.line, "stage": key.annotation}
+    return draft(
+        slow,
+        "straggler",
+        f"{text}{cause}",
+        do,
+        gain_us=min(waits_us),
+        time_us=time_us,
+        rank=slow.rank.rank,
+        **place,
+    )
+
+
+class _Owner(NamedTuple):
+    """Fields of an owner that are compared between ranks."""
+
+    kind: str
+    name: str | None
+    line: str | None
+    annotation: str | None
+
+    @property
+    def loads_data(self) -> bool:
+        """True if the time is spent in data loading."""
+        return (
+            self.kind == OwnerKind.DATA_LOADING.label
+            or is_data_loading(self.annotation or "")
+            or is_data_loading_frame(self.line or "")
+        )
+
+
+def _own_times_us(view: RankView) -> dict[_Owner, float]:
+    """Return the time per step of each owner on a rank's critical path, except collectives and waits for ranks."""
+    times: dict[_Owner, float] = {}
+    account = view.rank.account
+    for owner in account.owners if account else ():
+        if owner.kind not in {_WAIT, _COLLECTIVE}:
+            key = _Owner(owner.kind, owner.name, owner.line, owner.annotation)
+            times[key] = times.get(key, 0.0) + owner.time_us / (account.steps if account else 1)
+    return times
+
+
+def _median_us(views: Sequence[RankView], owner: _Owner) -> float:
+    return statistics.median(_own_times_us(view).get(owner, 0.0) for view in views)
+
+
+def _excess_us(slow: RankView, others: Sequence[RankView]) -> dict[_Owner, float]:
+    """Return the owners that take longer on a rank than on the median of the others, with the difference."""
+    of_others = [_own_times_us(view) for view in others]
+    excess = {
+        owner: time_us - statistics.median(times.get(owner, 0.0) for times in of_others)
+        for owner, time_us in _own_times_us(slow).items()
+    }
+    return {owner: time_us for owner, time_us in excess.items() if time_us > 0}
+
+
+def _difference(slow: RankView, others: Sequence[RankView]) -> tuple[str, str]:
+    """Return the cause of a slow rank, if the traces show it, and the cure."""
+    excess_us = _excess_us(slow, others)
+    total_us = sum(excess_us.values())
+
+    def is_most(selected: Callable[[_Owner], bool]) -> bool:
+        return bool(total_us) and sum(excess_us[owner] for owner in excess_us if selected(owner)) >= 0.5 * total_us
+
+    load = slow.rank.host_load
+    busy = load.describe_contention() if load else None
+    if busy and not any(view.rank.host_load and view.rank.host_load.describe_contention() for view in others):
+        return f"; its host is busy: {busy}", f"free CPUs on the host of {slow.label}"
+    if is_most(lambda owner: owner.loads_data):
+        return "", f"load the batches of {slow.label} in the background, and check its storage"
+    ratio = _flops_ratio(slow, others)
+    is_same_work = ratio is not None and 1 / _MORE_WORK < ratio < _MORE_WORK
+    is_spread = bool(total_us) and max(excess_us.values()) < 0.5 * total_us
+    if ratio is not None and ratio >= _MORE_WORK:
+        cause, do = f"; it computes {ratio:.2f} times as many FLOPs", "give each rank the same amount of work per step"
+    elif is_same_work and is_most(lambda owner: owner.kind == OwnerKind.KERNEL.label):
+        cause = "; its device runs the same work more slowly"
+        do = f"check clocks and temperature of the device of {slow.label}: `nvidia-smi -q -d CLOCK,PERFORMANCE`"
+    elif is_same_work and is_spread and is_most(lambda owner: owner.kind in _ON_HOST):
+        cause = "; its CPU runs the same operators more slowly"
+        do = f"check the CPU load and clocks of {slow.label}"
+    elif excess_us:
+        longest = max(excess_us, key=lambda owner: excess_us[owner])
+        cause, do = "", f"shorten {_label(longest)} on {slow.label}, or move it out of the step"
+    else:
+        cause, do = "", f"compare {slow.label} with another rank: `profdeck view`"
+    return cause, do
+
+
+def _flops_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:
+    """Return the FLOPs of a rank as a multiple of the others' median, or ``None`` if they are unknown."""
+    flops = slow.rank.product_flops
+    of_others = [view.rank.product_flops for view in others if view.rank.product_flops]
+    return flops / statistics.median(of_others) if flops and len(of_others) == len(others) else None
+
+
+def _label(owner: _Owner) -> str:
+    """Return the name of an owner and its line."""
+    name = cut_middle(owner.name, _MAX_NAME) if owner.name else owner.kind
+    line = owner.line if owner.line and owner.line != owner.name else None
+    return f"{name} ({line})" if line else name
+
+
+def _imbalance(group: GroupSkew, views: Sequence[RankView], time_us: float) -> RankFinding:
+    """Return the finding for ranks that wait for each other `time_us` per step."""
+    whose = f"Ranks of {group.role}" if group.role else "Ranks"
+    awaited: Counter[_Owner] = Counter()
+    for view in views:
+        for owner in view.rank.account.owners if view.rank.account else ():
+            if owner.kind == _WAIT and owner.awaited and owner.name:
+                awaited[_Owner(owner.awaited, owner.name, owner.line, owner.annotation)] += round(owner.time_us)
+    longest, text = next(iter(awaited.most_common(1)), None), ""
+    place: dict[str, Any] = {}
+    if longest is not None:
+        text = f", mostly for {_label(longest[0])}"
+        place = {"line": longest[0].line, "stage": longest[0].annotation}
+    view = views[0]
+    return draft(
+        view,
+        "imbalance",
+        f"{whose} wait for each other {ms(time_us)} {view.per}{text}, {_last_arrivals(group)}",
+        "give each rank the same amount of work per step",
+        gain_us=time_us,
+        of_all=True,
+        **place,
+    )
 
 
 def _last_arrivals(group: GroupSkew) -> str:
@@ -165,19 +332,92 @@ def _last_arrivals(group: GroupSkew) -> str:
     return f"with too few collectives ({collectives}) to name a rank"
 
 
-def _slow_view(group: GroupSkew, views: Sequence[RankView]) -> RankView | None:
-    paths = {rank.path: rank.rank for rank in group.ranks}
-    mine = [view for view in views if view.rank.path in paths]
-    slow = [view for view in mine if paths[view.rank.path] == group.straggler]
-    return next(iter(slow or mine), None)
+def _path_us(view: RankView, selected: Callable[[str], bool]) -> float:
+    """Return the time per step of the selected collectives on the critical path, without waits for ranks."""
+    account = view.rank.account
+    if account is None:
+        return 0.0
+    owners = [owner for owner in account.owners if owner.kind == _COLLECTIVE and owner.name]
+    return sum(owner.time_us for owner in owners if selected(owner.name or "")) / account.steps
+
+
+def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
+    """At least 20 collectives per step with less than 1 MB on average, and over 5 % of the step on the critical path
+    in collectives after all ranks have arrived.
+    """
+    for view in views:
+        calls = [call for call in view.rank.collectives if call.size_bytes is not None and not is_message(call.name)]
+        count = view.calls_per_step(sum(call.count for call in calls))
+        time_us = _path_us(view, lambda name: not is_message(name))
+        if count < 20 or time_us <= 0.05 * view.step_us:
+            continue
+        mean_bytes = sum((call.size_bytes or 0) * call.count for call in calls) / sum(call.count for call in calls)
+        if mean_bytes < 1_000_000:
+            yield draft(
+                view,
+                "small-collectives",
+                f"{count:,.0f} collectives {view.per} with {mean_bytes / 1000:,.0f} kB on average take {ms(time_us)} "
+                "on the critical path",
+                "combine them, such as with a larger bucket_cap_mb of DistributedDataParallel",
+                gain_us=time_us * (1 - 1 / count),
+                time_us=time_us,
+            )
+
+
+def slow_groups(views: Sequence[RankView]) -> Iterator[RankFinding]:
+    """A process group whose fastest call of a collective takes over 1.5 times as long as in the median of at least
+    two other groups of the same size, for the same number of bytes.
+    """
+    groups: dict[tuple[object, ...], dict[str, list[tuple[CollectiveCalls, RankView]]]] = {}
+    for view in views:
+        for call in view.rank.collectives:
+            if call.size_bytes and not is_message(call.name):
+                rank = view.rank
+                key = rank.run, rank.role, rank.replica, rank.capture, call.name, call.size_bytes, call.group_size
+                groups.setdefault(key, {}).setdefault(call.group, []).append((call, view))
+    for by_group in groups.values():
+        best_us = {group: min(call.min_us for call, _ in calls) for group, calls in by_group.items()}
+        slow = max(best_us, key=lambda group: best_us[group])
+        others = [time_us for group, time_us in best_us.items() if group != slow]
+        if len(others) < 2 or best_us[slow] <= 1.5 * statistics.median(others):
+            continue
+        usual_us = statistics.median(others)
+        for call, view in by_group[slow]:
+            size = f"{(call.size_bytes or 0) / 1e6:,.1f} MB"
+            excess_us = (best_us[slow] - usual_us) * view.calls_per_step(call.count)
+            yield draft(
+                view,
+                "slow-link",
+                f"{call.name} of {size} takes {ms(best_us[slow])} in process group {slow}, but {ms(usual_us)} in "
+                f"{len(others)} other groups",
+                "check the links between the ranks of this group: `nvidia-smi topo -m`, `ibstat`",
+                gain_us=min(excess_us, _path_us(view, lambda name: not is_message(name))),
+                time_us=excess_us,
+                key=f"{call.name} {slow}",
+            )
+
+
+def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
+    """Messages (send, receive) on the critical path for over 10 % of the step. The traces do not show the sender."""
+    for view in views:
+        time_us = _path_us(view, is_message)
+        if time_us > 0.1 * view.step_us:
+            yield draft(
+                view,
+                "pipeline-bubble",
+                f"Sends and receives take {percent(time_us / view.step_us)} of {view.each} ({ms(time_us)}) on the "
+                "critical path",
+                "use more microbatches per step, or balance the pipeline stages",
+                gain_us=time_us,
+            )
 
 
 def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """A stage that takes one rank 10 % of the step longer than the median of the other ranks, without the time in which
-    a collective of the host was open: that waits for others.
+    """A stage that takes one rank 10 % of the step longer than the median of the other ranks, without the time in
+    collectives of the host. Ranks whose collectives were matched are compared by their waits instead.
     """
     teams: dict[tuple[object, ...], list[RankView]] = {}
-    alone = strangers(run.ranks)
+    alone = strangers(run.ranks) | {rank.path for group in run.skew for rank in group.ranks if rank.collectives}
     for view in views:
         if view.stages and view.rank.host_times is not None and view.rank.path not in alone:
             key = (view.rank.run, view.rank.role, view.rank.replica, view.rank.capture, view.rank.host_times.basis)
@@ -230,3 +470,12 @@ def slow_links(views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 def _link(view: RankView, text: str, do: str, key: str, gain_us: float | None) -> RankFinding:
     return draft(view, "slow-link", text, do, gain_us=gain_us, key=key)
+
+
+RULES: tuple[Callable[[Sequence[RankView]], Iterator[RankFinding]], ...] = (
+    slow_links,
+    slow_groups,
+    small_collectives,
+    pipeline_bubble,
+)
+"""Rules for several ranks that need only the ranks."""

@@ -58,11 +58,27 @@ _FETCHING = re.compile(
 )
 # For frames, match only the function name. The file path would match every function in a loader module.
 _DATA_LOADING_FRAME = re.compile(
-    rf"utils/data/dataloader\.py\(\d+\): __next__|dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})", re.IGNORECASE
+    r"utils/data/dataloader\.py\(\d+\): __next__|<built-in method (?:p?read\w*) of (?:_io|io|posix)\b|"
+    rf"dataloader.*next|\(\d+\): \w*({_LOADER_NAMES})",
+    re.IGNORECASE,
 )
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
 )
+# `convert_frame.py` runs only if no compiled code matches, unlike the rest of `torch/_dynamo`.
+_COMPILATION = re.compile(
+    r"torch/_dynamo/convert_frame\.py\(\d+\): \w*(?:__call__|compile|convert)|"
+    r"triton/(?:runtime/jit|compiler/compiler)\.py\(\d+\): _?compile|"
+    r"\b(?:entire_frame_compile|_compile\.\w+|backend_compile|compile_fx\w*) \(dynamo_timed\)"
+)
+# torch's formatting of tensors, the logging module, trackers, and writes to files.
+_OUTPUT_FRAME = re.compile(
+    r"torch/_tensor_str\.py|(?:^|/)logging/(?:__init__|handlers)\.py|torch/utils/tensorboard/|"
+    r"(?:^|/)(?:tensorboardX|wandb|mlflow|swanlab)/|"
+    r"<built-in (?:function print|(?:function|method) (?:fsync|fdatasync)\b|method (?:write|writelines|flush) of _io)"
+)
+_VALIDATION = re.compile(r"(?:^|[^a-z])(?:validat(?:e|ion)|eval(?:uate|uation)?)(?:$|[^a-z])", re.IGNORECASE)
+_VALIDATION_FRAME = re.compile(r"\(\d+\): (?:\w*_)?(?:run_)?(?:validate|validation|evaluate)(?:_\w+)?$")
 _GARBAGE_COLLECTION = re.compile(r"(?:^|[^a-z])gc\.?(?:collect)?(?:$|[^a-z])|garbage", re.IGNORECASE)
 # `run_backward` waits for the autograd threads.
 _WAITING_FRAME = re.compile(
@@ -108,6 +124,26 @@ def is_checkpoint(name: str) -> bool:
     return _CHECKPOINT.search(name) is not None
 
 
+def is_compilation(name: str) -> bool:
+    """Return whether an annotation or a Python frame compiles code, as torch.compile and Triton do."""
+    return _COMPILATION.search(name) is not None
+
+
+def is_output_frame(name: str) -> bool:
+    """Return whether a Python frame formats tensors, logs, prints or writes a file."""
+    return _OUTPUT_FRAME.search(name) is not None
+
+
+def is_validation(name: str) -> bool:
+    """Return whether an annotation marks a validation."""
+    return _VALIDATION.search(name) is not None
+
+
+def is_validation_frame(name: str) -> bool:
+    """Return whether a Python frame is a function that validates a model."""
+    return _VALIDATION_FRAME.search(name) is not None
+
+
 def is_garbage_collection(name: str) -> bool:
     """Return whether an annotation marks a garbage collection."""
     return _GARBAGE_COLLECTION.search(name) is not None
@@ -115,9 +151,14 @@ def is_garbage_collection(name: str) -> bool:
 
 def is_garbage_collection_frame(name: str) -> bool:
     """Return whether a Python frame is torch's record of a garbage collection."""
-    return name.startswith("Python GC")
+    return name.startswith("Python GC") or name == "<built-in function collect>"
 
 
 def is_waiting_frame(name: str) -> bool:
     """Return whether a Python frame means that its thread is waiting."""
     return _WAITING_FRAME.search(name) is not None
+
+
+def is_sleep(name: str) -> bool:
+    """Return whether a Python frame is a call of ``time.sleep``."""
+    return name == "<built-in function sleep>"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.integrity import MAX_JSON_BYTES, TraceCheck, file_size
 from profdeck_traces.reading.intervals import order_by, parents
 from profdeck_traces.reading.parsers import new_parser
+from profdeck_traces.reading.storage import Storage
 from profdeck_traces.reading.walking import NO_TIME, Kind, Parser, walk
 
 Int = NDArray[np.int64]
@@ -71,11 +71,16 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.row)
 
+    def index_of(self, rows: NDArray[np.integer[Any]]) -> Int:
+        """Return the index of the first value of each row, or of the next row if there is none."""
+        # With another type, NumPy would convert all rows in each call.
+        return np.searchsorted(self.row, rows.astype(self.row.dtype, copy=False))
+
     def selected(self, rows: Int) -> Pairs:
         """Return the values of some rows, numbered by their index in `rows`, which are sorted."""
         if not len(self):
             return self
-        at = np.minimum(np.searchsorted(self.row, rows), len(self) - 1)
+        at = np.minimum(self.index_of(rows), len(self) - 1)
         has_value = np.flatnonzero(self.row[at] == rows)
         return Pairs(has_value.astype(np.uint32), self.value[at[has_value]])
 
@@ -106,6 +111,7 @@ class Events:
         texts: dict[str, list[str]],
         member_texts: list[tuple[bytes, bytes]],
         pairs: tuple[Int, Int],
+        storage: Storage,
     ) -> None:
         self.path, self.check = path, check
         self.all = columns
@@ -121,6 +127,8 @@ class Events:
         """Top-level members, with key and value as JSON text. The value of ``traceEvents`` is empty."""
         self.pairs = pairs
         """File positions of the ``B`` events that became complete events, and of their matching ``E`` events."""
+        self.storage = storage
+        """Allocates arrays that are as long as the columns."""
 
     def __len__(self) -> int:
         return len(self.all["phase"])
@@ -204,7 +212,7 @@ class Events:
             return found
         if not len(pairs):
             return np.full(len(rows), missing, np.int64)
-        at = np.minimum(np.searchsorted(pairs.row, rows), len(pairs) - 1)
+        at = np.minimum(pairs.index_of(rows), len(pairs) - 1)
         return np.where(pairs.row[at] == rows, pairs.value[at], missing)
 
     def track_bounds(self) -> list[tuple[int, int]]:
@@ -244,6 +252,7 @@ class Events:
             texts={},
             member_texts=[],
             pairs=(rows[:0], rows[:0]),
+            storage=Storage(),
         )
 
     def in_file_order(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -299,14 +308,14 @@ def read_events(
         skips=result.skips,
         skipped=tuple(result.skipped),
     )
-    return _Builder(parser, args, in_files=result.json_bytes > _LARGE_JSON_BYTES).build(path, check)
+    return _Builder(parser, args, Storage(in_files=result.json_bytes > _LARGE_JSON_BYTES)).build(path, check)
 
 
 class _Builder:
     """Sorts the columns of a parser, and frees each one before sorting the next to limit peak memory."""
 
-    def __init__(self, parser: Parser, args: dict[str, int], *, in_files: bool) -> None:
-        self._parser, self._args, self._in_files = parser, args, in_files
+    def __init__(self, parser: Parser, args: dict[str, int], storage: Storage) -> None:
+        self._parser, self._args, self._storage = parser, args, storage
 
     def build(self, path: Path, check: EventCheck) -> Events:
         parser = self._parser
@@ -335,9 +344,7 @@ class _Builder:
         del track
         self._keep(columns, "name", _recoded(parser.column("name"), name_codes), order)
         self._keep(columns, "category", _recoded(parser.column("category"), category_codes), order)
-        row = self._allocate(len(order), np.uint32)
-        row[:] = order
-        columns["row"] = row
+        columns["row"] = self._storage.stored(order.astype(np.uint32))
         place = np.empty(len(order), np.uint32)
         place[order] = np.arange(len(order), dtype=np.uint32)
         del order
@@ -359,13 +366,13 @@ class _Builder:
             texts=texts,
             member_texts=parser.members(),
             pairs=pairs,
+            storage=self._storage,
         )
         _name_categories(events)
         return events
 
     def _keep(self, columns: dict[str, NDArray[Any]], name: str, values: NDArray[Any], order: Int) -> None:
-        columns[name] = self._allocate(len(order), values.dtype)
-        np.take(values, order, out=columns[name], mode="clip")
+        columns[name] = self._storage.taken(values, order)
         del values
         self._parser.drop(name)
 
@@ -376,17 +383,9 @@ class _Builder:
             order = np.argsort(rows, kind="stable")
             rows, values = rows[order], values[order]
         small = not len(values) or (values.min() >= -(2**31) and values.max() < 2**31)
-        kept = self._allocate(len(rows), np.dtype(np.int32 if small else np.int64))
-        kept[:] = values
+        kept = self._storage.stored(values.astype(np.int32 if small else np.int64))
         self._parser.drop_pairs(key)
-        return Pairs(rows, kept)
-
-    def _allocate(self, count: int, dtype: Any) -> NDArray[Any]:
-        """Return an array in memory, or in a temporary file if the trace is large."""
-        if not self._in_files or not count:
-            return np.empty(count, dtype)
-        with tempfile.TemporaryFile() as file:
-            return np.memmap(file, dtype, mode="w+", shape=count)
+        return Pairs(self._storage.stored(rows), kept)
 
 
 def _unique(texts: list[bytes], decode: Callable[[bytes], Any]) -> tuple[list[Any], NDArray[np.int32] | None]:

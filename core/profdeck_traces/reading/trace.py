@@ -132,10 +132,13 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
     row = raw.all["row"][: raw.complete]
     tables, name = _name_codes(raw, row)
     order = order_by(raw.start_ns, lambda tied: row[tied])
-    start_ns = raw.start_ns[order]
-    track = raw.track[order].astype(np.int32, copy=False)
-    events = Columns(tables, name[order], track, start_ns, start_ns + raw.duration_ns[order], order)
-    del name
+    start_ns = raw.storage.taken(raw.start_ns, order)
+    end_ns = raw.storage.taken(raw.duration_ns, order)
+    end_ns += start_ns
+    track = raw.storage.stored(raw.track[order].astype(np.int32, copy=False))
+    name = raw.storage.taken(name, order)
+    events = Columns(tables, name, track, start_ns, end_ns, raw.storage.stored(order))
+    del name, track, start_ns, end_ns, order
     is_implausible = _outside_of_recording(events)
     names, counts = np.unique(events.name[is_implausible], return_counts=True)
     implausible = tuple(zip([tables.names[code] for code in names.tolist()], counts.tolist(), strict=True))
@@ -145,6 +148,7 @@ def trace_of(raw: Events, is_step: Callable[[str], bool]) -> Trace:
         is_mark[code] = is_step(tables.names[code])
     annotations = events[is_mark[events.name]]
     annotations = annotations[np.argsort(row[annotations.row], kind="stable")]
+    raw.storage.release()
     members = {key: raw.members[key] for key in _MEMBERS if key in raw.members}
     return Trace(
         raw.path,

@@ -110,7 +110,7 @@ def test_totals_of_the_recording_include_the_cold_step(cold: RunSummary) -> None
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_trace_with_only_a_cold_step_has_no_findings(summary: Summaries, ranks: int) -> None:
     job: dict[str, Any] = {"ranks": ranks, "slow_rank": ranks - 1, "steps": 1, "cold_us": COLD_US}
-    assert {"long-gap", "host-bound", "slow-stage", "few-steps"} & {*rules(summary("unknown", **job))}
+    assert {"host-bound", "slow-stage", "few-steps"} & {*rules(summary("unknown", **job))}
     run = summary("lone", cold=True, **job)
     assert rules(run) == ["cold-step"]
     text = run.findings[0].text
@@ -122,7 +122,6 @@ def test_trace_with_only_a_cold_step_has_no_findings(summary: Summaries, ranks: 
 
 def test_findings_of_a_stage_with_a_cold_step_have_a_note(summary: Summaries) -> None:
     run = summary("stage", cold=True, stage="update", steps=1)
-    assert "one-kernel" in rules(run)
     assert rules(run)[-1] == "cold-step"
     assert "their times include the recorder's start-up" in run.findings[-1].text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_account_rules
 import test_findings
 from ascend_job import KERNEL_COLUMNS, Job, row
 
@@ -112,6 +113,73 @@ def link(name: str, gb_per_s: float, large: float = 1.0) -> Write:
     return write
 
 
+def communication(count: int, kind: str = "AllReduce", reduce_us: float = 4.0, nelems: int = 240_000) -> Write:
+    """Steps of 1,000 us with collectives on the device, for which the host waits."""
+
+    def write(path: Path) -> Path:
+        events = []
+        for step in range(4):
+            begin, device = 10_000 + 1_000 * step, {"pid": 0, "tid": 7}
+            events += [
+                event("user_annotation", f"ProfilerStep#{step}", begin, 1_000),
+                event("cuda_runtime", "cudaDeviceSynchronize", begin + 100, 10 + count * reduce_us),
+            ]
+            for call in range(count):
+                about = {
+                    "Collective name": kind.lower(),
+                    "Process Group Name": "0",
+                    "In msg nelems": nelems,
+                    "dtype": "Float",
+                    "Group size": 2,
+                    "correlation": 100 * step + call,
+                }
+                name, start = f"ncclDevKernel_{kind}_Sum_f32_RING_LL()", begin + 105 + call * reduce_us
+                launch = event("cuda_runtime", "cudaLaunchKernel", begin + call, 1, args=about)
+                events += [launch, event("kernel", name, start, reduce_us, args=about, **device)]
+        return save(path, events)
+
+    return write
+
+
+def groups(ratio: float) -> Write:
+    """All-reduces of three process groups. The last one takes `ratio` times as long."""
+
+    def write(path: Path) -> Path:
+        events = [event("user_annotation", "ProfilerStep#0", 0, 1_000)]
+        events.append(event("cuda_runtime", "cudaDeviceSynchronize", 50, 500))
+        start = 100.0
+        for group, duration in enumerate((100, 100, 100 * ratio)):
+            about = {"Collective name": "allreduce", "Process Group Name": str(group), "In msg nelems": 1_000_000}
+            about |= {"dtype": "Float", "Group size": 2, "correlation": group + 1}
+            events.append(event("cuda_runtime", "cudaLaunchKernel", group, 1, args=about))
+            name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL()"
+            events.append(event("kernel", name, start, duration, args=about, pid=0, tid=7))
+            start += duration
+        return save(path, events)
+
+    return write
+
+
+def stages(slow_us: float) -> Write:
+    """Steps of 10,000 us on two ranks without collectives. A stage takes longer on one rank."""
+
+    def write(path: Path) -> Path:
+        for rank, duration in enumerate((100, slow_us)):
+            events = []
+            for step in range(4):
+                begin = 10_000 * step
+                events += [
+                    event("user_annotation", f"ProfilerStep#{step}", begin, 10_000),
+                    event("user_annotation", "rollout", begin, duration),
+                    event("cpu_op", "aten::mm", begin, 10_000),
+                ]
+            document = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+            (path.parent / f"rank{rank}.json").write_text(json.dumps(document))
+        return path.parent
+
+    return write
+
+
 def precise(double_us: float, dims: Sequence[Any] = ((8, 8), (8, 8)), name: str = "k") -> Write:
     """Return a writer of traces with 100 us of kernels, ``double_us`` of them from a float64 operator."""
 
@@ -137,11 +205,17 @@ LIMITS: list[tuple[str, Write, Write]] = [
     ("unsteady-decode", engine(50, [100] * 98 + [230] * 3), engine(50, [100] * 95 + [230] * 3)),
     ("outside-operators", host([10_000] * 4, operator_us=6_900), host([10_000] * 4, operator_us=7_100)),
     ("idle-stage", host([10_000] * 4, operator_us=900), host([10_000] * 4, operator_us=1_100)),
-    ("garbage-collection", host([1_010] * 4, stage="gc.collect"), host([990] * 4, stage="gc.collect")),
+    ("garbage-collection", host([1_010] * 4, operator_us=10, stage="gc.collect"), host([1_010] * 4)),
     ("unsteady-steps", host([88, 100, 112] * 3), host([92, 100, 108] * 3)),
     ("unsteady-steps", host([100, 100, 100, 126]), host([100, 100, 100, 124])),
-    ("imbalance", gpus(uneven_us=132), gpus(uneven_us=125)),
-    ("float64", precise(1.5), precise(0.9)),
+    ("imbalance", gpus(uneven_us=2_300), gpus(uneven_us=2_000)),
+    ("small-collectives", communication(20), communication(19)),
+    ("small-collectives", communication(20), communication(20, nelems=250_000)),
+    ("small-collectives", communication(20), communication(20, reduce_us=1.0)),
+    ("pipeline-bubble", communication(4, "SendRecv", 30.0), communication(4, "SendRecv", 10.0)),
+    ("slow-link", groups(1.6), groups(1.4)),
+    ("slow-stage", stages(1_200), stages(1_000)),
+    ("float64", precise(5.5), precise(0.9)),
     ("float64", precise(50), precise(50, dims=((), ()))),
     ("float64", precise(50, name="ampere_dgemm_128x64_nn"), precise(50, name="ampere_sgemm_128x64_nn")),
     ("ai-cpu", cores(5.5), cores(5.0)),
@@ -176,6 +250,7 @@ def test_each_rule_has_a_test() -> None:
     ]
     covered_rules = {rule for rule, *_ in [*LIMITS, *pairs.args[1]]}
     covered_rules |= {"busy-machine"}  # see test_findings
+    covered_rules |= {*test_account_rules.PLANTED, "uneven-batches"}
     covered_rules |= {"cold-step"}  # see test_cold_steps
     covered_rules |= {"device-not-recorded", "implausible-times"}  # see test_reported_traces
     assert len(rules) > 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -46,25 +47,21 @@ def rules(findings: list[Finding]) -> set[str]:
         ("synchronisation", GpuJob(items=4), GpuJob(items=1)),
         ("pageable-copies", GpuJob(pageable_us=48), GpuJob(pageable_us=36)),
         ("allocation", GpuJob(allocate_us=190), GpuJob(allocate_us=150)),
-        ("long-gap", GpuJob(slow_step=3), GpuJob(slow_step=3, products=4)),
         ("small-kernels", GpuJob(small=85), GpuJob(small=75)),
         ("small-kernels", GpuJob(small=110, products=80), GpuJob(small=70, products=80)),
-        ("one-kernel", GpuJob(reduce_us=3000), GpuJob(name="nccl", products=10)),
-        ("one-kernel", GpuJob(), GpuJob(products=1, product_us=400, load_us=15_000)),
         ("fp32-gemm", GpuJob(name="ampere_sgemm_128x64_nn"), GpuJob(name="ampere_s16816gemm_128x64_nn")),
         ("unsteady-steps", GpuJob(slow_step=2), GpuJob(slow_step=9)),
         ("data-loading", GpuJob(load_us=1300), GpuJob(load_us=400)),
-        ("slow-stage", GpuJob(ranks=2, slow_rank=0, slow_load_us=9000, reduce_us=60_000), GpuJob(ranks=2)),
         ("few-steps", GpuJob(steps=2), GpuJob(steps=3)),
         ("unclassified", GpuJob(name="mystery", products=4), GpuJob(products=4)),
-        ("pointwise", GpuJob(small=2000, products=10), GpuJob(small=500, products=10)),
+        ("pointwise", GpuJob(name="void at::native::vectorized_elementwise_kernel<4>"), GpuJob()),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_rule_applies_at_its_threshold(tmp_path: Path, rule: str, matching: GpuJob, not_matching: GpuJob) -> None:
     first, second = findings_of(tmp_path / "matching", matching), findings_of(tmp_path / "not_matching", not_matching)
     texts = [finding.text for finding in first]
-    assert rule in rules(first) or any("data_loading takes" in text for text in texts), texts
+    assert rule in rules(first), texts
     assert rule not in rules(second), [finding.text for finding in second]
 
 
@@ -75,12 +72,12 @@ def test_healthy_job_has_no_gain(tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "slow loader": ({"slow_rank": 1, "ranks": 4}, "data_loading takes rank 1"),
-    "item": ({"items": 10}, "The host waits for the device"),
+    "slow loader": ({"slow_rank": 1, "ranks": 4}, "for rank 1, where data_loading takes"),
+    "item": ({"items": 10}, "Waiting for the device"),
     "pageable copies": ({"pageable_us": 1500.0}, "through pageable memory"),
     "launch-bound": ({"launch_us": 700.0}, "waits for the host"),
-    "allocation": ({"allocate_us": 1500.0}, "memory is allocated"),
-    "slow step": ({"slow_step": 2}, "in step 2"),
+    "allocation": ({"allocate_us": 1500.0}, "Allocating and freeing device memory"),
+    "slow step": ({"slow_step": 2}, "Step 2 takes"),
     "communication": ({"ranks": 2, "reduce_us": 5000.0}, "Communication that nothing overlaps"),
     "FP32": ({"name": "ampere_sgemm_128x64_nn"}, "run in FP32"),
     "small kernels": ({"small": 1500}, "take less than 10 us"),
@@ -120,6 +117,40 @@ def test_evidence_is_in_the_trace(tmp_path: Path) -> None:
             assert finding.evidence.path == rank.path
             assert finding.evidence.start_us < rank.span_us
             assert finding.evidence.start_us + finding.evidence.duration_us > 0
+
+
+def test_id_depends_on_cause_and_place_and_not_on_numbers(tmp_path: Path) -> None:
+    def ids(name: str, **fault: Any) -> dict[str, str]:
+        return {one.rule: one.id for one in findings_of(tmp_path / name, GpuJob(**fault))}
+
+    first, second = ids("first", load_us=4000.0, items=10), ids("second", load_us=5000.0, items=12)
+    assert first == second
+    assert len(set(first.values())) == len(first)
+
+
+def test_time_of_findings_is_at_most_the_step(tmp_path: Path) -> None:
+    for name, (fault, _) in FAULTS.items():
+        for finding in findings_of(tmp_path / name, GpuJob(**fault)):
+            if finding.time_us is not None:
+                assert finding.step_us is not None
+                assert (finding.gain_us or 0) <= finding.time_us <= finding.step_us
+
+
+def test_findings_name_a_command_for_their_evidence(tmp_path: Path) -> None:
+    directory = GpuJob(load_us=4000.0).write(tmp_path / "job")
+    first, *_ = read(directory).findings
+    assert first.check is not None
+    assert re.fullmatch(r"profdeck view \S+\.gz --steps \d+", first.check)
+
+
+def test_causes_without_findings_are_clear_or_not_judged(tmp_path: Path) -> None:
+    run = read(GpuJob(load_us=4000.0).write(tmp_path / "job"))
+    states = {cause.cause: cause for cause in run.causes}
+    assert states["data-loading"].findings == tuple(one.id for one in run.findings if one.rule == "data-loading")
+    assert states["data-loading"].state == "found"
+    assert (states["straggler"].state, states["straggler"].reason) == ("not_judged", "only one rank was recorded")
+    assert states["pageable-copies"].state == "clear"
+    assert {cause.state for cause in run.causes} == {"found", "clear", "not_judged"}
 
 
 def _host_job(path: Path, stages: dict[str, float], steps: int = 4) -> Path:
@@ -174,8 +205,9 @@ def test_stage_that_fetches_data_loads_data(tmp_path: Path, loader: tuple[str, s
     inner = [("python_function", "train.py(3): prepare", 28_000.0), (category, name, 27_000.0)]
     step = [("prepare", 30_000.0, inner), ("update", 70_000.0, [("cpu_op", "aten::mm", 69_000.0)])]
     first, *others = read(_step_job(tmp_path / "job.json", [step] * 4)).findings
-    assert (first.rule, first.gain_us) == ("data-loading", 30_000)
-    assert first.text == "Loading data takes 30% of each step (30.0 ms) in prepare."
+    assert first.rule == "data-loading"
+    assert first.gain_us == pytest.approx(27_500, abs=500)
+    assert first.text.startswith("Loading data takes 2")
     assert others == []
 
 
@@ -207,18 +239,19 @@ def test_long_step_is_explained_by_its_stage(tmp_path: Path) -> None:
         return [("data", data_us, []), ("update", 17_000.0, [("cpu_op", "aten::mm", 16_900.0)])]
 
     steps = [step(608_000.0 if number == 12 else 3_000.0) for number in range(15)]
-    unsteady = next(one for one in read(_step_job(tmp_path / "a.json", steps)).findings if one.rule == "unsteady-steps")
-    assert unsteady.text == "Step 12 takes 625 ms instead of 20.0 ms: data 608 ms instead of 3.00 ms."
-    assert unsteady.do == "load batches further ahead, such as with a larger prefetch_factor of DataLoader"
-    assert unsteady.gain_us == pytest.approx(605_000 / 15)
+    first, *others = read(_step_job(tmp_path / "a.json", steps)).findings
+    assert first.text == "Loading data takes 608 ms in step 12 instead of 3.00 ms in data."
+    assert (first.rule, first.where.stage, others) == ("data-loading", "data", [])
+    assert first.do == "load the next batch in the background, such as with num_workers of DataLoader"
+    assert first.gain_us == pytest.approx((608_000 + 14 * 3_000) / 15)
 
     for number in (4, 8):
         steps[number] = step(300_000.0)
-    unsteady = next(one for one in read(_step_job(tmp_path / "b.json", steps)).findings if one.rule == "unsteady-steps")
-    assert unsteady.text.endswith("3 of 15 steps exceed 1.25 times the median.")
+    first, *_ = read(_step_job(tmp_path / "b.json", steps)).findings
+    assert first.text == "Loading data takes 403 ms in 3 of 15 steps instead of 3.00 ms in data."
 
 
-def test_long_step_without_stages_is_explained_by_the_host(tmp_path: Path) -> None:
+def test_long_step_without_stages_is_explained_by_its_function(tmp_path: Path) -> None:
     def step(operator_us: float, other_us: float) -> list[tuple[str, float, list[tuple[str, str, float]]]]:
         inner = [("cpu_op", "aten::mm", operator_us), ("python_function", "train.py(3): f", operator_us + other_us)]
         return [("update", operator_us + other_us + 2, inner)]
@@ -227,11 +260,10 @@ def test_long_step_without_stages_is_explained_by_the_host(tmp_path: Path) -> No
     path = _step_job(tmp_path / "a.json", steps)
     events = json.loads(path.read_text())["traceEvents"]
     path.write_text(json.dumps({"traceEvents": [event for event in events if event["name"] != "update"]}))
-    unsteady = next(one for one in read(path).findings if one.rule == "unsteady-steps")
-    assert unsteady.text == (
-        "Step 12 takes 620 ms instead of 21.0 ms: Python and other host code 600 ms instead of 1.00 ms."
-    )
-    assert unsteady.do == "see it: `profdeck view TRACE --steps 12`"
+    first, *others = read(path).findings
+    assert first.text == "Python code without operators takes 600 ms in step 12 instead of 1.00 ms in f (train.py:3)."
+    assert (first.rule, others) == ("python-code", [])
+    assert first.check == f"profdeck view {path} --steps 12"
 
 
 def test_advice_is_one_cure(tmp_path: Path) -> None:
@@ -254,17 +286,17 @@ def test_role_without_recordings_is_the_first_finding(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gpu/nccl.json.gz", ["host-bound", "long-gap", "little-overlap"]),
+        ("gpu/nccl.json.gz", ["host-bound", "little-overlap"]),
         ("gpu/ns_resolution_rank0.pt.trace.json.gz", ["fp32-gemm"]),
-        ("gpu/pair_rank0.json.gz", ["host-bound", "exposed-communication", "long-gap", "few-steps"]),
+        ("gpu/pair_rank0.json.gz", ["host-bound", "exposed-communication", "few-steps"]),
         ("gpu/amd_mi250.json.gz", ["host-bound", "few-steps"]),
         ("gpu/no_distributed_info.json.gz", ["idle-stage", "few-steps"]),
-        ("npu/trace_view.json", ["host-bound", "pointwise", "few-steps"]),
+        ("npu/trace_view.json", ["host-bound", "pointwise", "data-loading", "few-steps"]),
         ("npu/kernel_details.csv", ["exposed-communication", "few-steps"]),
     ],
 )
 def test_findings_of_real_traces(name: str, expected: list[str]) -> None:
-    assert [finding.rule for finding in read(named(name)).findings if finding.rule != "one-kernel"] == expected
+    assert [finding.rule for finding in read(named(name)).findings] == expected
 
 
 def test_findings_are_independent_of_the_order_of_ranks(tmp_path: Path) -> None:
@@ -295,8 +327,7 @@ def write_late_ranks(directory: Path, last_ranks: Sequence[int]) -> None:
 def test_alternately_late_ranks_have_no_straggler(tmp_path: Path) -> None:
     write_late_ranks(tmp_path, [0, 1] * 20)
     (imbalance,) = [finding for finding in read(tmp_path).findings if finding.rule == "imbalance"]
-    waited = "83% of the time in collectives (5.00 ms per step)"
-    assert imbalance.text == f"Ranks wait for each other {waited}, no rank more than the others."
+    assert imbalance.text == "Ranks wait for each other 2.50 ms per step, no rank more than the others."
 
 
 def test_few_collectives_do_not_name_a_rank(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""Recipes of an agent loop on the CPU: a rollout with tool calls, in the first stage of each training step."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import torch
+from benchmarks.diagnosis.recipe import Kind, Recipes
+from benchmarks.diagnosis.training_job import TrainingJob
+
+RECIPES = Recipes(Kind.AGENT)
+
+
+def rollout(
+    job: TrainingJob, conversations: int, turns: Callable[[int], int], act: Callable[[int], Awaitable[object]]
+) -> None:
+    """Add a rollout: several conversations generate tokens, and call `act` after each turn.
+
+    Args:
+        job: the job.
+        conversations: number of conversations, which run concurrently.
+        turns: number of turns of a conversation, by its index.
+        act: the tool call.
+    """
+    weights = torch.rand(256, 256)
+    ends_ns: list[int] = []
+
+    async def converse(index: int) -> None:
+        for _ in range(turns(index)):
+            state = torch.rand(8, 256)
+            for _ in range(10):
+                state = torch.softmax(state @ weights, 1)
+                await asyncio.sleep(0)
+            await act(index)
+        ends_ns.append(time.perf_counter_ns())
+
+    async def together() -> None:
+        ends_ns.clear()
+        await asyncio.gather(*map(converse, range(conversations)))
+        job.tail_ns = ends_ns[-1] - ends_ns[-2]
+
+    job.add(0, lambda: asyncio.run(together()))
+    job.place = (job.stages[0],)
+
+
+@RECIPES.planted(
+    "blocking-call", rules="tool-call waiting subprocess", cure="async|concurren|thread|background", stacks=True
+)
+def anchor(job: TrainingJob) -> None:
+    """Each turn runs a program and blocks the other conversations."""
+    seconds = job.draw(5, 12) / 1000
+
+    async def pull(_: int) -> None:
+        program = [sys.executable, "-I", "-S", "-c", f"import time; time.sleep({seconds})"]
+        job.timed(lambda: subprocess.run(program, check=True))  # planted
+
+    rollout(job, 3, lambda _: 1, pull)
+
+
+@RECIPES.planted(
+    "long-conversation", rules="long-tail tool-call waiting", cure="partial|earl|longest|concurren|limit", stacks=True
+)
+def buoy(job: TrainingJob) -> None:
+    """One conversation has many more turns than the others."""
+    turns = job.draw(5, 8)
+
+    async def drift(_: int) -> None:
+        await asyncio.sleep(0.012)  # planted
+
+    rollout(job, 5, lambda index: turns if index == 3 else 1, drift)
+    job.add(0, lambda: job.count(job.tail_ns))
+
+
+@RECIPES.planted("one-call-at-a-time", rules="tool-call waiting", cure="async|concurren|gather|together", stacks=True)
+def cable(job: TrainingJob) -> None:
+    """The step waits for the tools of all conversations one after another."""
+    seconds = job.draw(8, 15) / 1000
+
+    def haul() -> None:
+        for _ in range(4):
+            time.sleep(seconds)  # planted
+
+    rollout(job, 4, lambda _: 1, lambda _: asyncio.sleep(0))
+    job.plant(0, haul)
+
+
+@RECIPES.planted(
+    "late-samples",
+    rules="idle-trainer waiting lock wait-for-thread",
+    cure="async|ahead|background|overlap|rollout",
+    stacks=True,
+)
+def dock(job: TrainingJob) -> None:
+    """The step waits for samples that another thread receives."""
+    samples: queue.Queue[int] = queue.Queue()
+    requests: queue.Queue[float] = queue.Queue()
+    seconds = job.draw(25, 50) / 1000
+
+    def ship() -> None:
+        while True:
+            time.sleep(requests.get())
+            samples.put(1)
+
+    threading.Thread(target=ship, daemon=True).start()
+
+    def unload() -> None:
+        requests.put(seconds)
+        samples.get()  # planted
+
+    job.plant(0, unload)
+
+
+@RECIPES.planted(
+    "weights-by-file",
+    rules="weight-sync checkpoint",
+    cure="memory|device|bucket|async|less often|background",
+    stacks=True,
+)
+def ferry(job: TrainingJob) -> None:
+    """Each step writes the weights to a file, from which the rollout loads them."""
+    extra = torch.rand(job.draw(3_000_000, 6_000_000))
+
+    def carry() -> None:
+        torch.save({"a": job.model.state_dict(), "b": extra}, job.scratch / "cargo")  # planted
+        torch.load(job.scratch / "cargo")
+
+    job.plant(3, carry)
+
+
+@RECIPES.control("short-calls", stacks=True, tolerates="profiler-overhead profiler")
+def gangway(job: TrainingJob) -> None:
+    """Short tool calls, which run concurrently, next to a longer training."""
+    job.plant(1, lambda: job.model(torch.rand(job.batch_size * 4, job.features)))
+    rollout(job, 2, lambda _: 1, lambda _: asyncio.sleep(0.001))

@@ -1,0 +1,58 @@
+"""Recipes for `profdeck diff` and `profdeck trend`: a cause that is in one of two runs, or in the later captures."""
+
+from __future__ import annotations
+
+import torch
+from benchmarks.diagnosis import gpu_recipes, job_recipes
+from benchmarks.diagnosis.recipe import Kind, Recipes
+from benchmarks.diagnosis.training_job import TrainingJob
+
+DIFF, TREND = Recipes(Kind.DIFF), Recipes(Kind.TREND)
+_PAIRS = {
+    gpu_recipes.RECIPES: {
+        "loader-wait": "DataLoader|data.loading",
+        "loader-wait-bursts": "DataLoader|data.loading",
+        "collection": "GC|garbage",
+        "python-code": "edit_ratio",
+        "unfused-activations": "elementwise|aten::mul|Gelu",
+        "throttling": "clock|throttl|kernels? slower|all kernels",
+        "slow-link": "AllReduce|allreduce|communication",
+        "jitter": "",
+    },
+    job_recipes.RECIPES: {
+        "full-collection": "GC|garbage|gc.collect",
+        "loader-bursts": "",
+        "tiny-operators": "aten::(mean|std|sub|div|select|unbind)|nut",
+        "checkpoint": "save|checkpoint|bloom",
+        "plain-training": "",
+    },
+}
+"""Recipes of pairs, with a pattern of the owners that may be named instead of the stage."""
+
+for _recipes, _names in _PAIRS.items():
+    for _name, _pattern in _names.items():
+        _recipe = _recipes.by_id[f"{_recipes.kind}/{_name}"]
+        _options = {**_recipe.options, "of": _recipes.kind, "pattern": _pattern}
+        if _recipe.answer:
+            DIFF.planted(f"{_recipes.kind}-{_name}", rules="slower", cure="", **_options)(_recipe.plant)
+        else:
+            DIFF.control(f"{_recipes.kind}-{_name}", **_options)(_recipe.plant)
+
+
+@TREND.planted("later-sorting", rules="slower", cure="", captures=20)
+def azure(job: TrainingJob) -> None:
+    """From the middle of the job, a stage sorts numbers."""
+    numbers = torch.rand(job.draw(250_000, 400_000))
+    job.plant(1, numbers.sort)
+
+
+@TREND.planted("later-forward", rules="slower", cure="", captures=20)
+def blue(job: TrainingJob) -> None:
+    """From the middle of the job, the model also runs on other data."""
+    others = torch.rand(job.batch_size * job.draw(2, 3), job.features)
+    job.plant(3, lambda: job.model(others))
+
+
+@TREND.control("steady", captures=20)
+def cyan(_: TrainingJob) -> None:
+    """Nothing changes."""

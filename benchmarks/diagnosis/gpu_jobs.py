@@ -1,0 +1,253 @@
+"""Simulated GPU jobs of the recipes: training steps, pipelines, experts, and iterations of an engine.
+
+Recipes change the sizes of a job, or add functions at positions of its step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import ClassVar
+
+import attrs
+from benchmarks.diagnosis.simulated_gpu import (
+    COMMUNICATION,
+    COMPUTE,
+    ELEMENTWISE,
+    FOREACH,
+    GEMMS,
+    Gpu,
+    Program,
+)
+
+PINNED, PAGEABLE = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
+SAMPLER = "void at::native::sbtopk::gatherTopK<float, unsigned int, 1, false>(at::cuda::detail::TensorInfo<float>)"
+_STAGES = (
+    ("ready", "predict", "learn", "adapt"),
+    ("one", "two", "three", "four"),
+    ("intake", "net", "slopes", "weights"),
+)
+Hook = Callable[[Gpu], None]
+
+
+@attrs.define(eq=False, kw_only=True)
+class GpuJob:
+    """A job whose sizes are drawn from the seed."""
+
+    random: random.Random
+    ranks: int = 1
+    places: tuple[str, ...] = ()
+    """Texts of which a correct place contains one."""
+    hooks: dict[str, list[Hook]] = attrs.field(factory=dict)
+    after_last_step: Hook = attrs.field(default=lambda _: None)
+    """Changes the events of a rank before they are written."""
+    prefix: ClassVar[str] = "ProfilerStep#"
+    """Start of the names of steps."""
+
+    def at(self, position: str, hook: Hook, *, rank: int | None = None) -> None:
+        """Run a function at a position of the step, on one rank or on all."""
+        if rank is not None:
+            self.be_at_rank(rank)
+        elif stage := self.stage_of(position):
+            self.places = (stage,)
+        self.hooks.setdefault(position, []).append(lambda gpu: hook(gpu) if rank in {None, gpu.rank} else None)
+
+    def stage_of(self, position: str) -> str | None:  # noqa: ARG002  # jobs with stages override this method
+        """Return the stage that contains a position, or None without stages."""
+        return None
+
+    def be_at_rank(self, rank: int) -> None:
+        """Declare the rank that the cause affects."""
+        self.places = (f"rank {rank}", f"rank{rank}")
+
+    def run(self, position: str, gpu: Gpu) -> None:
+        """Run the functions at a position."""
+        for hook in self.hooks.get(position, ()):
+            hook(gpu)
+
+    def step(self, gpu: Gpu) -> Program:
+        """Return the program of one step of one rank."""
+        raise NotImplementedError
+
+
+@attrs.define(eq=False, kw_only=True)
+class Training(GpuJob):
+    """Training step: upload, forward pass, backward pass with averaging of gradients, and update.
+
+    Positions: ``data``, ``layer``, ``forward``, ``backward layer``, ``backward`` and ``update``.
+    """
+
+    products: tuple[str, ...] = GEMMS
+    """Kernels of the matrix products."""
+    product_us: tuple[float, float] = (120, 240)
+    """Range of the mean duration of a matrix product."""
+    elementwise_us: float = 15.0
+    upload: str = PINNED
+    upload_us: float = 80.0
+    overlaps: bool = True
+    """Whether gradients are averaged during the backward pass."""
+    buckets: int = 0
+    """Collectives per step after the backward pass. 0 for one per layer."""
+    bytes_per_us: float = 25_000.0
+    """Bandwidth of a collective."""
+    collective_us: float = 20.0
+    """Duration of an empty collective."""
+    reads_loss: bool = True
+    broadcasts: int = 0
+    """Collectives after the update, each with the weights of one layer."""
+    layers: int = attrs.field(init=False)
+    gemm_us: float = attrs.field(init=False)
+    gradient_bytes: float = attrs.field(init=False)
+    """Size of the gradients of one layer."""
+    stages: tuple[str, ...] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Draw the sizes."""
+        self.layers = self.random.randint(8, 12)
+        self.gemm_us = self.random.uniform(*self.product_us)
+        self.gradient_bytes = 0.7 * self.gemm_us * 25_000
+        self.stages = self.random.choice(_STAGES)
+
+    def step(self, gpu: Gpu) -> Program:
+        """Return the program of one step."""
+        with gpu.mark(self.stages[0]):
+            gpu.op("aten::slice", 12)
+            self.run("data", gpu)
+            gpu.copy(self.upload, self.upload_us, waits=self.upload == PAGEABLE)
+        with gpu.mark(self.stages[1]):
+            for _ in range(self.layers):
+                self.layer(gpu, 1)
+                self.run("layer", gpu)
+            self.run("forward", gpu)
+        with gpu.mark(self.stages[2]):
+            for _ in range(self.layers):
+                self.layer(gpu, 2)
+                self.run("backward layer", gpu)
+                if gpu.ranks > 1 and self.overlaps:
+                    yield from self._reduce(gpu, self.gradient_bytes)
+            self.run("backward", gpu)
+            if gpu.ranks > 1 and not self.overlaps:
+                buckets = self.buckets or self.layers
+                for _ in range(buckets):
+                    yield from self._reduce(gpu, self.gradient_bytes * self.layers / buckets)
+        with gpu.mark(self.stages[3]):
+            yield from self._update(gpu)
+
+    def _update(self, gpu: Gpu) -> Program:
+        if gpu.ranks > 1:
+            gpu.depend(COMPUTE, COMMUNICATION)
+        for _ in range(3):
+            gpu.launch(FOREACH, 90, op="aten::_fused_adam_")
+        self.run("update", gpu)
+        for _ in range(self.broadcasts):
+            yield from gpu.collective("broadcast", self.collective_us + self.gradient_bytes / 10_000, 4)
+        if self.broadcasts:
+            gpu.depend(COMPUTE, COMMUNICATION)
+        if self.reads_loss:
+            gpu.item()
+
+    def stage_of(self, position: str) -> str | None:
+        """Return the stage that contains a position. The positions in layers have no place of their own."""
+        index = {"data": 0, "forward": 1, "backward": 2, "update": 3}.get(position)
+        return None if index is None else self.stages[index]
+
+    def layer(self, gpu: Gpu, products: int) -> None:
+        """Run one layer with a number of matrix products."""
+        for _ in range(products):
+            gpu.launch(gpu.random.choice(self.products), self.gemm_us * gpu.random.uniform(0.97, 1.03))
+            gpu.launch(ELEMENTWISE, self.elementwise_us, op="aten::gelu")
+
+    def _reduce(self, gpu: Gpu, size_bytes: float) -> Program:
+        duration_us = self.collective_us + size_bytes / self.bytes_per_us
+        yield from gpu.collective("allreduce", duration_us, size_bytes / 1e6)
+
+
+@attrs.define(eq=False, kw_only=True)
+class Experts(Training):
+    """Training step whose layers send tokens to the experts of other ranks and back."""
+
+    exchange_us: float = 20.0
+    """Duration of one exchange of tokens."""
+    loads: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
+    """Tokens of each rank's experts, relative to the mean."""
+
+    def step(self, gpu: Gpu) -> Program:
+        """Return the program of one step."""
+        with gpu.mark(self.stages[1]):
+            for _ in range(self.layers):
+                self.layer(gpu, 1)
+                yield from gpu.collective("all_to_all", self.exchange_us, 2)
+                gpu.depend(COMPUTE, COMMUNICATION)
+                for _ in range(2):
+                    gpu.launch(gpu.random.choice(GEMMS), self.gemm_us * self.loads[gpu.rank] / 2)
+                yield from gpu.collective("all_to_all", self.exchange_us, 2)
+                gpu.depend(COMPUTE, COMMUNICATION)
+        with gpu.mark(self.stages[3]):
+            gpu.launch(FOREACH, 90, op="aten::_fused_adam_")
+            gpu.item()
+
+
+@attrs.define(eq=False, kw_only=True)
+class Pipeline(Training):
+    """Forward and backward passes of microbatches through four ranks, all forward passes first."""
+
+    microbatches: int = 32
+    work_us: float = 12_000.0
+    """Forward work of one rank per step, over all microbatches."""
+
+    def step(self, gpu: Gpu) -> Program:
+        """Return the program of one step."""
+        last = gpu.ranks - 1
+        share_us = self.work_us / self.microbatches
+        for factor, source, target in ((1, gpu.rank - 1, gpu.rank + 1), (2, gpu.rank + 1, gpu.rank - 1)):
+            for _ in range(self.microbatches):
+                if 0 <= source <= last:
+                    yield from gpu.collective("sendrecv", 15, 1, (min(source, gpu.rank), max(source, gpu.rank)))
+                    gpu.depend(COMPUTE, COMMUNICATION)
+                gpu.launch(GEMMS[0], share_us * factor * 0.6)
+                gpu.launch(GEMMS[1], share_us * factor * 0.4)
+                if 0 <= target <= last:
+                    yield from gpu.collective("sendrecv", 15, 1, (min(target, gpu.rank), max(target, gpu.rank)))
+        gpu.launch(FOREACH, 90, op="aten::_fused_adam_")
+        gpu.item()
+
+
+@attrs.define(eq=False, kw_only=True)
+class Engine(GpuJob):
+    """Iterations of an engine that decodes with a CUDA graph. Positions: ``before`` and ``sample``."""
+
+    prefix: ClassVar[str] = "execute_context_"
+    graphs: bool = True
+    prefill_every: int = 0
+    """Iterations between two prefills that run together with the decodes. 0 for none."""
+    prefill_tokens: int = 0
+    kernel_us: float = attrs.field(init=False)
+    kernels: int = attrs.field(init=False)
+    requests: int = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        """Draw the sizes."""
+        self.kernel_us = self.random.uniform(18, 30)
+        self.kernels = self.random.randint(90, 140)
+        self.requests = self.random.randint(8, 32)
+
+    def step(self, gpu: Gpu) -> Program:
+        """Return the program of one iteration."""
+        self.run("before", gpu)
+        prefill = bool(self.prefill_every) and gpu.step % self.prefill_every == self.prefill_every - 1
+        context = f"1({self.prefill_tokens})" if prefill else "0(0)"
+        with gpu.mark(f"execute_context_{context}_generation_{self.requests}({self.requests})"):
+            gpu.op("aten::index_copy_", 30)
+            factor = 1 + self.prefill_tokens / 100 if prefill else 1
+            kernels = [(GEMMS[number % len(GEMMS)], self.kernel_us * factor) for number in range(self.kernels)]
+            if self.graphs and not prefill:
+                gpu.graph(kernels)
+            else:
+                for name, duration in kernels:
+                    gpu.launch(name, duration, host=45)
+            gpu.launch(SAMPLER, 40, op="aten::topk")
+            self.run("sample", gpu)
+            gpu.copy("Memcpy DtoH (Device -> Pinned)", 2)
+            gpu.sync(COMPUTE)
+        gpu.idle(40)
+        yield from ()

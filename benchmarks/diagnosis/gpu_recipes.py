@@ -1,0 +1,550 @@
+"""Recipes of generated GPU traces: training steps of one or several ranks, and iterations of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.diagnosis.gpu_jobs import PAGEABLE, SAMPLER, Engine, Experts, GpuJob, Pipeline, Training
+from benchmarks.diagnosis.recipe import Kind, Recipe, Recipes, Truth
+from benchmarks.diagnosis.simulated_gpu import COMPUTE, ELEMENTWISE, GEMMS, Gpu, mean_step_us, simulate, write
+
+RECIPES = Recipes(Kind.GPU)
+COPY_KERNEL = (
+    "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<"
+    "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}> >(int)"
+)
+SINGLE, DOUBLE = "ampere_sgemm_128x64_tn", "cutlass_80_tensorop_d884gemm_64x64_16x4_tn_align1"
+
+
+def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = None) -> Truth:
+    """Write the traces of a recipe. The cost is the difference to the same job without the cause.
+
+    If `before` is given, the traces without the cause are written there.
+
+    Options of a recipe: ``job``, the class of the job; ``ranks``; ``steps``; ``sizes``, which also apply to the job
+    without the cause; ``has_cost``.
+    """
+    kind: type[GpuJob] = recipe.options.get("job", Training)
+    steps = []
+    for is_planted in (False, True):
+        job = kind(
+            random=recipe.generator(seed), ranks=recipe.options.get("ranks", 1), **recipe.options.get("sizes", {})
+        )
+        if is_planted:
+            recipe.plant(job)
+        is_step = job.prefix == Training.prefix
+        gpus = simulate(job.step, seed=seed, ranks=job.ranks, steps=recipe.options.get("steps", 10), marks=is_step)
+        steps.append(mean_step_us(gpus, job.prefix))
+        for gpu in gpus:
+            job.after_last_step(gpu)
+        if is_planted:
+            write(gpus, directory)
+        elif before:
+            write(gpus, before)
+    cost_us = steps[1] - steps[0] if recipe.answer and recipe.options.get("has_cost", True) else None
+    return Truth(cost_us=cost_us, step_us=steps[1], places=job.places)
+
+
+# Waits of the host for the device.
+
+
+@RECIPES.planted(
+    "item-per-layer",
+    rules="host-sync synchronisation",
+    cure=r"\.item|once|avoid",
+    sizes={"product_us": (30, 40), "elementwise_us": 4.0},
+)
+def amber(job: Training) -> None:
+    """Each layer reads several values of tensors."""
+    count = job.random.randint(4, 7)
+
+    def read(gpu: Gpu) -> None:
+        for _ in range(count):
+            gpu.launch(ELEMENTWISE, 3, op="aten::norm")
+            gpu.item()
+
+    job.at("layer", read)
+
+
+@RECIPES.planted("output-to-host", rules="host-sync pageable-copies synchronisation", cure="pin|once|less|avoid")
+def apricot(job: Training) -> None:
+    """Each step copies a large output to the host for its log."""
+    copy_us = job.random.uniform(2500, 4500)
+    job.at(
+        "forward",
+        lambda gpu: gpu.copy("Memcpy DtoH (Device -> Pageable)", copy_us, waits=True, size=int(copy_us * 8e3)),
+    )
+
+
+@RECIPES.planted("pageable-upload", rules="pageable-copies", cure="pin")
+def coral(job: Training) -> None:
+    """The batch is copied from pageable memory."""
+    job.upload, job.upload_us = PAGEABLE, job.random.uniform(1500, 2500)
+
+
+# Host work that the device waits for.
+
+
+@RECIPES.planted("loader-wait", rules="data-loading", cure="num_workers|background|prefetch")
+def ebony(job: Training) -> None:
+    """The workers of the loader are too slow."""
+    wait_us = job.random.uniform(3000, 6000)
+
+    def wait(gpu: Gpu) -> None:
+        with gpu.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+            gpu.idle(wait_us)
+
+    job.at("data", wait)
+
+
+@RECIPES.planted("loader-wait-bursts", rules="data-loading", cure="num_workers|background|prefetch|ahead", steps=16)
+def emerald(job: Training) -> None:
+    """One of four workers of the loader is slow."""
+    wait_us = job.random.uniform(12_000, 20_000)
+
+    def wait(gpu: Gpu) -> None:
+        with gpu.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+            gpu.idle(wait_us if gpu.step % 4 == 2 else 40)
+
+    job.at("data", wait)
+
+
+@RECIPES.planted("collection", rules="garbage-collection", cure="gc")
+def fawn(job: Training) -> None:
+    """Garbage is collected between forward and backward pass."""
+    pause_us = job.random.uniform(6000, 9000)
+
+    def pause(gpu: Gpu) -> None:
+        with gpu.frame("train.py(44): advance"), gpu.frame("Python GC"):
+            gpu.idle(pause_us)
+
+    job.at("forward", pause)
+
+
+@RECIPES.planted("python-code", rules="python python-code", cure="vectori|native|numpy|out of the step|C\\+\\+")
+def flax(job: Training) -> None:
+    """A Python function computes a metric while the device is idle."""
+    work_us = job.random.uniform(6000, 9000)
+
+    def work(gpu: Gpu) -> None:
+        with gpu.frame("train.py(120): run"), gpu.frame("measures.py(31): edit_ratio"):
+            gpu.idle(work_us)
+
+    job.at("forward", work)
+
+
+@RECIPES.planted("recompilation", rules="recompilation compilation", cure="dynamic|shape|mark_dynamic|pad")
+def garnet(job: Training) -> None:
+    """Each second step has new shapes and compiles the model again."""
+    work_us = job.random.uniform(9000, 15_000)
+
+    def compile_again(gpu: Gpu) -> None:
+        if gpu.step % 2:
+            dynamo = gpu.frame("torch/_dynamo/convert_frame.py(1290): __call__")
+            with dynamo, gpu.frame("torch/_inductor/compile_fx.py(1590): compile_fx"):
+                gpu.idle(work_us)
+
+    job.at("data", compile_again)
+
+
+@RECIPES.planted("graph-breaks", rules="graph-breaks recompilation host-bound", cure="graph break|fullgraph|break")
+def ginger(job: Training) -> None:
+    """The compiled model falls back to Python between its regions."""
+    work_us = job.random.uniform(300, 500)
+
+    def fall_back(gpu: Gpu) -> None:
+        with gpu.mark("Torch-Compiled Region: 0/0"):
+            gpu.launch(GEMMS[0], 40, op="## Call CompiledFxGraph fkx ##")
+        gpu.sync(COMPUTE)
+        with gpu.frame("torch/_dynamo/eval_frame.py(720): _fn"), gpu.frame("model.py(88): route"):
+            gpu.idle(work_us)
+
+    job.at("layer", fall_back)
+
+
+@RECIPES.planted("checkpoint", rules="checkpoint", cure="async|background|less often|fewer")
+def gold(job: Training) -> None:
+    """Each step saves a checkpoint."""
+    write_us = job.random.uniform(15_000, 25_000)
+
+    def save(gpu: Gpu) -> None:
+        with gpu.frame("torch/serialization.py(943): save"):
+            gpu.copy("Memcpy DtoH (Device -> Pageable)", 900, waits=True, size=8_000_000)
+            with gpu.frame("<built-in method write_record of PyTorchFileWriter object>"):
+                gpu.idle(write_us)
+
+    job.at("update", save)
+
+
+@RECIPES.planted("allocator-churn", rules="allocation allocator", cure="expandable_segments|alloc")
+def gray(job: Training) -> None:
+    """Each layer frees and allocates device memory."""
+    free_us, allocate_us = job.random.uniform(150, 300), job.random.uniform(200, 400)
+
+    def churn(gpu: Gpu) -> None:
+        gpu.allocate("cudaFree", free_us)
+        gpu.allocate("cudaMalloc", allocate_us)
+
+    job.at("layer", churn)
+
+
+@RECIPES.planted(
+    "small-kernels", rules="small-kernels host-bound launch-bound tiny-operators", cure="compile|fuse|graph"
+)
+def ivory(job: Training) -> None:
+    """Each layer launches many kernels of a few microseconds."""
+    count = job.random.randint(40, 70)
+
+    def flock(gpu: Gpu) -> None:
+        for _ in range(count):
+            gpu.launch(ELEMENTWISE, 2.5, op="aten::add")
+
+    job.at("layer", flock)
+
+
+@RECIPES.planted("long-pause", rules="outlier-step unsteady-steps garbage-collection", cure="gc|see|view", steps=14)
+def khaki(job: Training) -> None:
+    """One step collects garbage for a long time."""
+    pause_us = job.random.uniform(90_000, 150_000)
+
+    def pause(gpu: Gpu) -> None:
+        if gpu.step == 8:
+            with gpu.frame("train.py(51): advance"), gpu.frame("Python GC"):
+                gpu.idle(pause_us)
+
+    job.at("forward", pause)
+
+
+@RECIPES.planted(
+    "waiting-trainer", rules="idle-trainer waiting idle idle-stage", cure="async|overlap|earlier|rollout|wait"
+)
+def lemon(job: Training) -> None:
+    """The trainer waits for another process for most of the step."""
+    wait_us = job.random.uniform(25_000, 45_000)
+
+    def wait(gpu: Gpu) -> None:
+        with gpu.frame("ray/_private/worker.py(2850): get"), gpu.frame("<built-in method wait of Event object>"):
+            gpu.idle(wait_us)
+
+    job.at("data", wait)
+
+
+# Device work.
+
+
+@RECIPES.planted(
+    "single-precision", rules="fp32-gemm fp32", cure="TF32|bf16|bfloat16|autocast|set_float32", has_cost=False
+)
+def mauve(job: Training) -> None:
+    """The matrix products run in float32."""
+    job.products, job.gemm_us = (SINGLE,), job.gemm_us * 3
+
+
+@RECIPES.planted("double-precision", rules="float64", cure="float32", has_cost=False)
+def olive(job: Training) -> None:
+    """One product per layer runs in float64."""
+    product_us = job.random.uniform(400, 700)
+    job.at("layer", lambda gpu: gpu.launch(DOUBLE, product_us, op="aten::mm"))
+
+
+@RECIPES.planted("unfused-activations", rules="pointwise", cure="compile|fuse")
+def peach(job: Training) -> None:
+    """Each layer runs ten large elementwise kernels."""
+    kernel_us = job.random.uniform(50, 80)
+
+    def activate(gpu: Gpu) -> None:
+        for _ in range(10):
+            gpu.launch(ELEMENTWISE, kernel_us, op="aten::mul")
+
+    job.at("layer", activate)
+
+
+@RECIPES.planted("layout-copies", rules="layout-copies copies redundant-copies", cure="contiguous|layout|channels_last")
+def pearl(job: Training) -> None:
+    """Each layer copies its input several times to change the layout."""
+    kernel_us = job.random.uniform(80, 120)
+
+    def turn(gpu: Gpu) -> None:
+        for _ in range(4):
+            with gpu.scope("cpu_op", "aten::contiguous"), gpu.scope("cpu_op", "aten::clone"):
+                gpu.launch(COPY_KERNEL, kernel_us, op="aten::copy_")
+
+    job.at("layer", turn)
+
+
+@RECIPES.planted("second-forward", rules="duplicated-work repeated-work", cure="once|reuse|twice")
+def pink(job: Training) -> None:
+    """The forward pass runs a second time for a metric."""
+
+    def again(gpu: Gpu) -> None:
+        for _ in range(job.layers):
+            job.layer(gpu, 1)
+
+    job.at("forward", again)
+
+
+@RECIPES.planted(
+    "validation", rules="validation unsteady-steps outlier-step", cure="less often|fewer|separate|see", steps=15
+)
+def plum(job: Training) -> None:
+    """Each fifth step evaluates the model on other data."""
+
+    def evaluate(gpu: Gpu) -> None:
+        if gpu.step % 5 == 3:
+            with gpu.frame("train.py(70): rate"):
+                for _ in range(6 * job.layers):
+                    job.layer(gpu, 1)
+
+    job.at("update", evaluate)
+
+
+@RECIPES.planted("throttling", rules="throttling clock slow-clock", cure="clock|power|cool|temperature", steps=16)
+def puce(job: Training) -> None:
+    """The device becomes slower halfway."""
+    factor = job.random.uniform(1.4, 1.8)
+
+    def throttle(gpu: Gpu) -> None:
+        gpu.slowdown = factor if gpu.step >= 8 else 1.0
+
+    job.at("data", throttle)
+    job.places = ()
+
+
+# Several ranks.
+
+
+@RECIPES.planted("late-rank", rules="straggler slow-rank", cure="rank", ranks=4)
+def red(job: Training) -> None:
+    """An operator on the host of one rank is slow."""
+    late_us, rank = job.random.uniform(4000, 7000), job.random.randrange(4)
+    job.at("data", lambda gpu: gpu.op("aten::sort", late_us), rank=rank)
+
+
+@RECIPES.planted(
+    "late-loader", rules="data-loading straggler slow-rank", cure="num_workers|background|prefetch", ranks=2
+)
+def rose(job: Training) -> None:
+    """The loader of one rank is slow."""
+    late_us, rank = job.random.uniform(4000, 7000), job.random.randrange(2)
+
+    def wait(gpu: Gpu) -> None:
+        with gpu.mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+            gpu.idle(late_us)
+
+    job.at("data", wait, rank=rank)
+
+
+@RECIPES.planted(
+    "slow-clock", rules="slow-clock clock straggler slow-rank slow-device", cure="clock|device|GPU|power", ranks=4
+)
+def ruby(job: Training) -> None:
+    """All kernels of one rank take longer."""
+    factor, rank = job.random.uniform(1.25, 1.5), job.random.randrange(4)
+
+    def slow(gpu: Gpu) -> None:
+        gpu.slowdown = factor
+
+    job.at("data", slow, rank=rank)
+
+
+@RECIPES.planted(
+    "longer-sequences",
+    rules="data-imbalance imbalance uneven-batches straggler slow-rank",
+    cure="balance|even|same|pack",
+    ranks=2,
+)
+def rust(job: Training) -> None:
+    """One rank has longer sequences."""
+    rank, extra_us = job.random.randrange(2), job.gemm_us * job.random.uniform(0.5, 0.9)
+    job.at("layer", lambda gpu: gpu.launch(GEMMS[4], extra_us), rank=rank)
+
+
+@RECIPES.planted(
+    "changing-lengths",
+    rules="imbalance data-imbalance uneven-batches",
+    cure="balance|even|same|pack",
+    ranks=4,
+    steps=16,
+)
+def salmon(job: Training) -> None:
+    """In each step another rank has longer sequences."""
+    extra_us = job.gemm_us * job.random.uniform(0.8, 1.2)
+
+    def work(gpu: Gpu) -> None:
+        if gpu.step * 7 % 4 == gpu.rank:
+            gpu.launch(GEMMS[4], extra_us)
+
+    job.at("layer", work)
+
+
+@RECIPES.planted(
+    "no-overlap", rules="exposed-communication little-overlap no-overlap", cure="overlap|bucket|earlier", ranks=2
+)
+def sepia(job: Training) -> None:
+    """Gradients are averaged after the backward pass."""
+    job.overlaps = False
+
+
+@RECIPES.planted(
+    "small-collectives",
+    rules="small-collectives",
+    cure="bucket|one|flatten|larger|fuse",
+    ranks=2,
+    sizes={"overlaps": False, "buckets": 8},
+)
+def sienna(job: Training) -> None:
+    """Each tensor of the gradients has its own collective."""
+    job.buckets = job.random.randint(250, 400)
+
+
+@RECIPES.planted(
+    "slow-link", rules="slow-collective slow-link", cure="NCCL|link|network|topology|bandwidth|interconnect", ranks=2
+)
+def silver(job: Training) -> None:
+    """Collectives run at a small part of the usual bandwidth."""
+    job.bytes_per_us = 25_000 / job.random.uniform(8, 14)
+
+
+@RECIPES.planted(
+    "uneven-experts",
+    rules="expert-imbalance imbalance straggler",
+    cure="expert|balanc|capacity|router",
+    job=Experts,
+    ranks=4,
+)
+def tan(job: Experts) -> None:
+    """The experts of one rank receive most tokens."""
+    rank, most = job.random.randrange(4), job.random.uniform(2.2, 3.0)
+    job.loads = tuple(most if index == rank else (4 - most) / 3 for index in range(4))
+    job.be_at_rank(rank)
+
+
+@RECIPES.planted(
+    "few-microbatches", rules="pipeline-bubble", cure="microbatch|micro-batch|interleav", job=Pipeline, ranks=4
+)
+def teal(job: Pipeline) -> None:
+    """The pipeline has as many microbatches as ranks."""
+    job.microbatches = 4
+
+
+@RECIPES.planted(
+    "weight-broadcast", rules="weight-sync exposed-communication", cure="bucket|overlap|async|less|larger", ranks=2
+)
+def umber(job: Training) -> None:
+    """The weights are sent to another role after each update."""
+    job.broadcasts = 3 * job.layers
+    job.places = (job.stages[3],)
+
+
+# Engines.
+
+
+@RECIPES.planted(
+    "decode-without-graphs",
+    rules="decode-launch-bound decode-without-graphs",
+    cure="graph|enforce_eager",
+    job=Engine,
+    steps=40,
+)
+def violet(job: Engine) -> None:
+    """The engine launches each kernel of a decode iteration."""
+    job.graphs = False
+
+
+@RECIPES.planted(
+    "prefill-next-to-decode",
+    rules="prefill-next-to-decode mixed-iterations mixed",
+    cure="max.num.batched.tokens|prefill tokens|chunk",
+    job=Engine,
+    steps=40,
+)
+def walnut(job: Engine) -> None:
+    """Long prompts are processed together with decodes."""
+    job.prefill_every, job.prefill_tokens = 8, job.random.randint(1500, 2000)
+
+
+@RECIPES.planted("slow-sampler", rules="sampler", cure="sampl|top_k|top-k", job=Engine, steps=40)
+def wine(job: Engine) -> None:
+    """Sampling takes as long as the model."""
+    kernel_us = job.random.uniform(800, 1200)
+
+    def sample(gpu: Gpu) -> None:
+        gpu.launch("void at::native::radixSortKVInPlace<long, 2, int, float>(float*)", kernel_us, op="aten::sort")
+        gpu.launch(SAMPLER, kernel_us, op="aten::multinomial")
+
+    job.at("sample", sample)
+
+
+# The recording itself.
+
+
+@RECIPES.planted("device-not-recorded", rules="device-not-recorded", cure="profiler|CUPTI|record", has_cost=False)
+def yellow(job: Training) -> None:
+    """The trace contains launches but no kernels."""
+
+    def remove(gpu: Gpu) -> None:
+        gpu.events[:] = [event for event in gpu.events if event["cat"] not in {"kernel", "gpu_memcpy", "cuda_sync"}]
+
+    job.after_last_step = remove
+
+
+@RECIPES.planted(
+    "profiler-overhead", rules="profiler-overhead profiler", cure="with_stack|fewer|profile_memory|record_shapes|option"
+)
+def zinc(job: Training) -> None:
+    """The profiler stops the host several times per step to get buffers."""
+    pause_us = job.random.uniform(1500, 2500)
+
+    def pause(gpu: Gpu) -> None:
+        begin = gpu.now
+        gpu.idle(pause_us)
+        gpu.add("overhead", "Activity Buffer Request", begin, gpu.now)
+        gpu.sync(COMPUTE)
+
+    for position in ("forward", "backward", "update"):
+        job.at(position, pause)
+
+
+# Controls.
+
+
+@RECIPES.control("device-bound")
+def white(_: Training) -> None:
+    """The device is always busy."""
+
+
+@RECIPES.control("no-wait-in-step", sizes={"reads_loss": False})
+def whey(_: Training) -> None:
+    """The host never waits for the device."""
+
+
+@RECIPES.control("overlapped-ranks", ranks=4)
+def wheat(_: Training) -> None:
+    """Communication overlaps with compute, and the ranks are even."""
+
+
+@RECIPES.control("jitter", ranks=2, steps=20)
+def willow(job: Training) -> None:
+    """Small random delays on both ranks."""
+    job.at("data", lambda gpu: gpu.idle(job.random.uniform(0, 120)))
+
+
+@RECIPES.control("loader-ahead", steps=16)
+def wisteria(job: Training) -> None:
+    """The loader has the next batch ready."""
+
+    def fetch(gpu: Gpu) -> None:
+        with gpu.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
+            gpu.idle(60)
+
+    job.at("data", fetch)
+
+
+@RECIPES.control("even-experts", job=Experts, ranks=4, sizes={"product_us": (500, 700)})
+def wood(_: Experts) -> None:
+    """All experts receive the same number of tokens."""
+
+
+@RECIPES.control("decode-with-graphs", job=Engine, steps=40)
+def woad(_: Engine) -> None:
+    """Decode iterations with CUDA graphs."""

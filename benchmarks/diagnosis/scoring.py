@@ -1,0 +1,196 @@
+"""Score of the findings of one recording against the planted cause."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+from benchmarks.diagnosis.recipe import Answer, Lines, Recipe, Truth
+
+TOLERANCE = 0.2
+NOTICES = frozenset({"incomplete", "few-steps", "cold-step", "busy-machine"})
+"""Rules about the recording and not about the job. Other users of the machine can cause ``busy-machine``."""
+_LINE = re.compile(r"([\w.-]+\.py)(?::|\(|, line |\", line )(\d+)")
+
+
+@attrs.frozen(kw_only=True)
+class Score:
+    """Result of one recipe. A value is None if it does not apply, such as the line of a recording without stacks."""
+
+    id: str
+    is_control: bool
+    named: bool | None = None
+    """Whether the first finding names the cause."""
+    listed: bool | None = None
+    """Whether any finding names the cause."""
+    cost: bool | None = None
+    place: bool | None = None
+    line: bool | None = None
+    cure: bool | None = None
+    false_alarms: tuple[str, ...] = ()
+    """Rules that report something on a control."""
+    first: str = ""
+    """Rule of the first finding."""
+    text: str = ""
+    """Text of the first finding."""
+    reported_us: float | None = None
+    cost_us: float | None = None
+    step_us: float = 0.0
+    seconds: float = 0.0
+    error: str = ""
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Score:
+        """Return a score from its JSON values."""
+        return cls(**{**document, "false_alarms": tuple(document["false_alarms"])})
+
+
+def score(recipe: Recipe, truth: Truth, findings: Sequence[Mapping[str, Any]]) -> Score:
+    """Score findings in the form of ``profdeck summary --json``."""
+    expected = recipe.answer.rules if recipe.answer else ()
+    about_job = [
+        finding
+        for finding in findings
+        if finding.get("state", "found") == "found" and (finding["rule"] not in NOTICES or finding["rule"] in expected)
+    ]
+    if recipe.answer is None:
+        false = tuple(finding["rule"] for finding in about_job if finding["rule"] not in recipe.tolerates)
+        return Score(id=recipe.id, is_control=True, false_alarms=false, text=_text(about_job), step_us=truth.step_us)
+    lines = recipe.lines() if recipe.options.get("stacks") else None
+    first = about_job[0] if about_job else None
+    blank = Score(
+        id=recipe.id,
+        is_control=False,
+        listed=any(finding["rule"] in expected for finding in about_job),
+        first=first["rule"] if first else "",
+        text=_text(about_job),
+        reported_us=first["gain_us"] if first else None,
+        cost_us=truth.cost_us,
+        step_us=truth.step_us,
+    )
+    return _judge(blank, recipe.answer, truth, lines, first or {"rule": "", "do": "", "gain_us": None})
+
+
+def score_sentence(recipe: Recipe, truth: Truth, sentence: str) -> Score:
+    """Score the verdict of ``profdeck diff`` or ``profdeck trend``.
+
+    The verdict must state that the job is slower, and name the stage of the cause or a name in the recipe's pattern. A
+    time in the verdict must be the cost of the cause.
+    """
+    slower = re.search(r"\bslower\b", sentence) is not None
+    if recipe.answer is None:
+        false_alarms = ("slower",) if slower else ()
+        return Score(id=recipe.id, is_control=True, false_alarms=false_alarms, text=sentence, step_us=truth.step_us)
+    names = [*map(re.escape, truth.places), *filter(None, [recipe.options.get("pattern")])]
+    is_named = any(re.search(name, sentence) for name in names)
+    times = [float(text.replace(",", "")) * 1000 for text in re.findall(r"\+([\d,.]+) ms", sentence)]
+    cost_us = truth.cost_us or 0.0
+    nearest = min(times, key=lambda time_us: abs(time_us - cost_us), default=None)
+    return Score(
+        id=recipe.id,
+        is_control=False,
+        named=slower and is_named,
+        listed=slower,
+        cost=nearest is not None and abs(nearest / cost_us - 1) <= TOLERANCE,
+        first="slower" if slower else "not slower",
+        text=sentence,
+        reported_us=nearest,
+        cost_us=truth.cost_us,
+        step_us=truth.step_us,
+    )
+
+
+def _judge(blank: Score, answer: Answer, truth: Truth, lines: Lines | None, finding: Mapping[str, Any]) -> Score:
+    """Return the score with its parts. A part is None if the recipe does not expect it."""
+    text = json.dumps({key: value for key, value in finding.items() if key != "do"}, ensure_ascii=False)
+    cost = None
+    if truth.cost_us is not None:
+        reported_us = finding["gain_us"]
+        cost = reported_us is not None and abs(reported_us / truth.cost_us - 1) <= TOLERANCE
+    return attrs.evolve(
+        blank,
+        named=finding["rule"] in answer.rules,
+        cost=cost,
+        place=any(place in text for place in truth.places) if truth.places else None,
+        line=any(_is_in(lines, *line) for line in _cited_lines(finding)) if lines else None,
+        cure=any(re.search(cure, finding["do"], re.IGNORECASE) for cure in answer.cure),
+    )
+
+
+def _is_in(lines: Lines, file: str, line: int) -> bool:
+    return file == lines.file and lines.first <= line <= lines.last
+
+
+def _cited_lines(value: Any) -> Iterator[tuple[str, int]]:
+    """Return the files and line numbers in a finding: in texts, and in objects with the keys ``file`` and ``line``."""
+    if isinstance(value, str):
+        for file, line in _LINE.findall(value):
+            yield file, int(line)
+    elif isinstance(value, Mapping):
+        if isinstance(value.get("file"), str) and isinstance(value.get("line"), int):
+            yield value["file"].rpartition("/")[2], value["line"]
+        for part in value.values():
+            yield from _cited_lines(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _cited_lines(part)
+
+
+def _text(findings: Sequence[Mapping[str, Any]]) -> str:
+    return str(findings[0]["text"]) if findings else ""
+
+
+@attrs.frozen(kw_only=True)
+class Total:
+    """Number of recipes with a correct part, of those with this part."""
+
+    part: str
+    right: int
+    of: int
+
+
+def totals(scores: Sequence[Score]) -> list[Total]:
+    """Return the totals. Except for the first two, they cover only planted causes that were named first."""
+    planted = [one for one in scores if not one.is_control]
+    controls = [one for one in scores if one.is_control]
+    named = [one for one in planted if one.named]
+    rows = [
+        Total(part="named first", right=len(named), of=len(planted)),
+        Total(part="listed", right=sum(bool(one.listed) for one in planted), of=len(planted)),
+    ]
+    for part in ("cost", "place", "line", "cure"):
+        judged = [getattr(one, part) for one in named if getattr(one, part) is not None]
+        rows.append(Total(part=f"{part}, of these", right=sum(judged), of=len(judged)))
+    silent = sum(not one.false_alarms and not one.error for one in controls)
+    return [*rows, Total(part="controls without a false alarm", right=silent, of=len(controls))]
+
+
+_MARKS = {True: "yes", False: "NO", None: ""}
+
+
+def table(scores: Sequence[Score]) -> str:
+    """Return a text table of scores, followed by their totals."""
+    header = ("recipe", "named", "cost", "place", "line", "cure", "first finding", "reported / cost, ms")
+    rows: list[tuple[str, ...]] = [header]
+    for one in scores:
+        marks = [_MARKS[part] for part in (one.named, one.cost, one.place, one.line, one.cure)]
+        first = f"error: {one.error}" if one.error else one.first or ", ".join(one.false_alarms) or "-"
+        if one.named is False and one.listed:
+            marks[0] = "later"
+        rows.append((one.id, *marks, first[:60], _costs(one)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    lines.append("")
+    lines += [f"{total.part:32} {total.right} of {total.of}" for total in totals(scores)]
+    return "\n".join(lines)
+
+
+def _costs(one: Score) -> str:
+    if one.cost_us is None:
+        return ""
+    reported = "-" if one.reported_us is None else f"{one.reported_us / 1000:.2f}"
+    return f"{reported} / {one.cost_us / 1000:.2f} of {one.step_us / 1000:.2f}"

@@ -1,0 +1,77 @@
+"""Recipes of real vLLM and SGLang servers on the CPU, with the load of concurrent clients."""
+
+from __future__ import annotations
+
+from benchmarks.diagnosis.recipe import Kind, Recipes
+from benchmarks.diagnosis.serving import Load
+
+VLLM, SGLANG = Recipes(Kind.VLLM), Recipes(Kind.SGLANG)
+_LARGE = ("--max-num-batched-tokens", "2048", "--max-num-seqs", "32")
+_FEW = ("--max-num-batched-tokens", "256", "--max-num-seqs", "2")
+_SMALL_CACHE = ("--max-num-batched-tokens", "256", "--max-num-seqs", "16", "--num-gpu-blocks-override", "8")
+_OPEN = ("--max-total-tokens", "8192", "--max-running-requests", "16")
+_CLOSED = ("--max-total-tokens", "8192", "--max-running-requests", "2")
+_NEXT: dict[str, str] = {
+    "rules": "prefill-next-to-decode mixed-iterations",
+    "cure": "max.num.batched.tokens|prefill tokens|chunk",
+}
+_QUEUE: dict[str, str] = {
+    "rules": "request-queue queueing",
+    "cure": "max.num.seqs|running requests|add servers|limit",
+}
+
+
+def decode(load: Load, clients: int, tokens: int = 200) -> None:
+    """Start clients with short prompts."""
+    for _ in range(clients):
+        load.keep(lambda: load.generate(8, tokens))
+
+
+@VLLM.planted("long-prompts", arguments=_LARGE, **_NEXT)
+def ash(load: Load) -> None:
+    """Long prompts arrive while other requests decode."""
+    decode(load, 6)
+    load.keep(lambda: load.generate(load.random.randint(1500, 1900), 2), 0.3)
+
+
+@VLLM.control("steady-decode", arguments=_LARGE, iterations=40)
+def beech(load: Load) -> None:
+    """A few requests decode."""
+    decode(load, 4, 1500)
+
+
+@VLLM.planted("few-sequences", arguments=_FEW, **_QUEUE)
+def chestnut(load: Load) -> None:
+    """Many clients, but two requests at a time."""
+    decode(load, load.random.randint(8, 14), 40)
+
+
+@VLLM.planted(
+    "small-cache",
+    rules="kv-pressure preemption",
+    cure="KV cache|memory|running requests|preempt",
+    arguments=_SMALL_CACHE,
+)
+def dogwood(load: Load) -> None:
+    """The KV cache is too small for the running requests."""
+    for _ in range(8):
+        load.keep(lambda: load.generate(100, 300))
+
+
+@SGLANG.planted("long-prompts", arguments=_OPEN, **_NEXT)
+def elder(load: Load) -> None:
+    """Long prompts arrive while other requests decode."""
+    decode(load, 6)
+    load.keep(lambda: load.generate(load.random.randint(1500, 1900), 2), 0.3)
+
+
+@SGLANG.control("steady-decode", arguments=_OPEN, iterations=40)
+def fig(load: Load) -> None:
+    """A few requests decode."""
+    decode(load, 4, 1500)
+
+
+@SGLANG.planted("few-sequences", arguments=_CLOSED, **_QUEUE)
+def gum(load: Load) -> None:
+    """Many clients, but two requests at a time."""
+    decode(load, load.random.randint(8, 14), 40)

@@ -1,0 +1,408 @@
+"""Divides the time on the critical path by performance cause and place."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.account.contexts import counts_inside
+from profdeck_traces.account.gain import Gain, Replay
+from profdeck_traces.account.model import CauseTime
+from profdeck_traces.account.owner_kinds import OwnerKind
+from profdeck_traces.account.row_kinds import SYNCS, RowKind
+from profdeck_traces.account.walk import Path
+from profdeck_traces.account.windows import Window
+from profdeck_traces.attribution.dtypes import torch_dtype
+from profdeck_traces.attribution.event_work import CountedCalls
+from profdeck_traces.attribution.frames import is_user_frame
+from profdeck_traces.attribution.rows import Attribution, values_at
+from profdeck_traces.reading.columns import PYTHON
+from profdeck_traces.reading.events import Mask
+from profdeck_traces.reading.intervals import Int, parents
+
+DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT = "data-loading", "validation", "output", "checkpoint"
+COMPILATION, GARBAGE_COLLECTION, ALLOCATION = "compilation", "garbage-collection", "allocation"
+PROFILER, COMMUNICATION, WAITING = "profiler", "exposed-communication", "waiting"
+FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copies", "small-operators"
+PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
+
+CAUSES = (
+    DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
+    WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION,
+)  # fmt: skip
+"""Causes, in the order of their codes."""
+
+_OF_KIND = {
+    OwnerKind.DATA_LOADING: DATA_LOADING,
+    OwnerKind.VALIDATION: VALIDATION,
+    OwnerKind.OUTPUT: OUTPUT,
+    OwnerKind.CHECKPOINT: CHECKPOINT,
+    OwnerKind.COMPILATION: COMPILATION,
+    OwnerKind.GARBAGE_COLLECTION: GARBAGE_COLLECTION,
+    OwnerKind.ALLOCATION: ALLOCATION,
+    OwnerKind.PROFILER: PROFILER,
+    OwnerKind.COLLECTIVE: COMMUNICATION,
+    OwnerKind.WAIT_FOR_THREAD: WAITING,
+    OwnerKind.BETWEEN: BETWEEN,
+}
+"""Causes that are determined by the kind of owner."""
+_BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.LAUNCH_LATENCY, OwnerKind.KERNEL,
+             OwnerKind.COPY, OwnerKind.SYNCHRONISATION)  # fmt: skip
+"""Kinds of owners whose cause depends on the event."""
+_SINGLE_VALUE = frozenset({"aten::item", "aten::_local_scalar_dense", "aten::is_nonzero"})
+_LAYOUT = frozenset({"aten::contiguous", "aten::clone", "aten::reshape", "aten::to"})
+_DOUBLE = re.compile(r"dgemm|d884gemm|d16816gemm")
+_TORCH_FRAME = re.compile(r"(?:.*/)?(?:torch|torch_npu|torch/\S+|profdeck\w*)/|<built-in|nn\.Module: ")
+_OPTIMIZER = re.compile(r"Optimizer\.")
+_MIN_LOOP, _MIN_LOOP_WITHOUT_FRAMES = 64, 512
+_MIN_LOOP_SHARE = 0.2
+_MAX_SMALL_NS = 100_000
+_MIN_SHARE = 0.005
+_MAX_GROUPS = 8
+_MAX_STEPS = 1_000
+_US = 1_000
+_Rows = NDArray[np.int32]
+_Codes = NDArray[np.uint8]
+
+
+def _code(cause: str) -> int:
+    return CAUSES.index(cause) + 1
+
+
+_HAS_PLACE = np.ones(len(CAUSES) + 1, np.bool_)
+_HAS_PLACE[[
+    _code(cause)
+    for cause in (
+        DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER,
+        COMMUNICATION, FLOAT64,
+    )
+]] = False  # fmt: skip
+"""False for causes that have one cure everywhere, so that their time is summed over all places."""
+_IS_BY_EVENT = np.zeros(256, np.bool_)
+_IS_BY_EVENT[list(_BY_EVENT)] = True
+_CODE_OF_KIND = np.zeros(256, np.uint8)
+_CODE_OF_KIND[list(_OF_KIND)] = [_code(cause) for cause in _OF_KIND.values()]
+_OF_CODE = {_code(cause): [kind] for kind, cause in _OF_KIND.items()}
+
+
+class PathCauses:
+    """Causes of the time on the critical path, summed over the windows of a trace."""
+
+    def __init__(
+        self, names: Attribution, kinds: _Codes, texts: Sequence[str], calls: CountedCalls | None = None
+    ) -> None:
+        """Classify the events.
+
+        Args:
+            names: Operators, modules and lines of the events.
+            kinds: `RowKind` of each event.
+            texts: Event names without addresses.
+            calls: Operator calls with known work.
+        """
+        self._names, self._texts = names, texts
+        self._head = _root_operators(names)
+        self._label = np.append(_labels(names, kinds, self._head), np.uint8(0))
+        self._place = np.append(_places(names), np.int32(-1))
+        self._is_sync = np.isin(kinds, (*SYNCS, RowKind.COPY_CALL)) if (kinds >= RowKind.KERNEL).any() else None
+        self._groups: dict[_Key, _Group] = {}
+        self._step_ns: list[int] = []
+        self._step_flops: list[float] = []
+        self._flops = None if calls is None or not len(calls.row) else _cumulative_flops(names, calls)
+
+    def add(self, window: Window) -> None:
+        """Add the path of a window."""
+        recording = window.recording
+        for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
+            if is_used and len(path):
+                self._add_step(path, window.rows_of_trace(path.row))
+                self._add_synchronisations(begin, end)
+                self._step_ns.append(end - begin)
+                if self._flops is not None:
+                    starts, flops = self._flops
+                    first, last = starts.searchsorted([begin, end])
+                    self._step_flops.append(float(flops[last] - flops[first]))
+
+    def add_gains(self, replay: Replay, window: Window) -> None:
+        """Add the gains of the largest groups in a window."""
+        rows = window.rows_of_trace(np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1)))
+        place, label = self._place[rows], self._label[rows]
+        for key in self._largest():
+            group = self._groups[key]
+            is_place = place == key.place if _HAS_PLACE[key.cause] else np.ones(len(place), np.bool_)
+            if key.cause == _code(SYNCHRONISATION):
+                if self._is_sync is not None:
+                    replay.add_gain_without_waits(group.gain, is_place & np.append(self._is_sync, False)[rows])
+            elif _OF_CODE.get(key.cause):
+                replay.add_gain_of(group.gain, _OF_CODE[key.cause], is_place)
+            else:
+                replay.add_gain_of(group.gain, _BY_EVENT, is_place & (label == key.cause))
+
+    def times(self, *, has_gains: bool) -> tuple[CauseTime, ...]:
+        """Return the time of each cause and place, longest first."""
+        with_gain = set(self._largest()) if has_gains else set()
+        return tuple(self._cause_time(key, has_gain=key in with_gain) for key in self._significant())
+
+    @property
+    def steps_us(self) -> tuple[float, ...]:
+        """Duration of each step; empty for more than 1,000 steps."""
+        return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= _MAX_STEPS else ()
+
+    @property
+    def steps_flops(self) -> tuple[float, ...]:
+        """FLOPs of the counted operators in each step; empty for more than 1,000 steps."""
+        return tuple(self._step_flops) if len(self._step_flops) <= _MAX_STEPS else ()
+
+    def _add_step(self, path: Path, row: _Rows) -> None:
+        kind, time = path.kind, path.end - path.begin
+        code = np.where(_IS_BY_EVENT[kind], self._label[row], _CODE_OF_KIND[kind]).astype(np.int64)
+        members = np.flatnonzero(code)
+        self._add_rows(code[members], row[members], time[members])
+
+    def _add_synchronisations(self, begin: int, end: int) -> None:
+        events = self._names.events
+        if self._is_sync is not None:
+            row = np.flatnonzero(self._is_sync & (events.start_ns >= begin) & (events.start_ns < end)).astype(np.int32)
+            self._add_rows(np.full(len(row), _code(SYNCHRONISATION)), row, events.duration_ns[row])
+
+    def _add_rows(self, code: Int, row: _Rows, time: Int) -> None:
+        """Add the time of some rows in the next step to their groups."""
+        place = np.where(_HAS_PLACE[code], self._place[row], -1)
+        keys, index = np.unique(code * (len(self._texts) + 1) + place + 1, return_inverse=True)
+        order = np.argsort(index, kind="stable")
+        bounds = np.searchsorted(index[order], np.arange(len(keys) + 1)).tolist()
+        for number, key in enumerate(keys.tolist()):
+            members = order[bounds[number] : bounds[number + 1]]
+            cause, of_place = divmod(key, len(self._texts) + 1)
+            group = self._groups.setdefault(_Key(cause, of_place - 1), _Group())
+            group.add(len(self._step_ns), self._columns(row[members], cause), time[members])
+
+    def _columns(self, row: _Rows, cause: int) -> list[NDArray[np.integer]]:
+        """Return the row and name of each event's root operator, and its module, annotation and frame."""
+        names, name = self._names, self._names.events.name
+        is_inner = cause in {_code(SYNCHRONISATION), _code(FLOAT64)}
+        head = values_at(names.operator if is_inner else self._head, row)
+        head = np.where(head >= 0, head, row)
+        of_head = values_at(name, head)
+        if cause == _code(LOOP):
+            of_head[~names.is_operator[head]] = -1
+        module = values_at(names.module_paths[0], row)
+        return [
+            head,
+            of_head,
+            module,
+            values_at(name, values_at(names.annotation, row)),
+            values_at(name, values_at(names.frame, row)),
+        ]
+
+    def _significant(self) -> list[_Key]:
+        least_ns = _MIN_SHARE * sum(self._step_ns)
+        keys = [key for key, group in self._groups.items() if group.time_ns >= least_ns]
+        return sorted(keys, key=lambda key: (-self._groups[key].time_ns, key))
+
+    def _largest(self) -> list[_Key]:
+        return [key for key in self._significant() if key.cause != _code(WAITING)][:_MAX_GROUPS]
+
+    def _cause_time(self, key: _Key, *, has_gain: bool) -> CauseTime:
+        group, texts = self._groups[key], self._texts
+        name = group.most_called() if key.cause == _code(LOOP) else group.main(0)
+        has_gain &= group.gain.is_known
+        return CauseTime(
+            cause=CAUSES[key.cause - 1],
+            name=None if name is None else texts[name],
+            calls=group.calls[name] if name is not None else 0,
+            module=None if (module := group.main(1)) is None else self._names.module_paths[1][module],
+            annotation=None if (annotation := group.main(2)) is None else texts[annotation],
+            line=None if (frame := group.main(3)) is None else texts[frame],
+            time_us=group.time_ns / _US,
+            gain_us=group.gain.saved_ns / _US if has_gain else None,
+            next_limit=group.gain.limit.label if has_gain else None,
+            steps_us=tuple(group.steps.get(step, 0) / _US for step in range(len(self._step_ns)))
+            if len(self._step_ns) <= _MAX_STEPS
+            else (),
+        )
+
+
+class _Key(NamedTuple):
+    cause: int
+    """Position in `CAUSES`, counted from 1."""
+    place: int
+    """Name code of the user function or annotation, or -1."""
+
+
+@attrs.define(eq=False)
+class _Group:
+    """Sums for one cause and place."""
+
+    time_ns: int = 0
+    steps: dict[int, int] = attrs.field(factory=dict)
+    """Time in each step."""
+    calls: Counter[int] = attrs.field(factory=Counter)
+    """Number of calls of each name."""
+    columns: tuple[Counter[int], ...] = attrs.field(factory=lambda: tuple(Counter() for _ in range(4)))
+    """Time of each name, module, annotation and frame."""
+    gain: Gain = attrs.field(factory=Gain)
+
+    def add(self, step: int, columns: Sequence[NDArray[np.integer]], time: Int) -> None:
+        of_step = int(time.sum())
+        self.time_ns += of_step
+        self.steps[step] = self.steps.get(step, 0) + of_step
+        _, first = np.unique(columns[0], return_index=True)
+        self.calls.update(columns[1][first].tolist())
+        for counter, column in zip(self.columns, columns[1:], strict=True):
+            codes, index = np.unique(column, return_inverse=True)
+            counter.update(dict(zip(codes.tolist(), np.bincount(index, weights=time).tolist(), strict=True)))
+
+    def most_called(self) -> int | None:
+        """Return the name with the most calls, or ``None`` if there are no names."""
+        return max((name for name in self.calls if name >= 0), key=lambda name: (self.calls[name], -name), default=None)
+
+    def main(self, column: int) -> int | None:
+        """Return the code with the most time in a column, or ``None`` if most of the time has no code."""
+        code, _ = self.columns[column].most_common(1)[0]
+        return code if code >= 0 else None
+
+
+def _cumulative_flops(names: Attribution, calls: CountedCalls) -> tuple[Int, NDArray[np.float64]]:
+    """Return the sorted start times of the calls, and the FLOPs before each call, and of all calls."""
+    starts = names.events.start_ns[calls.row]
+    order = np.argsort(starts, kind="stable")
+    return starts[order], np.append(0.0, np.cumsum(calls.flops()[order]))
+
+
+def _root_operators(names: Attribution) -> _Rows:
+    """Return the outermost operator around each event, or the event itself outside operators."""
+    events = names.events
+    rows = np.flatnonzero(names.is_operator)
+    above = parents(events.track[rows], events.start_ns[rows], events.end_ns[rows])
+    root = np.where(above >= 0, above, np.arange(len(rows), dtype=np.int32))
+    while len(root) and (root[root] != root).any():
+        root = root[root]
+    of_operator = np.arange(events.complete, dtype=np.int32)
+    of_operator[rows] = rows[root]
+    operator = names.operator
+    return np.where(operator >= 0, values_at(of_operator, operator), np.arange(events.complete, dtype=np.int32))
+
+
+def _places(names: Attribution) -> _Rows:
+    """Return the place of each event as a name code: its user function, otherwise its annotation; -1 if unknown."""
+    name = names.events.name
+    frame = values_at(name, names.frame)
+    return np.where(frame >= 0, frame, values_at(name, names.annotation))
+
+
+def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
+    """Return the code of the cause of each event, or 0."""
+    events = names.events
+    label = np.zeros(events.complete, np.uint8)
+    is_python = events.has_category({PYTHON})
+    if names.has_frames:
+        label[_python_code(names, is_python)] = _code(PYTHON_CODE)
+    root_name = events.name[head]
+    is_operator = names.operator >= 0
+    for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE)):
+        is_root = np.array([name in roots for name in events.names], np.bool_)
+        label[is_operator & is_root[root_name]] = _code(cause)
+    # Copies between the host and a device are not copies to another layout.
+    transfers = np.zeros(events.complete, np.bool_)
+    transfers[head[kinds == RowKind.COPY_CALL]] = True
+    label[transfers[head] & (label == _code(LAYOUT))] = 0
+    label[_loops(names, kinds, head)] = _code(LOOP)
+    is_device = kinds >= RowKind.KERNEL
+    label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
+    in_float64 = values_at(_is_float64(names).astype(np.int32), names.operator) > 0
+    # The type does not change the time that the host takes to launch the work.
+    label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
+    return label
+
+
+def _is_float64(names: Attribution) -> Mask:
+    """Return a mask of the operators with a float64 tensor that is not a scalar."""
+    events = names.events
+    rows = np.flatnonzero(names.is_operator)
+    types, dims = events.arg("Input type", rows), events.arg("Input Dims", rows)
+    with_type = np.array(["double" in text for text in events.texts["Input type"]], np.bool_)
+    is_float64 = np.zeros(events.complete, np.bool_)
+    if not with_type.any():
+        return is_float64
+    candidates = np.flatnonzero((types >= 0) & (dims >= 0) & with_type[types])
+    pairs, index = np.unique(np.stack([types[candidates], dims[candidates]]), axis=1, return_inverse=True)
+    matches = np.array(
+        [_has_float64(events.texts["Input type"][of], events.texts["Input Dims"][shape]) for of, shape in pairs.T], bool
+    )
+    is_float64[rows[candidates[matches[index.ravel()]]]] = True
+    return is_float64
+
+
+def _has_float64(types: str, dims: str) -> bool:
+    try:
+        pairs = list(zip(json.loads(types), json.loads(dims), strict=False))
+    except ValueError:  # shortened by the profiler
+        return False
+    return any(isinstance(of, str) and torch_dtype(of) == "float64" and bool(shape) for of, shape in pairs)
+
+
+def _python_code(names: Attribution, is_python: Mask) -> Mask:
+    """Return a mask of the frames that run Python code of the user, or of libraries other than torch.
+
+    This is the own time of user functions, and of all functions that call no operator.
+    """
+    events = names.events
+    rows = np.flatnonzero(is_python)
+    is_user = events.with_name(is_python, is_user_frame)
+    is_builtin = events.with_name(is_python, lambda name: name.startswith("<built-in"))
+    is_work = ~is_python & ~events.has_category({"user_annotation"})
+    is_pure = np.zeros(events.complete, np.bool_)
+    is_pure[rows] = counts_inside(events, rows, is_work) == 0
+    caller = values_at(events.parent, np.arange(events.complete))
+    # Built-in functions belong to the caller, such as a sort of torch's or of the user's list.
+    other = events.with_name(is_python, lambda name: _TORCH_FRAME.match(name) is None)
+    by_user = is_builtin & (values_at(is_user.astype(np.int32), caller) > 0)
+    by_other = is_builtin & (values_at((other & is_pure).astype(np.int32), caller) > 0)
+    result: Mask = is_user | by_user | (other & is_pure) | by_other
+    return result
+
+
+def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
+    """Return a mask of the events in Python loops over small operators.
+
+    A loop is a call of a user function in which the same operator is called at least 64 times. Without frames, it is an
+    annotation or step with 512 calls. Optimizers are excluded, because their loops are torch's.
+    """
+    events = names.events
+    rows = np.flatnonzero(names.is_operator)
+    roots = rows[head[rows] == rows]
+    is_loop = np.zeros(events.complete, np.bool_)
+    is_optimizer = events.with_name(~names.is_operator, lambda name: _OPTIMIZER.match(name) is not None)
+    in_optimizer = values_at(is_optimizer.astype(np.int32), names.annotation[roots]) > 0
+    roots = roots[~in_optimizer & (events.duration_ns[roots] < _MAX_SMALL_NS)]
+    if not len(roots):
+        return is_loop
+    function = (names.frame if names.has_frames else names.annotation)[roots].astype(np.int64)
+    if not names.has_frames:
+        steps = np.sort(events.start_ns[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)])
+        function = np.where(function >= 0, function, events.complete + steps.searchsorted(events.start_ns[roots]))
+    _, index, count = np.unique(
+        function * len(events.names) + events.name[roots], return_inverse=True, return_counts=True
+    )
+    count = count[index]
+    least = _MIN_LOOP if names.has_frames else _MIN_LOOP_WITHOUT_FRAMES
+    looping = np.unique(function[count >= least])
+    is_loop[roots[(count >= _MIN_LOOP) & np.isin(function, looping)]] = True
+    is_loop = is_loop[head]
+    if names.has_frames:
+        # In a function that mostly runs the loop, its own time and its other small operators belong to the loop.
+        looping = looping[looping >= 0]
+        is_used = (function >= 0) & (count >= _MIN_LOOP)
+        looped_ns = np.zeros(events.complete)
+        np.add.at(looped_ns, function[is_used], events.duration_ns[roots[is_used]])
+        mostly = np.zeros(events.complete, np.bool_)
+        mostly[looping[looped_ns[looping] > _MIN_LOOP_SHARE * events.duration_ns[looping]]] = True
+        is_loop |= values_at(mostly.astype(np.int32), names.frame) > 0
+    return is_loop

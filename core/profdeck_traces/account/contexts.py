@@ -1,0 +1,58 @@
+"""User functions that only read data or only write output, detected by the file operations inside them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profdeck_traces.account.row_kinds import RowKind
+from profdeck_traces.attribution.frames import is_user_frame, module_class
+from profdeck_traces.reading.columns import OPERATOR, PYTHON
+from profdeck_traces.reading.events import Events, Mask
+from profdeck_traces.reading.intervals import Int
+
+_COMPUTES = re.compile(r"Backward|aten::(?:\w*mm|bmm|convolution|\w*attention\w*)$|Optimizer\.step")
+
+
+def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
+    """Extend file reads and output to the user functions around them.
+
+    The time of such a function includes parsing or formatting. Functions that also call modules, matrix products or
+    the backward pass keep their kind.
+
+    Args:
+        events: The trace.
+        kinds: `RowKind` of each row; changed in place.
+    """
+    is_file = np.isin(kinds, (RowKind.LOADING_FRAME, RowKind.OUTPUT_FRAME))
+    rows = np.flatnonzero(is_file)
+    if not len(rows):
+        return
+    is_python = events.has_category({PYTHON})
+    is_user = events.with_name(is_python, is_user_frame)
+    around = events.innermost(is_user)[rows]
+    functions, first = np.unique(around, return_index=True)
+    kind = kinds[rows[first]][functions >= 0]
+    functions = functions[functions >= 0].astype(np.int64)
+    computes = events.with_name(is_python, lambda name: module_class(name) is not None)
+    computes |= events.with_name(~is_python, lambda name: _COMPUTES.search(name) is not None)
+    keeps = counts_inside(events, functions, computes) > 0
+    is_step = kinds == RowKind.ANNOTATION
+    keeps |= counts_inside(events, functions, is_step & ~events.has_category({OPERATOR})) > 0
+    kinds[functions[~keeps]] = kind[~keeps]
+
+
+def counts_inside(events: Events, rows: NDArray[np.integer[Any]], selected: Mask) -> Int:
+    """Return the number of selected events that start inside each of the given events, on the same track."""
+    before = np.append(0, np.cumsum(selected))
+    ends = np.empty(len(rows), np.int64)
+    tracks = events.track[rows]
+    for track in np.unique(tracks).tolist():
+        first, last = np.searchsorted(events.track, [track, track + 1])
+        on_track = tracks == track
+        ends[on_track] = first + np.searchsorted(events.start_ns[first:last], events.end_ns[rows[on_track]])
+    counts: Int = before[np.maximum(ends, rows + 1)] - before[rows + 1]
+    return counts

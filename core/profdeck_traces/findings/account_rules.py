@@ -1,0 +1,496 @@
+"""Findings from the account of one rank: the causes of the time on its critical path."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from profdeck_traces.account import causes
+from profdeck_traces.account.model import Account, CauseTime
+from profdeck_traces.analysis.model import StepSummary
+from profdeck_traces.analysis.step_names import ITERATION
+from profdeck_traces.attribution.frames import parse_frame
+from profdeck_traces.base.text import plural
+from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
+from profdeck_traces.findings.rank_view import RankView
+from profdeck_traces.reading.event_names import is_sleep
+
+_ONCE = "record one step with `with_stack: true` to get the function"
+_FEWEST_STEPS = 3
+_MIN_PERIODS = 3
+_WAITS_FOR_BACKWARD = "run_backward"
+
+
+@attrs.frozen(kw_only=True)
+class _Cause:
+    """Conditions and text of a finding."""
+
+    rule: str
+    """Id of the cause in findings."""
+    condition: str
+    """Description of the cause, for the documentation."""
+    min_share: float
+    """Smallest share of the step."""
+    min_calls: int = 0
+    """Smallest number of calls per step."""
+    subject: Callable[[CauseTime, float], str]
+    """Returns the start of the text, given the calls per step."""
+    cure: Callable[[CauseTime], str]
+    """Returns the action."""
+    is_certain: bool = False
+    """True if the trace contains the cause itself."""
+    needs_stacks: bool = False
+    """True if the cause is only visible in Python stacks."""
+    gain_share: float = 1.0
+    """Share of the gain that the action can save."""
+
+
+def _fixed(text: str) -> Callable[..., str]:
+    return lambda *_: text
+
+
+def _name(one: CauseTime) -> str:
+    """Return the name of the event with the most time, without the file of a frame."""
+    frame = parse_frame(one.name or "")
+    return frame[2] if frame else (one.name or "").removeprefix("<").removesuffix(">")
+
+
+def _calls(one: CauseTime, per_step: float) -> str:
+    count = round(per_step) if per_step >= 1 else one.calls
+    return f"{plural(count, 'call')} of {_name(one)}{' per step' if per_step >= 1 else ''}"
+
+
+def _sleeps(one: CauseTime) -> bool:
+    return is_sleep(one.name or "")
+
+
+_CAUSES = {
+    causes.DATA_LOADING: _Cause(
+        rule="data-loading",
+        condition="Fetching from a DataLoader, reading files, or a stage named after data, over 5 % "
+        "(torch-tb-profiler).",
+        min_share=0.05,
+        subject=_fixed("Loading data takes"),
+        cure=_fixed("load the next batch in the background, such as with num_workers of DataLoader"),
+        is_certain=True,
+    ),
+    causes.GARBAGE_COLLECTION: _Cause(
+        rule="garbage-collection",
+        condition="Python's garbage collector, by torch's records of it or by stacks, over 1 %.",
+        min_share=0.01,
+        subject=_fixed("Garbage collection takes"),
+        cure=lambda one: (
+            "remove `gc.collect()` from the loop"
+            if "collect>" in (one.name or "")
+            else "collect less often: gc.disable() before the loop, and gc.collect() once in many steps"
+        ),
+        is_certain=True,
+        needs_stacks=True,
+    ),
+    causes.CHECKPOINT: _Cause(
+        rule="checkpoint",
+        condition="Saving a checkpoint inside a step, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("Saving a checkpoint takes"),
+        cure=_fixed("save in the background: torch.distributed.checkpoint.async_save"),
+        is_certain=True,
+        needs_stacks=True,
+    ),
+    causes.OUTPUT: _Cause(
+        rule="output",
+        condition="Printing tensors, logging, trackers and writes to files, with the functions around them, over 5 %.",
+        min_share=0.05,
+        subject=lambda one, _: f"Printing, logging or writing files ({_name(one)}) takes",
+        cure=_fixed("log only once in many steps"),
+        is_certain=True,
+        needs_stacks=True,
+    ),
+    causes.VALIDATION: _Cause(
+        rule="validation",
+        condition="A stage or function named after validation, inside a step, over 10 %.",
+        min_share=0.1,
+        subject=_fixed("Validation inside the step takes"),
+        cure=_fixed("validate less often"),
+        needs_stacks=True,
+    ),
+    causes.COMPILATION: _Cause(
+        rule="compilation",
+        condition="torch.compile or Triton compiles in recorded steps, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("Compiling takes"),
+        cure=_fixed("find the changing input with TORCH_LOGS=recompiles, and mark it with torch._dynamo.mark_dynamic"),
+        is_certain=True,
+    ),
+    causes.ALLOCATION: _Cause(
+        rule="allocation",
+        condition="Allocating or freeing device memory in the driver, over 2 % (msprof; TraceLens).",
+        min_share=0.02,
+        subject=lambda one, calls: f"Allocating and freeing device memory ({_calls(one, calls)}) takes",
+        cure=_fixed("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        is_certain=True,
+    ),
+    causes.PROFILER: _Cause(
+        rule="profiler",
+        condition="Overhead that the profiler records, over 5 %.",
+        min_share=0.05,
+        subject=_fixed("The profiler's own work takes"),
+        cure=_fixed("record without stacks and shapes to measure times"),
+        is_certain=True,
+    ),
+    causes.COMMUNICATION: _Cause(
+        rule="exposed-communication",
+        condition="Collectives that nothing overlaps, including waits for other ranks, over 10 % (torch-tb-profiler).",
+        min_share=0.1,
+        subject=lambda one, _: f"Communication that nothing overlaps ({_name(one)}) takes",
+        cure=lambda one: (
+            "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
+            if "allgather" in (one.name or "").lower().replace("_", "")
+            else "start the communication earlier, such as with a smaller bucket_cap_mb of DDP"
+        ),
+    ),
+    causes.WAITING: _Cause(
+        rule="waiting",
+        condition="The main thread waits for a thread or process that was not recorded, over 10 %.",
+        min_share=0.1,
+        subject=lambda one, _: f"Waiting for another thread or process ({_name(one)}) takes",
+        cure=_fixed("start the work that it waits for one step earlier"),
+        needs_stacks=True,
+    ),
+    causes.FLOAT64: _Cause(
+        rule="float64",
+        condition="Operators on float64 tensors, or kernels for float64 matrix products, over 1 %.",
+        min_share=0.005,
+        subject=lambda one, _: f"Work in float64, most of it in {_name(one)}, takes",
+        cure=_fixed(
+            "find the tensor that is float64, often one made from NumPy or a Python list, and convert it to float32"
+        ),
+        is_certain=True,
+        gain_share=0.5,
+    ),
+    causes.SINGLE_VALUES: _Cause(
+        rule="single-values",
+        condition="Reading at least 16 single values of CPU tensors, as .item() does, over 5 %.",
+        min_share=0.05,
+        min_calls=16,
+        subject=lambda one, calls: f"Reading single values of tensors ({_calls(one, calls)}) takes",
+        cure=_fixed("read all values at once with .tolist()"),
+        is_certain=True,
+    ),
+    causes.LAYOUT: _Cause(
+        rule="layout-copies",
+        condition="Copies to another layout, data type or device by one function, over 10 %.",
+        min_share=0.1,
+        subject=lambda one, calls: f"Copying tensors to another layout or data type ({_calls(one, calls)}) takes",
+        cure=_fixed("copy once before the loop, or let the operators read the original layout"),
+    ),
+    causes.LOOP: _Cause(
+        rule="small-operators",
+        condition="One call of a function runs the same operator of less than 100 us at least 64 times, over 5 %. "
+        "Without stacks, a stage or step runs it 512 times.",
+        min_share=0.05,
+        subject=lambda one, calls: (
+            f"{'A Python loop over' if one.line else 'Running'} small operators ({_calls(one, calls)}) takes"
+        ),
+        cure=lambda one: (
+            "replace the loop by one operator on the complete tensor" if one.line else "fuse them with torch.compile"
+        ),
+    ),
+    causes.PYTHON_CODE: _Cause(
+        rule="python-code",
+        condition="Python code that runs no operator, over 10 %.",
+        min_share=0.1,
+        subject=lambda one, _: "Sleeping (time.sleep) takes" if _sleeps(one) else "Python code without operators takes",
+        cure=lambda one: "remove the sleep" if _sleeps(one) else "move this Python code out of the step",
+        is_certain=True,
+        needs_stacks=True,
+    ),
+    causes.SYNCHRONISATION: _Cause(
+        rule="synchronisation",
+        condition="Waits of the host for the device, whose removal saves over 5 % (nsys cuda_api_sync).",
+        min_share=0.05,
+        subject=lambda one, calls: f"Waiting for the device ({_calls(one, calls)}) takes the host",
+        cure=_fixed("read values of tensors, as .item() does, only once in many steps"),
+        is_certain=True,
+    ),
+}  # fmt: skip
+_WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
+"""Causes that rules on devices, or synchronisations, find more exactly if a device was recorded."""
+_ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT})
+RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
+
+
+def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
+    """Yield a finding for each cause in the account whose gain exceeds its limit."""
+    account = view.rank.account
+    if account is None:
+        yield from (NotJudged(rule, "the host was not recorded") for rule in (*RULES_OF_CAUSES, *_WITHOUT_STACKS))
+        return
+    for one, cause in _found(view, account):
+        yield _finding(view, account, one, cause)
+    yield from _outside_operators(view, account)
+    yield from _not_judged(view, account)
+
+
+def has_loop(view: RankView) -> bool:
+    """Return whether a Python loop over small operators has a finding."""
+    account = view.rank.account
+    return account is not None and any(one.cause == causes.LOOP for one, _ in _found(view, account))
+
+
+def copies_us(view: RankView) -> float:
+    """Return the gain per step of copies to another layout or data type, if they have a finding."""
+    account = view.rank.account
+    if account is None:
+        return 0.0
+    found = [of for of in _found(view, account) if of[0].cause == causes.LAYOUT]
+    return sum(_gain_us(view, account, *of) for of in found)
+
+
+def explains_step(view: RankView, account: Account, step: int) -> bool:
+    """Return whether a cause with a finding accounts for at least half of a step's excess over the median.
+
+    Args:
+        view: The rank.
+        account: Its account.
+        step: Index of the step.
+    """
+    if step >= len(account.step_us):
+        return False
+    excess_us = account.step_us[step] - statistics.median(account.step_us)
+    return any(
+        one.steps_us[step] - statistics.median(one.steps_us) >= excess_us / 2
+        for one, _ in _found(view, account)
+        if one.steps_us
+    )
+
+
+def _found(view: RankView, account: Account, without: str | None = None) -> Iterator[tuple[CauseTime, _Cause]]:
+    """Yield the causes whose gain exceeds their limit."""
+    for one in account.causes:
+        cause = _CAUSES.get(one.cause)
+        has_device = view.rank.devices or view.rank.launches
+        if cause is None or one.cause == without or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
+            continue
+        if one.cause == causes.LOOP and has_device and not account.has_stacks:
+            continue  # small kernels or a host-bound device
+        if one.calls < cause.min_calls * account.steps:
+            continue
+        # An engine reads the sampled tokens once per iteration.
+        if account.basis == ITERATION and one.cause == causes.SYNCHRONISATION and one.calls <= account.steps:
+            continue
+        if _gain_us(view, account, one, cause) > cause.min_share * account.time_us / account.steps:
+            yield one, cause
+
+
+def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> float:
+    """Return the gain per step: computed if possible, otherwise the time. A host saves at most the idle device time."""
+    gain_us = one.time_us if one.gain_us is None else one.gain_us
+    if one.cause != causes.SYNCHRONISATION:
+        gain_us = min(gain_us, one.time_us)
+    gain_us = max(0.0, gain_us) * cause.gain_share / account.steps
+    if not view.rank.devices or one.cause in _ON_DEVICE:
+        return gain_us
+    if one.cause == causes.ALLOCATION:
+        return min(gain_us, view.idle.get("allocating", 0.0))
+    if one.cause == causes.SYNCHRONISATION:
+        # After a synchronisation, the device also waits for the other causes.
+        return min(gain_us, max(0.0, view.idle_us - _found_us(view, account)))
+    return min(gain_us, view.idle_us)
+
+
+def _found_us(view: RankView, account: Account) -> float:
+    """Return the gain per step of the causes other than synchronisations."""
+    return sum(
+        _gain_us(view, account, one, cause) for one, cause in _found(view, account, without=causes.SYNCHRONISATION)
+    )
+
+
+def explained_us(view: RankView) -> float:
+    """Return the idle time of the device per step that the findings of `account_causes` explain."""
+    account = view.rank.account
+    return 0.0 if account is None else sum(_gain_us(view, account, *found) for found in _found(view, account))
+
+
+def _is_backward(one: CauseTime) -> bool:
+    """Return whether a wait is the call of the backward pass, whose threads were recorded only in part."""
+    return one.cause == causes.WAITING and _WAITS_FOR_BACKWARD in (one.name or "")
+
+
+def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> RankFinding:
+    step_us, steps = account.time_us / account.steps, account.steps
+    time_us, gain_us = one.time_us / steps, _gain_us(view, account, one, cause)
+    calls = one.calls / steps
+    bursts = _bursts(one)
+    subject = f"{cause.subject(one, calls)}"
+    if bursts:
+        text = f"{subject} {_burst_text(view, one, bursts)}{_where(one)}"
+    else:
+        text = f"{subject} {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}){_where(one)}"
+    if gain_us < 0.8 * time_us and cause.gain_share == 1:
+        limit = f", then {one.next_limit} is the limit" if one.next_limit else ""
+        text += f"; without it, {_each(account)} would be {ms(gain_us)} shorter{limit}"
+    period = _period(bursts) if one.cause == causes.DATA_LOADING and _uses_workers(view) else 0
+    if period:
+        text += f". The delay recurs every {period} steps, as with one slow worker"
+    slowest = _step(view, max(bursts, key=lambda step: one.steps_us[step])) if bursts else None
+    return draft(
+        view,
+        cause.rule,
+        text,
+        "find what the slow worker reads, such as its shard"
+        if period
+        else _cure(view, one, cause, is_burst=bool(bursts)),
+        gain_us=gain_us,
+        time_us=time_us,
+        step_us=step_us,
+        stage=_stage(one),
+        line=one.line,
+        confidence="high" if cause.is_certain else "medium",
+        **({"evidence": view.evidence(slowest), "check": view.show_step(slowest)} if slowest else {}),
+    )
+
+
+def _each(account: Account) -> str:
+    return (
+        "the recording"
+        if account.basis == "recording"
+        else "each iteration"
+        if account.basis == ITERATION
+        else "each step"
+    )
+
+
+def _where(one: CauseTime) -> str:
+    """Return the place for the text, such as `` in train_step (train.py:12)``."""
+    frame = parse_frame(one.line) if one.line else None
+    if frame:
+        return f" in {frame[2]} ({frame[0]}:{frame[1]})"
+    if one.line or _stage(one):
+        return f" in {one.line or _stage(one)}"
+    return f" in {one.module.rpartition(' > ')[2]}" if one.module else ""
+
+
+def _stage(one: CauseTime) -> str | None:
+    return one.annotation
+
+
+def _bursts(one: CauseTime) -> list[int]:
+    """Return the indices of the steps with most of the time, or nothing if it is spread over most steps."""
+    if len(one.steps_us) < _FEWEST_STEPS:
+        return []
+    median_us = statistics.median(one.steps_us)
+    mean_us = one.time_us / len(one.steps_us)
+    bursts = [step for step, time_us in enumerate(one.steps_us) if time_us > 2 * median_us and time_us > mean_us]
+    excess_us = sum(one.steps_us[step] - median_us for step in bursts)
+    return bursts if 2 * len(bursts) <= len(one.steps_us) and excess_us >= one.time_us / 2 else []
+
+
+def _burst_text(view: RankView, one: CauseTime, bursts: list[int]) -> str:
+    usual = f"instead of {ms(statistics.median(one.steps_us))}"
+    times = sorted(one.steps_us[step] for step in bursts)
+    if len(bursts) == 1:
+        step = _step(view, bursts[0])
+        number = "one step" if step is None or step.step is None else f"step {step.step}"
+        return f"{ms(times[0])} in {number} {usual}"
+    return f"{ms(statistics.fmean(times))} in {len(bursts)} of {plural(len(one.steps_us), 'step')} {usual}"
+
+
+def _step(view: RankView, index: int) -> StepSummary | None:
+    return view.steps[index] if index < len(view.steps) else None
+
+
+def _period(bursts: list[int]) -> int:
+    """Return the constant distance of at least three bursts, or 0."""
+    distances = {later - step for step, later in itertools.pairwise(bursts)}
+    return distances.pop() if len(bursts) >= _MIN_PERIODS and len(distances) == 1 and distances != {1} else 0
+
+
+def _uses_workers(view: RankView) -> bool:
+    return any("_MultiProcessingDataLoaderIter" in mark.name for mark in view.rank.annotations)
+
+
+def _cure(view: RankView, one: CauseTime, cause: _Cause, *, is_burst: bool) -> str:
+    if one.cause == causes.DATA_LOADING and _uses_workers(view):
+        return (
+            "load batches further ahead: raise prefetch_factor of the DataLoader"
+            if is_burst
+            else "raise num_workers of the DataLoader"
+        )
+    return cause.cure(one)
+
+
+_WITHOUT_STACKS = ("idle-stage", "outside-operators")
+_MIN_OUTSIDE, _MIN_IDLE_STAGE = 0.3, 0.1
+
+
+def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding]:
+    """Without stacks, yield stages over 10 % that are mostly outside operators, or the rest if it is over 30 %."""
+    if account.has_stacks:
+        return
+    step_us = account.time_us / account.steps
+    between = [one for one in account.causes if one.cause == causes.BETWEEN]
+    stages = {stage.name: stage.total_us / view.host_steps for stage in view.stages}
+    rest_us = 0.0
+    main: CauseTime | None = None
+    for one in between:
+        time_us = one.time_us / account.steps
+        gain_us = time_us if one.gain_us is None else one.gain_us / account.steps
+        gain_us = min(gain_us, view.idle_us) if view.rank.devices else gain_us
+        stage_us = stages.get(one.annotation or "", 0.0)
+        if stage_us and gain_us > _MIN_IDLE_STAGE * step_us and time_us >= 0.9 * stage_us:
+            yield draft(
+                view,
+                "idle-stage",
+                f"{one.annotation} takes {percent(stage_us / step_us)} of {_each(account)} ({ms(stage_us)}); "
+                f"{percent(min(1.0, time_us / stage_us))} of it is outside operators",
+                _ONCE,
+                gain_us=gain_us,
+                time_us=time_us,
+                step_us=step_us,
+                stage=one.annotation,
+                key=one.annotation,
+            )
+        else:
+            rest_us += gain_us
+            main = main or one
+    # With a device, the host may wait for it in a call that was not recorded.
+    if main is not None and rest_us > _MIN_OUTSIDE * step_us and not view.rank.devices:
+        stage = main.annotation if main.annotation and main.time_us / account.steps > rest_us / 2 else None
+        yield draft(
+            view,
+            "outside-operators",
+            f"The recorded threads run no operator {percent(rest_us / step_us)} of {_each(account)} ({ms(rest_us)})"
+            + (f", most of it in {stage}" if stage else ""),
+            _ONCE,
+            gain_us=rest_us,
+            step_us=step_us,
+            stage=stage,
+        )
+
+
+def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
+    """Yield the causes that could exceed their limit in time that the trace does not explain."""
+    unexplained = sum(one.time_us for one in account.causes if one.cause == causes.BETWEEN) / account.time_us
+    if not account.has_stacks:
+        for cause in _CAUSES.values():
+            if cause.needs_stacks and unexplained > cause.min_share:
+                yield NotJudged(
+                    cause.rule, f"stacks were not recorded, and {percent(unexplained)} is outside operators"
+                )
+    if view.rank.attributed is None or not view.rank.attributed.has_shapes:
+        yield NotJudged("float64", "shapes and data types were not recorded")
+    if not view.rank.devices:
+        reason = "no device work was recorded"
+        yield from (NotJudged(rule, reason) for rule in ("synchronisation", "allocation"))
+
+
+RULES = {account_causes: (*RULES_OF_CAUSES, *_WITHOUT_STACKS)}
+"""Rules, and the causes that each of them searches for."""
+
+
+def conditions() -> Iterator[tuple[str, str]]:
+    """Yield the id and the condition of each cause, for the documentation."""
+    yield from ((cause.rule, cause.condition) for cause in _CAUSES.values())

@@ -1,0 +1,265 @@
+"""Tests of findings from the account: each cause planted in a small trace, below its limit, and without its data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from invented_summaries import run as invented_run, trace
+
+from profdeck_traces.analysis.model import RunSummary
+from profdeck_traces.analysis.run_model import CauseState
+from profdeck_traces.findings.finding import with_findings
+from profdeck_traces.inputs.host_load import HostLoad
+from profdeck_traces.loading import summarise
+
+STEP_US = 10_000.0
+Item = tuple[Any, ...]
+
+
+class Job:
+    """Steps of 10 ms on one thread. `inside` returns the events at the start of a step, as nested tuples."""
+
+    def __init__(self, *, stacks: bool = True, steps: int = 6) -> None:
+        self.stacks, self.steps = stacks, steps
+        self.events: list[dict[str, Any]] = []
+
+    def _add(self, item: Item, start_us: float) -> float:
+        """Add an event: category, name, duration, and inner events or args. Return its end."""
+        category, name, duration_us, *rest = item
+        inner = [part for part in rest if isinstance(part, tuple)]
+        args = next((part for part in rest if isinstance(part, dict)), {})
+        if self.stacks or category != "python_function":
+            self.events.append({
+                "ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": start_us, "dur": duration_us,
+                "args": args,
+            })  # fmt: skip
+        now_us = start_us
+        for part in inner:
+            now_us = self._add(part, now_us)
+        return start_us + duration_us
+
+    def write(self, path: Path, inside: Sequence[Item], *, in_steps: Sequence[int] | None = None) -> RunSummary:
+        """Write the trace and return its summary."""
+        for step in range(self.steps):
+            begin_us = step * STEP_US
+            self._add(("user_annotation", f"ProfilerStep#{step}", STEP_US), begin_us)
+            self._add(("python_function", "train.py(5): main", STEP_US), begin_us)
+            now_us = begin_us
+            if in_steps is None or step in in_steps:
+                for item in inside:
+                    now_us = self._add(item, now_us)
+            if now_us < begin_us + STEP_US:
+                self._add(("cpu_op", "aten::addmm", begin_us + STEP_US - now_us), now_us)
+        path.write_text(json.dumps({"traceEvents": self.events}))
+        run, errors = summarise([path])
+        assert not errors
+        return run
+
+
+def frame(name: str, duration_us: float, *inner: Item) -> Item:
+    return ("python_function", name, duration_us, *inner)
+
+
+def function(duration_us: float, *inner: Item) -> Item:
+    """A user function."""
+    return frame("train.py(40): work", duration_us, *inner)
+
+
+def operator(name: str, duration_us: float, *inner: Item | dict[str, Any]) -> Item:
+    return ("cpu_op", name, duration_us, *inner)
+
+
+def loop(calls: int) -> Item:
+    return function(calls * 20, *[operator("aten::select", 20)] * calls)
+
+
+DOUBLE = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["double", "double"]}
+PLANTED: dict[str, tuple[Item, Item]] = {
+    "data-loading": (
+        frame("torch/utils/data/dataloader.py(733): __next__", 600),
+        frame("torch/utils/data/dataloader.py(733): __next__", 400),
+    ),
+    "garbage-collection": (function(300, frame("Python GC", 200)), function(300, frame("Python GC", 50))),
+    "checkpoint": (
+        function(900, frame("torch/serialization.py(943): save", 800)),
+        function(900, frame("torch/serialization.py(943): save", 300)),
+    ),
+    "output": (
+        function(900, frame("<built-in method write of _io.TextIOWrapper object at 0x7f1>", 100)),
+        function(400, frame("<built-in method write of _io.TextIOWrapper object at 0x7f1>", 100)),
+    ),
+    "validation": (
+        frame("train.py(40): validate", 1_100, operator("aten::addmm", 1_100)),
+        frame("train.py(40): validate", 900, operator("aten::addmm", 900)),
+    ),
+    "compilation": (
+        function(900, frame("torch/_dynamo/convert_frame.py(1290): __call__", 800)),
+        function(900, frame("torch/_dynamo/convert_frame.py(1290): __call__", 300)),
+    ),
+    "profiler": (("overhead", "PROFILER_INIT", 600), ("overhead", "PROFILER_INIT", 400)),
+    "waiting": (
+        function(1_300, frame("<built-in method acquire of _thread.lock object at 0x7f1>", 1_250)),
+        function(1_000, frame("<built-in method acquire of _thread.lock object at 0x7f1>", 950)),
+    ),
+    "float64": (operator("aten::mm", 300, DOUBLE), operator("aten::mm", 60, DOUBLE)),
+    "single-values": (
+        function(800, *[operator("aten::item", 40, operator("aten::_local_scalar_dense", 20))] * 20),
+        function(800, *[operator("aten::item", 80, operator("aten::_local_scalar_dense", 20))] * 10),
+    ),
+    "layout-copies": (
+        function(1_200, operator("aten::contiguous", 1_200, operator("aten::clone", 1_200))),
+        function(900, operator("aten::contiguous", 900, operator("aten::clone", 900))),
+    ),
+    "small-operators": (loop(64), loop(50)),
+    "python-code": (function(1_100), function(900)),
+    "exposed-communication": (("user_annotation", "gloo:all_reduce", 1_100), ("user_annotation", "gloo:all_reduce", 900)),
+}  # fmt: skip
+
+
+def state_of(run: RunSummary, cause: str) -> CauseState:
+    (state,) = [one for one in run.causes if one.cause == cause]
+    return state
+
+
+@pytest.mark.parametrize("cause", PLANTED)
+def test_cause_is_found_above_its_limit_and_clear_below(tmp_path: Path, cause: str) -> None:
+    above, below = PLANTED[cause]
+    run = Job().write(tmp_path / "above.json", [above])
+    assert [finding.rule for finding in run.findings] == [cause]
+    assert state_of(run, cause).findings == (run.findings[0].id,)
+    run = Job().write(tmp_path / "below.json", [below])
+    assert [finding.rule for finding in run.findings] == []
+    shapes = cause == "float64"
+    assert state_of(run, cause).state == ("not_judged" if shapes and "Input" not in str(below) else "clear")
+
+
+@pytest.mark.parametrize("cause", sorted({*PLANTED} - {"profiler", "exposed-communication", "float64"}))
+def test_finding_has_the_line_of_the_user_function(tmp_path: Path, cause: str) -> None:
+    above, _ = PLANTED[cause]
+    finding, *_ = Job().write(tmp_path / "job.json", [above]).findings
+    if cause == "data-loading":
+        assert (finding.where.file, finding.where.line, finding.where.function) == ("train.py", 5, "main")
+    else:
+        assert (finding.where.file, finding.where.line) == ("train.py", 40)
+        assert "(train.py:40)" in finding.text
+
+
+@pytest.mark.parametrize("cause", ["garbage-collection", "checkpoint", "output", "python-code", "waiting"])
+def test_cause_in_python_is_not_judged_without_stacks(tmp_path: Path, cause: str) -> None:
+    run = Job(stacks=False).write(tmp_path / "clear.json", [])
+    assert state_of(run, cause).state == "clear"
+
+    run = Job(stacks=False).write(tmp_path / "job.json", [function(4_000)])
+    state = state_of(run, cause)
+    assert (state.state, state.reason) == ("not_judged", "stacks were not recorded, and 40% is outside operators")
+    (finding,) = run.findings
+    assert (finding.rule, finding.do) == (
+        "outside-operators",
+        "record one step with `with_stack: true` to get the function",
+    )
+
+
+def test_bursts_name_their_steps(tmp_path: Path) -> None:
+    (finding,) = Job().write(tmp_path / "one.json", [function(8_000)], in_steps=[4]).findings
+    assert finding.text == (
+        "Python code without operators takes 8.00 ms in step 4 instead of 0.00 ms in work (train.py:40)."
+    )
+    assert (finding.gain_us, finding.step_us) == (pytest.approx(8_000 / 6), STEP_US)
+    (finding,) = Job().write(tmp_path / "two.json", [function(8_000)], in_steps=[2, 4]).findings
+    assert "takes 8.00 ms in 2 of 6 steps instead of 0.00 ms" in finding.text
+
+
+def test_findings_of_a_recording_without_steps_do_not_mention_steps(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    Job().write(path, [function(3_000)])
+    events = json.loads(path.read_text())["traceEvents"]
+    path.write_text(json.dumps({"traceEvents": [event for event in events if event["cat"] != "user_annotation"]}))
+    (finding,) = summarise([path])[0].findings
+    assert finding.text.startswith("Python code without operators takes 30% of the recording (18.0 ms)")
+    assert "step" not in finding.text
+
+
+def test_slow_worker_recurs(tmp_path: Path) -> None:
+    load = (
+        "user_annotation",
+        "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__",
+        4_000,
+    )
+    (finding,) = Job(steps=12).write(tmp_path / "job.json", [load], in_steps=[1, 5, 9]).findings
+    assert "in 3 of 12 steps instead of 0.00 ms" in finding.text
+    assert "The delay recurs every 4 steps, as with one slow worker" in finding.text
+    assert finding.do == "find what the slow worker reads, such as its shard"
+
+
+def test_sleep_is_named(tmp_path: Path) -> None:
+    (finding,) = (
+        Job().write(tmp_path / "job.json", [function(2_000, frame("<built-in function sleep>", 2_000))]).findings
+    )
+    assert finding.text == "Sleeping (time.sleep) takes 20% of each step (2.00 ms) in work (train.py:40)."
+    assert finding.do == "remove the sleep"
+
+
+def test_function_that_reads_files_loads_data(tmp_path: Path) -> None:
+    """Parsing is part of loading."""
+    read = frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 100)
+    (finding,) = Job().write(tmp_path / "job.json", [function(2_000, read)]).findings
+    assert (finding.rule, finding.time_us) == ("data-loading", 2_000)
+
+
+def test_function_that_also_computes_keeps_its_time(tmp_path: Path) -> None:
+    read = frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 600)
+    (finding,) = Job().write(tmp_path / "job.json", [function(2_000, read, operator("aten::addmm", 1_400))]).findings
+    assert (finding.rule, finding.time_us) == ("data-loading", 600)
+
+
+def test_frames_that_were_open_at_the_start_are_not_awaited(tmp_path: Path) -> None:
+    """A thread that is blocked since before the recording looks busy, because its C call was not recorded."""
+    wait = frame("<built-in method acquire of _thread.lock object at 0x7f1>", 500)
+    path = tmp_path / "job.json"
+    Job().write(path, [function(500, wait)])
+    events = json.loads(path.read_text())["traceEvents"]
+    for name in ("threading.py(1002): _bootstrap", "server.py(7): serve"):
+        events.append({
+            "ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": 2, "ts": 1, "dur": 60_000, "args": {}
+        })  # fmt: skip
+    path.write_text(json.dumps({"traceEvents": events}))
+    run, _ = summarise([path])
+    account = run.ranks[0].account
+    assert account is not None
+    assert [owner.name for owner in account.owners if "serve" in (owner.name or "")] == []
+
+
+def test_uneven_batches_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    events, now_us = [], 0.0
+    for step in range(6):
+        rows = 256 if step == 3 else 64
+        duration_us = rows * 100.0
+        args = {"Input Dims": [[rows, 64], [64, 64]], "Input type": ["float", "float"]}
+        base = {"ph": "X", "pid": 1, "tid": 1, "ts": now_us, "dur": duration_us}
+        events += [
+            base | {"cat": "user_annotation", "name": f"ProfilerStep#{step}"},
+            base | {"cat": "cpu_op", "name": "aten::mm", "args": args},
+        ]
+        now_us += duration_us
+    path.write_text(json.dumps({"traceEvents": events}))
+    run, _ = summarise([path])
+    (finding,) = run.findings
+    assert finding.rule == "uneven-batches"
+    assert finding.text == (
+        "Step 3 takes 25.6 ms instead of 6.40 ms because its batch is larger: it has 4.0 times the FLOPs of the median "
+        "step."
+    )
+
+
+def test_busy_machine_does_not_blame_the_job() -> None:
+    rank = trace({"gemm": [100, 100, 100, 100, 200]}, span_us=600.0)
+    load = HostLoad(wall_s=10, cpu_s=9, cpus=8, run_queue_s=4)
+    run = with_findings(invented_run(attrs.evolve(rank, host_load=load)))
+    assert [finding.rule for finding in run.findings] == ["busy-machine"]
+    assert state_of(run, "unsteady-steps").reason == "the machine was busy"

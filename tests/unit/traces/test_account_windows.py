@@ -1,0 +1,180 @@
+"""Tests for the account of large traces, which is computed in windows, and for its memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from planted_owners import layers
+from simulated_machine import Program, random_program, run_steps
+
+from profdeck_traces.account import table
+from profdeck_traces.account.model import Account
+from profdeck_traces.account.recording import StepAnnotations
+from profdeck_traces.account.row_kinds import row_kinds
+from profdeck_traces.account.windows import Windows
+from profdeck_traces.analysis.summary import summarise_trace
+from profdeck_traces.attribution.rows import Attribution
+from profdeck_traces.reading.events import read_events
+
+MAX_READING_BYTES, MAX_ACCOUNT_BYTES = 66, 300
+"""Maximum memory per event, as stated in docs/explanation/numbers.md."""
+STEPS = 24
+
+
+def write(directory: Path, events: list[dict[str, Any]]) -> Path:
+    path = directory / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def account_of(path: Path) -> Account:
+    account = summarise_trace(path).account
+    assert account is not None
+    return account
+
+
+def divide(monkeypatch: pytest.MonkeyPatch, max_events: int) -> None:
+    """Divide all traces into windows of at most `max_events` events."""
+    monkeypatch.setattr("profdeck_traces.account.windows.MAX_EVENTS", max_events)
+    monkeypatch.setattr("profdeck_traces.account.windows.MAX_WHOLE_EVENTS", 0)
+
+
+def times_of(account: Account) -> dict[Any, tuple[float, int]]:
+    return {owner.key: (owner.time_us, owner.count) for owner in account.owners}
+
+
+def program_of(seed: int) -> Program:
+    """Return a random program that synchronises, one that does not, or one with a device that falls behind."""
+    rnd = random.Random(seed)  # noqa: S311 - test data
+    program = random_program(rnd)
+    if seed % 3 == 1:
+        program = [call for call in program if call[0] != "sync"]
+    return layers(10, rnd.choice([3, 20]), 2) if seed % 3 == 2 else program  # noqa: PLR2004
+
+
+@pytest.mark.parametrize("seed", range(9))
+def test_windows_have_the_owners_of_the_whole_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    events = run_steps(program_of(seed), STEPS, sync_records=seed % 2 == 0).events
+    path = write(tmp_path, events)
+    expected = account_of(path)
+    divide(monkeypatch, len(events) // 6)
+    account = account_of(path)
+    assert times_of(account) == times_of(expected)
+    assert (account.time_us, account.steps, account.border) == (expected.time_us, expected.steps, expected.border)
+    assert "windows" in account.notes[-1]
+    if account.border == "host":
+        assert [owner.gain_us for owner in account.owners] == [owner.gain_us for owner in expected.owners]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_recordings_without_steps_are_divided_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    events = [event for event in run_steps(program_of(seed), 40).events if event.get("cat") != "user_annotation"]
+    path = write(tmp_path, events)
+    expected = account_of(path)
+    divide(monkeypatch, len(events) // 4)
+    account = account_of(path)
+    assert "windows" in account.notes[-1]
+    assert {key: time_us for key, (time_us, _) in times_of(account).items()} == {
+        key: time_us for key, (time_us, _) in times_of(expected).items()
+    }
+    assert (account.time_us, account.steps, account.border) == (expected.time_us, 1, "recording")
+
+
+def step_events(steps: int) -> list[dict[str, Any]]:
+    """Return the events of steps in which every event can be on the critical path."""
+    program = [call for number in range(20) for call in (("op", f"aten::op{number}", 30), ("launch", "k", 20, 7))]
+    return run_steps([*program, ("sync", 7)], steps).events
+
+
+def windows_of(path: Path) -> tuple[Windows, Attribution]:
+    """Return the windows of a trace with torch.profiler steps."""
+    events = read_events(path)
+    if tracemalloc.is_tracing():
+        tracemalloc.reset_peak()
+    rows = np.flatnonzero(events.has_category({"user_annotation"}))
+    steps = StepAnnotations(events.track[rows], events.start_ns[rows], events.end_ns[rows])
+    kinds = row_kinds(events, lambda name: name.startswith("ProfilerStep"), lambda _name: False)
+    names = Attribution(events, lambda name: name.startswith("ProfilerStep"))
+    return Windows(names, kinds, steps, np.zeros(len(rows), np.bool_)), names
+
+
+def memory_of(path: Path) -> tuple[int, int, int]:
+    """Return the number of events of a trace, the size of its columns, and the peak memory of the account."""
+    events = read_events(path)
+    arrays = [*events.all.values(), *(array for pairs in events.args.values() for array in (pairs.row, pairs.value))]
+    columns = sum(array.nbytes for array in arrays)
+    del arrays
+    tracemalloc.start()
+    try:
+        account = account_from(*windows_of(path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert account.owners[0].gain_us is not None
+    return len(events), columns, peak - columns
+
+
+def test_memory_per_event_is_bounded(tmp_path: Path) -> None:
+    """Each event of this trace is on the critical path, and every third event is on the device."""
+    few, many = (memory_of(write(tmp_path, step_events(steps))) for steps in (50, 150))
+    events, columns, account = (after - before for before, after in zip(few, many, strict=True))
+    assert columns <= MAX_READING_BYTES * events
+    assert account <= MAX_ACCOUNT_BYTES * events
+
+
+def account_from(windows: Windows, names: Attribution) -> Account:
+    account = table.account_of(windows, names, "global_step")
+    assert account is not None
+    return account
+
+
+def test_looking_up_an_arg_does_not_copy_its_column(tmp_path: Path) -> None:
+    events = read_events(write(tmp_path, step_events(30)))
+    rows = events.args["correlation"].row[:1].astype(np.int64)
+    size = events.args["correlation"].row.nbytes
+    tracemalloc.start()
+    try:
+        events.arg("correlation", rows)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size / 2
+
+
+def calls_of(path: Path) -> int:
+    """Return the number of calls that an account needs."""
+    windows, names = windows_of(path)
+    account_from(windows, names)
+    calls = 0
+
+    def count(_frame: object, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in {"call", "c_call"}
+
+    windows, names = windows_of(path)
+    sys.setprofile(count)
+    try:
+        account_from(windows, names)
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_time_is_linear_in_the_number_of_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = step_events(20), step_events(80)
+    assert calls_of(write(tmp_path, many)) < 5 * calls_of(write(tmp_path, few))
+    divide(monkeypatch, len(many) // 8)
+    windows, _ = windows_of(write(tmp_path, many))
+    assert len(windows) == pytest.approx(8, abs=1)
+    sizes = [window.events.complete for window in windows]
+    assert sum(sizes) < 1.5 * len(many)
+    assert max(sizes) < 1.5 * len(many) / 8

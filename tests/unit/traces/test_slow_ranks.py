@@ -1,0 +1,103 @@
+"""Tests of the cause that findings name for a slow rank, with generated traces of GPUs and CPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profdeck_traces.analysis.run_model import Finding
+from profdeck_traces.loading import summarise
+
+STEP_US, PRODUCTS = 20_000.0, 10
+
+
+def event(category: str, name: str, tid: int, begin: float, duration: float, **args: Any) -> dict[str, Any]:
+    times = {"ts": begin, "dur": duration}
+    return {"ph": "X", "cat": category, "name": name, "pid": 0 if tid == 7 else 1, "tid": tid, **times, "args": args}
+
+
+def write(
+    directory: Path, product_us: dict[int, float], rows: dict[int, int] | None = None, *, on_device: bool = True
+) -> Path:
+    """Write traces of ranks with ten matrix products and an all-reduce per step.
+
+    Args:
+        directory: Directory of the traces.
+        product_us: For each rank, the duration of a matrix product.
+        rows: For each rank, the rows of the first matrix. Default: 512.
+        on_device: If False, the products and the all-reduce run on the host.
+    """
+    arrival = max(product_us.values()) * PRODUCTS + 500
+    for rank, duration in product_us.items():
+        events = []
+        for step in range(6):
+            begin = 10_000 + STEP_US * step
+            events.append(event("user_annotation", f"ProfilerStep#{step}", 1, begin, STEP_US))
+            now = begin + 200
+            for product in range(PRODUCTS):
+                number = 100 * step + product + 1
+                about = {"Input Dims": [[(rows or {}).get(rank, 512), 512], [512, 512]], "Input type": ["float"] * 2}
+                if on_device:
+                    call = begin + 20 * product
+                    events.append(event("cpu_op", "aten::mm", 1, call, 15, **about))
+                    events.append(event("cuda_runtime", "cudaLaunchKernel", 1, call + 2, 5, correlation=number))
+                    events.append(event("kernel", "gemm_kernel", 7, now, duration, correlation=number, stream=7))
+                else:
+                    events.append(event("cpu_op", f"aten::mm_{product}", 1, now, duration))
+                    events.append(event("cpu_op", "aten::mm", 1, now, 1, **about))
+                now += duration
+            end = begin + arrival
+            if on_device:
+                number = 100 * step + 50
+                about = {"Collective name": "allreduce", "Process Group Name": "0", "correlation": number, "stream": 7}
+                events.append(event("cuda_runtime", "cudaLaunchKernel", 1, begin + 201, 5, correlation=number))
+                events.append(event("kernel", "ncclDevKernel_AllReduce_Sum_f32()", 7, now, end - now, **about))
+                events.append(event("cuda_runtime", "cudaDeviceSynchronize", 1, begin + 210, end - begin - 210))
+            else:
+                events.append(event("user_annotation", "gloo:all_reduce", 2, now, end - now))
+            events.append(event("cpu_op", "aten::add", 1, end, begin + STEP_US - end))
+        about = {"rank": rank, "world_size": len(product_us), "pg_count": 1}
+        document = {"distributedInfo": about, "baseTimeNanoseconds": 10**18, "traceEvents": events}
+        (directory / f"rank{rank}.trace.json").write_text(json.dumps(document))
+    return directory
+
+
+def straggler(directory: Path) -> Finding:
+    run, errors = summarise([directory])
+    assert not errors
+    (finding,) = [finding for finding in run.findings if finding.rule == "straggler"]
+    return finding
+
+
+def test_a_device_that_runs_the_same_work_more_slowly_is_named(tmp_path: Path) -> None:
+    finding = straggler(write(tmp_path, {0: 500, 1: 650, 2: 500}))
+    assert finding.text == (
+        "The other ranks wait 1.50 ms per step for rank 1, where gemm_kernel takes 6.50 ms instead of 5.00 ms; "
+        "its device runs the same work more slowly."
+    )
+    assert "nvidia-smi" in finding.do
+    assert (finding.where.rank, finding.time_us, finding.gain_us) == (1, 1_500, 1_500)
+
+
+def test_a_rank_with_more_work_is_named(tmp_path: Path) -> None:
+    finding = straggler(write(tmp_path, {0: 500, 1: 650, 2: 500}, {1: 666}))
+    assert "it computes 1.30 times as many FLOPs" in finding.text
+    assert finding.do == "give each rank the same amount of work per step"
+
+
+def test_a_cpu_that_runs_the_same_operators_more_slowly_is_named(tmp_path: Path) -> None:
+    finding = straggler(write(tmp_path, {0: 500, 1: 650, 2: 500}, on_device=False))
+    assert "its CPU runs the same operators more slowly" in finding.text
+
+
+def test_the_gain_of_a_slow_rank_is_limited_by_the_next_one(tmp_path: Path) -> None:
+    finding = straggler(write(tmp_path, {0: 500, 1: 650, 2: 600}))
+    assert (finding.time_us, finding.gain_us) == (pytest.approx(1_000), 500)
+
+
+def test_equal_ranks_have_no_finding(tmp_path: Path) -> None:
+    run, _ = summarise([write(tmp_path, {0: 500, 1: 501, 2: 500})])
+    assert not {"straggler", "imbalance"} & {finding.rule for finding in run.findings}
