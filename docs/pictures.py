@@ -92,8 +92,9 @@ async def _main() -> None:
         _terminal_page(output, directory / "terminal.html")
         trace = directory / "demo.pftrace"
         _profdeck(
-            directory, "merge", str(run), "-o", str(trace), "--category", "cpu_op", "--category", "user_annotation"
-        )
+            directory, "merge", str(run), "-o", str(trace), "--critical-path",
+            "--category", "cpu_op", "--category", "user_annotation",
+        )  # fmt: skip
         async with browse("chromium") as browser:
             await browser.open(page.as_uri())
             await browser.until("document.getElementById('canvas').dataset.redraw")

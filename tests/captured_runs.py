@@ -50,15 +50,16 @@ def write_capture(
     *,
     cold: bool | None = None,
     stage: str | None = None,
+    role: str = "trainer",
 ) -> None:
     """Write one capture of all ranks of a job."""
-    directory = run / f"step_{step:06d}" / "trainer"
+    directory = run / f"step_{step:06d}" / role
     job.write(directory)
     for rank in range(job.ranks):
         capture = CaptureRecord(
             id=f"step{step}-{stage}" if stage else f"step{step}",
             directory=directory,
-            identity=Identity(role="trainer", rank=rank, world_size=job.ranks),
+            identity=Identity(role=role, rank=rank, world_size=job.ranks),
             first_step=step,
             current_step=step,
             started_ns=started_ns,

@@ -170,7 +170,8 @@ def test_perfetto_shows_tracks_and_requests_no_other_host(job: Path, browser: st
             await page.open(url)
             # Tracks are drawn on canvases. Only their headers have text.
             text = "document.body.innerText"
-            await page.until(f"{text}.includes('rank1.trace.json.gz') && {text}.includes('stream 7')", 90)
+            names = ("rank1.trace.json.gz", "stream 7", "critical path")
+            await page.until(" && ".join(f"{text}.includes('{name}')" for name in names), 90)
             origin = url.rsplit("/", 2)[0]
             foreign = [
                 request for request in page.requests if not request.startswith((origin, "data:", "blob:", "about:"))

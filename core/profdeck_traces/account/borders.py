@@ -17,6 +17,12 @@ HOST, DEVICE, RECORDING = "host", "device", "recording"
 HOST: a step ends when the next annotation starts. DEVICE: a step ends when its device work ends. RECORDING: the entire
 recording is one step.
 """
+BORDER_TEXTS = {
+    HOST: "A step lasts from the start of its annotation to the start of the next one.",
+    DEVICE: "A step ends when its device work ends.",
+    RECORDING: "The recording has no steps and counts as one.",
+}
+"""Description of each border rule."""
 _GROWTH = 0.2  # fraction of the median step
 
 

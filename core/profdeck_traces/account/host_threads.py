@@ -16,12 +16,14 @@ from profdeck_traces.account.row_kinds import (
     SYNCS,
     RowKind,
 )
+from profdeck_traces.attribution.frames import is_profiler_frame
 from profdeck_traces.reading.event_names import is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
+_OUTER_FRAMES = 8
 _INITIAL_NS = 1_000_000  # maximum time from the start of a recording to the start of frames that were already open
 _NEAR = 0.5
 """Maximum time between the end of a collective and the end of a gap, as a fraction of the time before it."""
@@ -224,9 +226,16 @@ class HostThreads:
         is_work = (kinds == RowKind.OPERATOR) | (kinds == RowKind.HOST_COLLECTIVE)
         with_work = np.bincount(events.track[is_work], minlength=len(events.tracks)) > 0
         others = [track for track in self.first if track != self.main and events.tracks[track][0] == process]
+        others = [track for track in others if not self._is_of_profiler(events, track)]
         self.helpers = {track for track in others if with_work[track]}
         self.other_runs = _Runs(self, others, State.FRAME)
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
+
+    def _is_of_profiler(self, events: Events, track: int) -> bool:
+        """Return whether a thread was started by profdeck, for example to check limits during the recording."""
+        rows = self.row[self.first[track] : self.first[track] + _OUTER_FRAMES].tolist()
+        names = (events.names[events.name[row]] for row in rows if row >= 0 and self.kinds[row] == RowKind.FRAME)
+        return is_profiler_frame(next((name for name in names if not name.startswith("threading.py(")), ""))
 
     def _find_stops(self, events: Events, kinds: NDArray[np.uint8]) -> None:
         """Mark the segments at which the walk may leave the thread. Other segments are copied to the path."""

@@ -8,6 +8,10 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 """Kind, name, operator, module, annotation, line, rank and awaited kind of an owner."""
 
 
+NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank"})
+"""Kinds of owners that may have no name. Any other owner without a name is a sum of small owners."""
+
+
 def key_of_small_owners(key: OwnerKey) -> OwnerKey:
     """Return the key of the sum of small owners with the same kind and rank."""
     return key[0], None, None, None, None, None, key[6], None
@@ -58,6 +62,19 @@ class OwnerIdentity:
         if self.rank is None:
             return self.kind
         return f"{self.kind} {self.rank}{f': {self.awaited}' if self.awaited else ''}"
+
+    @classmethod
+    def from_key(cls, key: OwnerKey) -> OwnerIdentity:
+        """Return the identity for a key."""
+        fields = ("kind", "name", "operator", "module", "annotation", "line", "rank", "awaited")
+        return OwnerIdentity(**dict(zip(fields, key, strict=True)))  # type: ignore[arg-type]  # in the order of the key
+
+    @property
+    def label(self) -> str:
+        """Kind and name, such as ``operator aten::mm``."""
+        if self.name is None:
+            return self.title
+        return self.name if self.name.startswith(self.title) else f"{self.title} {self.name}"
 
     @property
     def origin(self) -> str | None:

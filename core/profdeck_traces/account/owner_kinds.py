@@ -49,3 +49,21 @@ class OwnerKind(IntEnum):
     def label(self) -> str:
         """Name in tables, such as ``launch latency``."""
         return self.name.lower().replace("_", " ")
+
+    @property
+    def side(self) -> str:
+        """Side on which the time is spent: ``host``, ``device``, ``communication`` or ``unknown``."""
+        return _SIDES.get(self, "host")
+
+
+_SIDES = {
+    **dict.fromkeys(
+        (
+            *(OwnerKind.KERNEL, OwnerKind.COPY, OwnerKind.LAUNCH_LATENCY),
+            *(OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_GAP),
+        ),
+        "device",
+    ),
+    **dict.fromkeys((OwnerKind.COLLECTIVE, OwnerKind.WAIT_FOR_RANK), "communication"),
+    **dict.fromkeys((OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED), "unknown"),
+}

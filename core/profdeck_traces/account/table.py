@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from profdeck_traces.account.causes import PathCauses
 from profdeck_traces.account.gain import Gain, Replay, too_large
-from profdeck_traces.account.model import Account, OwnerKey, OwnerTime, key_of_small_owners
+from profdeck_traces.account.model import Account, OwnerIdentity, OwnerKey, OwnerTime, key_of_small_owners
+from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
@@ -139,6 +140,36 @@ def owners_of_segments(
     number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
     del columns
     return np.array(number)[groups]
+
+
+def owned_path(windows: Windows, names: Attribution) -> OwnedPath:
+    """Return the critical path of the steps in the account, with the owner of each segment.
+
+    Args:
+        windows: The critical path.
+        names: Operators, modules and lines of the events.
+    """
+    texts = plain_names(names)
+    numbers: dict[OwnerKey, int] = {}
+    none = np.zeros(0, np.int64)
+    begins, ends, owners = [none], [none], [none.astype(np.int32)]
+    process = None
+    for window in windows:
+        main = window.recording.threads.main
+        process = names.events.tracks[main][0] if main >= 0 else None
+        path = _used_path(window)
+        if path is None:
+            continue
+        begins.append(path.begin)
+        ends.append(path.end)
+        owners.append(owners_of_segments(path, names, texts, windows.kinds, numbers).astype(np.int32))
+    return OwnedPath(
+        np.concatenate(begins),
+        np.concatenate(ends),
+        np.concatenate(owners),
+        tuple(OwnerIdentity.from_key(key) for key in numbers),
+        process,
+    )
 
 
 def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]) -> OwnerKey:

@@ -310,8 +310,9 @@ class TimelineLane:
     """What one device, stream or thread did, over equal parts of the time."""
 
     kind: str
-    """``device``, whose classes are its states and the causes of its idle time; ``stream``, whose classes are those of
-    kernels; or ``thread``, whose classes are states of the host."""
+    """``path`` for the critical path, whose classes are kinds of owners; ``device``, whose classes are its states and
+    the causes of its idle time; ``stream``, whose classes are those of kernels; or ``thread``, whose classes are states
+    of the host."""
     name: str
     group: str
     """The device, or the process of a thread."""

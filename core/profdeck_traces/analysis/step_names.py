@@ -79,6 +79,10 @@ class StepNames:
         """The regular expressions."""
         return [pattern.pattern for pattern in self._patterns]
 
+    def is_step(self, name: str) -> bool:
+        """Return whether a name is the name of a step."""
+        return self.parse(name) is not None
+
     def parse(self, name: str) -> StepName | None:
         """Return what a name says, ``None`` if it is not that of a step."""
         if found := _GLOBAL_STEP.fullmatch(name):

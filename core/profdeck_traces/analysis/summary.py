@@ -10,12 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profdeck_traces.account.arrivals import ArrivalFinder, Arrivals, no_arrivals
-from profdeck_traces.account.contexts import mark_file_functions
 from profdeck_traces.account.model import Account
-from profdeck_traces.account.recording import StepAnnotations
-from profdeck_traces.account.row_kinds import RowKind, row_kinds
-from profdeck_traces.account.table import account_of
-from profdeck_traces.account.windows import Windows
+from profdeck_traces.account.owned_path import OwnedPath
+from profdeck_traces.account.table import account_of, owned_path
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck_traces.analysis.collectives import (
@@ -26,6 +23,7 @@ from profdeck_traces.analysis.collectives import (
     stated_collectives,
     waits_for_all,
 )
+from profdeck_traces.analysis.critical_path import path_windows
 from profdeck_traces.analysis.detail_model import Timeline
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.devices import COMMUNICATES, COMPUTES, MOVES, DeviceTimes
@@ -45,7 +43,7 @@ from profdeck_traces.analysis.steps import find_steps
 from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
-from profdeck_traces.analysis.utilization import TraceUtilization, common_device, utilization_of
+from profdeck_traces.analysis.utilization import TraceUtilization, common_device, is_cpu_only, utilization_of
 from profdeck_traces.attribution.event_work import CountedCalls, EventWork, counted_calls, event_work
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
@@ -128,6 +126,7 @@ def read_summary(
         on_progress,
         cold_first_step=source.cold_first_step,
         last_step=source.last_step,
+        with_pictures=buckets > 0,
     )
     reading = summary.reading()
     return summary.with_pictures(reading, buckets) if buckets else reading
@@ -150,12 +149,20 @@ def read_with_pictures(  # noqa: PLR0913 - two are facts from the manifest
     Raises:
         TraceError: The file cannot be opened or read.
     """
-    summary = _read(path, classifier, step_names, None, cold_first_step=cold_first_step, last_step=last_step)
+    summary = _read(
+        path,
+        classifier,
+        step_names,
+        None,
+        cold_first_step=cold_first_step,
+        last_step=last_step,
+        with_pictures=True,
+    )
     reading = summary.reading()
     return {0: reading} | {number: summary.with_pictures(reading, number) for number in buckets}
 
 
-def _read(  # noqa: PLR0913 - the last two are facts from the manifest
+def _read(  # noqa: PLR0913 - one parameter per option
     path: Path,
     classifier: Classifier,
     step_names: StepNames,
@@ -163,10 +170,19 @@ def _read(  # noqa: PLR0913 - the last two are facts from the manifest
     *,
     cold_first_step: bool,
     last_step: int | None,
+    with_pictures: bool,
 ) -> _Summary:
     trace = read_trace(path, is_step=lambda name: step_names.parse(name) is not None, on_progress=on_progress)
     _check_categories(trace)
-    return _Summary(path, trace, classifier, step_names, cold_first_step=cold_first_step, last_step=last_step)
+    return _Summary(
+        path,
+        trace,
+        classifier,
+        step_names,
+        cold_first_step=cold_first_step,
+        last_step=last_step,
+        with_pictures=with_pictures,
+    )
 
 
 def summary_of(trace: Trace, source: TraceSource, *, classifier: Classifier, step_names: StepNames) -> RankReading:
@@ -204,7 +220,7 @@ def _tables(path: Path) -> RecorderTables:
 class _Summary:
     """Summary of one trace."""
 
-    def __init__(  # noqa: PLR0913 - the last two are facts from the manifest
+    def __init__(  # noqa: PLR0913, PLR0915 - one parameter per option; a pass in the order that frees memory
         self,
         path: Path,
         trace: Trace,
@@ -213,8 +229,11 @@ class _Summary:
         *,
         cold_first_step: bool,
         last_step: int | None,
+        with_pictures: bool = False,
     ) -> None:
         self._path, self._trace, self._device = path, trace, common_device(trace)
+        self._with_pictures = with_pictures
+        self._critical_path: OwnedPath | None = None
         self._step_names = step_names
         self._analysed = _tables(path)
         tables = trace.tables
@@ -270,7 +289,8 @@ class _Summary:
         self._event_work: EventWork | None = None
         self._communication = events[np.flatnonzero(self._communicates[events.name])]
         self._collectives, self._matched = self._collected()
-        self._account, self._arrivals = None, no_arrivals(len(self._collectives))
+        self._account: Account | None = None
+        self._arrivals = no_arrivals(len(self._collectives))
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
             self._attribute(names, counted, *timed, on_device=len(work) > 0)
@@ -288,7 +308,8 @@ class _Summary:
         self, names: Attribution, counted: CountedCalls, rows: Int, time_ns: Int, *, on_device: bool
     ) -> None:
         """Divide the time of device events, or of operators, among their owners."""
-        of_events = event_work(counted, names, rows, time_ns, self._device.peaks, on_device=on_device)
+        on_cpu = not on_device and is_cpu_only(self._trace)
+        of_events = event_work(counted, names, rows, time_ns, self._device.peaks, on_device=on_device, on_cpu=on_cpu)
         basis = "device" if on_device else "host"
         self._attributed = _attributed(names, basis, rows, time_ns, self._stages, of_events)
         self._event_work = of_events if on_device else None
@@ -318,7 +339,9 @@ class _Summary:
         for step in candidates(summary):
             begin_ns, end_ns = (origin_ns + round(time_us * _NS_PER_US) for time_us in span_of(step))
             pictures.append(Picture(step.name, begin_ns, end_ns, buckets, kinds))
-        return tuple(picture.of(trace.events, self._host, marks, origin_ns) for picture in pictures)
+        return tuple(
+            picture.of(trace.events, self._host, marks, origin_ns, self._critical_path) for picture in pictures
+        )
 
     def _summary(self) -> RankSummary:
         trace, analysed = self._trace, self._analysed
@@ -410,31 +433,17 @@ class _Summary:
         """Return the account of the steps, or ``None`` if there is none, and the paths to the collectives."""
         steps, events = self._trace_steps, self._trace.events
         names.events.storage.release()
-        kind = step_kind(steps)
-        # A kernel table has its own track numbers.
-        tracks = {track: number for number, track in enumerate(names.events.tracks)}
-        track = np.array(
-            [tracks.get(self._trace.tables.tracks[number], -1) for number in steps.track.tolist()], dtype=np.int64
-        )
-        of_kind = np.array([steps.marks[name].kind == kind for name in steps.name.tolist()], dtype=bool) & (track >= 0)
-        is_valid = np.zeros(names.events.complete, dtype=bool)
-        is_valid[events.row[events.row >= 0]] = True
         communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
-        annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
-        kinds = row_kinds(
-            names.events, lambda name: self._step_names.parse(name) is not None, communicates.__contains__
-        )
-        kinds[~is_valid] = RowKind.OTHER
-        mark_file_functions(names.events, kinds)
+        windows = path_windows(self._trace, names, steps, self._step_names, communicates.__contains__)
         calls, collectives = self._collectives, self._matched
         is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
         rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
         # Several groups can have the same text.
         numbers = {text: number for number, text in enumerate(collectives.groups)}
         groups = np.array([numbers[text] for text in collectives.groups], dtype=np.int64)[collectives.group]
-        finder = ArrivalFinder(names, kinds, rows, groups, self._trace.base_ns)
-        windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
-        account = account_of(windows, names, kind or "recording", self._counted, finder.add)
+        finder = ArrivalFinder(names, windows.kinds, rows, groups, self._trace.base_ns)
+        account = account_of(windows, names, step_kind(steps) or "recording", self._counted, finder.add)
+        self._critical_path = owned_path(windows, names) if self._with_pictures else None
         if account is not None and not (events.row >= 0).all():
             note = "The device work is in a table without launches, so all owners are on the host."
             account = attrs.evolve(account, notes=(*account.notes, note))

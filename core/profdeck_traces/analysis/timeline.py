@@ -11,6 +11,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from profdeck_traces.account.owned_path import OwnedPath
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.detail_model import Timeline, TimelineEvent, TimelineLane, TimelineMark
 from profdeck_traces.analysis.host_states import CAUSES, Host
 from profdeck_traces.reading.columns import Columns, Tables
@@ -93,9 +95,16 @@ class Picture:
         # Only differences are computed as floats, because floats cannot represent Unix times in nanoseconds exactly.
         self._edges = begin_ns + np.linspace(0, self._end_ns - begin_ns, buckets + 1).astype(np.int64)
         self._lanes: dict[_Key, dict[str, Int]] = {}
-        self._events: dict[_Key, list[tuple[int, int, int]]] = {}
+        self._events: dict[_Key, list[tuple[str, int, int]]] = {}
 
-    def of(self, events: Columns, host: Host | None, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
+    def of(
+        self,
+        events: Columns,
+        host: Host | None,
+        marks: Sequence[TimelineMark],
+        origin_ns: int,
+        path: OwnedPath | None = None,
+    ) -> Timeline:
         """Compute the picture.
 
         Args:
@@ -103,17 +112,36 @@ class Picture:
             host: Host activity, or ``None`` if the trace has no host events.
             marks: Steps and stages of the trace. The picture shows those that overlap its interval.
             origin_ns: Time to which the times in the picture are relative.
+            path: Critical path of the trace, if it has one.
         """
+        if path is not None:
+            self._add_path(path.overlapping(self._begin_ns, self._end_ns))
         self._add(events, host)
         return self._finish(marks, origin_ns)
+
+    @property
+    def _long_ns(self) -> int:
+        """Minimum duration of an event that is shown separately."""
+        return _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
+
+    def _add_path(self, path: OwnedPath) -> None:
+        """Add the critical path as a lane whose classes are the kinds of owners."""
+        key = ("path", None, None)
+        kinds = np.array([OwnerKind.from_label(owner.kind) for owner in path.owners], np.int64)[path.owner]
+        for kind in np.unique(kinds).tolist():
+            rows = np.flatnonzero(kinds == kind)
+            self._cover(key, OwnerKind(kind).label, (path.begin_ns[rows], path.end_ns[rows]))
+        for row in np.flatnonzero(path.end_ns - path.begin_ns >= self._long_ns).tolist():
+            owner = path.owners[path.owner[row]]
+            name = f"{owner.label}, {owner.origin}" if owner.origin else owner.label
+            self._events.setdefault(key, []).append((name, int(path.begin_ns[row]), int(path.end_ns[row])))
 
     def _add(self, events: Columns, host: Host | None) -> None:
         inside = (events.end_ns > self._begin_ns) & (events.start_ns < self._end_ns)
         self._add_devices(events[np.flatnonzero(inside & (self._kinds.work[events.name] >= 0))], host)
         if host is not None:
             self._add_threads(host)
-        long_ns = _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
-        shown = inside & self._kinds.may_show[events.track] & (events.duration_ns >= long_ns)
+        shown = inside & self._kinds.may_show[events.track] & (events.duration_ns >= self._long_ns)
         self._add_events(events[np.flatnonzero(shown)])
 
     def _finish(self, marks: Sequence[TimelineMark], origin_ns: int) -> Timeline:
@@ -139,11 +167,11 @@ class Picture:
             events += [
                 TimelineEvent(
                     lane=lane,
-                    name=self._kinds.tables.names[code][:_NAME_LENGTH],
+                    name=name[:_NAME_LENGTH],
                     start_us=(start - origin_ns) / _NS_PER_US,
                     duration_us=(end - start) / _NS_PER_US,
                 )
-                for code, start, end in sorted(found, key=lambda event: (event[1], -event[2]))
+                for name, start, end in sorted(found, key=lambda event: (event[1], -event[2]))
             ]
         begin_us, end_us = ((time - origin_ns) / _NS_PER_US for time in (self._begin_ns, self._end_ns))
         inside = [mark for mark in marks if mark.start_us < end_us and mark.start_us + mark.duration_us > begin_us]
@@ -162,14 +190,16 @@ class Picture:
         """Return the lanes to show: all devices, of streams and threads those with most time."""
         time_ns = {key: sum(int(of.sum()) for of in shares.values()) for key, shares in self._lanes.items()}
         chosen: list[_Key] = []
-        for kind, most in (("device", None), ("stream", _MOST_STREAMS), ("thread", _MOST_THREADS)):
-            least_ns = (self._end_ns - self._begin_ns) * _LEAST_SHARE if kind != "device" else 0
+        for kind, most in (("path", None), ("device", None), ("stream", _MOST_STREAMS), ("thread", _MOST_THREADS)):
+            least_ns = (self._end_ns - self._begin_ns) * _LEAST_SHARE if most else 0
             keys = [key for key in self._lanes if key[0] == kind and time_ns[key] > least_ns]
             keys = sorted(keys, key=lambda key: -time_ns[key])[:most] if most else keys
             chosen += sorted(keys, key=lambda key: (str(key[1]), str(key[2])))
         return chosen
 
     def _name(self, kind: str, group: Id, track: Id) -> str:
+        if kind == "path":
+            return "critical path"
         if kind == "device":
             return f"device {group}"
         if kind == "stream":
@@ -251,7 +281,7 @@ class Picture:
             shares[name] = time_ns
 
     def _add_events(self, events: Columns) -> None:
-        tracks = self._kinds.tables.tracks
+        tracks, names = self._kinds.tables.tracks, self._kinds.tables.names
         work = self._kinds.work[events.name]
         rows = zip(
             events.name.tolist(),
@@ -264,4 +294,4 @@ class Picture:
         for name, track, kind, start, end in rows:
             key = ("stream" if kind >= 0 else "thread", *tracks[track])
             found = self._events.setdefault(key, [])
-            found.append((name, start, end))
+            found.append((names[name], start, end))

@@ -20,7 +20,7 @@ from profdeck_traces.analysis.steps import TraceSteps
 from profdeck_traces.attribution.device_peaks import DevicePeaks, peaks_of
 from profdeck_traces.attribution.event_work import EventWork
 from profdeck_traces.attribution.model import Utilization
-from profdeck_traces.reading.columns import Columns
+from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_WORK, RUNTIMES, Columns
 from profdeck_traces.reading.trace import Trace
 
 _LEAST_COVERED = 0.5
@@ -41,6 +41,15 @@ class TraceUtilization:
 
     of_trace: Utilization
     steps: tuple[StepSummary, ...]
+
+
+def is_cpu_only(trace: Trace) -> bool:
+    """Return True if the recorder found no device, and no call of a device runtime was recorded.
+
+    Kineto lists the CUDA and HIP devices of the machine even if only CPU activity is recorded.
+    """
+    is_device = trace.tables.names_of_categories(DEVICE_WORK | RUNTIMES | {DEVICE_ANNOTATION})
+    return trace.members.get("deviceProperties") == [] and not is_device[trace.events.name].any()
 
 
 def common_device(trace: Trace) -> CommonDevice:

@@ -82,7 +82,10 @@ class EventWork:
     size_bytes: Float
     """NaN if the call's traffic is unknown."""
     time_ns: Float
-    """Duration of the event if it performs a counted call, otherwise 0. Always 0 without device events."""
+    """Duration of the event, including nested operators, if it performs a counted call, otherwise 0.
+
+    Also 0 if the trace has no device events but the work may have run on a device.
+    """
     compute_ns: Float
     """Minimum time for the FLOPs; NaN if the peak rate is unknown."""
     roofline_ns: Float
@@ -92,7 +95,14 @@ class EventWork:
 
 
 def event_work(  # noqa: PLR0913 - one parameter per kind of input
-    calls: CountedCalls, names: Attribution, rows: Int, time_ns: Int, peaks: DevicePeaks | None, *, on_device: bool
+    calls: CountedCalls,
+    names: Attribution,
+    rows: Int,
+    time_ns: Int,
+    peaks: DevicePeaks | None,
+    *,
+    on_device: bool,
+    on_cpu: bool = False,
 ) -> EventWork:
     """Divide the work of each call among its device events, in proportion to their durations.
 
@@ -106,6 +116,7 @@ def event_work(  # noqa: PLR0913 - one parameter per kind of input
         time_ns: Duration of each device event.
         peaks: Peak rates of the device, if known.
         on_device: Whether the rows are device events.
+        on_cpu: Whether all work ran on the CPU.
     """
     index = np.full(names.events.complete, -1, np.int32)
     index[calls.row] = np.arange(len(calls.row), dtype=np.int32)
@@ -117,9 +128,9 @@ def event_work(  # noqa: PLR0913 - one parameter per kind of input
         has_direct[call[is_direct]] = True
         call[(call >= 0) & ~is_direct & has_direct[call]] = -1
     else:
-        # Do not use operator times: the operator may have only launched work on a device that was not recorded.
         call = values_at(index, rows).astype(np.int64)
-        time_ns = np.zeros_like(time_ns)
+        # Unless all work ran on the CPU, the operator may have only launched work on a device that was not recorded.
+        time_ns = names.events.duration_ns[rows] if on_cpu else np.zeros_like(time_ns)
     used = call >= 0
     weight = np.where(used, time_ns + 1.0, 0.0)
     share = np.zeros(len(rows))

@@ -28,8 +28,8 @@ class AttributedTime:
     size_bytes: int | None = None
     """Minimum memory traffic of the counted operators, including norms and embeddings."""
     work_us: float | None = None
-    """Part of ``time_us`` spent in events with counted work. ``None`` without device events, because operators may have
-    launched work on a device that was not recorded."""
+    """Duration of the events with counted work. For a job on the CPU, it includes operators called by the counted ones.
+    ``None`` if the trace has no device events but may be of a machine with a device, which was not recorded."""
     peak_share: float | None = None
     """Minimum time for the work, given the device's peak rate and memory bandwidth, as a fraction of ``work_us``.
     ``None`` if the device or data type is unknown."""

@@ -103,7 +103,15 @@ def _product(inputs: _Inputs, *, left: int, right: int, out_dtype: int | None = 
     return _product_work(inputs, (left, right), outputs * first[-1], outputs, out_dtype)
 
 
-def _grouped(inputs: _Inputs, *, out_dtype: int | None = None) -> OperatorWork:
+def _vector_product(inputs: _Inputs, *, matrix: int) -> OperatorWork:
+    """Count the product of an m x k matrix and the vector of k elements that follows it."""
+    rows, columns = inputs.shape(matrix)
+    if inputs.shape(matrix + 1) != [columns]:
+        raise ValueError
+    return _product_work(inputs, (matrix, matrix + 1), rows * columns, rows, None)
+
+
+def _grouped(inputs: _Inputs, *, offsets: int = 2, out_dtype: int | None = None) -> OperatorWork:
     """Count a grouped matrix product. Offsets split the rows, the columns or the inner dimension into groups.
 
     Rows after the last offset belong to no group, but they are counted because traces do not record the offsets.
@@ -111,7 +119,7 @@ def _grouped(inputs: _Inputs, *, out_dtype: int | None = None) -> OperatorWork:
     first, second = inputs.shape(0), inputs.shape(1)
     if (len(first), len(second)) not in {(2, 3), (3, 2), (2, 2), (3, 3)} or first[-1] != second[-2]:
         raise ValueError
-    groups = first[0] if len(first) == 3 else second[0] if len(second) == 3 else max(inputs.shape(2) or [1])  # noqa: PLR2004
+    groups = first[0] if len(first) == 3 else second[0] if len(second) == 3 else max(inputs.shape(offsets) or [1])  # noqa: PLR2004
     is_divided = {len(first), len(second)} == {2, 3}
     outputs = first[-2] * second[-1] * (1 if is_divided else groups)
     multiplications = first[-2] * first[-1] * second[-1] * (groups if len(first) == len(second) == 3 else 1)  # noqa: PLR2004
@@ -241,7 +249,10 @@ _FORMULAS: dict[str, Callable[[_Inputs], OperatorWork]] = {
         ("aten::addmm", "aten::addmm_", "aten::_addmm_activation", "aten::baddbmm", "aten::baddbmm_"),
         _with(_product, left=1, right=2),
     ),
+    "aten::mv": _with(_vector_product, matrix=0),
+    **dict.fromkeys(("aten::addmv", "aten::addmv_"), _with(_vector_product, matrix=1)),
     "aten::_grouped_mm": _grouped,
+    "aten::_scaled_grouped_mm": _with(_grouped, offsets=4, out_dtype=7),
     **dict.fromkeys(
         ("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_flash_attention_for_cpu"),
         _with(_attention, causal=4),

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from profdeck_traces.account.borders import HOST
+from profdeck_traces.account.borders import BORDER_TEXTS, HOST
+from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.diff_text import (
     SECTIONS,
     basis_of,
@@ -26,7 +27,7 @@ from profdeck_traces.analysis.short_names import cut_middle, full_name, short_ke
 from profdeck_traces.base.errors import ConfigError
 from profdeck_traces.base.text import plural
 from profdeck_traces.cli import arguments, json_limit, regression_limit, terminal, text_layout
-from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label
+from profdeck_traces.cli.owner_labels import origin_label, owner_label
 
 if TYPE_CHECKING:
     from profdeck_traces.analysis.diff_model import AccountDiff, Change, RoleDiff, RunDiff
@@ -231,8 +232,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
         before, after = (sum(sides[side] for sides in others) for side in (0, 1))
         rows.append([*_of_times(before, after), plural(len(others), "other owner"), ""])
     rows.append([*_of_times(account.step_before_ns, account.step_after_ns), "all owners", ""])
-    line = "line, module, annotation or operator" if any(key[2] for key in shown) else "module, annotation or operator"
-    header = ("before ms", "after ms", "change ms", heading, line)
+    header = ("before ms", "after ms", "change ms", heading, "location")
     lines = [Text(), *text_layout.aligned(header, rows, width, left=(heading,))]
     if account.borders_before != account.borders_after:
         rules = f"before: {', '.join(account.borders_before)}; after: {', '.join(account.borders_after)}"
@@ -240,7 +240,7 @@ def _account(heading: str, account: AccountDiff, top: int | None, width: int) ->
         lines += text_layout.wrapped(text, width, indent="  ", style="dim")
     elif account.borders_after != (HOST,):
         for border in account.borders_after:
-            lines += text_layout.wrapped(BORDERS[border], width, indent="  ", style="dim")
+            lines += text_layout.wrapped(BORDER_TEXTS[border], width, indent="  ", style="dim")
     return lines
 
 

@@ -36,19 +36,29 @@ def command(  # noqa: PLR0913  # the options of a command line
     iterations: trace_range.Iterations = None,
     time: trace_range.Time = None,
     category: trace_range.Category = None,
+    critical_path: merging.CriticalPath = None,
     processes: arguments.Processes = 0,
     json: terminal.JsonOption = False,
 ) -> None:
     """Merge traces into one trace for Perfetto.
 
     Processes are named by role, replica and rank. A slim trace contains only the names and times of device activity and
-    annotations, or of the events of each --category.
+    annotations, or of the events of each --category, and the critical path.
     """
     if not output.name.endswith((*_CHROME, *merging.PERFETTO)):
         raise ConfigError(f"--output {output}: the file name must end in {', '.join((*_CHROME, *merging.PERFETTO))}.")
     part = trace_range.TracePart.from_options(steps, iterations, time, category)
     trace_range.check_new_file(output)
-    merge = merging.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
+    is_slim = output.name.endswith(merging.PERFETTO)
+    merge = merging.Merge(
+        paths=paths,
+        align=align,
+        roles=role,
+        ranks=rank,
+        part=part,
+        processes=processes,
+        with_path=is_slim and not category if critical_path is None else critical_path,
+    )
     merged = merging.write_merged(merge, output)
     for problem in merged.written.problems:
         terminal.warn(f"{problem} Only the readable part was merged.")

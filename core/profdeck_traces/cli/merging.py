@@ -43,6 +43,17 @@ Rank = Annotated[
 ]
 
 
+CriticalPath = Annotated[
+    bool | None,
+    typer.Option(
+        "--critical-path/--no-critical-path",
+        help="Add the critical path of the steps of each trace as a track. Default: only to slim traces without "
+        "--category.",
+        show_default=False,
+    ),
+]
+
+
 @attrs.frozen(kw_only=True)
 class Merge:
     """Parameters of a merge."""
@@ -58,6 +69,8 @@ class Merge:
     """Events to keep from each trace."""
     processes: int
     """Number of traces to read in parallel; 0: one per core."""
+    with_path: bool = False
+    """Add the critical path of each trace."""
 
 
 @attrs.frozen(kw_only=True)
@@ -72,6 +85,8 @@ class Written:
     """Problems of the source traces."""
     unread: int
     """Number of source traces from which no event could be read."""
+    without_path: Sequence[str] = ()
+    """Reasons why requested critical paths are missing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +144,10 @@ def write_merged(merge: Merge, destination: Path) -> Merged:
         alignment = Alignment.NONE  # no trace has clock data
     aligned = list(zip(sources, shifts.shift_ns, _selections(sources, merge.part), strict=True))
     with terminal.show_progress("Merging the traces") as on_progress, trace_range.write_errors(destination):
-        written = (_write_slim if is_slim else _write_chrome)(aligned, destination, processes, on_progress)
+        write = _write_slim if is_slim else _write_chrome
+        written = write(aligned, destination, processes, on_progress, with_path=merge.with_path)
+    for reason in written.without_path:
+        terminal.warn(f"The critical path is not added: {reason}")
     return Merged(
         sources=sources,
         alignment=alignment,
@@ -262,14 +280,25 @@ def _part_of(source: TraceSource, part: trace_range.TracePart) -> trace_range.Tr
     return attrs.evolve(part, steps=None if is_within_step else _common_steps(source, part.steps))
 
 
-def _write_chrome(aligned: Sequence[_Aligned], destination: Path, processes: int, on_progress: Progress) -> Written:
+def _write_chrome(
+    aligned: Sequence[_Aligned], destination: Path, processes: int, on_progress: Progress, *, with_path: bool
+) -> Written:
     from profdeck_traces.merge import MergeSource, merge_traces
+    from profdeck_traces.writing.selection import Selection
 
     sources = [
-        MergeSource(source.path, source.label, number, shift_ns, selection)
+        MergeSource(
+            source.path,
+            source.label,
+            number,
+            shift_ns,
+            selection,
+            (selection or Selection()).host_bounds if with_path else None,
+        )
         for number, (source, shift_ns, selection) in enumerate(aligned)
     ]
     unread: list[MergeSource] = []
+    without_path: list[str] = []
     check = merge_traces(
         sources,
         destination,
@@ -278,12 +307,20 @@ def _write_chrome(aligned: Sequence[_Aligned], destination: Path, processes: int
         processes=processes,
         on_progress=on_progress,
         on_unread=unread.append,
+        on_missing_path=without_path.append,
     )
-    problems = [check.problem] if check.problem else []
-    return Written(events=check.events, size_bytes=check.size_bytes, problems=problems, unread=len(unread))
+    return Written(
+        events=check.events,
+        size_bytes=check.size_bytes,
+        problems=[check.problem] if check.problem else [],
+        unread=len(unread),
+        without_path=without_path,
+    )
 
 
-def _write_slim(aligned: Sequence[_Aligned], destination: Path, processes: int, on_progress: Progress) -> Written:
+def _write_slim(
+    aligned: Sequence[_Aligned], destination: Path, processes: int, on_progress: Progress, *, with_path: bool
+) -> Written:
     from profdeck_traces.writing.selection import Selection
     from profdeck_traces.writing.slim import LANES, SlimSource, write_slim
 
@@ -297,6 +334,7 @@ def _write_slim(aligned: Sequence[_Aligned], destination: Path, processes: int, 
                 selection=attrs.evolve(
                     selection or Selection(), categories=(selection and selection.categories) or LANES
                 ),
+                with_path=with_path,
             )
             for number, (source, shift_ns, selection) in enumerate(aligned)
         ],
@@ -311,4 +349,5 @@ def _write_slim(aligned: Sequence[_Aligned], destination: Path, processes: int, 
         size_bytes=written.size_bytes,
         problems=written.problems,
         unread=written.unread,
+        without_path=written.without_path,
     )

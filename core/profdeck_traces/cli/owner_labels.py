@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from profdeck_traces.account.borders import DEVICE, HOST, RECORDING
 from profdeck_traces.analysis.short_names import cut_middle, full_name, short_kernel
 from profdeck_traces.base.text import printable
 
-NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank"})
-"""Kinds of owners that may have no name. Any other owner without a name is a sum of small owners."""
-BORDERS = {
-    HOST: "A step lasts from the start of its annotation to the start of the next one.",
-    DEVICE: "A step ends when its device work ends.",
-    RECORDING: "The recording has no steps and counts as one.",
-}
-"""Description of each border rule."""
 _ON_DEVICE = frozenset({"kernel", "collective", "launch latency", "device gap", "device held"})
 
 

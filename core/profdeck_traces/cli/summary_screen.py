@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import attrs
 from rich.text import Text
 
-from profdeck_traces.account.borders import HOST
+from profdeck_traces.account.borders import BORDER_TEXTS, HOST
+from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.formatting import ms, percent
 from profdeck_traces.analysis.host_states import NOT_READ
 from profdeck_traces.analysis.short_names import cut_middle
 from profdeck_traces.base.text import plural, printable
 from profdeck_traces.cli import terminal, text_layout
-from profdeck_traces.cli.owner_labels import BORDERS, NAMELESS, origin_label, owner_label, short_event
+from profdeck_traces.cli.owner_labels import origin_label, owner_label, short_event
 from profdeck_traces.cli.server_table import server_table
 from profdeck_traces.cli.text_layout import aligned, bar, beside, wrapped
 from profdeck_traces.findings.overview import Team, WorkRow, about, first_of, not_complete, teams_of
@@ -34,7 +35,9 @@ _TIMES, _LEAST_TIME = 5, 0.01
 _FEWEST_ROWS, _USUAL_ROWS = 2, 10
 _GAP = 2
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
-_OWNERS, _FEWEST_OWNERS, _LEAST_OWNER = 8, 3, 0.01
+_OWNERS, _FEWEST_OWNERS, _FEWEST_OWNERS_OF_ROLE, _LEAST_OWNER = 8, 3, 2, 0.01
+_ACCOUNT = 1
+"""Priority of the accounts."""
 _STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "failed": "red", "missing": "red"}
 
 
@@ -63,12 +66,18 @@ def page(run: RunSummary, paths: Sequence[Path], screen: Screen) -> list[Text]:
     width = screen.width
     everyone = teams_of(run)
     is_full = screen.findings is None
-    lines = [*_about(run, paths, everyone, width), Text(), *_findings(run.findings, width, screen.findings)]
     teams = everyone if is_full else first_of(everyone, _MOST_TRACES)
     tables = [table for team in teams for table in _tables_of(team, len(everyone) > 1, screen)]
     notes = [f"{plural(len(everyone) - len(teams), 'more trace')} with --full."] if len(everyone) > len(teams) else []
-    if screen.height is not None:
+    lines = [*_about(run, paths, everyone, width), *_headlines(teams, width, named=len(everyone) > 1), Text()]
+    if screen.height is None:
+        lines += _findings(run.findings, width, screen.findings)
+    else:
         room = screen.height - 1 - len(lines)  # one line is left for the prompt
+        accounts = [attrs.evolve(table, rows=table.fewest).lines for table in tables if table.priority <= _ACCOUNT]
+        reserved = sum(len(account) + 1 for account in accounts) + 2 * (len(notes) + 1)
+        lines += _findings(run.findings, width, screen.findings, max_lines=room - reserved)
+        room = screen.height - 1 - len(lines)
         fitted = _fitted(tables, room - 2 * len(notes))
         if len(fitted) < len(tables):
             fitted = _fitted(tables, room - 2 * len(notes) - 2)
@@ -136,14 +145,35 @@ def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width:
     return [*lines, *(line for block in poor for line in block)]
 
 
-def _findings(findings: Sequence[Finding], width: int, most: int | None) -> list[Text]:
+def _headlines(teams: Sequence[Team], width: int, *, named: bool) -> list[Text]:
+    """Return a line for each role with its step time and the sides of its critical path."""
+    return [
+        line
+        for team in teams
+        if team.headline
+        for line in wrapped(f"{team.name or 'trace'}: {team.headline}" if named else team.headline, width, indent="  ")
+    ]
+
+
+def _findings(
+    findings: Sequence[Finding], width: int, most: int | None, max_lines: int = text_layout.UNLIMITED
+) -> list[Text]:
+    """Format the findings. The first finding is always shown. Advice that an earlier finding has is not repeated."""
     if not findings:
         return [Text("Findings: nothing stands out.", style="bold")]
-    lines = [Text("Findings", style="bold")]
+    blocks: list[list[Text]] = []
+    advice: set[str] = set()
     for number, finding in enumerate(findings[:most], 1):
-        lines += wrapped(finding.text, width, indent="   ", first=f"{number}. ")
-        lines += wrapped(f"{finding.do[:1].upper()}{finding.do[1:]}.", width, indent="   ", style="dim")
-    if most is not None and (more := len(findings) - most) > 0:
+        block = wrapped(finding.text, width, indent="   ", first=f"{number}. ")
+        if finding.do not in advice:
+            block += wrapped(f"{finding.do[:1].upper()}{finding.do[1:]}.", width, indent="   ", style="dim")
+        advice.add(finding.do)
+        blocks.append(block)
+    shown = blocks
+    while len(shown) > 1 and sum(map(len, shown)) + 1 + (len(shown) < len(findings)) > max_lines:
+        shown = shown[:-1]
+    lines = [Text("Findings", style="bold"), *(line for block in shown for line in block)]
+    if more := len(findings) - len(shown):
         lines.append(Text(f"   {more} more with --full.", style="dim"))
     return lines
 
@@ -155,25 +185,25 @@ def _tables_of(team: Team, named: bool, screen: Screen) -> list[_Table]:  # noqa
     tables = [
         _Table(
             lambda rows: _account(team, named, width, rows, full=is_full),
-            priority=0,
+            priority=_ACCOUNT,
             rows=len(team.account) if is_full else _OWNERS,
-            fewest=_FEWEST_OWNERS,
+            fewest=_FEWEST_OWNERS_OF_ROLE if named else _FEWEST_OWNERS,
         ),
         _Table(
             lambda rows: server_table(team.servers, width, rows),
-            priority=1,
+            priority=2,
             rows=len(team.servers) if is_full else _SERVERS,
             fewest=_FEWEST_ROWS,
         ),
-        _Table(lambda rows: _stages(team, named, width, rows), priority=3, rows=_STAGES, fewest=_FEWEST_STAGES),
-        _Table(lambda rows: _device(team, named, width, rows), priority=2, rows=_TIMES, fewest=1),
+        _Table(lambda rows: _stages(team, named, width, rows), priority=4, rows=_STAGES, fewest=_FEWEST_STAGES),
+        _Table(lambda rows: _device(team, named, width, rows), priority=3, rows=_TIMES, fewest=1),
         _Table(
             lambda rows: _work(team, rows, width, named),
-            priority=1 if screen.top is None else 0,
+            priority=2 if screen.top is None else 0,
             rows=most_rows,
             fewest=_FEWEST_ROWS if screen.top is None else most_rows,
         ),
-        _Table(lambda rows: _steps(team, named, width, rows), priority=4, rows=len(team.steps), fewest=1),
+        _Table(lambda rows: _steps(team, named, width, rows), priority=5, rows=len(team.steps), fewest=1),
     ]
     return [table for table in tables if table.lines]
 
@@ -207,14 +237,12 @@ def _account(team: Team, named: bool, width: int, limit: int, *, full: bool) -> 
     if rest:
         share, mean_us = sum(row.share for row in rest), sum(row.mean_us for row in rest)
         rows.append([percent(share), ms(mean_us), *[""] * any(gains), plural(len(rest), "other owner"), "-"])
-    has_line = {row.line is not None for row in shown if row.origin}
-    line = "line" if has_line == {True} else f"{'line, ' * any(has_line)}module, annotation or operator"
-    header = (*front, "owner on the critical path", _heading(team, line, named))
+    header = (*front, "owner on the critical path", _heading(team, "location", named))
     lines = aligned(header, rows, width, left=("owner on the critical path",))
-    texts = [BORDERS[border] for border in team.borders if full or border != HOST]
+    texts = [team.next_limit, *(BORDER_TEXTS[border] for border in team.borders if full or border != HOST)]
     if team.longest is not None:
         longest, mean = ms(team.longest.step_us), ms(team.longest.mean_us)
-        texts.insert(0, f"{team.longest.label} has the longest step: {longest} ms. The mean of the ranks is {mean} ms.")
+        texts.insert(1, f"The longest step is on {team.longest.label}: {longest} ms. Mean of the ranks: {mean} ms.")
     texts += team.notes if full else ()
     return [*lines, *(part for text in texts for part in wrapped(text, width, indent="  ", first="  ", style="dim"))]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _Key = tuple[str, str, str, str]
 _BASES = {"device": "Device time", "host": "Self CPU time of operators"}
 _STACKS = "Modules and lines require stacks. To record them, set the backend option with_stack."
+_US_PER_S = 1e6
 _WITH_WORK = ("operator", "shape")
 _PEAK = (
     "of peak: share of the dense peak rate, or of the memory bandwidth if the bound is memory. Operators without a "
@@ -72,12 +73,13 @@ def _of_team(team: Team, name: str, times: Sequence[AttributedTimes], by: str, s
     if others:
         hidden = plural(len(sums) - len(shown), "more row")
         shown.append((("none", f"{hidden} (--top 0 shows all)", "", ""), others))
+    rate_unit, flops_per_unit = ("TFLOP/s", 1e12) if times[0].basis == "device" else ("GFLOP/s", 1e9)
     rows = [
         [
             ms(sum(row.time_us for row in of_owner)),
             percent(sum(row.time_us for row in of_owner) / total_us),
             f"{sum(row.count for row in of_owner):,}",
-            *(_work(of_owner) if by in _WITH_WORK and kind != "none" else ("", "", "")),
+            *(_work(of_owner, flops_per_unit) if by in _WITH_WORK and kind != "none" else ("", "", "")),
             dtypes,
             f"{_label(kind, owner, by)} {shapes}".strip(),
         ]
@@ -85,7 +87,7 @@ def _of_team(team: Team, name: str, times: Sequence[AttributedTimes], by: str, s
     ]
     calls = "kernels" if times[0].basis == "device" else "calls"
     name_column = "operator and shapes" if by == "shape" else by
-    header = ("ms", "share", calls, "TFLOP/s", "of peak", "bound", "dtypes", name_column)
+    header = ("ms", "share", calls, rate_unit, "of peak", "bound", "dtypes", name_column)
     yield from aligned(header, rows, width, left=("bound", "dtypes"))
     if by in ("module", "line") and not any(one.has_stacks for one in times):
         yield from wrapped(_STACKS, width, style="dim")
@@ -100,13 +102,18 @@ def _of_team(team: Team, name: str, times: Sequence[AttributedTimes], by: str, s
             yield from wrapped(text, width, style="dim")
 
 
-def _work(rows: Sequence[AttributedTime]) -> tuple[str, str, str]:
-    """Format the rate in TFLOP/s, the share of the peak and the bound. Unknown values are empty."""
+def _work(rows: Sequence[AttributedTime], flops_per_unit: float) -> tuple[str, str, str]:
+    """Format the rate, the share of the peak and the bound. Unknown values are empty.
+
+    Args:
+        rows: Rows of one owner.
+        flops_per_unit: FLOP/s in the unit of the rate.
+    """
     timed = [row for row in rows if row.work_us]
     work_us = sum(row.work_us or 0.0 for row in timed)
     if not work_us:
         return "", "", ""
-    rate = sum(row.flops or 0 for row in timed) / work_us / 1e6
+    rate = sum(row.flops or 0 for row in timed) / work_us * _US_PER_S / flops_per_unit
     text = f"{rate:,.0f}" if rate >= 100 else f"{rate:,.1f}" if rate >= 10 else f"{rate:.2g}"  # noqa: PLR2004
     bounds = {row.bound for row in timed}
     if None in bounds:

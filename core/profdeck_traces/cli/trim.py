@@ -13,6 +13,7 @@ from profdeck_traces.base.files import user_path
 from profdeck_traces.cli import terminal, trace_range
 
 if TYPE_CHECKING:
+    from profdeck_traces.account.owned_path import OwnedPath
     from profdeck_traces.reading.integrity import TraceCheck
     from profdeck_traces.writing.selection import Selection
 
@@ -29,6 +30,9 @@ def command(  # noqa: PLR0913  # the options of a command line
     iterations: trace_range.Iterations = None,
     time: trace_range.Time = None,
     category: trace_range.Category = None,
+    critical_path: Annotated[
+        bool, typer.Option("--critical-path", help="Add the critical path of the steps as a thread.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -55,7 +59,8 @@ def command(  # noqa: PLR0913  # the options of a command line
     trace_range.check_new_file(destination)
     with terminal.show_progress("Finding the events to keep") as on_progress:
         selection = part.selection(file, on_progress)
-    check = _trim(file, destination, selection)
+    path = _critical_path(file) if critical_path else None
+    check = _trim(file, destination, selection, path)
     if check.problem:
         terminal.warn(f"{check.problem} Only the readable part was kept.")
     _report(file, destination, check, json=json)
@@ -72,11 +77,25 @@ def _check_source(file: Path) -> None:
     raise TraceError(f"{file} is a directory. Specify one trace, such as {example}.")
 
 
-def _trim(file: Path, destination: Path, selection: Selection) -> TraceCheck:
+def _critical_path(file: Path) -> OwnedPath | None:
+    """Return the critical path, or print a warning with the reason why it is not available."""
+    from profdeck_traces.analysis.critical_path import critical_path
+    from profdeck_traces.analysis.step_names import StepNames
+    from profdeck_traces.reading.reader import read_trace
+
+    try:
+        with terminal.show_progress("Finding the critical path") as on_progress:
+            return critical_path(read_trace(file, is_step=StepNames.load().is_step, on_progress=on_progress))
+    except TraceError as error:
+        terminal.warn(f"The critical path is not added: {error}")
+        return None
+
+
+def _trim(file: Path, destination: Path, selection: Selection, path: OwnedPath | None) -> TraceCheck:
     from profdeck_traces.writing.trim import trim_trace
 
     with terminal.show_progress("Trimming the trace") as on_progress, trace_range.write_errors(destination):
-        return trim_trace(file, destination, selection, on_progress=on_progress)
+        return trim_trace(file, destination, selection, path=path, on_progress=on_progress)
 
 
 def _report(file: Path, destination: Path, check: TraceCheck, *, json: bool) -> None:

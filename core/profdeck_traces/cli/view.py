@@ -34,6 +34,10 @@ def command(  # noqa: PLR0913 - the options of a command line
             show_default=False,
         ),
     ] = None,
+    critical_path: Annotated[
+        bool,
+        typer.Option("--critical-path/--no-critical-path", help="Show the critical path of the steps as a track."),
+    ] = True,
     align: merging.Align = None,
     role: merging.Role = None,
     rank: merging.Rank = None,
@@ -69,7 +73,15 @@ def command(  # noqa: PLR0913 - the options of a command line
                 raise ConfigError("A file in Perfetto's format cannot be merged or trimmed. Specify only its path.")
             trace = paths[0]
         else:
-            merge = merging.Merge(paths=paths, align=align, roles=role, ranks=rank, part=part, processes=processes)
+            merge = merging.Merge(
+                paths=paths,
+                align=align,
+                roles=role,
+                ranks=rank,
+                part=part,
+                processes=processes,
+                with_path=critical_path,
+            )
             trace = _write_slim(merge, Path(directory), operators)
         title = printable(", ".join(map(terminal.short_path, paths)))
         try:

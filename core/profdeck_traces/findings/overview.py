@@ -17,7 +17,7 @@ from profdeck_traces.account.model import OwnerTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.capture_matching import stage_of
 from profdeck_traces.analysis.cold_steps import warm_steps
-from profdeck_traces.analysis.formatting import percent, ranges
+from profdeck_traces.analysis.formatting import ms, percent, ranges
 from profdeck_traces.analysis.host_states import NOT_READ, NOTHING, OUTSIDE_OPERATORS
 from profdeck_traces.analysis.model import RunSummary, ServerSummary, StepSummary
 from profdeck_traces.analysis.rank_labels import label_of, of_run, runs_of, strangers
@@ -29,6 +29,7 @@ OUTSIDE_STAGES = "outside stages"
 OUTSIDE = "outside operators"
 _MAX_LISTED = 4
 
+_LEAST_SIDE = 0.005
 _LONGER = 1.005
 """The longest step is reported if it is at least this multiple of the mean."""
 
@@ -195,6 +196,29 @@ class Team:
     def rank_labels(self) -> list[str]:
         """Label of each rank, sorted by replica and rank."""
         return [group[0].label for group in _by_rank(self.views)]
+
+    @property
+    def headline(self) -> str:
+        """Mean step time, and the share of each side in the critical path. Empty if there is no account."""
+        if not self.account:
+            return ""
+        shares: dict[str, float] = {}
+        for row in self.account:
+            side = OwnerKind.from_label(row.kind).side
+            shares[side] = shares.get(side, 0.0) + row.share
+        parts = [f"{side} {share:.0%}" for side, share in shares.items() if share >= _LEAST_SIDE]
+        time = ms(sum(row.mean_us for row in self.account))
+        return f"{time} ms per {self.unit}; critical path: {', '.join(parts)}"
+
+    @property
+    def next_limit(self) -> str:
+        """Sentence on what would limit the step without its largest owner. Empty if unknown."""
+        kind = self.account[0].next_limit if self.account else None
+        if kind is None:
+            return ""
+        side = OwnerKind.from_label(kind).side
+        name = kind if side in {"unknown", "communication"} else f"the {side} ({kind})"
+        return f"Without the first owner, the next limit would be {name}."
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:

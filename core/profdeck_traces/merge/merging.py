@@ -41,6 +41,7 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
     processes: int = 1,
     on_progress: Progress | None = None,
     on_unread: Callable[[MergeSource], None] | None = None,
+    on_missing_path: Callable[[str], None] | None = None,
 ) -> TraceCheck:
     """Merge Chrome traces into one file, in bounded memory.
 
@@ -58,10 +59,11 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
     - Metadata: each process has one ``process_name``, which starts with the label of its source, and one
       ``process_sort_index``. Processes are sorted by source, then by their original sort index (0 if missing).
 
+    A source with a `path_window` gets another thread, "critical path", whose events have the owners in their args.
     Elements of ``traceEvents`` without a ``ph`` are omitted. The ``profdeck`` object in the new file describes each
     source: its label, base, ``distributedInfo`` and ``deviceProperties``, and the original pids of its processes.
 
-    The new file does not depend on `processes`. Each source is read twice.
+    The new file does not depend on `processes`. Each source is read twice, or three times for its critical path.
 
     Args:
         sources: The traces. If a trace is damaged, its readable events are merged. If it is truncated before its base
@@ -76,6 +78,7 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
         on_progress: Called with the number of source bytes (as on disk) read so far and the total. Each of the two
             passes counts half.
         on_unread: Called for each damaged source that has no readable event.
+        on_missing_path: Called with the reason if a requested critical path is missing, once for each reason.
 
     Returns:
         The check result for the new file, computed while it was written. ``whole`` is True only if all sources are
@@ -98,6 +101,9 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
             for source in merge.unread_sources():
                 on_unread(source)
         merge.write_segments(on_copying)
+        if on_missing_path is not None:
+            for reason in merge.missing_paths():
+                on_missing_path(reason)
         return merge.join(file)
 
 
@@ -170,6 +176,7 @@ class _Merge:
                     tuple((b"%d" % pid, tid) for pid, tid in lanes),
                     first_id,
                     base_ns - (self._base_ns or 0) + source.shift_ns - self._origin_ns,
+                    tuple(process.pid for process in plan.processes),
                 )
             first_id += plan.id_count
         sizes = [self._sizes[rank] for rank in tasks]
@@ -177,6 +184,11 @@ class _Merge:
             write_segment, list(tasks.values()), sizes, processes=self._processes, on_progress=on_progress
         )
         self._segments = dict(zip(tasks, without_errors(results), strict=True))
+
+    def missing_paths(self) -> list[str]:
+        """Return the reasons why requested critical paths are missing, without duplicates."""
+        problems = (segment.path_problem for segment in self._segments.values())
+        return list(dict.fromkeys(problem for problem in problems if problem))
 
     def join(self, file: BinaryIO) -> TraceCheck:
         """Join the segments into the new file."""

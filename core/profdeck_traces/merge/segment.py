@@ -8,13 +8,19 @@ from typing import BinaryIO
 import attrs
 from isal import isal_zlib
 
+from profdeck_traces.analysis.critical_path import critical_path
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import write_all
 from profdeck_traces.base.progress import Progress
 from profdeck_traces.merge.plan import Rows
 from profdeck_traces.merge.source import MergeSource
 from profdeck_traces.reading.copying import copy_events
+from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.member_spans import member_spans
+from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.reading.walking import Changes
+from profdeck_traces.writing.chrome_path import path_events
 from profdeck_traces.writing.deflate import raw_deflater
 
 SEPARATOR = b",\n"
@@ -45,6 +51,8 @@ class SegmentTask:
     """New id for the source's id number 0. The other new ids follow consecutively."""
     shift_ns: int
     """Added to each time."""
+    processes: tuple[Id, ...]
+    """Process ids of the source, in the order of ``lanes``."""
 
     def __str__(self) -> str:
         return str(self.source.path)
@@ -57,6 +65,8 @@ class Segment:
     piece: SegmentPiece
     """The events, with separators between them."""
     events: int
+    path_problem: str | None = None
+    """Reason why a requested critical path is missing."""
 
 
 class Deflater:
@@ -107,7 +117,27 @@ def write_segment(task: SegmentTask, on_progress: Progress | None) -> Segment:
     with task.file.open("wb", buffering=0) as file:
         deflater = Deflater(file, gzip=task.gzip)
         events = copy_events(task.source.file, changes, deflater.write, rewrite=rewrite, on_progress=on_progress)
-        return Segment(deflater.finish(), events)
+        added, problem = _write_path(task, deflater, SEPARATOR if events else b"")
+        return Segment(deflater.finish(), events + added, problem)
+
+
+def _write_path(task: SegmentTask, deflater: Deflater, separator: bytes) -> tuple[int, str | None]:
+    """Append the critical path if requested. Return the number of events, and the reason if the path is missing."""
+    source = task.source
+    if source.path_window is None:
+        return 0, None
+    try:
+        path = critical_path(read_trace(source.file, is_step=StepNames.load().is_step))
+    except TraceError as error:
+        return 0, str(error)
+    path = path.overlapping(*source.path_window)
+    process = task.processes.index(path.process) if path.process in task.processes else 0
+    count = 0
+    for text in path_events(path, int(task.lanes[process][0]), task.shift_ns):
+        deflater.write(separator + text)
+        separator = SEPARATOR
+        count += 1
+    return count, None
 
 
 def _with_other_ids(text: bytes, bind_id: int | None, global_id: int | None, first_id: int) -> bytes:

@@ -34,6 +34,9 @@ class MergeSource:
     """Added to all times of the source, to align its clock with the other sources."""
     select: EventFilter | None = None
     """Filter for the events to merge; ``None`` merges all events."""
+    path_window: tuple[int | None, int | None] | None = None
+    """Add the part of the critical path that overlaps this window as a thread. The bounds are nanoseconds on the clock
+    of the trace; a bound of ``None`` means unbounded. ``None`` adds nothing."""
 
     @property
     def file(self) -> Path:

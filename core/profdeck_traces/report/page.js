@@ -33,13 +33,13 @@ const PALETTE = ["#4e79a7","#f28e2b","#59a14f","#b07aa1","#76b7b2","#edc948","#e
 const FIXED = {"compute":"#2e9b57","compute and communication":"#1d8f8f","communication":"#8a4fbf","copies":"#3b7dd8","memory copy":"#3b7dd8","memory set":"#7fa8e0",
 "gemm":"#2e9b57","attention":"#0f766e","idle":"#b9a27a","idle: launching":"#f2a33a","idle: operators":"#d9822b","idle: Python and other host code":"#e2c04b","idle: synchronising":"#cc4b37",
 "idle: allocating":"#8c564b","idle: copying":"#a3a948","idle: other runtime calls":"#c49c6b","idle: profiler overhead":"#777","idle: nothing recorded":"#9aa3ad",
-"launching":"#f2a33a","operators":"#4e79a7","Python and other host code":"#c7b24a","synchronising":"#cc4b37","allocating":"#8c564b","copying":"#a3a948","other runtime calls":"#c49c6b","profiler overhead":"#777"};
+"launching":"#f2a33a","operators":"#4e79a7","Python and other host code":"#c7b24a","synchronising":"#cc4b37","allocating":"#8c564b","copying":"#a3a948","other runtime calls":"#c49c6b","profiler overhead":"#777","operator":"#4e79a7","python":"#e2c04b","runtime call":"#f2a33a","allocation":"#8c564b","between":"#9aa3ad","launch latency":"#c49c6b","kernel":"#2e9b57","copy":"#3b7dd8","collective":"#8a4fbf","wait for thread":"#d8a0a0","synchronisation":"#cc4b37","queue full":"#d37295","device gap":"#b9a27a","device held":"#b6992d","data loading":"#e15759","garbage collection":"#76b7b2","checkpoint":"#499894","profiler":"#777","not recorded":"#b9bec6"};
 const seen = new Map();
 const colour = name => { if (!seen.has(name)) seen.set(name, FIXED[name] || PALETTE[[...name].reduce((h, c) => (h * 31 + c.codePointAt(0)) >>> 0, 7) % PALETTE.length]); return seen.get(name); };
 const packed = new Map();
 const pack = name => { if (!packed.has(name)) { const n = parseInt(colour(name).slice(1).padEnd(6, colour(name).slice(1)), 16); packed.set(name, (255 << 24) | ((n & 255) << 16) | (n & 0xff00) | (n >> 16)); } return packed.get(name); };
 
-const HEIGHT = {title: 18, marks: 15, device: 26, stream: 13, thread: 13}, LEFT = 170, AXIS = 20;
+const HEIGHT = {title: 18, marks: 15, path: 26, device: 26, stream: 13, thread: 13}, LEFT = 170, AXIS = 20;
 let mode = data.ranks.some(rank => rank.windows.length > 1) ? "step" : "whole";
 let details = data.ranks.length <= 8, view = null, rows = [], width = 0, height = 0, frame = 0;
 const windowOf = rank => rank.windows[mode === "step" && rank.windows.length > 1 ? 1 : 0];
@@ -66,7 +66,7 @@ function layout() {
     if (w.marks.some(mark => mark[1] === 2)) add("marks", {r, w, steps: false, name: "stages"});
     const hasDevice = w.lanes.some(lane => lane.kind === "device");
     w.lanes.forEach((lane, l) => {
-      const main = lane.kind === "device" || (!hasDevice && lane.main);
+      const main = lane.kind === "path" || lane.kind === "device" || (!hasDevice && lane.main);
       if (details || main) add(lane.kind, {r, w, lane, l, name: lane.name, tall: main});
     });
     y += 6;
@@ -159,7 +159,7 @@ function setMode(to) { mode = to; view = null; layout(); for (const b of documen
 function legend() {
   const make = (tag, ...content) => { const made = document.createElement(tag); made.append(...content); return made; };
   const entry = name => { const mark = make("i"); mark.style.background = colour(name); return make("span", mark, name); };
-  $("legend").replaceChildren(...[["device", "devices"], ["stream", "streams"], ["thread", "host threads"]].flatMap(([kind, title]) => {
+  $("legend").replaceChildren(...[["path", "critical path"], ["device", "devices"], ["stream", "streams"], ["thread", "host threads"]].flatMap(([kind, title]) => {
     const names = new Set(rows.filter(row => row.lane && row.kind === kind).flatMap(row => row.lane.classes));
     return names.size ? [make("p", make("b", title), ...[...names].map(entry))] : [];
   }));

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from profdeck_traces.account.borders import BORDER_TEXTS
+from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.model import RankSummary
+from profdeck_traces.base.text import plural
 from profdeck_traces.findings.overview import Team, WorkRow
 from profdeck_traces.report import svg
 from profdeck_traces.report.cells import Cell, Column, filled, ms, name, number, percent
@@ -14,6 +17,7 @@ from profdeck_traces.report.flame import flame_graph
 _MOST_ROWS = 100
 """Maximum number of kernels and operators; `profdeck summary --csv` prints all."""
 _MOST_SMALL_ROWS = 40
+_MOST_OWNERS = 20
 # With more traces, tables have fewer rows, to limit the size of the page.
 _MANY_RANKS = 16
 _LEAST_SHARE = 0.001
@@ -44,6 +48,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
     ]
     found = {
         "id": f"role{place}",
+        **_account(team, per),
         "heading": f"{team.name or 'Trace'}" + (f", {len(labels)} ranks" if len(labels) > 1 else ""),
         "unit": team.unit,
         "stages": stages,
@@ -81,9 +86,57 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
         **_shapes(team),
         **_small_tables(team, _MOST_SMALL_ROWS // few),
     }
-    for one, rows in (("stage", "stages"), ("step", "steps"), ("kernel", "kernels"), ("operator", "operators")):
+    for one, rows in (
+        ("owner", "owners"),
+        ("stage", "stages"),
+        ("step", "steps"),
+        ("kernel", "kernels"),
+        ("operator", "operators"),
+    ):
         found[f"{one}_columns"], found[rows] = filled(found[f"{one}_columns"], found[rows])
     return found
+
+
+def _account(team: Team, per: str) -> dict[str, Any]:
+    """Return the owners of time on the critical path, and sentences about the account."""
+    named = [row for row in team.account if row.name or row.kind in NAMELESS]
+    shown = [row for row in named if row.share >= _LEAST_SHARE][:_MOST_OWNERS]
+    rows = [
+        [
+            percent(row.share),
+            Cell(svg.share(row.share / shown[0].share)),
+            ms(row.mean_us),
+            ms(row.gain_us),
+            name(f"{row.kind} {row.name}" if row.name and not row.name.startswith(row.kind) else row.name or row.kind),
+            Cell(row.origin or "", kind="name copy"),
+        ]
+        for row in shown
+    ]
+    others = [row for row in team.account if row not in shown]
+    if others:
+        share, mean_us = sum(row.share for row in others), sum(row.mean_us for row in others)
+        rows.append(
+            [percent(share), Cell(""), ms(mean_us), number(None), Cell(plural(len(others), "other owner")), Cell("")]
+        )
+    longest = team.longest
+    texts = [team.next_limit, *(BORDER_TEXTS[border] for border in team.borders)]
+    if longest is not None:
+        times = f"{longest.step_us / 1000:,.3f} ms. Mean of the ranks: {longest.mean_us / 1000:,.3f} ms."
+        texts.append(f"The longest step is on {longest.label}: {times}")
+    return {
+        "headline": team.headline,
+        "owners": rows,
+        "owner_columns": [
+            Column("share"),
+            Column("", number=False),
+            Column(per),
+            Column("gain"),
+            Column("owner on the critical path", number=False),
+            Column("location", number=False),
+        ],
+        "account_texts": [text for text in texts if text],
+        "account_notes": team.notes,
+    }
 
 
 def _memory(team: Team) -> list[dict[str, Any]]:
@@ -131,10 +184,10 @@ def _flops(rank: RankSummary) -> str:
     """Format the rate of a rank's counted FLOPs, averaged over the recording."""
     if not rank.product_flops or not rank.span_us:
         return ""
-    rate = rank.product_flops / rank.span_us / 1e6
-    return (
-        f"Counted operators: {rank.product_flops / 1e12:,.4g} TFLOP, {rate:,.3g} TFLOP/s averaged over the recording."
-    )
+    unit, size = ("TFLOP", 1e12) if rank.devices else ("GFLOP", 1e9)
+    count = rank.product_flops / size
+    rate = count / rank.span_us * 1e6
+    return f"Counted operators: {count:,.4g} {unit}, {rate:,.3g} {unit}/s averaged over the recording."
 
 
 def _stacks(team: Team) -> dict[str, Any]:

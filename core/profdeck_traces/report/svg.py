@@ -9,6 +9,7 @@ from profdeck_traces.findings.overview import TimeRow
 from profdeck_traces.report.rendering import Markup, escape
 
 _ROW, _LABEL, _BAR, _NUMBER = 18, 190, 260, 130
+_CELL_BAR = 120
 _PLOT_WIDTH, _PLOT_HEIGHT, _MOST_POINTS = 900, 110, 1200
 
 
@@ -35,6 +36,15 @@ def bars(rows: Sequence[TimeRow]) -> Markup:
             )
         )
     return _svg(_LABEL + _BAR + _NUMBER, len(rows) * _ROW, "Device time by class and cause", parts)
+
+
+def share(fraction: float) -> Markup:
+    """Return a horizontal bar for a table cell. A fraction of 1 has the full width."""
+    width = max(1.0, fraction * _CELL_BAR)
+    return Markup(
+        '<svg width="{0}" height="12" viewBox="0 0 {0} 12" aria-hidden="true">'
+        '<rect class="bar" width="{1:.1f}" height="12"/></svg>'
+    ).format(_CELL_BAR, width)
 
 
 def steps(series: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> Markup:

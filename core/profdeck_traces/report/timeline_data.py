@@ -10,7 +10,7 @@ from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.analysis.rank_labels import labels_of
 
 _KINDS = ("global_step", "iteration", "stage")
-# With more traces, show only devices, or the busiest thread if there is no device.
+# With more traces, show only critical paths and devices, or the busiest thread if there is no device.
 _MOST_WITH_STREAMS = 16
 _MOST_MARKS = 4000
 """Maximum number of events, over all traces."""
@@ -52,7 +52,7 @@ def _window(timeline: Timeline, names: dict[str, int], ranks: int) -> dict[str, 
     shown = [
         number
         for number, lane in enumerate(timeline.lanes)
-        if not few or lane.kind == "device" or (not has_device and number == main)
+        if not few or lane.kind in {"path", "device"} or (not has_device and number == main)
     ]
     place = {number: at for at, number in enumerate(shown)}
     most = max(10, _MOST_MARKS // ranks)

@@ -27,37 +27,47 @@ from profdeck_traces.reading.columns import DEVICE_ANNOTATION, DEVICE_PROCESSES,
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, groups
 from profdeck_traces.writing.nested_tracks import place_on_lanes
+from profdeck_traces.writing.perfetto_packets import (
+    CATEGORY_IIDS,
+    EVENT_CATEGORIES,
+    EVENT_NAMES,
+    INTERNED_DATA,
+    MAX_TIME_NS,
+    MORE,
+    NAME_IID,
+    NEEDS_STATE,
+    PACKET,
+    ROOT_NAME,
+    ROOT_UUID,
+    SEQUENCE_FLAGS,
+    SEQUENCE_ID,
+    SLICE_BEGIN,
+    SLICE_END,
+    STATE_CLEARED,
+    TIMESTAMP,
+    TRACK_EVENT,
+    TRACK_UUID,
+    TYPE,
+    UUIDS_PER_SOURCE,
+    VARINT,
+    VARINT_BITS,
+    field,
+    interned,
+    key,
+    track,
+    varint,
+)
 
 Bytes = NDArray[np.uint8]
 
-# Trace
-_PACKET = 1
-# TracePacket
-_TIMESTAMP, _SEQUENCE_ID, _TRACK_EVENT, _INTERNED_DATA, _SEQUENCE_FLAGS, _TRACK_DESCRIPTOR = 8, 10, 11, 12, 13, 60
-_STATE_CLEARED, _NEEDS_STATE = 1, 2
-# InternedData, EventCategory and EventName
-_EVENT_CATEGORIES, _EVENT_NAMES = 1, 2
-_IID, _STRING = 1, 2
-# TrackEvent
-_CATEGORY_IIDS, _TYPE, _NAME_IID, _TRACK_UUID = 3, 9, 10, 11
-_SLICE_BEGIN, _SLICE_END = 1, 2
-# TrackDescriptor
-_UUID, _NAME, _PARENT_UUID, _CHILD_ORDERING, _SIBLING_ORDER_RANK, _SIBLING_MERGE_BEHAVIOR = 1, 2, 5, 11, 12, 15
-_ORDER_EXPLICIT, _MERGE_NONE = 3, 2
-
-_VARINT, _BYTES = 0, 2
-_VARINT_BITS, _MORE = 7, 0x80
 _MAX_VARINT = 10
 # 63, 49, 21 and 28 bits. With these a begin, which says what an end need not say, is as long as an end of which the
 # type is padded as far as it may be.
 _TIMESTAMP_WIDTH, _UUID_WIDTH, _CATEGORY_WIDTH, _NAME_WIDTH = 9, 7, 3, 4
 
 _MAX_DEPTH = 511  # leaves one for empty slices
-_MAX_TIME_NS = 2**63 - 1
 _BLOCK_PACKETS = 1 << 15  # about a megabyte, which stays in a core's cache
 
-_ROOT_NAME, _ROOT_UUID = "Ranks", 1
-_UUIDS_PER_SOURCE = 1 << 32
 # Ranks have 32 bits: one for hosts, behind the devices, 20 for the track and 8 for the lane.
 _HOST_RANK, _LANE_RANKS = 1 << 29, 1 << 8
 _DEVICES = DEVICE_WORK | {DEVICE_ANNOTATION}
@@ -96,7 +106,7 @@ def encode_source(source: PerfettoSource, events: Columns) -> Iterator[bytes]:
         ValueError: Too many events on a track overlap without nesting.
     """
     rows = _Rows(source)
-    yield rows.packet(_field(_SEQUENCE_FLAGS, _STATE_CLEARED))
+    yield rows.packet(field(SEQUENCE_FLAGS, STATE_CLEARED))
     if len(events):
         # If events start together, the one that ends last comes first.
         events = events[np.lexsort((-events.end_ns, events.start_ns))]
@@ -109,10 +119,10 @@ def encode_source(source: PerfettoSource, events: Columns) -> Iterator[bytes]:
 def _check_times(events: Columns, source: PerfettoSource) -> None:
     first_ns = int(events.start_ns[0]) + source.shift_ns
     last_ns = int(events.end_ns.max()) + source.shift_ns
-    if first_ns < 0 or last_ns > _MAX_TIME_NS:
+    if first_ns < 0 or last_ns > MAX_TIME_NS:
         raise TraceError(
             f"{source.label}: its times, {first_ns} to {last_ns} ns, do not fit into a Perfetto trace, which takes "
-            f"those from 0 to {_MAX_TIME_NS} ns. Let the new trace count from an earlier moment, or leave this one out."
+            f"those from 0 to {MAX_TIME_NS} ns. Let the new trace count from an earlier moment, or leave this one out."
         )
 
 
@@ -121,15 +131,11 @@ def _interned_strings(events: Columns) -> bytes:
     tables = events.tables
     names = np.unique(events.name).tolist()
     categories = sorted({tables.name_category[name] for name in names})
-    return _field(
-        _INTERNED_DATA,
-        b"".join(_interned(_EVENT_CATEGORIES, code, tables.categories[code]) for code in categories)
-        + b"".join(_interned(_EVENT_NAMES, code, tables.names[code]) for code in names),
+    return field(
+        INTERNED_DATA,
+        b"".join(interned(EVENT_CATEGORIES, code, tables.categories[code]) for code in categories)
+        + b"".join(interned(EVENT_NAMES, code, tables.names[code]) for code in names),
     )
-
-
-def _interned(kind: int, code: int, text: str) -> bytes:
-    return _field(kind, _field(_IID, code + 1) + _field(_STRING, text))
 
 
 class _Tracks:
@@ -139,12 +145,12 @@ class _Tracks:
         """Create the tracks for events, which must be sorted by start, longest first."""
         self._process_names = source.process_names
         self._thread_names = source.thread_names
-        self._next_uuid = (source.index + 1) * _UUIDS_PER_SOURCE
-        self.descriptors = [_track(_ROOT_UUID, 0, _ROOT_NAME, 0)]
+        self._next_uuid = (source.index + 1) * UUIDS_PER_SOURCE
+        self.descriptors = [track(ROOT_UUID, 0, ROOT_NAME, 0)]
         """Packet fields that describe the tracks."""
         tables = events.tables
         self._threads = Counter(thread for _, thread in tables.tracks)
-        root = self._make(_ROOT_UUID, source.label, source.sort_index)
+        root = self._make(ROOT_UUID, source.label, source.sort_index)
         order = _positions(tables)
         devices: dict[Id, int] = {}
         is_device = tables.names_of_categories(_DEVICES)[events.name]
@@ -183,7 +189,7 @@ class _Tracks:
     def _make(self, parent: int, name: str, rank: int) -> int:
         uuid = self._next_uuid
         self._next_uuid += 1
-        self.descriptors.append(_track(uuid, parent, name, rank))
+        self.descriptors.append(track(uuid, parent, name, rank))
         return uuid
 
 
@@ -206,41 +212,28 @@ def _numbered(kind: str, number: Id) -> str:
     return kind if number is None else f"{kind} {number}"
 
 
-def _track(uuid: int, parent: int, name: str, rank: int) -> bytes:
-    return _field(
-        _TRACK_DESCRIPTOR,
-        _field(_UUID, uuid)
-        + (_field(_PARENT_UUID, parent) if parent else b"")
-        + _field(_NAME, name)
-        + _field(_CHILD_ORDERING, _ORDER_EXPLICIT)
-        + _field(_SIBLING_ORDER_RANK, rank)
-        # By default viewers show siblings of the same name as one.
-        + _field(_SIBLING_MERGE_BEHAVIOR, _MERGE_NONE),
-    )
-
-
 class _Rows:
     """Encodes the packets of a source, those of its events as rows of a matrix."""
 
     def __init__(self, source: PerfettoSource) -> None:
         self._shift_ns = source.shift_ns
-        self._sequence = _field(_SEQUENCE_ID, source.index + 1)
-        key, uuid = _key(_TIMESTAMP, _VARINT), _key(_TRACK_UUID, _VARINT) + bytes(_UUID_WIDTH)
-        head = key + bytes(_TIMESTAMP_WIDTH) + self._sequence + _field(_SEQUENCE_FLAGS, _NEEDS_STATE)
-        what = _key(_CATEGORY_IIDS, _VARINT) + bytes(_CATEGORY_WIDTH) + _key(_NAME_IID, _VARINT) + bytes(_NAME_WIDTH)
-        begin = uuid + what + _field(_TYPE, _SLICE_BEGIN)
-        end = uuid + _key(_TYPE, _VARINT) + _varint(_SLICE_END, _MAX_VARINT)
-        packets = [_field(_PACKET, head + _field(_TRACK_EVENT, event)) for event in (begin, end)]
+        self._sequence = field(SEQUENCE_ID, source.index + 1)
+        time_key, uuid = key(TIMESTAMP, VARINT), key(TRACK_UUID, VARINT) + bytes(_UUID_WIDTH)
+        head = time_key + bytes(_TIMESTAMP_WIDTH) + self._sequence + field(SEQUENCE_FLAGS, NEEDS_STATE)
+        what = key(CATEGORY_IIDS, VARINT) + bytes(_CATEGORY_WIDTH) + key(NAME_IID, VARINT) + bytes(_NAME_WIDTH)
+        begin = uuid + what + field(TYPE, SLICE_BEGIN)
+        end = uuid + key(TYPE, VARINT) + varint(SLICE_END, _MAX_VARINT)
+        packets = [field(PACKET, head + field(TRACK_EVENT, event)) for event in (begin, end)]
         self._templates: Bytes = np.array([list(packet) for packet in packets], dtype=np.uint8)
         width = len(packets[0])
-        self._at_time = width - len(_field(_TRACK_EVENT, begin)) - len(head) + len(key)
+        self._at_time = width - len(field(TRACK_EVENT, begin)) - len(head) + len(time_key)
         self._at_uuid = width - len(begin) + len(uuid) - _UUID_WIDTH
-        self._at_category = self._at_uuid + _UUID_WIDTH + len(_key(_CATEGORY_IIDS, _VARINT))
-        self._at_name = self._at_category + _CATEGORY_WIDTH + len(_key(_NAME_IID, _VARINT))
+        self._at_category = self._at_uuid + _UUID_WIDTH + len(key(CATEGORY_IIDS, VARINT))
+        self._at_name = self._at_category + _CATEGORY_WIDTH + len(key(NAME_IID, VARINT))
 
     def packet(self, fields: bytes) -> bytes:
         """Return a packet of the source's sequence that is not an event."""
-        return _field(_PACKET, self._sequence + fields)
+        return field(PACKET, self._sequence + fields)
 
     def blocks(self, events: Columns, uuids: Int) -> Iterator[bytes]:
         """Yield the packets of events.
@@ -286,27 +279,5 @@ def _edges(events: Columns) -> tuple[Int, NDArray[np.bool_], Int]:
 def _fill(rows: Bytes, at: int, width: int, values: Int) -> None:
     """Write varints of this width into the columns from ``at``."""
     for byte in range(width):
-        more = _MORE if byte < width - 1 else 0
-        rows[:, at + byte] = (values >> (byte * _VARINT_BITS)) & (_MORE - 1) | more
-
-
-def _field(number: int, value: int | bytes | str) -> bytes:
-    if isinstance(value, int):
-        return _key(number, _VARINT) + _varint(value)
-    data = value.encode(errors="replace") if isinstance(value, str) else value
-    return _key(number, _BYTES) + _varint(len(data)) + data
-
-
-def _key(number: int, wire_type: int) -> bytes:
-    return _varint(number << 3 | wire_type)
-
-
-def _varint(value: int, width: int = 1) -> bytes:
-    """Return a varint of at least this width; negative numbers are those of 64 bits."""
-    rest = value % 2**64
-    encoded = bytearray()
-    while rest >= _MORE or len(encoded) < width - 1:
-        encoded.append(rest & (_MORE - 1) | _MORE)
-        rest >>= _VARINT_BITS
-    encoded.append(rest)
-    return bytes(encoded)
+        more = MORE if byte < width - 1 else 0
+        rows[:, at + byte] = (values >> (byte * VARINT_BITS)) & (MORE - 1) | more

@@ -60,6 +60,12 @@ class Selection:
         all_else = TimeWindow(self.begin_ns, self.end_ns)
         return all_else, self.host or all_else, self.work or all_else
 
+    @property
+    def host_bounds(self) -> tuple[int | None, int | None]:
+        """Bounds of the window for host events."""
+        window = self.windows[_HOST]
+        return window.begin_ns, window.end_ns
+
     def rows(self, events: Events) -> NDArray[np.bool_]:
         """Return a mask of the events to keep, in file order."""
         columns, complete = events.all, events.complete

@@ -9,6 +9,8 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from profdeck_traces.analysis.critical_path import critical_path
+from profdeck_traces.analysis.step_names import StepNames
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import append_file, new_file
 from profdeck_traces.base.parallel import map_traces, without_errors
@@ -24,6 +26,7 @@ from profdeck_traces.reading.reader import read_trace
 from profdeck_traces.reading.trace import Trace
 from profdeck_traces.writing.deflate import gzip_deflater
 from profdeck_traces.writing.perfetto import PerfettoSource, encode_source
+from profdeck_traces.writing.perfetto_path import encode_path
 from profdeck_traces.writing.selection import WORK_CATEGORIES, Selection
 
 LANES = DEVICE_WORK | {ANNOTATION, DEVICE_ANNOTATION}
@@ -45,6 +48,8 @@ class SlimSource:
     """Added to its times, for clocks that are apart."""
     selection: Selection = attrs.field(factory=lambda: Selection(categories=LANES))
     """Which of its complete events are in."""
+    with_path: bool = False
+    """Add the critical path as a track, in the window of the selection's host events."""
 
 
 @attrs.frozen
@@ -60,6 +65,8 @@ class SlimTrace:
     """One message for each damaged source. The readable events of damaged sources are in the file."""
     unread: int = 0
     """Number of damaged sources that have no readable event."""
+    without_path: tuple[str, ...] = ()
+    """Reasons why requested critical paths are missing. Each reason is listed once."""
 
 
 def write_slim(
@@ -105,7 +112,8 @@ def write_slim(
         sum(counts) for counts in zip(*((part.slices, part.device_slices) for part in written), strict=True)
     )
     unread = sum(part.events == 0 and part.problem is not None for part in written)
-    return SlimTrace(slices, of_devices, size_bytes, problems, unread)
+    without_path = tuple(dict.fromkeys(part.path_problem for part in written if part.path_problem))
+    return SlimTrace(slices, of_devices, size_bytes, problems, unread, without_path)
 
 
 @attrs.frozen
@@ -126,12 +134,14 @@ class _Part:
     slices: int
     device_slices: int
     problem: str | None
+    path_problem: str | None = None
+    """Reason why the critical path is missing."""
 
 
 def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
     source = task.source
     try:
-        trace = read_trace(source.path, on_progress=on_progress)
+        trace = read_trace(source.path, is_step=StepNames.load().is_step, on_progress=on_progress)
     except TraceError as error:
         task.part.touch()
         return _Part(0, 0, 0, str(error))
@@ -152,9 +162,18 @@ def _write_part(task: _Task, on_progress: Progress | None) -> _Part:
                 out.write(deflater.compress(data) if task.gzip else data)
         except ValueError as error:
             raise TraceError(f"{source.path}: {error}: no viewer can show that.") from error
+        path_problem = None
+        if source.with_path and len(events):
+            try:
+                path = critical_path(trace).overlapping(*source.selection.host_bounds)
+                for data in encode_path(about, path):
+                    out.write(deflater.compress(data) if task.gzip else data)
+            except TraceError as error:
+                path_problem = str(error)
         if task.gzip:
             out.write(deflater.flush())
-    return _Part(trace.check.events, len(events), int(is_device[events.name].sum()), trace.check.problem)
+    slices, of_devices = len(events), int(is_device[events.name].sum())
+    return _Part(trace.check.events, slices, of_devices, trace.check.problem, path_problem)
 
 
 def _selected(trace: Trace, selection: Selection) -> Columns:

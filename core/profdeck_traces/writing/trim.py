@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.base.files import new_file, write_all
 from profdeck_traces.base.progress import Progress, halves
@@ -19,6 +20,7 @@ from profdeck_traces.reading.copying import copy_events, strict_json
 from profdeck_traces.reading.events import TEXT, read_events
 from profdeck_traces.reading.integrity import TraceCheck
 from profdeck_traces.reading.walking import Changes
+from profdeck_traces.writing.chrome_path import path_events
 from profdeck_traces.writing.deflate import gzip_deflater
 from profdeck_traces.writing.selection import Selection
 from profdeck_traces.writing.windows import read_extent
@@ -27,7 +29,12 @@ _EVENTS = (b'"traceEvents"', b"")
 
 
 def trim_trace(
-    source: Path, destination: Path, selection: Selection, *, on_progress: Progress | None = None
+    source: Path,
+    destination: Path,
+    selection: Selection,
+    *,
+    path: OwnedPath | None = None,
+    on_progress: Progress | None = None,
 ) -> TraceCheck:
     """Write the selected events of a trace to a new trace.
 
@@ -40,6 +47,7 @@ def trim_trace(
         destination: The new file, in an existing directory. If its name ends in ``.gz``, the file is a single gzip
             member; otherwise, the file is plain JSON. It appears only when it is complete and on disk (fsync).
         selection: The events to keep.
+        path: Critical path to add as a thread after the events, where it overlaps the window of the host's events.
         on_progress: Called from the reading thread with the number of bytes of the source (as on disk) read so far and
             the total. Each of the two passes counts half.
 
@@ -54,10 +62,12 @@ def trim_trace(
     """
     chrome = chrome_trace(source)
     with new_file(destination) as file:
-        return _trim(chrome, selection, _Writer(file, gzip=destination.suffix == ".gz"), on_progress)
+        return _trim(chrome, selection, path, _Writer(file, gzip=destination.suffix == ".gz"), on_progress)
 
 
-def _trim(source: Path, selection: Selection, writer: _Writer, on_progress: Progress | None) -> TraceCheck:
+def _trim(
+    source: Path, selection: Selection, path: OwnedPath | None, writer: _Writer, on_progress: Progress | None
+) -> TraceCheck:
     on_selection, on_copying = halves(on_progress)
     events = read_events(source, args={"name": TEXT}, on_progress=on_selection)  # the process names are in this arg
     check, members = events.check, events.member_texts
@@ -77,6 +87,10 @@ def _trim(source: Path, selection: Selection, writer: _Writer, on_progress: Prog
             writer.write(b"%b%b: %b" % (b",\n" if number else b"", strict_json(key), strict_json(value) or b"[\n"))
         if not value:
             copied = copy_events(source, Changes(keep=keep.astype(np.uint8)), writer.write, on_progress=on_copying)
+            if path is not None:
+                for text in path_events(path.overlapping(*selection.host_bounds), path.process, 0):
+                    writer.write(b",\n" + text if copied else text)
+                    copied += 1
             writer.write(b"\n]")
     writer.write(b"\n}\n" if members else b"\n")
     size_bytes = writer.finish()

@@ -117,10 +117,28 @@ def test_slim_trace_has_devices_and_annotations(cli: Cli, record: Record, tmp_pa
     assert b"trainer rank 1" in data
     assert b"void [press]" in data
     assert b"ProfilerStep#3" in data
+    assert b"critical path" in data
+    without_path = tmp_path / f"without.{name}"
+    cli("merge", run, "-o", without_path, "--no-critical-path")
+    data = without_path.read_bytes()
+    data = gzip.decompress(data) if name.endswith(".gz") else data
+    assert b"critical path" not in data
     assert b"paper::fold" not in data
     with_operators = tmp_path / "more.pftrace"
     cli("merge", run, "-o", with_operators, "--category", "cpu_op")
     assert b"paper::fold" in with_operators.read_bytes()
+
+
+def test_critical_path_is_added_to_other_files_on_request(cli: Cli, record: Record, tmp_path: Path) -> None:
+    run = record(3)
+    (trace,) = run.rglob("*.trace.json*")
+    for name, options in (("plain.json", []), ("path.json", ["--critical-path"])):
+        for command, source in (("merge", [run]), ("trim", [trace, "--steps", "3"])):
+            file = tmp_path / f"{command}.{name}"
+            assert cli(command, *source, "-o", file, *options).exit_code == 0
+            assert ("critical path" in file.read_text()) is bool(options)
+    again = cli("trim", tmp_path / "trim.path.json", "--steps", "3", "--critical-path", "-o", tmp_path / "again.json")
+    assert "The critical path is not added: The trace already contains its critical path." in again.stderr
 
 
 def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record, tmp_path: Path) -> None:
@@ -144,7 +162,8 @@ def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record
     assert not (tmp_path / "table.json").exists()
 
     result = cli("merge", run, table, "-o", tmp_path / "all.pftrace")
-    assert (result.exit_code, result.stderr) == (0, "")
+    reason = "A table of kernels has no critical path, because it has no host events."
+    assert (result.exit_code, result.stderr) == (0, f"warning: The critical path is not added: {reason}\n")
     assert b"MatMulV2" in (tmp_path / "all.pftrace").read_bytes()
 
 

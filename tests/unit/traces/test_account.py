@@ -139,7 +139,7 @@ CATEGORIES = {
     "python_function": [
         "a.py(1): f",
         "<built-in method run_backward of x>",
-        "<built-in method acquire of _thread.lock object>",
+        "<built-in method acquire of _thread.lock>",
         "torch/serialization.py(1): save",
         "Python GC",
     ],
@@ -276,6 +276,42 @@ def test_missing_sync_records_and_stacks_are_noted(tmp_path: Path) -> None:
     notes = " ".join(account_of(write(tmp_path, PLANTED["no sync records"].machine.events)).notes)
     assert "cuda_sync" in notes
     assert "stacks" in notes
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [("threading.py(982): run", 0, 1_000), ("writer.py(10): loop", 1, 998)],
+        [
+            ("threading.py(982): run", 100, 850),
+            ("profdeck/backends/recording.py(147): check", 101, 800),
+            ("<built-in function len>", 400, 300),
+        ],
+    ],
+    ids=["blocked since before the recording", "of profdeck"],
+)
+def test_nothing_waits_for_a_background_thread(tmp_path: Path, frames: list[tuple[str, int, int]]) -> None:
+    def event(category: str, name: str, thread: int, start: float, duration: float) -> dict[str, Any]:
+        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": start, "dur": duration}
+
+    events = [
+        event("user_annotation", "ProfilerStep#1", 1, 0, 1_000),
+        event("python_function", "train.py(1): main", 1, 0, 1_000),
+        event("python_function", "<built-in method acquire of _thread.lock object at 0x1>", 1, 200, 600),
+        event("cpu_op", "aten::mm", 1, 850, 100),
+        *(event("python_function", name, 2, start, duration) for name, start, duration in frames),
+    ]
+
+    owners = account_of(write(tmp_path, events)).owners
+
+    assert {owner.name for owner in owners} <= {
+        None,
+        "train.py(1): main",
+        "<built-in method acquire of _thread.lock>",
+        "aten::mm",
+    }
+    (wait,) = (owner for owner in owners if owner.kind == "wait for thread")
+    assert wait.time_us == 600
 
 
 def test_small_owners_are_summed_by_kind(tmp_path: Path) -> None:

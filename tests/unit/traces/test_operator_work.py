@@ -23,6 +23,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 
 
 def work(name: str, dims: Any, types: Sequence[str] = (), concrete: Sequence[str] = ()) -> OperatorWork | None:
+    concrete = concrete or [""] * len(dims)
     return work_of(name, json.dumps(dims), json.dumps(types) if types else None, json.dumps(concrete))
 
 
@@ -37,6 +38,11 @@ def work(name: str, dims: Any, types: Sequence[str] = (), concrete: Sequence[str
         ("aten::_grouped_mm", [[2, 6, 3], [3, 5], [2]], 180),
         ("aten::_grouped_mm", [[6, 3], [3, 5], [2]], 180),
         ("aten::_grouped_mm", [[2, 6, 3], [2, 3, 5], []], 360),
+        ("aten::_grouped_mm", [[6, 3], [3, 5]], None),
+        ("aten::_scaled_grouped_mm", [[6, 3], [2, 3, 5], [6], [2, 5], [2], [], [], [], []], 180),
+        ("aten::mv", [[2, 3], [3]], 12),
+        ("aten::addmv_", [[2], [2, 3], [3], [], []], 12),
+        ("aten::mv", [[2, 3], [2]], None),
         ("aten::mm", [[2, 3], [4, 5]], None),
         ("aten::mm", [[2, 3]], None),
         ("aten::mm", [[2, "3"], [3, 5]], None),
@@ -57,6 +63,14 @@ def test_bytes_are_each_input_and_output_once() -> None:
     assert work("aten::addmm", [[5], [2, 3], [3, 5]], half) == OperatorWork(60, 2 * (5 + 6 + 15 + 10), "float16")
     types = ["float", "", "float", "float", "Scalar"]
     assert work("aten::native_layer_norm", [[4, 8], [], [8], [8], []], types) == OperatorWork(None, 320, "float32")
+    scaled = work(
+        "aten::_scaled_grouped_mm",
+        [[6, 3], [2, 3, 5], [6], [2, 5], [2], [], [], [], []],
+        ["c10::Float8_e4m3fn"] * 2 + ["float", "float", "int", "", "", "", ""],
+        ["", "", "", "", "", "", "", "15", "False"],
+    )
+    assert scaled == OperatorWork(180, 18 + 30 + 2 * 30, "float8_e4m3fn")
+    assert work("aten::addmv_", [[2], [2, 3], [3]], half) == OperatorWork(12, 2 * (2 + 6 + 3 + 2), "float16")
     embedding = work("aten::embedding", [[100, 8], [3]], ["float", "long int"])
     assert embedding == OperatorWork(None, 3 * 8 + 2 * 3 * 8 * 4, "float32")
     assert work("aten::mm", [[2, 3], [3, 5]], ["c10::Unknown"] * 2) == OperatorWork(60, None, "unknown")
@@ -235,6 +249,29 @@ def test_operators_without_device_events_have_no_rate(tmp_path: Path) -> None:
     summary = summarise_trace(written(tmp_path / "a.json", [product(1, 50)]))
     row = by_name(summary)["aten::mm"]
     assert (summary.product_flops, row.flops, row.work_us, summary.utilization) == (FLOPS, FLOPS, None, None)
+
+
+def test_a_job_on_a_cpu_has_rates_but_no_peak(tmp_path: Path) -> None:
+    """Operators that the counted one calls belong to its duration."""
+    path = tmp_path / "a.json"
+    events = [product(1, 50), complete("cpu_op", "aten::copy_", 2, 30)]
+    path.write_text(json.dumps({"deviceProperties": [], "traceEvents": events}))
+
+    summary = summarise_trace(path)
+
+    row = by_name(summary)["aten::mm"]
+    assert (row.time_us, row.work_us, row.flops) == (20, 50, FLOPS)
+    assert (row.peak_share, row.bound, summary.utilization) == (None, None, None)
+    shown = screen(path, "--by", "operator")
+    assert f"GFLOP/s operator 0.030 60.0% 1 aten::copy_ 0.020 40.0% 1 {FLOPS / 50e3:,.0f} aten::mm" in shown
+    assert "peak" not in shown
+
+
+def test_a_job_that_calls_a_device_has_no_rates(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    events = [product(1, 50), complete("cuda_runtime", "cudaLaunchKernel", 3, 1)]
+    path.write_text(json.dumps({"deviceProperties": [], "traceEvents": events}))
+    assert by_name(summarise_trace(path))["aten::mm"].work_us is None
 
 
 @pytest.mark.shared_data

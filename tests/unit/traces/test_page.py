@@ -34,6 +34,11 @@ def check_picture(rank: RankSummary) -> None:
     picture = rank.timelines[0]
     rounding_us = picture.duration_us / 255
     lanes = {(lane.kind, lane.group, lane.name): of_lane(lane, picture) for lane in picture.lanes}
+    if rank.account is not None and rank.account.steps == len(rank.steps):  # the account excludes cold steps
+        (drawn,) = (times for (kind, _, _), times in lanes.items() if kind == "path")
+        assert sum(drawn.values()) == pytest.approx(rank.account.time_us, abs=2 * rounding_us)
+        for owner in rank.account.owners:
+            assert drawn[owner.kind] >= owner.time_us - 2 * rounding_us
     for device in rank.devices:
         (drawn,) = (
             times for (kind, group, _), times in lanes.items() if (kind, group) == ("device", str(device.device))
@@ -74,6 +79,8 @@ def check_page(path: Path) -> str:
 def test_pictures_agree_with_the_tables(tmp_path: Path, job: GpuJob) -> None:
     text = check_page(job.write(tmp_path / "run"))
     assert "Device time per" in text
+    assert text.index("Owners of time on the critical path") < text.index("Device time per")
+    assert re.search(r"critical path: (host|device) ", text)
     assert "overlapped" in text
     assert ("By collective" in text) is (job.ranks > 1)
     assert 'id="timeline"' in text
@@ -99,6 +106,16 @@ def test_host_only_trace_has_stages_and_threads(tmp_path: Path) -> None:
     text = check_page(tmp_path / "a.json")
     assert "rollout" in text
     assert "Device time" not in text
+
+
+def test_largest_owner_has_its_gain_and_the_next_limit(tmp_path: Path) -> None:
+    text = check_page(GpuJob(steps=3, products=40, launch_us=5).write(tmp_path / "run"))
+    _, _, owners = text.partition("Owners of time on the critical path")
+    row = owners.partition("<tr><td")[2].partition("</tr>")[0]
+    assert re.search(r'<rect class="bar" width="120.0"', row)
+    assert row.count('<td class="n">') == 2
+    assert '<td class="n"></td>' not in row
+    assert "Without the first owner, the next limit would be the " in text
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from profdeck_traces.account.model import OwnerIdentity
+from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.base.errors import TraceError
 from profdeck_traces.reading.columns import CompleteEvent, columns_of
 from profdeck_traces.reading.identifiers import Id
-from profdeck_traces.writing import nested_tracks, perfetto
+from profdeck_traces.writing import nested_tracks, perfetto, perfetto_path
 from profdeck_traces.writing.nested_tracks import place_on_lanes
 from profdeck_traces.writing.perfetto import PerfettoSource, encode_source
+from profdeck_traces.writing.perfetto_path import encode_path
 
 KERNEL, OPERATOR = "kernel", "cpu_op"
 STREAM: tuple[Id, Id] = (0, 7)
 THREAD: tuple[Id, Id] = (1234, 1234)
+
+LINE = "train.py(3): forward"
 
 Event = tuple[str, str, tuple[Id, Id], int, int]
 """Name, category, process and thread, start and end."""
@@ -85,6 +90,8 @@ class Track:
     rank: int
     slices: list[tuple[str, str, int, int]] = attrs.field(factory=list)
     """Name, category, start and end."""
+    args: list[dict[str, str]] = attrs.field(factory=list, eq=False)
+    """Args of each slice."""
     depth: int = 0
     """Maximum number of open slices."""
 
@@ -103,13 +110,15 @@ class ReadTrace:
                 strings[sequence, 2][0] = ""  # start of the sequence
             assert (sequence, 2) in strings
             for interned in map(fields, self._messages(packet, 12)):
-                for kind in (1, 2):
+                for kind in (1, 2, 3, 29):
                     for entry in map(fields, self._messages(interned, kind)):
                         assert integer(entry, 1) not in strings[sequence, kind]
                         strings[sequence, kind][integer(entry, 1)] = text(entry, 2)
             for track in map(fields, self._messages(packet, 60)):
                 assert integer(track, 11) == 3
-                new_track = Track(integer(track, 5) if track[5] else 0, text(track, 2), integer(track, 12))
+                rank = integer(track, 12)
+                rank -= 2**64 if rank >= 2**63 else 0
+                new_track = Track(integer(track, 5) if track[5] else 0, text(track, 2), rank)
                 assert self.tracks.setdefault(integer(track, 1), new_track) == new_track
             for event in map(fields, self._messages(packet, 11)):
                 assert packet[13] == [2]
@@ -137,6 +146,13 @@ class ReadTrace:
             if integer(event, 9) == 1:
                 name, category = strings[sequence, 2][integer(event, 10)], strings[sequence, 1][integer(event, 3)]
                 stacks[uuid].append((name, category, time))
+                annotations = list(map(fields, self._messages(event, 4)))
+                self.tracks[uuid].args.append(
+                    {
+                        strings[sequence, 3][integer(arg, 1)]: strings[sequence, 29][integer(arg, 17)]
+                        for arg in annotations
+                    }
+                )
                 self.tracks[uuid].depth = max(self.tracks[uuid].depth, len(stacks[uuid]))
             else:
                 assert integer(event, 9) == 2
@@ -161,6 +177,47 @@ class ReadTrace:
                 yield from below(uuid)
 
         return list(below(0))
+
+
+def test_critical_path_is_a_track_with_the_owners_in_its_args(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(perfetto_path, "_BLOCK", 300)
+    owners = (
+        OwnerIdentity(
+            kind="operator",
+            name="aten::mm",
+            operator="aten::mm",
+            module="GPT > Linear",
+            annotation="forward",
+            line=LINE,
+        ),
+        OwnerIdentity(kind="between", name=None, operator=None, module=None, annotation=None, line=None),
+    )
+    number = np.tile(np.array([0, 1], np.int32), 1_000)
+    times = np.arange(len(number) + 1) * 10
+    path = OwnedPath(times[:-1], times[1:], number, owners, 1)
+    events = encoded([("k", KERNEL, STREAM, 5, 9), ("a", OPERATOR, THREAD, 0, 4)], shift_ns=100)
+
+    read = ReadTrace(events + b"".join(encode_path(source(shift_ns=100), path)))
+
+    assert read.track_names() == ["Ranks", "rank 0", "critical path", "device 0", "stream 7", "thread 1234"]
+    slices = read.slices()["Ranks/rank 0/critical path"]
+    assert slices[:2] == [("operator aten::mm", "critical_path", 100, 110), ("between", "critical_path", 110, 120)]
+    assert len(slices) == len(number)
+    (track,) = (track for track in read.tracks.values() if track.name == "critical path")
+    assert (track.depth, track.args[1]) == (1, {"kind": "between"})
+    assert track.args[0] == {
+        "kind": "operator",
+        "operator": "aten::mm",
+        "module": "GPT > Linear",
+        "annotation": "forward",
+        "line": LINE,
+    }
+
+
+def test_critical_path_outside_the_formats_range_is_an_error() -> None:
+    path = OwnedPath(np.array([0]), np.array([5]), np.array([0], np.int32), (), None)
+    with pytest.raises(TraceError, match="do not fit"):
+        next(encode_path(source(shift_ns=-1), path))
 
 
 TIMES = st.one_of(st.integers(0, 12), st.integers(0, 2**62))

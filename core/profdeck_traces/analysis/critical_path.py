@@ -1,0 +1,84 @@
+"""Critical path of a trace: for its account, and as a track for viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from profdeck_traces.account.contexts import mark_file_functions
+from profdeck_traces.account.owned_path import OwnedPath
+from profdeck_traces.account.recording import StepAnnotations
+from profdeck_traces.account.row_kinds import RowKind, row_kinds
+from profdeck_traces.account.table import owned_path
+from profdeck_traces.account.windows import Windows
+from profdeck_traces.analysis.classes import COMMUNICATION, Classifier
+from profdeck_traces.analysis.device_steps import step_kind
+from profdeck_traces.analysis.launches import launched_work
+from profdeck_traces.analysis.step_names import StepNames
+from profdeck_traces.analysis.steps import TraceSteps, find_steps
+from profdeck_traces.attribution.rows import Attribution
+from profdeck_traces.base.errors import TraceError
+from profdeck_traces.reading.columns import DEVICE_WORK
+from profdeck_traces.reading.trace import Trace
+
+PATH_NAME, PATH_CATEGORY = "critical path", "critical_path"
+"""Name of the track that shows the critical path, and category of its events."""
+
+
+def critical_path(trace: Trace) -> OwnedPath:
+    """Return the critical path of the steps of a trace, as in its account.
+
+    Raises:
+        TraceError: The trace has no account, or already contains its critical path.
+    """
+    if trace.raw is None:
+        raise TraceError("A table of kernels has no critical path, because it has no host events.")
+    if PATH_CATEGORY in trace.tables.categories:
+        raise TraceError("The trace already contains its critical path.")
+    step_names, classifier = StepNames.load(), Classifier()
+    names = Attribution(trace.raw, step_names.is_step)
+    steps = find_steps(
+        trace.annotations, step_names, trace.arg("External id", trace.annotations.row), launched_work(trace, names)
+    )
+    tables = trace.tables
+    communicates = {
+        name
+        for code in np.flatnonzero(tables.names_of_categories(DEVICE_WORK)).tolist()
+        if classifier.classify(
+            name := tables.names[code],
+            tables.categories[tables.name_category[code]],
+            trace.kernel_types.get(name, ""),
+        )
+        == COMMUNICATION
+    }
+    path = owned_path(path_windows(trace, names, steps, step_names, communicates.__contains__), names)
+    if not len(path):
+        raise TraceError("The trace has no critical path, because its steps take no time.")
+    return path
+
+
+def path_windows(
+    trace: Trace, names: Attribution, steps: TraceSteps, step_names: StepNames, is_collective: Callable[[str], bool]
+) -> Windows:
+    """Prepare the critical path of a trace.
+
+    Args:
+        trace: The trace.
+        names: Operators, modules and lines of its events.
+        steps: Its steps. The account has the global steps, or the iterations if there are no global steps.
+        step_names: Patterns of step names.
+        is_collective: Returns whether a kernel name is the name of a collective.
+    """
+    kind, events = step_kind(steps), trace.events
+    # A kernel table has its own track numbers.
+    tracks = {track: number for number, track in enumerate(names.events.tracks)}
+    track = np.array([tracks.get(trace.tables.tracks[number], -1) for number in steps.track.tolist()], dtype=np.int64)
+    of_kind = np.array([steps.marks[name].kind == kind for name in steps.name.tolist()], dtype=bool) & (track >= 0)
+    is_valid = np.zeros(names.events.complete, dtype=bool)
+    is_valid[events.row[events.row >= 0]] = True
+    annotations = StepAnnotations(track[of_kind], steps.start_ns[of_kind], steps.end_ns[of_kind])
+    kinds = row_kinds(names.events, step_names.is_step, is_collective)
+    kinds[~is_valid] = RowKind.OTHER
+    mark_file_functions(names.events, kinds)
+    return Windows(names, kinds, annotations, steps.excluded[of_kind])
