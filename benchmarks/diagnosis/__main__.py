@@ -12,6 +12,7 @@ import argparse
 import fnmatch
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,7 @@ def main() -> None:
             expected = " or ".join(recipe.answer.rules) if recipe.answer else "nothing"
             print(f"{recipe.id:40} {expected}")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit through the context manager that stops the server
     os.environ |= {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
     results = KeptResults(chosen.results.resolve(), chosen.seed)
     engines = {Kind.VLLM: chosen.vllm_python, Kind.SGLANG: chosen.sglang_python}

@@ -97,7 +97,9 @@ def ebony(job: Training) -> None:
     job.at("data", wait)
 
 
-@RECIPES.planted("loader-wait-bursts", rules="data-loading", cure="num_workers|background|prefetch|ahead", steps=16)
+@RECIPES.planted(
+    "loader-wait-bursts", rules="data-loading", cure="num_workers|background|prefetch|ahead|worker", steps=16
+)
 def emerald(job: Training) -> None:
     """One of four workers of the loader is slow."""
     wait_us = job.random.uniform(12_000, 20_000)
@@ -107,6 +109,7 @@ def emerald(job: Training) -> None:
             gpu.idle(wait_us if gpu.step % 4 == 2 else 40)
 
     job.at("data", wait)
+    job.places += ("DataLoader",)
 
 
 @RECIPES.planted("collection", rules="garbage-collection", cure="gc")
@@ -489,7 +492,7 @@ def yellow(job: Training) -> None:
 
 
 @RECIPES.planted(
-    "profiler-overhead", rules="profiler-overhead profiler", cure="with_stack|fewer|profile_memory|record_shapes|option"
+    "profiler-overhead", rules="profiler-overhead profiler", cure="stack|fewer|profile_memory|record_shapes|option"
 )
 def zinc(job: Training) -> None:
     """The profiler stops the host several times per step to get buffers."""
@@ -503,6 +506,7 @@ def zinc(job: Training) -> None:
 
     for position in ("forward", "backward", "update"):
         job.at(position, pause)
+    job.places = ()
 
 
 # Controls.

@@ -66,14 +66,20 @@ def birch(job: TrainingJob) -> None:
 
 @RECIPES.planted("loader-bursts", **_LOADING)
 def cedar(job: TrainingJob) -> None:
-    """The batches of four steps are decoded together."""
-    documents = _pack(job, job.draw(1000, 1500))
+    """A DataLoader decodes the batches of four steps together."""
+    documents = _pack(job, job.draw(800, 1200))
+    features, size = job.features, job.batch_size
 
-    def cone() -> None:
-        if job.step % 4 == 1:
-            json.loads(zlib.decompress(documents[0]))  # planted
+    class Cones:
+        def __len__(self) -> int:
+            return 1000
 
-    job.plant(0, cone)
+        def __getitem__(self, index: int) -> Batch:
+            if index % 4 == 1:
+                json.loads(zlib.decompress(documents[0]))  # planted
+            return torch.full((size, features), index / 1000), torch.ones(size, features)
+
+    job.feed(torch.utils.data.DataLoader(Cones(), batch_size=None))
 
 
 @RECIPES.planted("full-collection", rules="garbage-collection", cure="gc", stacks=True)
@@ -308,7 +314,7 @@ def sequoia(job: TrainingJob) -> None:
     job.plant(3, crown)
 
 
-@RECIPES.planted("new-shapes", rules="recompilation compilation", cure="dynamic|shape|pad", stacks=True)
+@RECIPES.planted("new-shapes", rules="recompilation compilation", cure="dynamic|shape|pad")
 def spruce(job: TrainingJob) -> None:
     """A compiled function gets a new shape in each step."""
     torch._dynamo.config.recompile_limit = 100  # noqa: SLF001  # the documented name

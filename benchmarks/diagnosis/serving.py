@@ -139,7 +139,7 @@ class Servers:
             await asyncio.sleep(3)
             command = [sys.executable, "-m", "profdeck", "capture", "servers", "--url", self._url]
             command += ["--iterations", str(recipe.options.get("iterations", 60)), "--timeout", "60"]
-            command += ["--set", f"output={directory}", "--set", "run=run", "--set", "server.options.analyse=false"]
+            command += ["--set", f"output={directory}", "--set", "run=run"]
             process = await asyncio.create_subprocess_exec(
                 *command,
                 env=os.environ | {"PROFDECK_TOKEN": self._token},
