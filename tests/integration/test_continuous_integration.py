@@ -50,7 +50,7 @@ def test_workflow_fails_if_a_step_becomes_slower(tmp_path: Path) -> None:
     assert run("profdeck baseline save main profiles/change").returncode == 0
     slower = run_all(SIZE="3072")
     assert [code for code, _ in slower] == [0, 5, 0], slower
-    assert "::error title=profdeck main::trainer: global step " in slower[1][1]
+    assert "::error title=profdeck main::trainer is slower: the median global step " in slower[1][1]
     (suite,) = ET.parse(job / "profile.xml").iter("testsuite")  # noqa: S314 - a trusted file
     assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
     assert (job / "profile.html").stat().st_size > 10_000

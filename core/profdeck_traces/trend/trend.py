@@ -1,9 +1,9 @@
 """Sorts the metrics of captures into series, and detects their changes.
 
 All series of a call share the significance level by Holm's weighted step-down procedure (Scandinavian Journal of
-Statistics 6, 1979). It bounds the probability of any false alarm for series that depend on each other, as the parts of
-one step do. The metrics have half of the weight, the stages and owners a quarter, and those of single ranks a quarter,
-so that many parts do not hide a change of the step.
+Statistics 6, 1979). It bounds the probability of any false alarm, also for dependent series such as the parts of one
+step. The metrics have half of the weight, so that many parts do not hide a change of the step. Stages and owners of all
+ranks together have a quarter, and those of single ranks the other quarter.
 """
 
 from __future__ import annotations
