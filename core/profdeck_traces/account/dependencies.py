@@ -310,7 +310,7 @@ class Dependencies:
         order = np.lexsort((self._class, self.time))
         place = np.empty(len(order), np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        self.time, self.border_nodes = self.time[order], place[self.border_nodes]
+        self.time, self.border_nodes = self.time[order], place[self.border_nodes].astype(np.int64)
         self._code_of_node = (order - 1).astype(np.int32)  # only meaningful for thread nodes
         columns = self._edges.columns()
         self._edges.groups.clear()

@@ -65,7 +65,7 @@ class DeviceEvents:
             self.cause, self.since, self.source = np.zeros(0, np.int8), self.start, self.rows
             self.first_of_run, self.latency_ns, self.gap_ns = np.zeros(0, np.int32), 0, 0
             self.waits: list[tuple[int, int]] = []
-            self.streams: dict[int, tuple[Int, Int]] = {}
+            self.streams: dict[int, tuple[Int, NDArray[np.int32]]] = {}
             self.sync_records = SyncRecords(events)
             return
         returned = np.minimum(events.end_ns[call], self.start)
@@ -133,12 +133,12 @@ class DeviceEvents:
             if stream >= 0
         }
 
-    def _by_end(self, track: int) -> tuple[Int, Int]:
+    def _by_end(self, track: int) -> tuple[NDArray[np.int32], Int]:
         begin, end = self._tracks_by_end.searchsorted((track, track + 1))
         order = self._order_by_track[begin:end]
         return order, self._ends_by_track[begin:end]
 
-    def _launches_by_stream(self) -> dict[int, tuple[Int, Int]]:
+    def _launches_by_stream(self) -> dict[int, tuple[Int, NDArray[np.int32]]]:
         """Return, for each stream, the launch times and the indices of launched events, sorted by launch."""
         index = np.flatnonzero(self.launch >= 0).astype(np.int32)
         index = index[np.lexsort((self.launched[index], self.track[index]))]

@@ -16,8 +16,11 @@ from profdeck_traces.reading import compiled
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.intervals import Int
 
-MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 20_000_000, 500_000
-"""Maximum number of events for which gains are computed, with and without the compiled library."""
+MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 100_000_000, 500_000
+"""Maximum number of events for which gains are computed, with and without the compiled library.
+
+Gains take about as long as the remainder of the account. Their memory is limited by `windows.MAX_EVENTS`.
+"""
 _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
 })  # fmt: skip

@@ -45,7 +45,7 @@ from profdeck_traces.analysis.timeline import Kinds, Picture
 from profdeck_traces.analysis.totals_by_name import NameSums
 from profdeck_traces.analysis.typical_step import candidates, marks_of, span_of
 from profdeck_traces.analysis.utilization import TraceUtilization, common_device, utilization_of
-from profdeck_traces.attribution.event_work import EventWork, counted_calls, event_work
+from profdeck_traces.attribution.event_work import CountedCalls, EventWork, counted_calls, event_work
 from profdeck_traces.attribution.model import AttributedTimes
 from profdeck_traces.attribution.rows import Attribution, values_at
 from profdeck_traces.attribution.time_by_owner import time_by_owner
@@ -237,20 +237,17 @@ class _Summary:
         is_stage = annotations & ~is_own
         is_stage[is_stage] = [step_names.parse(tables.names[code]) is None for code in np.flatnonzero(is_stage)]
         self._stages = StageTimes(events, annotated, is_stage, steps, self._host)
-        self._attributed = self._event_work = None
+        self._attributed: AttributedTimes | None = None
+        self._event_work: EventWork | None = None
+        self._account: Account | None = None
         self._communication = events[np.flatnonzero(self._communicates[events.name])]
         self._collectives, self._matched = self._collected()
-        self._account, self._arrivals = None, no_arrivals(len(self._collectives))
+        self._arrivals = no_arrivals(len(self._collectives))
         if names is not None and counted is not None:
             timed = (work.row, work.duration_ns) if len(work) else (own_times[0].row, own_times[1])
-            on_device = len(work) > 0
+            self._attribute(names, counted, *timed, on_device=len(work) > 0)
             # Free these per-event arrays before allocating the next ones.
-            del own_times, work
-            of_events = event_work(counted, names, *timed, common_device(trace).peaks, on_device=on_device)
-            self._attributed = _attributed(names, "device" if on_device else "host", *timed, self._stages, of_events)
-            self._event_work = of_events if on_device else None
-            del timed, of_events
-            names.events.storage.release()
+            del own_times, work, timed
             self._account, self._arrivals = self._account_of(names)
             names = None
         self._calls = CallTree(events, self._is_operator | is_stage, trace.thread_names)
@@ -258,6 +255,16 @@ class _Summary:
         self._work = np.where(self._communicates, COMMUNICATES, np.where(moves, MOVES, COMPUTES))
         unrecorded = self._launches.unrecorded_steps
         self._devices = DeviceTimes(events, self._work, trace.device_names, steps, self._host, unrecorded)
+
+    def _attribute(
+        self, names: Attribution, counted: CountedCalls, rows: Int, time_ns: Int, *, on_device: bool
+    ) -> None:
+        """Divide the time of device events, or of operators, among their owners."""
+        peaks = common_device(self._trace).peaks
+        of_events = event_work(counted, names, rows, time_ns, peaks, on_device=on_device)
+        basis = "device" if on_device else "host"
+        self._attributed = _attributed(names, basis, rows, time_ns, self._stages, of_events)
+        self._event_work = of_events if on_device else None
 
     def reading(self) -> RankReading:
         """Return the reading without pictures or source facts."""
@@ -370,6 +377,7 @@ class _Summary:
     def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals]:
         """Return the account of the steps, or ``None`` if there is none, and the paths to the collectives."""
         steps, events = self._trace_steps, self._trace.events
+        names.events.storage.release()
         kind = step_kind(steps)
         # A kernel table has its own track numbers.
         tracks = {track: number for number, track in enumerate(names.events.tracks)}

@@ -28,8 +28,8 @@ class Storage:
             return np.empty(count, dtype)
         with tempfile.TemporaryFile() as file:
             array = np.memmap(file, dtype, mode="w+", shape=count)
-        if isinstance(array.base, mmap.mmap):
-            self._maps.add(array.base)
+        base: Any = array.base
+        self._maps.add(base)
         return array
 
     def stored(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -38,15 +38,17 @@ class Storage:
             return values
         stored = self.empty(len(values), values.dtype)
         stored[:] = values
+        self.release()
         return stored
 
     def taken(self, values: NDArray[Any], order: NDArray[Any]) -> NDArray[Any]:
         """Return ``values[order]`` as a new array."""
         taken = self.empty(len(order), values.dtype)
         np.take(values, order, out=taken, mode="clip")
+        self.release()
         return taken
 
     def release(self) -> None:
-        """Remove the pages of mapped files from this process's memory. They are mapped again when they are used."""
+        """Unmap the pages of all files, which limits the resident memory. They are mapped again when they are used."""
         for mapped in self._maps:
             mapped.madvise(mmap.MADV_DONTNEED)

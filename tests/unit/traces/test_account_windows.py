@@ -56,7 +56,7 @@ def program_of(seed: int) -> Program:
     program = random_program(rnd)
     if seed % 3 == 1:
         program = [call for call in program if call[0] != "sync"]
-    return layers(10, rnd.choice([3, 20]), 2) if seed % 3 == 2 else program  # noqa: PLR2004
+    return layers(10, rnd.choice([3, 20]), 2) if seed % 3 == 2 else program
 
 
 @pytest.mark.parametrize("seed", range(9))
