@@ -167,8 +167,8 @@ def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int
     Args:
         view: The rank.
         straggler: Rank that the others wait for.
-        skew_us: Total wait in collectives. It counts if the account cannot contain it, because there is no account, or
-            because the host waits for the device without a recorded call.
+        skew_us: Total wait in collectives. It counts if the account cannot contain it, because it does not include the
+            device, or because the host waits for the device without a recorded call.
     """
     account = view.rank.account
     times: Counter[str] = Counter()
@@ -177,8 +177,9 @@ def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int
         times[owner.kind] += round(owner.time_us)
         if owner.kind == _WAIT and account:
             waits[owner.rank] = waits.get(owner.rank, 0.0) + owner.time_us / account.steps
-    is_hidden = not waits and not times[_COLLECTIVE] and times[OwnerKind.BETWEEN.label] >= skew_us
-    if account is None or is_hidden:
+    # Without launches, all owners are on the host.
+    is_unseen = not view.rank.launches or times[OwnerKind.BETWEEN.label] >= skew_us
+    if account is None or (is_unseen and not waits and not times[_COLLECTIVE]):
         return {straggler: skew_us / view.count}
     return waits
 

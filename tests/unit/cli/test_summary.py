@@ -170,7 +170,7 @@ def test_npu_tables_and_findings_are_shown(cli: Cli, tmp_path: Path) -> None:
     assert "6 2.400 0.600 1.800 0.000 0.000 445 allReduce" in lines
     assert "HCCS 120.0 MB 0.600 200.0 120 50.0% 445 allReduce" in lines
     assert "Collectives: the others wait for rank 1" in lines
-    assert "arrives last at" in result.stdout  # the finding
+    assert "The other rank waits" in result.stdout  # the finding
 
 
 @pytest.mark.parametrize(
