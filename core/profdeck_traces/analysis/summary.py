@@ -13,7 +13,7 @@ from profdeck_traces.account.model import Account
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
 from profdeck_traces.account.table import account_of
-from profdeck_traces.account.windows import Windows
+from profdeck_traces.account.windows import PathWindows
 from profdeck_traces.analysis.call_tree import CallTree
 from profdeck_traces.analysis.classes import COMMUNICATION, MEMORY_COPY, MEMORY_SET, UNCLASSIFIED, Classifier
 from profdeck_traces.analysis.collectives import (
@@ -388,7 +388,7 @@ class _Summary:
             names.events, lambda name: self._step_names.parse(name) is not None, communicates.__contains__
         )
         kinds[~is_valid] = RowKind.OTHER
-        windows = Windows(names, kinds, annotations, steps.excluded[of_kind])
+        windows = PathWindows(names, kinds, annotations, steps.excluded[of_kind])
         account = account_of(windows, names, kind or "recording")
         if account is None or (events.row >= 0).all():
             return account
