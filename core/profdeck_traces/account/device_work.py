@@ -203,10 +203,10 @@ class DeviceEvents:
         self.sync_records = records = SyncRecords(events)
         if not len(records.rows):
             return
-        correlation = events.arg("correlation", self.calls)
-        used = np.isin(correlation, records.correlations())
-        starts = events.start_ns[self.calls[used]].tolist()
-        calls_start = self.call_start = dict(zip(correlation[used].tolist(), starts, strict=True))
+        ids = events.arg("correlation", self.calls)
+        is_used = np.isin(ids, records.correlations())
+        starts = events.start_ns[self.calls[is_used]].tolist()
+        calls_start = self.call_start = dict(zip(ids[is_used].tolist(), starts, strict=True))
         tracks = self.stream_tracks(events)
         for device, stream, other, recorded, correlation in records.stream_waits():
             waiting, source = tracks.get((device, stream)), tracks.get((device, other))
