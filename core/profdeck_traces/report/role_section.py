@@ -107,7 +107,9 @@ def _account(team: Team, per: str) -> dict[str, Any]:
             Cell(svg.share(row.share / shown[0].share)),
             ms(row.mean_us),
             ms(row.gain_us),
-            name(f"{row.kind} {row.name}" if row.name and not row.name.startswith(row.kind) else row.name or row.kind),
+            name(
+                f"{row.title} {row.name}" if row.name and not row.name.startswith(row.kind) else row.name or row.title
+            ),
             Cell(row.origin or "", kind="name copy"),
         ]
         for row in shown

@@ -117,7 +117,9 @@ PLANTED: dict[str, tuple[Item, Item]] = {
     ),
     "small-operators": (loop(64), loop(50)),
     "python-code": (function(1_100), function(900)),
-    "exposed-communication": (("user_annotation", "gloo:all_reduce", 1_100), ("user_annotation", "gloo:all_reduce", 900)),
+    "exposed-communication": (
+        ("user_annotation", "gloo:all_reduce", 1_100), ("user_annotation", "gloo:all_reduce", 900),
+    ),
 }  # fmt: skip
 
 
