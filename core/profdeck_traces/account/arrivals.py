@@ -14,7 +14,7 @@ from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import RowKind
 from profdeck_traces.account.table import owners_of_segments, plain_names
 from profdeck_traces.account.walk import OnDevice, OnThread, Path, Position
-from profdeck_traces.account.windows import Window
+from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.intervals import Int
 from profdeck_traces.reading.walking import NO_TIME
@@ -134,7 +134,7 @@ class ArrivalFinder:
         self._walked: list[tuple[Int, Int, Int]] = [(none, none, none)]
         self._own: list[tuple[Int, Int, Int]] = [(none, none, none)]
 
-    def add(self, window: Window, path: Path) -> None:
+    def add(self, window: PathWindow, path: Path) -> None:
         """Add the paths in a window.
 
         Args:
@@ -186,7 +186,7 @@ class ArrivalFinder:
         is_call = (path.kind == OwnerKind.COLLECTIVE) & (self._rows[place] == path.row)
         return np.where(is_call, self._calls[place], -1)
 
-    def _walk(self, window: Window) -> tuple[Path, Int]:
+    def _walk(self, window: PathWindow) -> tuple[Path, Int]:
         """Walk from the start of each collective back to the start of the previous one in its process group.
 
         Returns:

@@ -18,7 +18,7 @@ from profdeck_traces.account.model import CauseTime
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
-from profdeck_traces.account.windows import Window
+from profdeck_traces.account.windows import PathWindow
 from profdeck_traces.attribution.dtypes import torch_dtype
 from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import is_user_frame
@@ -116,7 +116,7 @@ class PathCauses:
         self._step_flops: list[float] = []
         self._flops = None if calls is None or not len(calls.row) else _cumulative_flops(names, calls)
 
-    def add(self, window: Window) -> None:
+    def add(self, window: PathWindow) -> None:
         """Add the path of a window."""
         recording = window.recording
         for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
@@ -129,7 +129,7 @@ class PathCauses:
                     first, last = starts.searchsorted([begin, end])
                     self._step_flops.append(float(flops[last] - flops[first]))
 
-    def add_gains(self, replay: Replay, window: Window) -> None:
+    def add_gains(self, replay: Replay, window: PathWindow) -> None:
         """Add the gains of the largest groups in a window."""
         rows = window.rows_of_trace(np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1)))
         place, label = self._place[rows], self._label[rows]

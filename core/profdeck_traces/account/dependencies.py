@@ -104,9 +104,10 @@ class Dependencies:
         self.device_kind = self.device_kind[recording.kinds[work.rows]]
         self._edges = _Edges()
         self._collect()
+        del self._device_node, self._start, self._stop, self._is_replayed
         self._sort()
         self._cut_segments()
-        del self._code_of_node, self._codes, self._class, self._device_node, self._start, self._stop, self._is_replayed
+        del self._code_of_node, self._codes, self._class
 
     def _collect(self) -> None:
         waits = self._waits()

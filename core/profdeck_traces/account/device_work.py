@@ -56,7 +56,7 @@ class DeviceEvents:
         """Indices sorted by end time."""
         self.ends = self.end[self.order]
         self.call_start: dict[int, int] = {}
-        """Start time of each call by correlation ID. Empty if the trace has no ``cuda_sync`` records."""
+        """Start time of each call that a ``cuda_sync`` record refers to, by correlation ID."""
         # `order`, grouped by stream.
         self._order_by_track = self.order[np.argsort(self.track[self.order], kind="stable")]
         self._tracks_by_end = self.track[self._order_by_track]
@@ -203,9 +203,10 @@ class DeviceEvents:
         self.sync_records = records = SyncRecords(events)
         if not len(records.rows):
             return
-        starts = events.start_ns[self.calls].tolist()
-        correlation = events.arg("correlation", self.calls).tolist()
-        calls_start = self.call_start = dict(zip(correlation, starts, strict=True))
+        ids = events.arg("correlation", self.calls)
+        is_used = np.isin(ids, records.correlations())
+        starts = events.start_ns[self.calls[is_used]].tolist()
+        calls_start = self.call_start = dict(zip(ids[is_used].tolist(), starts, strict=True))
         tracks = self.stream_tracks(events)
         for device, stream, other, recorded, correlation in records.stream_waits():
             waiting, source = tracks.get((device, stream)), tracks.get((device, other))
@@ -260,6 +261,10 @@ class SyncRecords:
 
         A record has the name, device, stream, awaited stream and correlation ID of the ``cudaEventRecord`` call.
         """
+
+    def correlations(self) -> list[int]:
+        """Return the correlation IDs of the synchronisations and of the awaited ``cudaEventRecord`` calls."""
+        return list({correlation for args in self._args for correlation in args[-2:]})
 
     def stream_waits(self) -> list[tuple[object, int, int, int, int]]:
         """Return all stream waits.

@@ -16,7 +16,7 @@ from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.account.row_kinds import SYNCS, RowKind
 from profdeck_traces.account.walk import Path
-from profdeck_traces.account.windows import Window, Windows
+from profdeck_traces.account.windows import PathWindow, PathWindows
 from profdeck_traces.attribution.event_work import CountedCalls
 from profdeck_traces.attribution.frames import module_class
 from profdeck_traces.attribution.rows import Attribution
@@ -34,11 +34,11 @@ _MAX_LOOKUP = 1 << 22  # entries; sorting is faster than a larger lookup table
 
 
 def account_of(
-    windows: Windows,
+    windows: PathWindows,
     names: Attribution,
     basis: str,
     calls: CountedCalls | None = None,
-    on_window: Callable[[Window, Path], None] = lambda _window, _path: None,
+    on_window: Callable[[PathWindow, Path], None] = lambda _window, _path: None,
 ) -> Account | None:
     """Return the account of a trace, or ``None`` if its steps take no time.
 
@@ -86,7 +86,7 @@ def plain_names(names: Attribution) -> list[str]:
     return [_plain(name) for name in names.events.names]
 
 
-def _used_path(window: Window) -> Path | None:
+def _used_path(window: PathWindow) -> Path | None:
     """Return the path of the steps in the account, with rows of the trace; ``None`` if they take no time."""
     of_steps = zip(window.recording.parts(), window.is_used.tolist(), strict=True)
     parts = [path for (_, _, path), is_used in of_steps if is_used and len(path)]
@@ -142,7 +142,7 @@ def owners_of_segments(
     return np.array(number)[groups]
 
 
-def owned_path(windows: Windows, names: Attribution) -> OwnedPath:
+def owned_path(windows: PathWindows, names: Attribution) -> OwnedPath:
     """Return the critical path of the steps in the account, with the owner of each segment.
 
     Args:
@@ -230,7 +230,7 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 
 
 def _with_gains(
-    owners: tuple[OwnerTime, ...], causes: PathCauses, windows: Windows, names: Attribution, texts: Sequence[str]
+    owners: tuple[OwnerTime, ...], causes: PathCauses, windows: PathWindows, names: Attribution, texts: Sequence[str]
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
     """Add gains to the largest owners and causes. Return the owners, and a note if the gains are unknown."""
     name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
@@ -238,15 +238,15 @@ def _with_gains(
     named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
     gains = [Gain() for _ in named]
     for window in windows:
-        replay = Replay(window.recording, window.events, window.is_used)
-        if not replay.is_exact:
-            note = "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
-            return owners, note
         rows = np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1))
         columns = _columns(names, windows.kinds, window.rows_of_trace(rows))
         groups, first = _grouped(columns)
         groups = groups.astype(np.int32)
         columns = [column[first] for column in columns]
+        replay = Replay(window.recording, window.events, window.is_used)
+        if not replay.is_exact:
+            note = "Gains are unknown: replaying the recorded dependencies does not reproduce the recorded times."
+            return owners, note
         for owner, gain in zip(named, gains, strict=True):
             is_owner = np.ones(len(first), np.bool_)
             fields = (owner.name, owner.operator, owner.annotation, owner.line, owner.module)
@@ -309,7 +309,7 @@ def _plain(name: str) -> str:
     return name if module is None else module
 
 
-def _notes(windows: Windows, names: Attribution, owners: Sequence[OwnerTime]) -> tuple[str, ...]:
+def _notes(windows: PathWindows, names: Attribution, owners: Sequence[OwnerTime]) -> tuple[str, ...]:
     """Return notes on the account's limitations, such as causes that are missing from the trace."""
     work = windows.work
     is_sync = np.isin(windows.kinds, SYNCS)

@@ -403,5 +403,5 @@ class BackwardWalk:
             end[inside] = np.minimum(end[inside], np.where(is_gap, until, worked))
             kind[inside], row[inside] = np.where(is_gap, of_gap, of_work), owner_row
         keep = end > begin
-        path = Path(begin[keep], end[keep], kind[keep].astype(np.uint8), row[keep].astype(np.int32))
-        return path, source[keep]
+        times = np.append(begin[keep], end[keep][-1:])
+        return Path(times[:-1], times[1:], kind[keep].astype(np.uint8), row[keep].astype(np.int32)), source[keep]

@@ -31,7 +31,7 @@ _ARGS = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_c
 
 
 @attrs.frozen(eq=False)
-class Window:
+class PathWindow:
     """The critical path of some consecutive steps.
 
     It also covers a few steps before and after them. These are context: the path in a step depends on the events before
@@ -50,7 +50,7 @@ class Window:
         return rows if self.rows is None else values_at(self.rows.astype(np.int32), rows)
 
 
-class Windows:
+class PathWindows:
     """The windows of a trace. Iterating over them finds the path of one window at a time."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Windows:
     def __len__(self) -> int:
         return max(1, len(self._parts))
 
-    def __iter__(self) -> Iterator[Window]:
+    def __iter__(self) -> Iterator[PathWindow]:
         return map(self._window, *zip(*self._parts, strict=True)) if self._parts else iter([self._whole])
 
     @functools.cached_property
@@ -89,10 +89,10 @@ class Windows:
         return np.flatnonzero(self.kinds >= RowKind.KERNEL)
 
     @functools.cached_property
-    def _whole(self) -> Window:
+    def _whole(self) -> PathWindow:
         recording = path_of(self._events, self._names.launch, self.kinds, self._steps)
         is_used = ~self._excluded if self.has_steps else np.ones(max(0, len(recording.borders.times) - 1), np.bool_)
-        return Window(recording, self._events, None, is_used)
+        return PathWindow(recording, self._events, None, is_used)
 
     def _sections(self) -> StepAnnotations:
         """Return intervals with about equally many events, which replace the steps of a recording without steps."""
@@ -116,7 +116,7 @@ class Windows:
                 firsts.append(step)
         return list(zip(firsts, [*firsts[1:], len(before)], strict=True))
 
-    def _window(self, first: int, last: int) -> Window:
+    def _window(self, first: int, last: int) -> PathWindow:
         """Find the path of the steps from `first` to before `last`."""
         margin = max(1, (last - first) // _CONTEXT)
         begin, end = max(0, first - margin), min(len(self._steps.track), last + margin)
@@ -130,7 +130,7 @@ class Windows:
         is_used = np.zeros(end - begin, np.bool_)
         is_used[first - begin : last - begin] = ~self._excluded[first:last]
         self._events.storage.release()
-        return Window(path_of(events, launch, self.kinds[rows], steps, rule), events, rows, is_used)
+        return PathWindow(path_of(events, launch, self.kinds[rows], steps, rule), events, rows, is_used)
 
     def _rows(self, begin_ns: int, end_ns: int) -> Int:
         """Return the rows of the events in an interval, of the device events launched in it, and of all launches."""

@@ -11,7 +11,7 @@ from profdeck_traces.account.owned_path import OwnedPath
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import RowKind, row_kinds
 from profdeck_traces.account.table import owned_path
-from profdeck_traces.account.windows import Windows
+from profdeck_traces.account.windows import PathWindows
 from profdeck_traces.analysis.classes import COMMUNICATION, Classifier
 from profdeck_traces.analysis.device_steps import step_kind
 from profdeck_traces.analysis.launches import launched_work
@@ -60,7 +60,7 @@ def critical_path(trace: Trace) -> OwnedPath:
 
 def path_windows(
     trace: Trace, names: Attribution, steps: TraceSteps, step_names: StepNames, is_collective: Callable[[str], bool]
-) -> Windows:
+) -> PathWindows:
     """Prepare the critical path of a trace.
 
     Args:
@@ -81,4 +81,4 @@ def path_windows(
     kinds = row_kinds(names.events, step_names.is_step, is_collective)
     kinds[~is_valid] = RowKind.OTHER
     mark_file_functions(names.events, kinds)
-    return Windows(names, kinds, annotations, steps.excluded[of_kind])
+    return PathWindows(names, kinds, annotations, steps.excluded[of_kind])

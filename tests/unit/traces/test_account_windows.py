@@ -18,10 +18,10 @@ from profdeck_traces.account import table
 from profdeck_traces.account.model import Account
 from profdeck_traces.account.recording import StepAnnotations
 from profdeck_traces.account.row_kinds import row_kinds
-from profdeck_traces.account.windows import Windows
+from profdeck_traces.account.windows import PathWindows
 from profdeck_traces.analysis.summary import summarise_trace
 from profdeck_traces.attribution.rows import Attribution
-from profdeck_traces.reading.events import read_events
+from profdeck_traces.reading.events import Events, read_events
 
 MAX_READING_BYTES, MAX_ACCOUNT_BYTES = 66, 300
 """Maximum memory per event, as stated in docs/explanation/numbers.md."""
@@ -95,32 +95,27 @@ def step_events(steps: int) -> list[dict[str, Any]]:
     return run_steps([*program, ("sync", 7)], steps).events
 
 
-def windows_of(path: Path) -> tuple[Windows, Attribution]:
+def windows_of(events: Events) -> tuple[PathWindows, Attribution]:
     """Return the windows of a trace with torch.profiler steps."""
-    events = read_events(path)
-    if tracemalloc.is_tracing():
-        tracemalloc.reset_peak()
     rows = np.flatnonzero(events.has_category({"user_annotation"}))
     steps = StepAnnotations(events.track[rows], events.start_ns[rows], events.end_ns[rows])
     kinds = row_kinds(events, lambda name: name.startswith("ProfilerStep"), lambda _name: False)
     names = Attribution(events, lambda name: name.startswith("ProfilerStep"))
-    return Windows(names, kinds, steps, np.zeros(len(rows), np.bool_)), names
+    return PathWindows(names, kinds, steps, np.zeros(len(rows), np.bool_)), names
 
 
 def memory_of(path: Path) -> tuple[int, int, int]:
     """Return the number of events of a trace, the size of its columns, and the peak memory of the account."""
     events = read_events(path)
     arrays = [*events.all.values(), *(array for pairs in events.args.values() for array in (pairs.row, pairs.value))]
-    columns = sum(array.nbytes for array in arrays)
-    del arrays
     tracemalloc.start()
     try:
-        account = account_from(*windows_of(path))
+        account = account_from(*windows_of(events))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert account.owners[0].gain_us is not None
-    return len(events), columns, peak - columns
+    return len(events), sum(array.nbytes for array in arrays), peak
 
 
 def test_memory_per_event_is_bounded(tmp_path: Path) -> None:
@@ -131,7 +126,7 @@ def test_memory_per_event_is_bounded(tmp_path: Path) -> None:
     assert account <= MAX_ACCOUNT_BYTES * events
 
 
-def account_from(windows: Windows, names: Attribution) -> Account:
+def account_from(windows: PathWindows, names: Attribution) -> Account:
     account = table.account_of(windows, names, "global_step")
     assert account is not None
     return account
@@ -152,7 +147,7 @@ def test_looking_up_an_arg_does_not_copy_its_column(tmp_path: Path) -> None:
 
 def calls_of(path: Path) -> int:
     """Return the number of calls that an account needs."""
-    windows, names = windows_of(path)
+    windows, names = windows_of(read_events(path))
     account_from(windows, names)
     calls = 0
 
@@ -160,7 +155,7 @@ def calls_of(path: Path) -> int:
         nonlocal calls
         calls += event in {"call", "c_call"}
 
-    windows, names = windows_of(path)
+    windows, names = windows_of(read_events(path))
     sys.setprofile(count)
     try:
         account_from(windows, names)
@@ -173,7 +168,7 @@ def test_time_is_linear_in_the_number_of_steps(tmp_path: Path, monkeypatch: pyte
     few, many = step_events(20), step_events(80)
     assert calls_of(write(tmp_path, many)) < 5 * calls_of(write(tmp_path, few))
     divide(monkeypatch, len(many) // 8)
-    windows, _ = windows_of(write(tmp_path, many))
+    windows, _ = windows_of(read_events(write(tmp_path, many)))
     assert len(windows) == pytest.approx(8, abs=1)
     sizes = [window.events.complete for window in windows]
     assert sum(sizes) < 1.5 * len(many)
