@@ -404,5 +404,4 @@ class BackwardWalk:
             kind[inside], row[inside] = np.where(is_gap, of_gap, of_work), owner_row
         keep = end > begin
         times = np.append(begin[keep], end[keep][-1:])
-        path = Path(times[:-1], times[1:], kind[keep].astype(np.uint8), row[keep].astype(np.int32))
-        return path, source[keep]
+        return Path(times[:-1], times[1:], kind[keep].astype(np.uint8), row[keep].astype(np.int32)), source[keep]

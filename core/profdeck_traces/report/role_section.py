@@ -9,7 +9,7 @@ from profdeck_traces.account.borders import BORDER_TEXTS
 from profdeck_traces.account.model import NAMELESS
 from profdeck_traces.analysis.model import RankSummary
 from profdeck_traces.base.text import plural
-from profdeck_traces.findings.overview import Team, WorkRow
+from profdeck_traces.findings.overview import OwnerRow, Team, WorkRow
 from profdeck_traces.report import svg
 from profdeck_traces.report.cells import Cell, Column, filled, ms, name, number, percent
 from profdeck_traces.report.flame import flame_graph
@@ -107,7 +107,9 @@ def _account(team: Team, per: str) -> dict[str, Any]:
             Cell(svg.share(row.share / shown[0].share)),
             ms(row.mean_us),
             ms(row.gain_us),
-            name(f"{row.kind} {row.name}" if row.name and not row.name.startswith(row.kind) else row.name or row.kind),
+            name(
+                f"{row.title} {row.name}" if row.name and not row.name.startswith(row.kind) else row.name or row.title
+            ),
             Cell(row.origin or "", kind="name copy"),
         ]
         for row in shown
@@ -137,6 +139,12 @@ def _account(team: Team, per: str) -> dict[str, Any]:
         "account_texts": [text for text in texts if text],
         "account_notes": team.notes,
     }
+
+
+def _owner(row: OwnerRow) -> str:
+    if row.name is None:
+        return row.title
+    return row.name if row.name.startswith(row.kind) else f"{row.title} {row.name}"
 
 
 def _memory(team: Team) -> list[dict[str, Any]]:
