@@ -77,7 +77,9 @@ def buoy(job: TrainingJob) -> None:
     job.add(0, lambda: job.count(job.tail_ns))
 
 
-@RECIPES.planted("one-call-at-a-time", rules="tool-call waiting", cure="async|concurren|gather|together", stacks=True)
+@RECIPES.planted(
+    "one-call-at-a-time", rules="tool-call waiting python-code", cure="async|concurren|gather|together", stacks=True
+)
 def cable(job: TrainingJob) -> None:
     """The step waits for the tools of all conversations one after another."""
     seconds = job.draw(8, 15) / 1000

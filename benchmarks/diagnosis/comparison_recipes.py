@@ -14,10 +14,10 @@ _PAIRS = {
         "loader-wait-bursts": "DataLoader|data.loading",
         "collection": "GC|garbage",
         "python-code": "edit_ratio",
-        "unfused-activations": "elementwise|aten::mul|Gelu",
+        "unfused-activations": "elementwise|vectorized_elem|aten::mul|Gelu",
         "throttling": "clock|throttl|kernels? slower|all kernels",
-        "slow-link": "AllReduce|allreduce|communication",
-        "jitter": "",
+        "slow-link": "AllReduce|allreduce|[Cc]ommunication|collective",
+        "device-bound": "",
     },
     job_recipes.RECIPES: {
         "full-collection": "GC|garbage|gc.collect",

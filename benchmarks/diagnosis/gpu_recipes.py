@@ -33,7 +33,11 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
         if is_planted:
             recipe.plant(job)
         is_step = job.prefix == Training.prefix
-        gpus = simulate(job.step, seed=seed, ranks=job.ranks, steps=recipe.options.get("steps", 10), marks=is_step)
+        # Two controls differ only by the noise of their kernels.
+        is_other_noise = is_planted and recipe.answer is None
+        gpus = simulate(
+            job.step, seed=seed + is_other_noise, ranks=job.ranks, steps=recipe.options.get("steps", 10), marks=is_step
+        )
         steps.append(mean_step_us(gpus, job.prefix))
         for gpu in gpus:
             job.after_last_step(gpu)
@@ -95,6 +99,7 @@ def ebony(job: Training) -> None:
             gpu.idle(wait_us)
 
     job.at("data", wait)
+    job.places += ("DataLoader",)
 
 
 @RECIPES.planted(

@@ -401,7 +401,7 @@ def willow(job: TrainingJob) -> None:
     job.plant(3, catkin)
 
 
-@RECIPES.planted("one-long-step", rules="outlier-step unsteady-steps", cure="view|see|step", stacks=True)
+@RECIPES.planted("one-long-step", rules="outlier-step unsteady-steps python-code", cure="view|see|step", stacks=True)
 def wych(job: TrainingJob) -> None:
     """One step compresses a large text."""
     text = job.random.randbytes(job.draw(6_000_000, 9_000_000))

@@ -108,6 +108,8 @@ class Truth:
     """Mean step."""
     places: tuple[str, ...] = ()
     """Texts of which a correct place contains one, such as the name of the stage. Empty if there is only one place."""
+    lines: Lines | None = None
+    """Source lines of the cause when it was recorded, if stacks were recorded."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -116,7 +118,8 @@ class Truth:
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Truth:
         """Return the truth that `to_dict` wrote."""
-        return cls(**{**document, "places": tuple(document["places"])})
+        lines = document["lines"] and Lines(**document["lines"])
+        return cls(**{**document, "places": tuple(document["places"]), "lines": lines})
 
 
 @attrs.define(eq=False)

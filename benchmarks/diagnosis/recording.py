@@ -46,7 +46,12 @@ def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
         key = "cpu_us" if compared == "cpu" else "step_us"
         cost_us = measured["step_us"] * (1 - without[key] / measured[key])
     has_cost = recipe.answer and recipe.options.get("has_cost", True)
-    return Truth(cost_us=cost_us if has_cost else None, step_us=measured["step_us"], places=tuple(measured["places"]))
+    return Truth(
+        cost_us=cost_us if has_cost else None,
+        step_us=measured["step_us"],
+        places=tuple(measured["places"]),
+        lines=recipe.lines() if recipe.options.get("stacks") else None,
+    )
 
 
 def _run_job(recipe: Recipe, directory: Path, seed: int, *, with_cause: bool = True) -> list[dict[str, Any]]:

@@ -59,7 +59,6 @@ def score(recipe: Recipe, truth: Truth, findings: Sequence[Mapping[str, Any]]) -
     if recipe.answer is None:
         false = tuple(finding["rule"] for finding in about_job if finding["rule"] not in recipe.tolerates)
         return Score(id=recipe.id, is_control=True, false_alarms=false, text=_text(about_job), step_us=truth.step_us)
-    lines = recipe.lines() if recipe.options.get("stacks") else None
     first = about_job[0] if about_job else None
     blank = Score(
         id=recipe.id,
@@ -71,7 +70,7 @@ def score(recipe: Recipe, truth: Truth, findings: Sequence[Mapping[str, Any]]) -
         cost_us=truth.cost_us,
         step_us=truth.step_us,
     )
-    return _judge(blank, recipe.answer, truth, lines, first or {"rule": "", "do": "", "gain_us": None})
+    return _judge(blank, recipe.answer, truth, first or {"rule": "", "do": "", "gain_us": None})
 
 
 def score_sentence(recipe: Recipe, truth: Truth, sentence: str) -> Score:
@@ -103,7 +102,7 @@ def score_sentence(recipe: Recipe, truth: Truth, sentence: str) -> Score:
     )
 
 
-def _judge(blank: Score, answer: Answer, truth: Truth, lines: Lines | None, finding: Mapping[str, Any]) -> Score:
+def _judge(blank: Score, answer: Answer, truth: Truth, finding: Mapping[str, Any]) -> Score:
     """Return the score with its parts. A part is None if the recipe does not expect it."""
     text = json.dumps({key: value for key, value in finding.items() if key != "do"}, ensure_ascii=False)
     cost = None
@@ -115,7 +114,7 @@ def _judge(blank: Score, answer: Answer, truth: Truth, lines: Lines | None, find
         named=finding["rule"] in answer.rules,
         cost=cost,
         place=any(place in text for place in truth.places) if truth.places else None,
-        line=any(_is_in(lines, *line) for line in _cited_lines(finding)) if lines else None,
+        line=any(_is_in(truth.lines, *line) for line in _cited_lines(finding)) if truth.lines else None,
         cure=any(re.search(cure, finding["do"], re.IGNORECASE) for cure in answer.cure),
     )
 

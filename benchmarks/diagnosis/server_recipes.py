@@ -8,7 +8,7 @@ from benchmarks.diagnosis.serving import Load
 VLLM, SGLANG = Recipes(Kind.VLLM), Recipes(Kind.SGLANG)
 _LARGE = ("--max-num-batched-tokens", "2048", "--max-num-seqs", "32")
 _FEW = ("--max-num-batched-tokens", "256", "--max-num-seqs", "2")
-_SMALL_CACHE = ("--max-num-batched-tokens", "256", "--max-num-seqs", "16", "--num-gpu-blocks-override", "8")
+_SMALL_CACHE = ("--max-num-batched-tokens", "256", "--block-size", "128", "--num-gpu-blocks-override", "17")
 _OPEN = ("--max-total-tokens", "8192", "--max-running-requests", "16")
 _CLOSED = ("--max-total-tokens", "8192", "--max-running-requests", "2")
 _NEXT: dict[str, str] = {

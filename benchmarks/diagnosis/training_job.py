@@ -111,7 +111,7 @@ class TrainingJob:
 
     def feed(self, batches: Iterable[Batch], *, rank: int | None = None) -> None:
         """Replace the batches, on one rank or on all. The time to fetch them is the cost of the planted cause."""
-        self.place = (f"rank {rank}",) if rank is not None else (self.stages[0],)
+        self.place = (f"rank {rank}",) if rank is not None else (self.stages[0], "DataLoader")
         if rank is None or rank == self.rank:
             iterator = iter(batches)
             self.batches = iter(lambda: self.timed(lambda: next(iterator)), None)

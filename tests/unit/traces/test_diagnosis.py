@@ -39,7 +39,7 @@ def planted(amount: Truth) -> None:
 ANSWER = Answer(rules=("data-loading", "slow-rank"), cure=("num_workers",))
 RECIPE = Recipe(id="job/x", kind=Kind.JOB, answer=ANSWER, plant=planted, options={"stacks": True})
 CONTROL = Recipe(id="job/y", kind=Kind.JOB, answer=None, plant=planted, tolerates=("profiler-overhead",))
-TRUTH = Truth(cost_us=1000.0, step_us=4000.0, places=("rank 1",))
+TRUTH = Truth(cost_us=1000.0, step_us=4000.0, places=("rank 1",), lines=RECIPE.lines())
 
 
 def finding(rule: str = "data-loading", gain_us: float | None = 1100.0, **more: object) -> dict[str, object]:
@@ -61,6 +61,10 @@ def test_each_part_is_scored() -> None:
     assert score(RECIPE, TRUTH, [finding(where=None, text="test_diagnosis.py(1), rank 1")]).line is False
     assert score(RECIPE, TRUTH, [finding(do="wait")]).cure is False
     assert describe_failures(score(RECIPE, TRUTH, [finding(do="wait", gain_us=1)])) == "cost; cure"
+
+
+def test_truth_is_kept() -> None:
+    assert Truth.from_dict(json.loads(json.dumps(TRUTH.to_dict()))) == TRUTH
 
 
 def test_only_the_first_finding_counts() -> None:
