@@ -85,9 +85,11 @@ def _why(role: RoleDiff, main: Change) -> str:
     total_us = sum(part.delta_us for part in parts) if parts else main.impact_us
     stages = [(part.name, part.delta_us) for part in parts if part.kind == "stage"]
     names = _most_of(stages, total_us)
+    owners = []
     if account is not None and account.step_delta_ns * total_us > 0:
-        names += _most_of(_owners(account), account.step_delta_ns / _NS_PER_US)
-    elif source is role:
+        owners = _most_of(_owners(account), account.step_delta_ns / _NS_PER_US)
+        names += owners
+    if source is role and not owners:
         for section in SECTIONS if not names else ("categories", "kernels", "operators"):
             changes = [change for change in getattr(role, section) if change.verdict != "same" and change is not main]
             label = (lambda name: short_kernel(name, _LONGEST_NAME)) if section == "kernels" else _cut

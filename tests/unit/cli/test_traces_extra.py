@@ -52,7 +52,7 @@ def test_only_reports_need_the_extra(python_without: Program, record: Record) ->
     )
     results = run_without(python_without, LIBRARIES, *commands)
     error = "error: Pages need jinja2, which is not installed. Install it with: pip install 'profdeck[traces]'\n"
-    assert [result[0] for result in results] == [0, 6, 0, 0, 3], results
+    assert [result[0] for result in results] == [0, 6, 6, 0, 3], results
     assert results[-1][1:] == ("", error)
 
 
