@@ -159,6 +159,14 @@ _CAUSES = {
         cure=_fixed("start the work that it waits for one step earlier"),
         needs_stacks=True,
     ),
+    causes.OTHER_THREAD: _Cause(
+        rule="lock",
+        condition="The main thread waits while another thread runs Python code, such as for its lock, over 5 %.",
+        min_share=0.05,
+        subject=lambda one, _: f"Waiting for another thread, which is in {_name(one)}, takes",
+        cure=_fixed("release the lock, or deliver the result, before this function"),
+        needs_stacks=True,
+    ),
     causes.FLOAT64: _Cause(
         rule="float64",
         condition="Operators on float64 tensors, or kernels for float64 matrix products, over 1 %.",
@@ -204,7 +212,6 @@ _CAUSES = {
         min_share=0.1,
         subject=lambda one, _: "Sleeping (time.sleep) takes" if _sleeps(one) else "Python code without operators takes",
         cure=lambda one: "remove the sleep" if _sleeps(one) else "move this Python code out of the step",
-        is_certain=True,
         needs_stacks=True,
     ),
     causes.SYNCHRONISATION: _Cause(
