@@ -32,10 +32,11 @@ COMPILATION, GARBAGE_COLLECTION, ALLOCATION = "compilation", "garbage-collection
 PROFILER, COMMUNICATION, WAITING = "profiler", "exposed-communication", "waiting"
 FLOAT64, SINGLE_VALUES, LAYOUT, LOOP = "float64", "single-values", "layout-copies", "small-operators"
 PYTHON_CODE, BETWEEN, SYNCHRONISATION = "python-code", "between", "synchronisation"
+OTHER_THREAD = "other-thread"
 
 CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
-    WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION,
+    WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
 )  # fmt: skip
 """Causes, in the order of their codes."""
 
@@ -303,7 +304,12 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     label = np.zeros(events.complete, np.uint8)
     is_python = events.has_category({PYTHON})
     if names.has_frames:
-        label[_python_code(names, is_python)] = _code(PYTHON_CODE)
+        is_code = _python_code(names, is_python)
+        label[is_code] = _code(PYTHON_CODE)
+        steps = events.track[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)]
+        if len(steps):
+            # The path reaches other threads only if the thread of the steps waits for them.
+            label[is_code & (events.track != np.bincount(steps).argmax())] = _code(OTHER_THREAD)
     root_name = events.name[head]
     is_operator = names.operator >= 0
     for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE)):
@@ -381,7 +387,7 @@ def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     is_loop = np.zeros(events.complete, np.bool_)
     is_optimizer = events.with_name(~names.is_operator, lambda name: _OPTIMIZER.match(name) is not None)
     in_optimizer = values_at(is_optimizer.astype(np.int32), names.annotation[roots]) > 0
-    roots = roots[~in_optimizer & (events.duration_ns[roots] < _MAX_SMALL_NS)]
+    roots = roots[~in_optimizer]
     if not len(roots):
         return is_loop
     function = (names.frame if names.has_frames else names.annotation)[roots].astype(np.int64)
@@ -391,7 +397,9 @@ def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     _, index, count = np.unique(
         function * len(events.names) + events.name[roots], return_inverse=True, return_counts=True
     )
-    count = count[index]
+    # A mean would depend on the few calls during which the thread lost its CPU.
+    small = np.bincount(index, weights=events.duration_ns[roots] < _MAX_SMALL_NS)
+    count = np.where(2 * small > count, count, 0)[index]
     least = _MIN_LOOP if names.has_frames else _MIN_LOOP_WITHOUT_FRAMES
     looping = np.unique(function[count >= least])
     is_loop[roots[(count >= _MIN_LOOP) & np.isin(function, looping)]] = True

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from profdeck_traces.account.row_kinds import RowKind
 from profdeck_traces.attribution.frames import is_user_frame, module_class
 from profdeck_traces.reading.columns import OPERATOR, PYTHON
+from profdeck_traces.reading.event_names import is_socket_read
 from profdeck_traces.reading.events import Events, Mask
 from profdeck_traces.reading.intervals import Int
 
@@ -32,6 +33,13 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     if not len(rows):
         return
     is_python = events.has_category({PYTHON})
+    is_socket = events.with_name(is_python, is_socket_read)
+    if is_socket.any():
+        # Replies of servers are read through file objects.
+        replies = rows[(counts_inside(events, rows, is_socket) > 0) & (kinds[rows] == RowKind.LOADING_FRAME)]
+        replies = replies[is_builtin(events, replies)]
+        kinds[replies] = RowKind.FRAME
+        rows = np.setdiff1d(rows, replies)
     is_user = events.with_name(is_python, is_user_frame)
     around = events.innermost(is_user)[rows]
     functions, first = np.unique(around, return_index=True)
@@ -39,10 +47,15 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     functions = functions[functions >= 0].astype(np.int64)
     computes = events.with_name(is_python, lambda name: module_class(name) is not None)
     computes |= events.with_name(~is_python, lambda name: _COMPUTES.search(name) is not None)
-    keeps = counts_inside(events, functions, computes) > 0
+    keeps = counts_inside(events, functions, computes | is_socket) > 0
     is_step = kinds == RowKind.ANNOTATION
     keeps |= counts_inside(events, functions, is_step & ~events.has_category({OPERATOR})) > 0
     kinds[functions[~keeps]] = kind[~keeps]
+
+
+def is_builtin(events: Events, rows: Int) -> Mask:
+    """Return whether each event is the call of a built-in function."""
+    return np.array([events.names[code].startswith("<built-in") for code in events.name[rows].tolist()], np.bool_)
 
 
 def counts_inside(events: Events, rows: NDArray[np.integer[Any]], selected: Mask) -> Int:

@@ -17,7 +17,7 @@ from profdeck_traces.account.row_kinds import (
     RowKind,
 )
 from profdeck_traces.attribution.frames import is_profiler_frame
-from profdeck_traces.reading.event_names import is_sleep
+from profdeck_traces.reading.event_names import is_external_wait, is_sleep
 from profdeck_traces.reading.events import Events
 from profdeck_traces.reading.identifiers import Id
 from profdeck_traces.reading.intervals import Int, segments
@@ -325,11 +325,15 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
 
 
 def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]) -> None:
-    """Mark calls of ``sleep`` as Python code: unlike in other waits, the thread waits for no other thread."""
+    """Keep the time of sleeps and of waits for other processes on the thread, because it waits for no other thread."""
     waits = np.flatnonzero(state == State.WAITS)
-    sleeps = waits[[is_sleep(events.names[code]) for code in events.name[row[waits]].tolist()]] if len(waits) else waits
+    if not len(waits):
+        return
+    names = [events.names[code] for code in events.name[row[waits]].tolist()]
+    sleeps = waits[[is_sleep(name) for name in names]]
     state[sleeps] = State.FRAME
     owner[sleeps[owner[sleeps] == OwnerKind.WAIT_FOR_THREAD]] = OwnerKind.PYTHON
+    state[waits[[is_external_wait(name) for name in names]]] = State.FRAME
 
 
 def _mark_initial_wait(

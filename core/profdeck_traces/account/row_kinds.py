@@ -26,6 +26,7 @@ from profdeck_traces.reading.event_names import (
     is_checkpoint,
     is_compilation,
     is_data_loading,
+    is_external_wait,
     is_file_read,
     is_garbage_collection,
     is_garbage_collection_frame,
@@ -175,6 +176,7 @@ _FRAMES = (
     (is_output_frame, RowKind.OUTPUT_FRAME),
     (is_validation_frame, RowKind.VALIDATION_FRAME),
     (is_waiting_frame, RowKind.WAITING_FRAME),
+    (is_external_wait, RowKind.WAITING_FRAME),
 )
 
 

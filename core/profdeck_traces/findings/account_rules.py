@@ -10,6 +10,7 @@ import attrs
 
 from profdeck_traces.account import causes
 from profdeck_traces.account.model import Account, CauseTime
+from profdeck_traces.account.owner_kinds import OwnerKind
 from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
@@ -159,6 +160,14 @@ _CAUSES = {
         cure=_fixed("start the work that it waits for one step earlier"),
         needs_stacks=True,
     ),
+    causes.OTHER_THREAD: _Cause(
+        rule="lock",
+        condition="The main thread waits while another thread runs Python code, such as for its lock, over 5 %.",
+        min_share=0.05,
+        subject=lambda one, _: f"Waiting for another thread, which is in {_name(one)}, takes",
+        cure=_fixed("release the lock, or deliver the result, before this function"),
+        needs_stacks=True,
+    ),
     causes.FLOAT64: _Cause(
         rule="float64",
         condition="Operators on float64 tensors, or kernels for float64 matrix products, over 1 %.",
@@ -204,7 +213,6 @@ _CAUSES = {
         min_share=0.1,
         subject=lambda one, _: "Sleeping (time.sleep) takes" if _sleeps(one) else "Python code without operators takes",
         cure=lambda one: "remove the sleep" if _sleeps(one) else "move this Python code out of the step",
-        is_certain=True,
         needs_stacks=True,
     ),
     causes.SYNCHRONISATION: _Cause(
@@ -330,7 +338,8 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     else:
         text = f"{subject} {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}){_where(one)}"
     if gain_us < 0.8 * time_us and cause.gain_share == 1:
-        limit = f", then {one.next_limit} is the limit" if one.next_limit else ""
+        has_limit = one.next_limit not in {None, OwnerKind.BETWEEN.label}
+        limit = f", then {one.next_limit} is the limit" if has_limit else ""
         text += f"; without it, {_each(account)} would be {ms(gain_us)} shorter{limit}"
     period = _period(bursts) if one.cause == causes.DATA_LOADING and _uses_workers(view) else 0
     if period:
@@ -426,7 +435,7 @@ _WITHOUT_STACKS = ("idle-stage", "outside-operators")
 _MIN_OUTSIDE, _MIN_IDLE_STAGE = 0.3, 0.1
 
 
-def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding]:
+def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding | NotJudged]:
     """Without stacks, yield stages over 10 % that are mostly outside operators, or the rest if it is over 30 %."""
     if account.has_stacks:
         return
@@ -457,7 +466,12 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
             rest_us += gain_us
             main = main or one
     # With a device, the host may wait for it in a call that was not recorded.
-    if main is not None and rest_us > _MIN_OUTSIDE * step_us and not view.rank.devices:
+    if main is None or rest_us <= _MIN_OUTSIDE * step_us or view.rank.devices:
+        return
+    load = view.rank.host_load
+    if load is not None and load.describe_contention():
+        yield NotJudged("outside-operators", "the machine was busy, and waits for a CPU are not in the trace")
+    else:
         stage = main.annotation if main.annotation and main.time_us / account.steps > rest_us / 2 else None
         yield draft(
             view,

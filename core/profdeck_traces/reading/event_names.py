@@ -83,6 +83,11 @@ _WAITING_FRAME = re.compile(
     r"|method '(acquire|recv|recv_into|poll|wait)'|selectors\.py|connection\.py.*(wait|_poll|poll|recv)"
     r"|threading\.py\(\d+\): (wait|join)|queue\.py\(\d+\): get|SemLock"
 )
+_EXTERNAL_WAIT = re.compile(
+    r"<built-in (?:function (?:waitpid|waitid|wait3|wait4)>|method (?:recv\w*|connect|accept|sendall|read) of "
+    r"(?:_?socket|_?ssl))"
+)
+_SOCKET_READ = re.compile(r"<built-in method (?:recv\w*|read) of (?:_?socket|_?ssl)")
 
 
 def call_kind(name: str) -> CallKind:
@@ -158,3 +163,13 @@ def is_waiting_frame(name: str) -> bool:
 def is_sleep(name: str) -> bool:
     """Return whether a Python frame is a call of ``time.sleep``."""
     return name == "<built-in function sleep>"
+
+
+def is_external_wait(name: str) -> bool:
+    """Return whether a Python frame waits for a child process, or for a reply from a socket."""
+    return _EXTERNAL_WAIT.search(name) is not None
+
+
+def is_socket_read(name: str) -> bool:
+    """Return whether a Python frame reads from a socket."""
+    return _SOCKET_READ.search(name) is not None
