@@ -55,6 +55,11 @@ class OwnerKind(IntEnum):
         """Side on which the time is spent: ``host``, ``device``, ``communication`` or ``unknown``."""
         return _SIDES.get(self, "host")
 
+    @property
+    def with_side(self) -> str:
+        """Side and label in a sentence, such as ``the host (operator)``."""
+        return self.label if self.side in {"unknown", "communication"} else f"the {self.side} ({self.label})"
+
 
 _SIDES = {
     **dict.fromkeys(

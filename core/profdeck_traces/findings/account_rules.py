@@ -338,9 +338,9 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     else:
         text = f"{subject} {percent(time_us / step_us)} of {_each(account)} ({ms(time_us)}){_where(one)}"
     if gain_us < 0.8 * time_us and cause.gain_share == 1:
-        has_limit = one.next_limit not in {None, OwnerKind.BETWEEN.label}
-        limit = f", then {one.next_limit} is the limit" if has_limit else ""
-        text += f"; without it, {_each(account)} would be {ms(gain_us)} shorter{limit}"
+        limit = None if one.next_limit is None else OwnerKind.from_label(one.next_limit)
+        limited = "" if limit in {None, OwnerKind.BETWEEN} else f", limited by {limit.with_side}"
+        text += f"; without it, {_each(account)} would be {ms(gain_us)} shorter{limited}"
     period = _period(bursts) if one.cause == causes.DATA_LOADING and _uses_workers(view) else 0
     if period:
         text += f". The delay recurs every {period} steps, as with one slow worker"

@@ -216,9 +216,7 @@ class Team:
         kind = self.account[0].next_limit if self.account else None
         if kind is None:
             return ""
-        side = OwnerKind.from_label(kind).side
-        name = kind if side in {"unknown", "communication"} else f"the {side} ({kind})"
-        return f"Without the first owner, the next limit would be {name}."
+        return f"Without the first owner, the next limit would be {OwnerKind.from_label(kind).with_side}."
 
 
 def teams_of(run: RunSummary) -> tuple[Team, ...]:
