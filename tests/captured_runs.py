@@ -61,7 +61,7 @@ def write_capture(
             directory=directory,
             identity=Identity(role=role, rank=rank, world_size=job.ranks),
             first_step=step,
-            current_step=step,
+            current_step=max(step, job.steps - 1),
             started_ns=started_ns,
             stage=stage,
             cold_first_step=cold,

@@ -203,7 +203,7 @@ class SchedulerAgent:
         except Exception as error:  # noqa: BLE001  # SGLang annotates each forward pass, so the capture is still useful
             if not self._has_warned:
                 self._has_warned = True
-                logger.warning("Iterations are recorded without queue and KV cache: %s", describe_error(error))
+                logger.warning("Could not record the queue and the KV cache of iterations: %s", describe_error(error))
             return ""
 
 

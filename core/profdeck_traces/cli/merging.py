@@ -147,7 +147,7 @@ def write_merged(merge: Merge, destination: Path) -> Merged:
         write = _write_slim if is_slim else _write_chrome
         written = write(aligned, destination, processes, on_progress, with_path=merge.with_path)
     for reason in written.without_path:
-        terminal.warn(f"The critical path is not added: {reason}")
+        terminal.warn(f"Could not add the critical path: {reason}")
     return Merged(
         sources=sources,
         alignment=alignment,

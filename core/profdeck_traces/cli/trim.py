@@ -87,7 +87,7 @@ def _critical_path(file: Path) -> OwnedPath | None:
         with terminal.show_progress("Finding the critical path") as on_progress:
             return critical_path(read_trace(file, is_step=StepNames.load().is_step, on_progress=on_progress))
     except TraceError as error:
-        terminal.warn(f"The critical path is not added: {error}")
+        terminal.warn(f"Could not add the critical path: {error}")
         return None
 
 

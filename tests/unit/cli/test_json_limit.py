@@ -50,7 +50,7 @@ def test_least_important_lists_are_shortened_first() -> None:
 
 def test_limit_below_the_shortest_document_is_rejected() -> None:
     with pytest.raises(
-        ConfigError, match=r"^--max-bytes 20 is too small: the shortest document has (\d+) bytes"
+        ConfigError, match=r"^--max-bytes 20 is too small: the shortest result has (\d+) bytes"
     ) as info:
         shortened(20)
     (least,) = map(int, re.findall(r"has (\d+) bytes", str(info.value)))
@@ -86,7 +86,7 @@ def test_commands_print_documents_within_the_limit(cli: Cli, record: Callable[..
         complete = cli(*arguments, "--json")
         refused = cli(*arguments, "--json", "--max-bytes", "1")
         assert refused.exit_code == 2, refused.stderr
-        (least,) = map(int, re.findall(r"the shortest document has (\d+) bytes", refused.stderr))
+        (least,) = map(int, re.findall(r"the shortest result has (\d+) bytes", refused.stderr))
         size = max(least, len(complete.stdout) // 4)
         result = cli(*arguments, "--json", "--max-bytes", size)
         assert (len(result.stdout) <= size, result.exit_code) == (True, complete.exit_code)

@@ -138,7 +138,7 @@ def test_critical_path_is_added_to_other_files_on_request(cli: Cli, record: Reco
             assert cli(command, *source, "-o", file, *options).exit_code == 0
             assert ("critical path" in file.read_text()) is bool(options)
     again = cli("trim", tmp_path / "trim.path.json", "--steps", "3", "--critical-path", "-o", tmp_path / "again.json")
-    assert "The critical path is not added: The trace already contains its critical path." in again.stderr
+    assert "Could not add the critical path: The trace already contains its critical path." in again.stderr
 
 
 def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record
 
     result = cli("merge", run, table, "-o", tmp_path / "all.pftrace")
     reason = "A table of kernels has no critical path, because it has no host events."
-    assert (result.exit_code, result.stderr) == (0, f"warning: The critical path is not added: {reason}\n")
+    assert (result.exit_code, result.stderr) == (0, f"warning: Could not add the critical path: {reason}\n")
     assert b"MatMulV2" in (tmp_path / "all.pftrace").read_bytes()
 
 

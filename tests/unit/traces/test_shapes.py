@@ -73,7 +73,7 @@ def test_page_and_tables_have_shapes(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event("aten::mm", [[20, 30], [30, 50]], 3_000)]}))
     run = traces.load(tmp_path / "a.json")
     assert "[[20, 30], [30, 50]]" in run.report()
-    assert "Counted operators: 6e-08 TFLOP, 0.02 TFLOP/s averaged over the recording." in run.report()
+    assert "Counted operators: 6e-05 GFLOP, 20 GFLOP/s averaged over the recording." in run.report()
     assert run.table("shapes").to_arrow()["flops"].to_pylist() == [60_000]
 
 
