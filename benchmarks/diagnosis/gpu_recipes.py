@@ -23,7 +23,7 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
     the job without the cause are written to that directory.
 
     A recipe can set these options: ``job`` (job class), ``ranks``, ``steps``, ``sizes`` (job arguments, used with and
-    without the cause) and ``has_cost`` (False to skip the cost).
+    without the cause) and ``has_cost`` (False if the cost is unknown).
     """
     kind: type[GpuJob] = recipe.options.get("job", Training)
     steps = []

@@ -97,7 +97,8 @@ class PathWindows:
     def _sections(self) -> StepAnnotations:
         """Divide a recording without steps into intervals with roughly equal event counts."""
         start_ns, is_event = self._events.start_ns, self.kinds > RowKind.OTHER
-        is_event &= (self._events.duration_ns > 0) | (self.kinds > LAST_CALL)  # host instants do not start a recording
+        # Host events without a duration do not start a recording.
+        is_event &= (self._events.duration_ns > 0) | (self.kinds > LAST_CALL)
         rows = np.flatnonzero(is_event)
         begin = np.sort(start_ns[rows[::_SAMPLED]])[:: max(1, MAX_EVENTS // _SECTIONS // _SAMPLED)]
         begin = np.unique(np.append(begin, start_ns[rows].min()))

@@ -1,4 +1,4 @@
-"""Generated traces for tests of engines: a fleet of servers that run the given iterations."""
+"""Generated engine traces for tests: a fleet of servers that run the given iterations."""
 
 from __future__ import annotations
 
