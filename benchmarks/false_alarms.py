@@ -7,8 +7,8 @@ therefore seconds apart, like captures of long jobs that are minutes apart. A te
 slower halfway, and `trend` must find these changes. Load changes of the machine affect all jobs at the same time. As a
 control, the captures are also tested in random order, in which there is no change.
 
-Additionally, `--simulated` jobs of four ranks are tested, whose stages and owners vary independently. Half of them have
-one stage that becomes 30 % slower on one rank, but not the step.
+In addition, `--simulated` jobs with four ranks are tested. Their stages and owners vary independently. In a tenth as
+many further jobs, one stage becomes 30 % slower on one rank, but the step time does not change.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def main() -> None:
 
 
 def simulated_points(generator: random.Random, factor: float) -> list[RankPoint]:
-    """Return metrics of four ranks with independent noise of 3 %. Stage 0 of rank 2 changes by a factor halfway."""
+    """Return metrics for four ranks with independent 3 % noise. Halfway through, stage 0 of rank 2 takes `factor` times
+    as long.
+    """
 
     def times(kind: str, rank: int, capture: int) -> dict[str, float]:
         slow = {("stage", 0, 2): factor} if capture >= CAPTURES // 2 else {}
@@ -174,12 +176,12 @@ def simulated_points(generator: random.Random, factor: float) -> list[RankPoint]
 
 
 def tested_series() -> int:
-    """Return the number of series that are tested together for one simulated job."""
+    """Return the number of series tested together for one simulated job."""
     return trend_of(simulated_points(random.Random(0), 1.0)).tested
 
 
 def changed_parts(generator: random.Random, factor: float) -> set[tuple[str, int | None]]:
-    """Return the series of a simulated job with changes: their names and ranks."""
+    """Return the name and rank of each series of a simulated job in which a change is found."""
     trend = trend_of(simulated_points(generator, factor))
     return {(series.what, series.rank) for series in trend.series if series.changes}
 

@@ -2,8 +2,8 @@
 
 python -m benchmarks.diagnosis [--only PATTERN] [--kind KIND] [--list] [--json FILE] [--vllm-python PATH]
 
-Recordings and scores are kept by recipe and by the version of the code, so that a later run continues. After a change
-of the rules, only the scores are computed again.
+Recordings and scores are cached by recipe and code version, so an interrupted run can be resumed. After a change to the
+rules, only the scores are recomputed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DEFAULT_DIRECTORY = Path(".nox") / "bench_diagnosis"
 
 
 def chosen_recipes(only: str | None, kinds: list[str] | None) -> list[Recipe]:
-    """Return the recipes whose id matches a pattern and whose kind is one of `kinds`."""
+    """Return the recipes whose ID contains the pattern and whose kind is in `kinds`. ``None`` matches all recipes."""
     recipes = [recipe for registry in ALL for recipe in registry.by_id.values()]
     return [
         recipe
@@ -61,7 +61,7 @@ def chosen_recipes(only: str | None, kinds: list[str] | None) -> list[Recipe]:
 
 
 def measure(recipe: Recipe, results: KeptResults, servers: Servers) -> Score:
-    """Record and score a recipe, unless the results are kept."""
+    """Record and score a recipe, reusing cached results if available."""
     if kept := results.score(recipe):
         return kept
     began_s = time.monotonic()
@@ -73,7 +73,7 @@ def measure(recipe: Recipe, results: KeptResults, servers: Servers) -> Score:
             truth = record_kind(recipe, directory, results.seed)
             results.keep_truth(recipe, truth)
         result = judge(recipe, truth, results.recording(recipe))
-    except Exception as error:  # noqa: BLE001  # one failed recipe must not end the benchmark
+    except Exception as error:  # noqa: BLE001  # one failed recipe must not stop the benchmark
         print(f"{recipe.id}: {error}", file=sys.stderr)
         return Score(id=recipe.id, is_control=recipe.answer is None, error=str(error).partition("\n")[0])
     result = attrs.evolve(result, seconds=time.monotonic() - began_s)
@@ -82,7 +82,7 @@ def measure(recipe: Recipe, results: KeptResults, servers: Servers) -> Score:
 
 
 def judge(recipe: Recipe, truth: Truth, directory: Path) -> Score:
-    """Score the findings, or the verdict of `diff` or `trend`, on a recording."""
+    """Score the findings for a recording, or the verdict of `diff` or `trend`."""
     if recipe.kind is Kind.DIFF:
         return score_sentence(recipe, truth, first_paragraph("diff", directory / BEFORE, directory / RUN))
     if recipe.kind is Kind.TREND:
@@ -91,7 +91,7 @@ def judge(recipe: Recipe, truth: Truth, directory: Path) -> Score:
 
 
 def first_paragraph(command: str, *paths: Path) -> str:
-    """Return the first paragraph that a command prints, on one line."""
+    """Run a profdeck command and return the first paragraph of its output as a single line."""
     arguments = [sys.executable, "-m", "profdeck", command, "--no-cache", *map(str, paths)]
     environ = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
     result = subprocess.run(arguments, env=environ, check=False, capture_output=True, text=True)
@@ -121,7 +121,7 @@ def main() -> None:
             expected = " or ".join(recipe.answer.rules) if recipe.answer else "nothing"
             print(f"{recipe.id:40} {expected}")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # exit through the context manager that stops the server
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # raise SystemExit so that the server is stopped
     os.environ |= {"OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "6"}
     results = KeptResults(chosen.results.resolve(), chosen.seed)
     engines = {Kind.VLLM: chosen.vllm_python, Kind.SGLANG: chosen.sglang_python}

@@ -1,4 +1,4 @@
-"""Recipes of generated GPU traces: training steps of one or several ranks, and iterations of an engine."""
+"""Recipes for generated GPU traces: training steps on one or more ranks, and engine iterations."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ SINGLE, DOUBLE = "ampere_sgemm_128x64_tn", "cutlass_80_tensorop_d884gemm_64x64_1
 
 
 def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = None) -> Truth:
-    """Write the traces of a recipe. The cost is the difference to the same job without the cause.
+    """Write the traces for a recipe and compute the cost of its cause.
 
-    If `before` is given, the traces without the cause are written there.
+    The cost is the increase in mean step time over the same job without the cause. If `before` is given, the traces of
+    the job without the cause are written to that directory.
 
-    Options of a recipe: ``job``, the class of the job; ``ranks``; ``steps``; ``sizes``, which also apply to the job
-    without the cause; ``has_cost``.
+    A recipe can set these options: ``job`` (job class), ``ranks``, ``steps``, ``sizes`` (job arguments, used with and
+    without the cause) and ``has_cost`` (False if the cost is unknown).
     """
     kind: type[GpuJob] = recipe.options.get("job", Training)
     steps = []
@@ -33,7 +34,7 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
         if is_planted:
             recipe.plant(job)
         is_step = job.prefix == Training.prefix
-        # Two controls differ only by the noise of their kernels.
+        # A control has no cause. Its two jobs differ in kernel noise, which must not be reported as a change.
         is_other_noise = is_planted and recipe.answer is None
         gpus = simulate(
             job.step, seed=seed + is_other_noise, ranks=job.ranks, steps=recipe.options.get("steps", 10), marks=is_step
@@ -49,7 +50,7 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
     return Truth(cost_us=cost_us, step_us=steps[1], places=job.places)
 
 
-# Waits of the host for the device.
+# Host waits for the device.
 
 
 @RECIPES.planted(
@@ -59,7 +60,7 @@ def record(recipe: Recipe, directory: Path, seed: int, before: Path | None = Non
     sizes={"product_us": (30, 40), "elementwise_us": 4.0},
 )
 def amber(job: Training) -> None:
-    """Each layer reads several values of tensors."""
+    """Each layer reads several tensor values with ``.item()``."""
     count = job.random.randint(4, 7)
 
     def read(gpu: Gpu) -> None:
@@ -72,7 +73,7 @@ def amber(job: Training) -> None:
 
 @RECIPES.planted("output-to-host", rules="host-sync pageable-copies synchronisation", cure="pin|once|less|avoid")
 def apricot(job: Training) -> None:
-    """Each step copies a large output to the host for its log."""
+    """Each step copies a large output to the host for logging."""
     copy_us = job.random.uniform(2500, 4500)
     job.at(
         "forward",
@@ -86,12 +87,12 @@ def coral(job: Training) -> None:
     job.upload, job.upload_us = PAGEABLE, job.random.uniform(1500, 2500)
 
 
-# Host work that the device waits for.
+# Device waits for the host.
 
 
 @RECIPES.planted("loader-wait", rules="data-loading", cure="num_workers|background|prefetch")
 def ebony(job: Training) -> None:
-    """The workers of the loader are too slow."""
+    """The data loader workers are too slow."""
     wait_us = job.random.uniform(3000, 6000)
 
     def wait(gpu: Gpu) -> None:
@@ -106,7 +107,7 @@ def ebony(job: Training) -> None:
     "loader-wait-bursts", rules="data-loading", cure="num_workers|background|prefetch|ahead|worker", steps=16
 )
 def emerald(job: Training) -> None:
-    """One of four workers of the loader is slow."""
+    """One of four data loader workers is slow."""
     wait_us = job.random.uniform(12_000, 20_000)
 
     def wait(gpu: Gpu) -> None:
@@ -119,7 +120,7 @@ def emerald(job: Training) -> None:
 
 @RECIPES.planted("collection", rules="garbage-collection", cure="gc")
 def fawn(job: Training) -> None:
-    """Garbage is collected between forward and backward pass."""
+    """The garbage collector runs between the forward and the backward pass."""
     pause_us = job.random.uniform(6000, 9000)
 
     def pause(gpu: Gpu) -> None:
@@ -143,7 +144,7 @@ def flax(job: Training) -> None:
 
 @RECIPES.planted("recompilation", rules="recompilation compilation", cure="dynamic|shape|mark_dynamic|pad")
 def garnet(job: Training) -> None:
-    """Each second step has new shapes and compiles the model again."""
+    """Every second step has new shapes, so the model is recompiled."""
     work_us = job.random.uniform(9000, 15_000)
 
     def compile_again(gpu: Gpu) -> None:
@@ -157,7 +158,7 @@ def garnet(job: Training) -> None:
 
 @RECIPES.planted("graph-breaks", rules="graph-breaks recompilation host-bound", cure="graph break|fullgraph|break")
 def ginger(job: Training) -> None:
-    """The compiled model falls back to Python between its regions."""
+    """The compiled model falls back to Python between compiled regions."""
     work_us = job.random.uniform(300, 500)
 
     def fall_back(gpu: Gpu) -> None:
@@ -172,7 +173,7 @@ def ginger(job: Training) -> None:
 
 @RECIPES.planted("checkpoint", rules="checkpoint", cure="async|background|less often|fewer")
 def gold(job: Training) -> None:
-    """Each step saves a checkpoint."""
+    """Every step saves a checkpoint."""
     write_us = job.random.uniform(15_000, 25_000)
 
     def save(gpu: Gpu) -> None:
@@ -200,7 +201,7 @@ def gray(job: Training) -> None:
     "small-kernels", rules="small-kernels host-bound launch-bound tiny-operators", cure="compile|fuse|graph"
 )
 def ivory(job: Training) -> None:
-    """Each layer launches many kernels of a few microseconds."""
+    """Each layer launches many kernels that take only a few microseconds."""
     count = job.random.randint(40, 70)
 
     def flock(gpu: Gpu) -> None:
@@ -212,7 +213,7 @@ def ivory(job: Training) -> None:
 
 @RECIPES.planted("long-pause", rules="outlier-step unsteady-steps garbage-collection", cure="gc|see|view", steps=14)
 def khaki(job: Training) -> None:
-    """One step collects garbage for a long time."""
+    """A long garbage collection delays one step."""
     pause_us = job.random.uniform(90_000, 150_000)
 
     def pause(gpu: Gpu) -> None:
@@ -250,7 +251,7 @@ def mauve(job: Training) -> None:
 
 @RECIPES.planted("double-precision", rules="float64", cure="float32", has_cost=False)
 def olive(job: Training) -> None:
-    """One product per layer runs in float64."""
+    """One matrix product per layer runs in float64."""
     product_us = job.random.uniform(400, 700)
     job.at("layer", lambda gpu: gpu.launch(DOUBLE, product_us, op="aten::mm"))
 
@@ -269,7 +270,7 @@ def peach(job: Training) -> None:
 
 @RECIPES.planted("layout-copies", rules="layout-copies copies redundant-copies", cure="contiguous|layout|channels_last")
 def pearl(job: Training) -> None:
-    """Each layer copies its input several times to change the layout."""
+    """Each layer copies its input several times to change the memory layout."""
     kernel_us = job.random.uniform(80, 120)
 
     def turn(gpu: Gpu) -> None:
@@ -282,7 +283,7 @@ def pearl(job: Training) -> None:
 
 @RECIPES.planted("second-forward", rules="duplicated-work repeated-work", cure="once|reuse|twice")
 def pink(job: Training) -> None:
-    """The forward pass runs a second time for a metric."""
+    """A metric runs the forward pass a second time."""
 
     def again(gpu: Gpu) -> None:
         for _ in range(job.layers):
@@ -295,7 +296,7 @@ def pink(job: Training) -> None:
     "validation", rules="validation unsteady-steps outlier-step", cure="less often|fewer|separate|see", steps=15
 )
 def plum(job: Training) -> None:
-    """Each fifth step evaluates the model on other data."""
+    """Every fifth step evaluates the model on validation data."""
 
     def evaluate(gpu: Gpu) -> None:
         if gpu.step % 5 == 3:
@@ -308,7 +309,7 @@ def plum(job: Training) -> None:
 
 @RECIPES.planted("throttling", rules="throttling clock slow-clock", cure="clock|power|cool|temperature", steps=16)
 def puce(job: Training) -> None:
-    """The device becomes slower halfway."""
+    """The device slows down halfway through the recording."""
     factor = job.random.uniform(1.4, 1.8)
 
     def throttle(gpu: Gpu) -> None:
@@ -318,12 +319,12 @@ def puce(job: Training) -> None:
     job.places = ()
 
 
-# Several ranks.
+# Multiple ranks.
 
 
 @RECIPES.planted("late-rank", rules="straggler slow-rank", cure="rank", ranks=4)
 def red(job: Training) -> None:
-    """An operator on the host of one rank is slow."""
+    """One rank runs a slow operator on the host."""
     late_us, rank = job.random.uniform(4000, 7000), job.random.randrange(4)
     job.at("data", lambda gpu: gpu.op("aten::sort", late_us), rank=rank)
 
@@ -332,7 +333,7 @@ def red(job: Training) -> None:
     "late-loader", rules="data-loading straggler slow-rank", cure="num_workers|background|prefetch", ranks=2
 )
 def rose(job: Training) -> None:
-    """The loader of one rank is slow."""
+    """The data loader of one rank is slow."""
     late_us, rank = job.random.uniform(4000, 7000), job.random.randrange(2)
 
     def wait(gpu: Gpu) -> None:
@@ -346,7 +347,7 @@ def rose(job: Training) -> None:
     "slow-clock", rules="slow-clock clock straggler slow-rank slow-device", cure="clock|device|GPU|power", ranks=4
 )
 def ruby(job: Training) -> None:
-    """All kernels of one rank take longer."""
+    """All kernels on one rank take longer."""
     factor, rank = job.random.uniform(1.25, 1.5), job.random.randrange(4)
 
     def slow(gpu: Gpu) -> None:
@@ -362,7 +363,7 @@ def ruby(job: Training) -> None:
     ranks=2,
 )
 def rust(job: Training) -> None:
-    """One rank has longer sequences."""
+    """One rank processes longer sequences."""
     rank, extra_us = job.random.randrange(2), job.gemm_us * job.random.uniform(0.5, 0.9)
     job.at("layer", lambda gpu: gpu.launch(GEMMS[4], extra_us), rank=rank)
 
@@ -375,7 +376,7 @@ def rust(job: Training) -> None:
     steps=16,
 )
 def salmon(job: Training) -> None:
-    """In each step another rank has longer sequences."""
+    """In each step, a different rank processes longer sequences."""
     extra_us = job.gemm_us * job.random.uniform(0.8, 1.2)
 
     def work(gpu: Gpu) -> None:
@@ -389,7 +390,7 @@ def salmon(job: Training) -> None:
     "no-overlap", rules="exposed-communication little-overlap no-overlap", cure="overlap|bucket|earlier", ranks=2
 )
 def sepia(job: Training) -> None:
-    """Gradients are averaged after the backward pass."""
+    """Gradients are averaged only after the backward pass."""
     job.overlaps = False
 
 
@@ -401,7 +402,7 @@ def sepia(job: Training) -> None:
     sizes={"overlaps": False, "buckets": 8},
 )
 def sienna(job: Training) -> None:
-    """Each tensor of the gradients has its own collective."""
+    """Each gradient tensor has its own collective."""
     job.buckets = job.random.randint(250, 400)
 
 
@@ -409,7 +410,7 @@ def sienna(job: Training) -> None:
     "slow-link", rules="slow-collective slow-link", cure="NCCL|link|network|topology|bandwidth|interconnect", ranks=2
 )
 def silver(job: Training) -> None:
-    """Collectives run at a small part of the usual bandwidth."""
+    """Collectives run at a fraction of the usual bandwidth."""
     job.bytes_per_us = 25_000 / job.random.uniform(8, 14)
 
 
@@ -421,7 +422,7 @@ def silver(job: Training) -> None:
     ranks=4,
 )
 def tan(job: Experts) -> None:
-    """The experts of one rank receive most tokens."""
+    """The experts on one rank receive most of the tokens."""
     rank, most = job.random.randrange(4), job.random.uniform(2.2, 3.0)
     job.loads = tuple(most if index == rank else (4 - most) / 3 for index in range(4))
     job.be_at_rank(rank)
@@ -455,7 +456,7 @@ def umber(job: Training) -> None:
     steps=40,
 )
 def violet(job: Engine) -> None:
-    """The engine launches each kernel of a decode iteration."""
+    """The engine launches each decode kernel separately, without CUDA graphs."""
     job.graphs = False
 
 
@@ -467,7 +468,7 @@ def violet(job: Engine) -> None:
     steps=40,
 )
 def walnut(job: Engine) -> None:
-    """Long prompts are processed together with decodes."""
+    """Long prompts are prefilled in the same iterations as decodes."""
     job.prefill_every, job.prefill_tokens = 8, job.random.randint(1500, 2000)
 
 
@@ -483,7 +484,7 @@ def wine(job: Engine) -> None:
     job.at("sample", sample)
 
 
-# The recording itself.
+# Problems with the recording.
 
 
 @RECIPES.planted("device-not-recorded", rules="device-not-recorded", cure="profiler|CUPTI|record", has_cost=False)
@@ -500,7 +501,7 @@ def yellow(job: Training) -> None:
     "profiler-overhead", rules="profiler-overhead profiler", cure="stack|fewer|profile_memory|record_shapes|option"
 )
 def zinc(job: Training) -> None:
-    """The profiler stops the host several times per step to get buffers."""
+    """The profiler blocks the host several times per step to request buffers."""
     pause_us = job.random.uniform(1500, 2500)
 
     def pause(gpu: Gpu) -> None:
@@ -529,18 +530,18 @@ def whey(_: Training) -> None:
 
 @RECIPES.control("overlapped-ranks", ranks=4)
 def wheat(_: Training) -> None:
-    """Communication overlaps with compute, and the ranks are even."""
+    """Communication overlaps with compute, and the ranks are balanced."""
 
 
 @RECIPES.control("jitter", ranks=2, steps=20)
 def willow(job: Training) -> None:
-    """Small random delays on both ranks."""
+    """Both ranks have small random delays."""
     job.at("data", lambda gpu: gpu.idle(job.random.uniform(0, 120)))
 
 
 @RECIPES.control("loader-ahead", steps=16)
 def wisteria(job: Training) -> None:
-    """The loader has the next batch ready."""
+    """The data loader always has the next batch ready."""
 
     def fetch(gpu: Gpu) -> None:
         with gpu.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"):
@@ -556,4 +557,4 @@ def wood(_: Experts) -> None:
 
 @RECIPES.control("decode-with-graphs", job=Engine, steps=40)
 def woad(_: Engine) -> None:
-    """Decode iterations with CUDA graphs."""
+    """Decode iterations use CUDA graphs."""

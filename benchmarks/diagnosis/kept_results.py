@@ -1,4 +1,4 @@
-"""Recordings and scores that a later run reuses, if neither the code nor the recipe has changed."""
+"""Cache of recordings and scores. Later runs reuse an entry if neither the code nor the recipe has changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COMMON = {
     Kind.TREND: _JOB,
     Kind.SGLANG: ("recipe.py", "serving.py"),
 }
-"""Modules of this directory that recordings of a kind depend on, in addition to the source of the recipe."""
+"""Modules in this directory that recordings of each kind depend on, in addition to the recipe's source."""
 
 
 @functools.cache
@@ -61,17 +61,17 @@ def score_version(recipe: Recipe, seed: int) -> str:
 
 @attrs.frozen
 class KeptResults:
-    """Recordings and scores in a directory, by recipe."""
+    """Cached recordings and scores in a directory, one entry per recipe."""
 
     directory: Path
     seed: int
 
     def recording(self, recipe: Recipe) -> Path:
-        """Return the directory of a recording."""
+        """Return the directory of a recipe's recording."""
         return self.directory / recipe.id
 
     def truth(self, recipe: Recipe) -> Truth | None:
-        """Return the truth of a finished recording of the current version, or None."""
+        """Return the truth of a finished recording made by the current version, or None."""
         path = self.recording(recipe) / "truth.json"
         if not path.exists():
             return None
@@ -80,19 +80,19 @@ class KeptResults:
         return Truth.from_dict(document["truth"]) if is_current else None
 
     def begin(self, recipe: Recipe) -> Path:
-        """Return an empty directory for a recording."""
+        """Delete a recipe's existing recording, and return an empty directory for a new one."""
         path = self.recording(recipe)
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
         return path
 
     def keep_truth(self, recipe: Recipe, truth: Truth) -> None:
-        """Mark a recording as finished."""
+        """Save the truth, which marks the recording as finished."""
         document = {"version": recording_version(recipe, self.seed), "truth": truth.to_dict()}
         (self.recording(recipe) / "truth.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
 
     def score(self, recipe: Recipe) -> Score | None:
-        """Return the score of the current version, or None."""
+        """Return the score computed by the current version, or None."""
         path = self.recording(recipe) / "score.json"
         if not path.exists():
             return None
@@ -101,6 +101,6 @@ class KeptResults:
         return Score.from_dict(document["score"]) if is_current else None
 
     def keep_score(self, recipe: Recipe, score: Score) -> None:
-        """Write a score. Scores of failed recordings are not kept."""
+        """Save the score of a successful recording."""
         document = {"version": score_version(recipe, self.seed), "score": attrs.asdict(score)}
         (self.recording(recipe) / "score.json").write_text(json.dumps(document, indent=1), encoding="utf-8")

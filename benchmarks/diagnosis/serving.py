@@ -1,6 +1,7 @@
-"""Servers of vLLM and SGLang on the CPU, their load, and captures of them with `profdeck capture`.
+"""Starts vLLM and SGLang servers on the CPU, sends them requests, and captures them with `profdeck capture`.
 
-A server has a small random model without a tokenizer. Servers are started once for all recipes with the same arguments.
+Each server runs a small model with random weights and no tokenizer. Consecutive recipes with the same server arguments
+share a server.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _ENVIRONMENT = {
 
 @attrs.define(eq=False)
 class Load:
-    """Requests to a server. A recipe starts clients that run until the capture ends."""
+    """Client load on a server. A recipe starts clients that run until the capture ends."""
 
     url: str
     kind: Kind
@@ -65,7 +66,7 @@ class Load:
     _clients: list[asyncio.Task[None]] = attrs.field(factory=list)
 
     async def generate(self, prompt: int, tokens: int, **sampling: Any) -> None:
-        """Generate `tokens` tokens after a random prompt of `prompt` tokens."""
+        """Request `tokens` output tokens for a random prompt of `prompt` tokens."""
         ids = [self.random.randrange(3, 4000) for _ in range(prompt)]
         if self.kind is Kind.VLLM:
             path = "v1/completions"
@@ -77,7 +78,7 @@ class Load:
         (await self.client.post(f"{self.url}/{path}", json=body)).raise_for_status()
 
     def keep(self, request: Callable[[], Awaitable[None]], pause_s: float = 0.0) -> None:
-        """Start a client that sends a request again and again, with a pause after each."""
+        """Start a client that sends requests in a loop, pausing for `pause_s` seconds after each request."""
 
         async def client() -> None:
             while True:
@@ -101,10 +102,10 @@ class Load:
 
 @attrs.define(eq=False)
 class Servers:
-    """Runs one server at a time. The next recipe uses the same server if its arguments are the same."""
+    """Runs one server at a time, and reuses it if the next recipe has the same server arguments."""
 
     pythons: Mapping[Kind, str]
-    """Python interpreters of the engines."""
+    """Path of the Python interpreter for each engine."""
     output: Path
     """Directory that contains all recordings."""
     _directory: tempfile.TemporaryDirectory[str] = attrs.field(factory=tempfile.TemporaryDirectory)
@@ -121,12 +122,12 @@ class Servers:
         self._directory.cleanup()
 
     def record(self, recipe: Recipe, directory: Path, seed: int) -> Truth:
-        """Capture a server under the load of a recipe.
+        """Capture a server under a recipe's load.
 
-        Options of a recipe: ``arguments``, of the server; ``iterations``, to capture; ``fleet``, if true.
+        A recipe can set these options: ``arguments`` (server arguments) and ``iterations`` (number to capture).
 
         Raises:
-            RuntimeError: The server does not start, or the capture fails.
+            RuntimeError: The server did not start, or the capture failed.
         """
         self._use(recipe.kind, tuple(recipe.options.get("arguments", ())))
         return asyncio.run(self._capture(recipe, directory, seed))

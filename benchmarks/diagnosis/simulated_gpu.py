@@ -1,8 +1,8 @@
-"""Simulation of GPU jobs. It generates traces in Kineto's format.
+"""Simulates GPU jobs and generates traces in Kineto's format.
 
-Each rank has a host thread and streams. A kernel starts after its launch and after the earlier work of its stream. A
-collective starts when the last rank has reached it. Times are in microseconds. The cost of a planted cause is the
-difference between the simulated steps with and without it.
+Each rank has one host thread and several streams. A kernel starts after its launch, once earlier work on its stream has
+finished. A collective transfers data once the last rank has reached it. Times are in microseconds. The cost of a
+planted cause is the difference in simulated step time with and without the cause.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ FOREACH = (
 
 @attrs.frozen(kw_only=True)
 class Collective:
-    """A collective that a rank has launched. The simulation sends the rank its end."""
+    """A collective launched by a rank. The simulation sends its end time back to the rank's program."""
 
     transfer_us: float
     ready_us: float
-    """Time at which the kernel starts on this rank."""
+    """Start time of the kernel on this rank."""
     group: tuple[int, ...]
 
 
 Program = Generator[Collective, float, None]
-"""Program of one step of one rank. It yields collectives and receives their ends."""
+"""Generator that runs one step on one rank. It yields collectives and receives their end times."""
 
 
 @attrs.define(eq=False)
 class Gpu:
-    """One rank: the time of its host thread, the time at which each stream is free, and the events of the trace."""
+    """State of one rank: the host thread's clock, the time at which each stream becomes free, and the trace events."""
 
     rank: int = 0
     ranks: int = 1
@@ -62,18 +62,18 @@ class Gpu:
     free: dict[int, float] = attrs.field(factory=dict)
     events: list[dict[str, Any]] = attrs.field(factory=list)
     slowdown: float = 1.0
-    """Factor of all kernel times, such as of a device with a low clock."""
+    """Factor by which all kernels take longer, for example because of a low device clock."""
     _correlation: int = 1000
 
     def add(self, category: str, name: str, begin: float, end: float, tid: int = MAIN_THREAD, **args: Any) -> None:
-        """Add an event."""
+        """Add an event to the trace."""
         pid = self.rank if category in {"kernel", "gpu_memcpy", "gpu_memset", "cuda_sync"} else 4000
         times = {"ts": round(begin, 3), "dur": round(max(0.0, end - begin), 3)}
         self.events.append({"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args, **times})
 
     @contextmanager
     def scope(self, category: str, name: str, **args: Any) -> Iterator[None]:
-        """Record an event around the following calls."""
+        """Record an event that spans the ``with`` block."""
         begin = self.now
         self.now += 0.5
         yield
@@ -81,11 +81,11 @@ class Gpu:
         self.add(category, name, begin, self.now, **args)
 
     def mark(self, name: str) -> Any:
-        """Record an annotation around the following calls."""
+        """Record an annotation that spans the ``with`` block."""
         return self.scope("user_annotation", name)
 
     def frame(self, name: str) -> Any:
-        """Record a Python frame around the following calls."""
+        """Record a Python frame that spans the ``with`` block."""
         return self.scope("python_function", name)
 
     def op(self, name: str, duration: float = 0.0, **args: Any) -> None:
@@ -94,7 +94,7 @@ class Gpu:
             self.now += duration
 
     def idle(self, duration: float) -> None:
-        """Let the host run code that is not recorded."""
+        """Advance the host clock without recording an event."""
         self.now += duration
 
     def launch(
@@ -113,13 +113,13 @@ class Gpu:
             self._enqueue("kernel", kernel, duration * self.slowdown, stream)
 
     def copy(self, name: str, duration: float, *, waits: bool = False, stream: int = COMPUTE, size: int = 0) -> None:
-        """Copy memory. If `waits` is true, the call returns after the copy."""
+        """Copy memory. If `waits` is true, the call blocks until the copy finishes."""
         with self.scope("cpu_op", "aten::copy_"):
             self.now += 3
             self._enqueue("gpu_memcpy", name, duration, stream, waits=waits, bytes=size)
 
     def graph(self, kernels: Sequence[tuple[str, float]], *, host: float = 12.0) -> None:
-        """Launch a CUDA graph."""
+        """Launch a CUDA graph that contains the given kernels."""
         correlation = self._call("cudaGraphLaunch", self.now + host)
         begin = max(self.now - _CALL_US + _LATENCY_US, self.free.get(COMPUTE, 0) + _GAP_US)
         for name, duration in kernels:
@@ -128,7 +128,7 @@ class Gpu:
             begin = end + 0.5
 
     def sync(self, stream: int | None = None) -> None:
-        """Wait for a stream, or for the device."""
+        """Wait for one stream, or for the entire device if `stream` is None."""
         ends = [end for key, end in self.free.items() if stream in {None, key}]
         until = max([self.now + _CALL_US, *(end + 2 for end in ends)])
         name = "cudaDeviceSynchronize" if stream is None else "cudaStreamSynchronize"
@@ -140,7 +140,7 @@ class Gpu:
         )
 
     def item(self) -> None:
-        """Read a value of a tensor, as ``.item()`` does."""
+        """Read a tensor value on the host, as ``.item()`` does."""
         with self.scope("cpu_op", "aten::item"), self.scope("cpu_op", "aten::_local_scalar_dense"):
             self._enqueue("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 1.5, COMPUTE, bytes=4)
             self.sync(COMPUTE)
@@ -151,13 +151,13 @@ class Gpu:
         self._call(call, begin + duration)
 
     def depend(self, stream: int, on: int) -> None:
-        """Let a stream wait for the work that another stream has now."""
+        """Make a stream wait for all work already queued on another stream."""
         for name in ("cudaEventRecord", "cudaStreamWaitEvent"):
             self._call(name, self.now + 1)
         self.free[stream] = max(self.free.get(stream, 0.0), self.free.get(on, 0.0))
 
     def collective(self, name: str, transfer_us: float, megabytes: float, group: tuple[int, ...] = ()) -> Program:
-        """Run a collective on the communication stream. Use it with ``yield from``."""
+        """Run a collective on the communication stream. Call this method with ``yield from``."""
         group = group or tuple(range(self.ranks))
         self.depend(COMMUNICATION, COMPUTE)
         with self.scope("cpu_op", f"c10d::{name}_"):
@@ -205,14 +205,14 @@ def simulate(
     steps: int = 10,
     marks: bool = True,
 ) -> list[Gpu]:
-    """Run a program for several steps on all ranks. Return the ranks with their events.
+    """Run a program for several steps on all ranks, and return the ranks with their events.
 
     Args:
-        program: function that returns the program of one step of one rank.
-        seed: seed of the ranks' random generators.
-        ranks: number of ranks.
-        steps: number of steps.
-        marks: whether to add an annotation around each step. Otherwise, the program adds it.
+        program: Function that returns the program for one step on one rank.
+        seed: Seed for the random generator of each rank.
+        ranks: Number of ranks.
+        steps: Number of steps.
+        marks: Whether to annotate each step. If false, the program must do so.
     """
     gpus = [Gpu(rank=rank, ranks=ranks, random=random.Random(seed)) for rank in range(ranks)]
     for step in range(steps):
@@ -230,7 +230,7 @@ def simulate(
 
 
 def _run_together(programs: Sequence[Program]) -> None:
-    """Run the programs of all ranks, and end each collective when all ranks of its group have reached it."""
+    """Run the programs of all ranks. A collective completes once every rank in its group has reached it."""
     waiting: dict[int, Collective] = {}
     running = dict(enumerate(programs))
     ends: dict[int, float] = {}
@@ -253,14 +253,14 @@ def _run_together(programs: Sequence[Program]) -> None:
 
 
 def mean_step_us(gpus: Sequence[Gpu], prefix: str) -> float:
-    """Return the mean step, or iteration, of the slowest rank."""
+    """Return the mean step or iteration time of the slowest rank, in microseconds."""
     return max(
         statistics.fmean(event["dur"] for event in gpu.events if event["name"].startswith(prefix)) for gpu in gpus
     )
 
 
 def write(gpus: Sequence[Gpu], directory: Path) -> None:
-    """Write a trace per rank."""
+    """Write one trace file per rank."""
     directory.mkdir(parents=True, exist_ok=True)
     for gpu in gpus:
         document = {

@@ -1,9 +1,9 @@
-"""Training job of the recipes on the CPU: one process, or several ranks that average their gradients with gloo.
+"""Training job for recipes that run on the CPU, as one process or as several ranks that average gradients with gloo.
 
 python -m benchmarks.diagnosis.training_job RECIPE DIRECTORY [--seed N] [--without]
 
-A step has four stages. Recipes add functions to stages, or replace the batches, the model or the optimizer. The job
-records `RECORDED` steps with profdeck and measures the time of the added functions. It writes the result as JSON.
+Each step has four stages. Recipes add functions to stages, or replace the batches, the model or the optimizer. The job
+records some steps with profdeck, measures the time spent in planted functions, and writes the result as JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from profdeck import Profiler
 
 FIRST, RECORDED = 4, 12
 EVERY, PER_CAPTURE = 6, 3
-"""Steps between the starts of two captures, and in one capture, of a job with several captures."""
+"""For jobs with several captures: number of steps from one capture start to the next, and in each capture."""
 NAMES = (
     ("ready", "predict", "learn", "adapt"),
     ("first", "second", "third", "fourth"),
@@ -40,11 +40,11 @@ Batch = tuple[Tensor, Tensor]
 
 @attrs.define(eq=False)
 class TrainingJob:
-    """One process of the job. The sizes and the names of its stages are drawn from the seed."""
+    """One process of the job. Its sizes and stage names are drawn at random from the seed."""
 
     random: random.Random
     scratch: Path
-    """Directory for files of the job."""
+    """Directory for the job's working files."""
     stages: tuple[str, ...]
     rank: int = 0
     ranks: int = 1
@@ -62,11 +62,11 @@ class TrainingJob:
     """First step with the planted cause."""
     place: tuple[str, ...] = ()
     tail_ns: int = 0
-    """Time in which only the last conversation of a rollout was left, in the current step."""
+    """Time in the current step during which only the last conversation of a rollout was running."""
     children: list[subprocess.Popen[bytes]] = attrs.field(factory=list)
     """Processes to kill after the last step."""
     planted_ns: list[int] = attrs.field(factory=list)
-    """Time of the planted functions, per recorded step."""
+    """Time spent in planted functions in each recorded step."""
     step_ns: list[int] = attrs.field(factory=list)
     cpu_ns: list[int] = attrs.field(factory=list)
     _hooks: list[list[Callable[[], object]]] = attrs.field(factory=lambda: [[], [], [], []])
@@ -92,25 +92,25 @@ class TrainingJob:
                 yield inputs[begin:end], targets[begin:end]
 
     def draw(self, low: float, high: float) -> int:
-        """Draw a size."""
+        """Draw a random integer between `low` and `high`, both inclusive."""
         return self.random.randint(int(low), int(high))
 
     def plant(self, stage: int, hook: Callable[[], object], *, rank: int | None = None) -> None:
-        """Run a function at the end of a stage, on one rank or on all. Its time is the cost of the planted cause."""
+        """Add a function to the end of a stage, on one rank or all ranks. Its time counts as the cost of the cause."""
         self.place = (f"rank {rank}",) if rank is not None else (self.stages[stage],)
         if rank is None or rank == self.rank:
             self._hooks[stage].append(lambda: self.timed(hook) if self.step >= self.begins else None)
 
     def add(self, stage: int, hook: Callable[[], object]) -> None:
-        """Run a function at the end of a stage. Its time is not a cost."""
+        """Add a function to the end of a stage. Its time does not count as cost."""
         self._hooks[stage].append(hook)
 
     def count(self, time_ns: int) -> None:
-        """Add a time to the cost of the current step."""
+        """Add time to the cost of the current step."""
         self._this_step_ns += time_ns
 
     def feed(self, batches: Iterable[Batch], *, rank: int | None = None) -> None:
-        """Replace the batches, on one rank or on all. The time to fetch them is the cost of the planted cause."""
+        """Replace the batches on one rank or all ranks. The time to fetch them counts as the cost of the cause."""
         self.place = (f"rank {rank}",) if rank is not None else (self.stages[0], "DataLoader")
         if rank is None or rank == self.rank:
             iterator = iter(batches)
@@ -176,7 +176,7 @@ class TrainingJob:
 
 
 def find_recipe(identifier: str) -> Recipe:
-    """Return a recipe of this job."""
+    """Return the recipe with the given ID, from those that use this job."""
     from benchmarks.diagnosis import agent_recipes, comparison_recipes, job_recipes, rank_recipes
 
     registries = (
@@ -187,7 +187,7 @@ def find_recipe(identifier: str) -> Recipe:
 
 
 def run_recipe(identifier: str, directory: Path, seed: int, *, with_cause: bool) -> None:
-    """Run the job of one recipe in this process, as one rank of torchrun or alone."""
+    """Run the job for one recipe in this process, standalone or as one rank under torchrun."""
     recipe = find_recipe(identifier)
     torch.set_num_threads(1)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -238,7 +238,7 @@ def run_recipe(identifier: str, directory: Path, seed: int, *, with_cause: bool)
 
 
 def main() -> None:
-    """Run the job of one recipe from the command line."""
+    """Run the job for one recipe from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe")
     parser.add_argument("directory", type=Path)

@@ -323,7 +323,7 @@ def again(bench: Bench) -> list[Row]:
 
 
 def stored(bench: Bench) -> list[Row]:
-    """Measure the first summary of traces with results that a capture stored, compared with the same traces without."""
+    """Measure the first summary of traces with and without results that a capture stored next to them."""
     sizes = bench.sizes
     rows = []
     for ranks, megabytes, goal_s in (

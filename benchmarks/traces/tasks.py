@@ -77,7 +77,7 @@ def again(*paths: str) -> dict[str, Any]:
 
 
 def first(*paths: str) -> dict[str, Any]:
-    """Summarise a job with an empty cache, as in the first command after a capture."""
+    """Summarise a job with an empty cache, like the first command after a capture."""
     from profdeck_traces.base.result_cache import CACHE_VARIABLE, ResultCache
 
     with tempfile.TemporaryDirectory() as directory:
@@ -85,7 +85,7 @@ def first(*paths: str) -> dict[str, Any]:
 
 
 def store(*paths: str) -> dict[str, Any]:
-    """Analyse traces and store the results next to them, as after a capture."""
+    """Analyse traces and store the results next to them, as a capture does."""
     from profdeck_traces import write_result
     from profdeck_traces.inputs.result_files import result_path
 

@@ -1,4 +1,4 @@
-"""Classifies and names SGLang iterations from the scheduler's batch."""
+"""Classifies and names SGLang iterations based on the scheduler's batch."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def classify(batch: ScheduleBatch) -> BatchKind | None:
 
 
 def describe(batch: ScheduleBatch, scheduler: Scheduler) -> str:
-    """Return the name of an iteration in the trace; `profdeck_sglang.trace_names` has examples.
+    """Return the name of an iteration in the trace. See `profdeck_sglang.trace_names` for examples.
 
-    Numbers that the SGLang release does not provide are omitted.
+    Values that the SGLang release does not provide are omitted.
     """
     decoding, requests = len(batch.decoding_reqs or ()), batch.batch_size()
     mode = batch.forward_mode
@@ -44,7 +44,7 @@ def describe(batch: ScheduleBatch, scheduler: Scheduler) -> str:
     if is_prefill:
         tokens = batch.extend_num_tokens
         numbers |= {"c_toks": None if tokens is None else tokens - decoding, "g_toks": decoding}
-        # After a retraction, SGLang reads the prompt and the generated tokens again.
+        # After a retraction, SGLang prefills the prompt and the generated tokens again.
         decoding_requests = {id(request) for request in batch.decoding_reqs or ()}
         resumed = [
             (request, length)
@@ -55,14 +55,14 @@ def describe(batch: ScheduleBatch, scheduler: Scheduler) -> str:
         if not decoding:
             numbers["running"] = len(scheduler.running_batch.reqs)
     elif batch.spec_algorithm.is_none():
-        numbers["g_toks"] = requests  # with speculation, a decode batch has several tokens per request
+        numbers["g_toks"] = requests  # with speculative decoding, a request has several tokens
     numbers["waiting"] = len(scheduler.waiting_queue)
     numbers["kv"] = _kv_percent(scheduler)
     return f"run_batch[{' '.join(f'{name}={number}' for name, number in numbers.items() if number is not None)}]"
 
 
 def _kv_percent(scheduler: Scheduler) -> int | None:
-    """Return the used part of the KV cache in percent. SGLang releases without `pool_stats_observer` return None."""
+    """Return the KV cache usage in percent, or None for SGLang releases without `pool_stats_observer`."""
     observer = getattr(scheduler, "pool_stats_observer", None)
     if observer is None:
         return None

@@ -213,7 +213,7 @@ class _Cycle:
         self._on_position_changed()
 
     def end_step(self) -> None:
-        """End the annotation of the current step. The next call of `step` starts a new annotation."""
+        """End the annotation of the current step. The next call to `step` starts a new annotation."""
         annotation, self._profile.step_rec_fn = self._profile.step_rec_fn, None
         if annotation is not None:
             annotation.__exit__(None, None, None)

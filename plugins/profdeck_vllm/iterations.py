@@ -1,4 +1,4 @@
-"""Classifies and names vLLM iterations from the scheduler's output."""
+"""Classifies and names vLLM iterations based on the scheduler's output."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 class _Scheduled(NamedTuple):
-    """The tokens of one request after an iteration, if no draft token is rejected."""
+    """Token counts of one request after an iteration, assuming that no draft token is rejected."""
 
     tokens: int
     drafts: int
 
 
 class IterationReader:
-    """Reads the scheduler's outputs of one capture, in order."""
+    """Reads the scheduler's outputs during one capture. Outputs must be passed in chronological order."""
 
     def __init__(self, *, detailed: bool) -> None:
         """Args:
-        detailed: include the attention work. A request has q scheduled tokens and a resulting context of k tokens. The
-            sums over all requests are ``sq`` (q), ``sk`` (k), ``sqsq`` (q * q) and ``sqsk`` (q * k).
+        detailed: Include the attention work in the names. For requests with q scheduled tokens and a resulting context
+            of k tokens, a name contains the sums ``sq`` (q), ``sk`` (k), ``sqsq`` (q * q) and ``sqsk`` (q * k).
         """
         self._detailed = detailed
         self._scheduled: dict[str, _Scheduled] = {}
-        """Unfinished requests that have been scheduled during the capture."""
+        """Unfinished requests that were scheduled during the capture, by request ID."""
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -35,18 +35,18 @@ class IterationReader:
         return bool(self._scheduled)
 
     def read_finished(self, output: SchedulerOutput) -> None:
-        """Forget the requests that finished before an output."""
+        """Remove the requests that an output reports as finished."""
         for name in output.finished_req_ids:
             self._scheduled.pop(name, None)
 
     def describe(self, output: SchedulerOutput) -> tuple[BatchKind, str]:
         """Return the kind of a batch and the name of its iteration in the trace.
 
-        A request is in prefill until it has generated a token, and again after a preemption. The names match vLLM's
-        ``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py (0.32.0), followed by `_details`.
+        A request is in prefill until it has generated a token, and again after a preemption. The name has the format of
+        ``Worker.annotate_profile`` in vllm/v1/worker/gpu_worker.py (vLLM 0.32.0), followed by the result of `_details`.
 
         Args:
-            output: the scheduler's output, with at least one token.
+            output: The scheduler's output, with at least one scheduled token.
         """
         cached = output.scheduled_cached_reqs
         computed = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -74,7 +74,7 @@ class IterationReader:
         return batch, label + details
 
     def _details(self, output: SchedulerOutput, computed: dict[str, int], resumed: set[str]) -> str:
-        """Return the counts that are not 0: resumed requests with their tokens, draft tokens and rejected draft tokens.
+        """Format the non-zero counts: resumed requests with their tokens, draft tokens, and rejected draft tokens.
 
         The scheduler counts a draft token as computed when it schedules the token, and subtracts it if the model
         rejects it. Rejections are therefore known one iteration later.
@@ -98,7 +98,7 @@ class IterationReader:
 
 
 def _is_resumed(request: NewRequestData) -> bool:
-    """Return whether a request was preempted. vLLM's second model runner reads such requests as new ones."""
+    """Return whether a request was preempted earlier. vLLM's V2 model runner receives such requests as new requests."""
     prefill_tokens = getattr(request, "prefill_token_ids", None)
     return prefill_tokens is not None and len(prefill_tokens) > len(request.prompt_token_ids or prefill_tokens)
 

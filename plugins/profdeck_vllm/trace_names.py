@@ -6,9 +6,9 @@
 - ``execute_context_1(6)_generation_3(3)``: numbers of requests, with numbers of tokens in parentheses.
 - ``execute_9_context_1(sq6sk6sqsq36sqsk36)_generation_3(sq3sk30sqsq3sqsk30)``: with ``detailed_trace_annotation``.
   The number after ``sq`` is the number of tokens.
-- ``execute_context_1(40)_generation_3(12)_resumed_1(40)_draft_9_rejected_4``: with the details that
-  :mod:`profdeck_vllm.iterations` adds, each only if it is not 0: requests that continue after a preemption, with their
-  tokens; draft tokens; and draft tokens that were rejected since the previous iteration.
+- ``execute_context_1(40)_generation_3(12)_resumed_1(40)_draft_9_rejected_4``: with the non-zero counts that
+  :mod:`profdeck_vllm.iterations` appends. These are requests resumed after a preemption, with their tokens in
+  parentheses, draft tokens, and draft tokens rejected since the previous iteration.
 - ``execute_new_1_cached_3``: in older versions. A cached request can be in either phase, so the stage is unknown.
 
 :mod:`profdeck_vllm.diffusion_worker` names the iterations in diffusion stages of vLLM-Omni. The number is the number

@@ -101,7 +101,7 @@ class V1WorkerAgent(worker.WorkerAgent):
         try:
             reader.read_finished(output)
             if not output.total_num_scheduled_tokens:
-                # After the last request, vLLM runs an empty batch to tell the workers which requests have finished.
+                # After the last request, vLLM runs an empty batch to notify the workers of finished requests.
                 if not reader.has_unfinished_requests:
                     self.recorder.report_idle()
                 return

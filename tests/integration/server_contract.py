@@ -146,14 +146,14 @@ class ServerContract:
     def test_capture_ends_with_the_work_of_the_engine(self, server: Any) -> None:
         assert call(server, "POST", "start", {"id": "work", "run": "work", "iterations": {"count": 1000}}).is_success
         server.complete(tokens=6)
-        time.sleep(0.5)  # the idle time that the last step must not contain
+        time.sleep(0.5)  # idle time, which must not count towards the last step
         reply = stop(server, "work")
         assert (reply["state"], reply["iterations"], reply["problems"]) == ("ended", 6, [])
         (capture,) = reply["captures"]
         manifest = read_manifest(Path(capture["manifest"]))
         assert manifest.status is Status.COMPLETE
         assert "The engine finished all requests after 6 of 1000 iterations." in manifest.notes
-        # The last step of the trace ends with its iteration, before the idle time.
+        # The last step in the trace ends with its iteration, before the idle time.
         (file,) = capture["files"]
         events = json.loads(gzip.decompress(Path(file).read_bytes()))["traceEvents"]
         last = max((event for event in events if event["name"].startswith("ProfilerStep#")), key=lambda one: one["ts"])

@@ -1,4 +1,4 @@
-"""User functions that only read data or only write output, detected by the file operations inside them."""
+"""Detects user functions that read data or write output, based on the file operations inside them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _COMPUTES = re.compile(r"Backward|aten::(?:\w*mm|bmm|convolution|\w*attention\w*
 
 
 def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
-    """Extend file reads and output to the user functions around them.
+    """Assign the kind of a file read or output to the user function that contains it.
 
-    The time of such a function includes parsing or formatting. Functions that also call modules, matrix products or
-    the backward pass keep their kind.
+    The time of such a function includes parsing or formatting. A function keeps its kind if it also runs modules,
+    matrix products or the backward pass, reads from a socket, or contains annotations.
 
     Args:
         events: The trace.
@@ -35,7 +35,7 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
     is_python = events.has_category({PYTHON})
     is_socket = events.with_name(is_python, is_socket_read)
     if is_socket.any():
-        # Replies of servers are read through file objects.
+        # A built-in read that contains a socket read receives a server reply, so it is not a file read.
         replies = rows[(counts_inside(events, rows, is_socket) > 0) & (kinds[rows] == RowKind.LOADING_FRAME)]
         replies = replies[is_builtin(events, replies)]
         kinds[replies] = RowKind.FRAME
@@ -54,12 +54,12 @@ def mark_file_functions(events: Events, kinds: NDArray[np.uint8]) -> None:
 
 
 def is_builtin(events: Events, rows: Int) -> Mask:
-    """Return whether each event is the call of a built-in function."""
+    """Return whether each event is a call to a built-in function."""
     return np.array([events.names[code].startswith("<built-in") for code in events.name[rows].tolist()], np.bool_)
 
 
 def counts_inside(events: Events, rows: NDArray[np.integer[Any]], selected: Mask) -> Int:
-    """Return the number of selected events that start inside each of the given events, on the same track."""
+    """Count the selected events that start inside each of the given events, on the same track."""
     before = np.append(0, np.cumsum(selected))
     ends = np.empty(len(rows), np.int64)
     tracks = events.track[rows]

@@ -20,7 +20,7 @@ from profdeck_traces.reading.intervals import Int
 
 _RETURN_NS = 2_000  # maximum time from the end of device work to the return of the call that waited for it
 _SYNC_CALL_NS = 4_000  # maximum duration of a synchronisation that has nothing to wait for
-# These are the largest arrays of the account.
+# Use narrow types, because the columns are the largest arrays in the account.
 _TYPES = (np.int64, np.int32, np.int64, np.uint8, np.int32, np.int64, np.int32, np.bool_)
 _Mask = NDArray[np.bool_]
 

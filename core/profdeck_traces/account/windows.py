@@ -1,4 +1,4 @@
-"""Critical path of a trace, found in windows of consecutive steps to limit memory."""
+"""Critical path of a trace, computed in windows of consecutive steps to limit memory use."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ from profdeck_traces.reading.walking import NO_TIME
 MAX_EVENTS = 1 << 20
 """Maximum number of complete events in a window, unless a single step has more."""
 MAX_WHOLE_EVENTS = 2 * MAX_EVENTS
-"""Maximum number of complete events of a trace that is not divided into windows."""
+"""Traces with at most this many complete events are not divided into windows."""
 _BLOCK = 4096
 _SAMPLED = 64
 _SECTIONS = 32
-_CONTEXT = 8  # a window has an eighth of its steps as context on each side
+_CONTEXT = 8  # the context on each side of a window is one eighth of its steps
 _ARGS = ("correlation", "stream", "wait_on_stream", "wait_on_cuda_event_record_corr_id")
 
 
 @attrs.frozen(eq=False)
 class PathWindow:
-    """The critical path of some consecutive steps.
+    """Critical path of a window of consecutive steps.
 
-    It also covers a few steps before and after them. These are context: the path in a step depends on the events before
-    it, and on the point at which the path enters it from the next step.
+    As context, the path also covers a few steps before and after the window. The path through a step depends on earlier
+    events, and on the point at which the backward walk enters the step from the next one.
     """
 
     recording: RecordingPath
     events: Events
     rows: Int | None
-    """Row of each of these events in the trace, or ``None`` if they are all events of the trace."""
+    """Row in the trace of each event in `events`, or ``None`` if `events` contains the entire trace."""
     is_used: NDArray[np.bool_]
-    """Mask of the intervals between borders that are steps in the account."""
+    """True for each interval between borders that is counted as a step in the account."""
 
     def rows_of_trace(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Convert rows of `events` to rows of the trace. The row -1 is unchanged."""
+        """Convert rows in `events` to rows in the trace. -1 remains unchanged."""
         return rows if self.rows is None else values_at(self.rows.astype(np.int32), rows)
 
 
 class PathWindows:
-    """The windows of a trace. Iterating over them finds the path of one window at a time."""
+    """Windows of a trace. Iteration computes the path of one window at a time."""
 
     def __init__(
         self, names: Attribution, kinds: NDArray[np.uint8], steps: StepAnnotations, excluded: NDArray[np.bool_]
     ) -> None:
-        """Divide the steps into windows. A trace with few events is a single window.
+        """Divide the steps into windows. A small trace is a single window.
 
         Args:
             names: Events of the trace and their launches.
             kinds: `profdeck_traces.account.row_kinds.RowKind` of each complete event.
             steps: Step annotations. If several threads have annotations, only the thread with the most is used.
-            excluded: Mask of the cold steps.
+            excluded: Mask of the cold steps, which are not counted.
         """
         self.kinds = kinds
         self.has_steps = len(steps.track) > 0
@@ -95,9 +95,10 @@ class PathWindows:
         return PathWindow(recording, self._events, None, is_used)
 
     def _sections(self) -> StepAnnotations:
-        """Return intervals with about equally many events, which replace the steps of a recording without steps."""
+        """Divide a recording without steps into intervals with roughly equal event counts."""
         start_ns, is_event = self._events.start_ns, self.kinds > RowKind.OTHER
-        is_event &= (self._events.duration_ns > 0) | (self.kinds > LAST_CALL)  # other events do not begin a recording
+        # Host events without a duration do not start a recording.
+        is_event &= (self._events.duration_ns > 0) | (self.kinds > LAST_CALL)
         rows = np.flatnonzero(is_event)
         begin = np.sort(start_ns[rows[::_SAMPLED]])[:: max(1, MAX_EVENTS // _SECTIONS // _SAMPLED)]
         begin = np.unique(np.append(begin, start_ns[rows].min()))
@@ -106,8 +107,8 @@ class PathWindows:
         return StepAnnotations(track, begin, np.append(begin[1:], end_ns))
 
     def _divided(self) -> list[tuple[int, int]]:
-        """Return the first step of each window, and the step after its last one."""
-        before = np.zeros(len(self._steps.begin), np.int64)  # number of events before each step
+        """Return the index of the first step in each window, and the index after its last step."""
+        before = np.zeros(len(self._steps.begin), np.int64)  # number of events that start before each step
         for first, last in self._events.track_bounds():
             before += self._events.start_ns[first:last].searchsorted(self._steps.begin)
         firsts = [0]
@@ -117,7 +118,7 @@ class PathWindows:
         return list(zip(firsts, [*firsts[1:], len(before)], strict=True))
 
     def _window(self, first: int, last: int) -> PathWindow:
-        """Find the path of the steps from `first` to before `last`."""
+        """Compute the path through the steps from `first` up to, but not including, `last`."""
         margin = max(1, (last - first) // _CONTEXT)
         begin, end = max(0, first - margin), min(len(self._steps.track), last + margin)
         steps = StepAnnotations(self._steps.track[begin:end], self._steps.begin[begin:end], self._steps.end[begin:end])
@@ -133,7 +134,7 @@ class PathWindows:
         return PathWindow(path_of(events, launch, self.kinds[rows], steps, rule), events, rows, is_used)
 
     def _rows(self, begin_ns: int, end_ns: int) -> Int:
-        """Return the rows of the events in an interval, of the device events launched in it, and of all launches."""
+        """Return the rows of events that overlap an interval or were launched in it, and of their launch calls."""
         events, (block, starts, ends) = self._events, self._blocks
         near = np.flatnonzero((starts < end_ns) & (ends > begin_ns))
         sizes = block[near + 1] - block[near]
@@ -147,7 +148,7 @@ class PathWindows:
 
     @functools.cached_property
     def _borders(self) -> tuple[str, Int]:
-        """The rule for the borders of steps, and the time at which each step is done."""
+        """Border rule, and the time at which each step is done."""
         if not self.has_steps:
             return RECORDING, self._steps.end
         launched, work = self._launched
@@ -157,7 +158,7 @@ class PathWindows:
 
     @functools.cached_property
     def _launched(self) -> tuple[Int, Int]:
-        """Start of the launch of each device event, sorted, and the rows of these device events."""
+        """Sorted launch times of the device events, and the rows of the device events in the same order."""
         launch = self._names.launch[self.work]
         launched = np.where(launch >= 0, self._events.start_ns[launch], NO_TIME)
         order = np.argsort(launched, kind="stable")
@@ -165,7 +166,7 @@ class PathWindows:
 
     @functools.cached_property
     def _blocks(self) -> tuple[Int, Int, Int]:
-        """Bounds of blocks of rows that are on the same track, and for each block the first start and the last end."""
+        """Bounds of row blocks that do not cross tracks, and the earliest start and latest end in each block."""
         firsts = [np.arange(first, last, _BLOCK) for first, last in self._events.track_bounds()]
         bounds = np.append(np.concatenate(firsts), self._events.complete)
         start_ns, duration_ns = self._events.start_ns, self._events.duration_ns

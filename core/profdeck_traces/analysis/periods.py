@@ -1,4 +1,4 @@
-"""Coarse periods of work and of stages, to compare the ranks of different roles on a common clock."""
+"""Coarse work and stage periods, for comparing ranks of different roles on a common clock."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from profdeck_traces.reading.intervals import union
 
 _NS_PER_US = 1000
 _MAX_GAPS = 100
-"""Gaps of less than this fraction of the recording belong to the work around them."""
+"""Gaps shorter than 1/`_MAX_GAPS` of the recording count as work."""
 _MAX_STAGES = 64
 
 
 def work_periods(events: Columns, is_work: NDArray[np.bool_], origin_ns: int, end_ns: int) -> tuple[Period, ...]:
-    """Return the periods in which any thread or device works.
+    """Return the periods in which any thread or device is working.
 
     Args:
         events: All events of the trace.
-        is_work: For each event name, whether it is an operator or device work.
-        origin_ns: Time to which the periods are relative.
+        is_work: Mask of event names, by code. True for operators and device work.
+        origin_ns: Time from which the start of each period is measured.
         end_ns: End of the recording.
     """
     work = events[np.flatnonzero(is_work[events.name])]
@@ -31,7 +31,7 @@ def work_periods(events: Columns, is_work: NDArray[np.bool_], origin_ns: int, en
     if not len(starts):
         return ()
     is_gap = (starts[1:] - ends[:-1]) * _MAX_GAPS > end_ns - origin_ns
-    starts, ends = starts[np.append(True, is_gap)], ends[np.append(is_gap, True)]  # elements
+    starts, ends = starts[np.append(True, is_gap)], ends[np.append(is_gap, True)]
     return tuple(
         Period(name=None, start_us=(start - origin_ns) / _NS_PER_US, duration_us=(end - start) / _NS_PER_US)
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
@@ -39,7 +39,7 @@ def work_periods(events: Columns, is_work: NDArray[np.bool_], origin_ns: int, en
 
 
 def stage_periods(marks: Sequence[TimelineMark]) -> tuple[Period, ...]:
-    """Return the longest stages, in order of time."""
+    """Return the longest stages, sorted by start time."""
     longest = sorted(marks, key=lambda mark: -mark.duration_us)[:_MAX_STAGES]
     return tuple(
         Period(name=mark.name, start_us=mark.start_us, duration_us=mark.duration_us)

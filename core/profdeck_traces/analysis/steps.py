@@ -90,7 +90,7 @@ class LaunchedWork:
     end_ns: Int
 
 
-def find_steps(  # noqa: PLR0913 - the last two are facts from the manifest
+def find_steps(  # noqa: PLR0913 - the last two come from the manifest
     columns: Columns,
     names: StepNames,
     external_ids: Int | None = None,
@@ -123,8 +123,8 @@ def find_steps(  # noqa: PLR0913 - the last two are facts from the manifest
         external_ids: The ``External id`` of each annotation, or -1 if it has none. Default: no annotation has one.
         work: Device work with its launch times, if these are known.
         cold_first_step: Whether the first step, and the iterations that start in it, are cold.
-        last_step: Number of the last global step of the job, if known. torch annotates one more step if the job reports
-            the end of its last step before it stops the recorder.
+        last_step: Number of the job's last global step, if known. If the job reports the end of this step before it
+            stops the recorder, torch annotates an additional step, which is ignored.
     """
     ids = np.full(len(columns), -1, dtype=np.int64) if external_ids is None else external_ids
     marks = {
@@ -205,9 +205,9 @@ def outermost(lane: NDArray[np.integer], end_ns: Int) -> NDArray[np.bool_]:
 
 
 def _with_decoded_tokens(marks: tuple[StepName, ...]) -> tuple[StepName, ...]:
-    """Let decode iterations that state their requests only have one token each, unless the engine drafts tokens.
+    """Assume one token per request in decode iterations that state only requests, unless the engine drafts tokens.
 
-    Names that state requests in prefill and in decode omit the tokens only if they are unknown.
+    Names that state decode requests separately also state their tokens, if known, so nothing is assumed for them.
     """
     if any(word in (mark.stage or "") for mark in marks for word in ("draft", "verify")):
         return marks

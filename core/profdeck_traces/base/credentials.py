@@ -40,7 +40,7 @@ _PATH_PARAMETER = re.compile(
     rf""";[\w.-]*(?:{_KEYS}|sig|sas|jwt|auth|session(?:id)?|key)=[^\s;/?#"'<>]*[^\s;/?#"'<>.,:)\]}}]""",
     re.IGNORECASE,
 )
-"""Parameter of a path segment (RFC 3986, section 3.3) whose name is that of a credential."""
+"""Path segment parameter (RFC 3986, section 3.3) whose name suggests a credential."""
 _WORD = r"""(?![a-z]+(?:'s)?[ ]+[^\s=]|(?:none|null|true|false)\b|//|[()\[\]{}<*])"""
 """Lookahead that rejects prose, such as ``token: expected a string``, and values that cannot be credentials."""
 _ASSIGNMENTS = tuple(
@@ -77,7 +77,7 @@ _SECRET_KEY = re.compile(rf"(?:^|[_.-])(?:{_KEYS}|authorization)$", re.IGNORECAS
 def redact(text: str, *secrets: str) -> str:
     """Remove credentials from text: users, passwords and queries of URLs, and values of headers and variables.
 
-    In paths of URLs, only parameters named as credentials are removed, such as ``;sig=abc``.
+    In URL paths, only parameters whose name suggests a credential are removed, such as ``;sig=abc``.
 
     Args:
         text: The text.
@@ -102,7 +102,10 @@ def redact(text: str, *secrets: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """Replace the user and password in a URL with ``***``. Remove path parameters with credentials, query and fragment.
+    """Remove credentials from a URL.
+
+    The user and password are replaced with ``***``. The query, the fragment and path parameters with credentials are
+    removed.
 
     In a chained URL, such as ``simplecache::ftp://host/file``, every URL is processed.
     """
@@ -135,7 +138,7 @@ def contains_credentials(data: Any) -> bool:
 
 
 def _secret_parts(secret: str) -> Iterable[str]:
-    """Return the user, password, path parameters and query values in a URL. Other text is itself the credential."""
+    """Return the user, password, path parameters and query values of a URL. Return any other text unchanged."""
     if "://" not in secret:
         return [secret]
     found = [match[0] for match in _USER.finditer(secret)]

@@ -37,7 +37,7 @@ _GAP = 2
 _LONGEST_BAR, _LONGEST_CLASS = 14, 26
 _OWNERS, _FEWEST_OWNERS, _FEWEST_OWNERS_OF_ROLE, _LEAST_OWNER = 8, 3, 2, 0.01
 _ACCOUNT = 1
-"""Priority of the accounts."""
+"""Priority of the account tables."""
 _STYLES = {"complete": "green", "partial": "yellow", "recording": "cyan", "failed": "red", "missing": "red"}
 
 
@@ -146,7 +146,7 @@ def _about(run: RunSummary, paths: Sequence[Path], teams: Sequence[Team], width:
 
 
 def _headlines(teams: Sequence[Team], width: int, *, named: bool) -> list[Text]:
-    """Return a line for each role with its step time and the sides of its critical path."""
+    """Return the headline of each role: its step time, and the share of each side in its critical path."""
     return [
         line
         for team in teams
@@ -158,7 +158,7 @@ def _headlines(teams: Sequence[Team], width: int, *, named: bool) -> list[Text]:
 def _findings(
     findings: Sequence[Finding], width: int, most: int | None, max_lines: int = text_layout.UNLIMITED
 ) -> list[Text]:
-    """Format the findings. The first finding is always shown. Advice that an earlier finding has is not repeated."""
+    """Format the findings. The first is always shown. Advice is omitted if an earlier finding gives the same advice."""
     if not findings:
         return [Text("Findings: nothing stands out.", style="bold")]
     blocks: list[list[Text]] = []

@@ -84,7 +84,7 @@ def print_json(document: Any) -> None:
 def escape_commands(document: str) -> str:
     """Escape ``##`` in a JSON document, because CI systems interpret ``##[`` as a command (see `printable`).
 
-    In JSON, it can only occur inside strings.
+    In JSON, ``##`` can only occur inside strings.
     """
     return document.replace("##", "#\\u0023")
 

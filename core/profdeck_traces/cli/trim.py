@@ -78,7 +78,7 @@ def _check_source(file: Path) -> None:
 
 
 def _critical_path(file: Path) -> OwnedPath | None:
-    """Return the critical path, or print a warning with the reason why it is not available."""
+    """Return the critical path. If it is unavailable, print a warning with the reason and return ``None``."""
     from profdeck_traces.analysis.critical_path import critical_path
     from profdeck_traces.analysis.step_names import StepNames
     from profdeck_traces.reading.reader import read_trace

@@ -25,8 +25,8 @@ _POINTWISE = ("elementwise", "activation", "copy")
 
 
 def host_bound(view: RankView) -> Iterator[RankFinding]:
-    """Idle for more than 15 % of the step, of which 60 % or more the host worked (HTA idle time; TraceLens). Host time
-    with another cause does not count.
+    """Idle for more than 15 % of the step, and the host is busy for at least 60 % of that time (HTA idle time;
+    TraceLens). Host time that another finding explains does not count.
     """
     of_host = sum(view.idle.get(cause, 0.0) for cause in HOST_CAUSES)
     is_host = view.idle_us > 0.15 * view.step_us and of_host >= 0.6 * view.idle_us
@@ -71,8 +71,8 @@ def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
 
 
 def exposed_communication(view: RankView) -> Iterator[RankFinding]:
-    """Communication that nothing overlaps over 10 % of the step (torch-tb-profiler), or overlapped by less than half
-    although there is as much compute (HTA overlap).
+    """Communication without overlap takes over 10 % of the step (torch-tb-profiler), or compute overlaps less than half
+    of the communication although there is enough compute (HTA overlap).
     """
     exposed, communication = view.of_devices("exposed_communication_us"), view.of_devices("communication_us")
     if not communication:
@@ -124,7 +124,7 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
 
 
 def small_kernels(view: RankView) -> Iterator[RankFinding]:
-    """More than 500 kernels, over half of them below 10 us (TraceLens; HTA), and no Python loop that launches them."""
+    """More than 500 kernels, over half of them shorter than 10 us (TraceLens; HTA), not launched by a Python loop."""
     bins = view.rank.kernel_durations
     count = sum(one.count for one in bins)
     # Bins are powers of two: of the one that holds the limit, as many as lie evenly below it.
@@ -141,7 +141,7 @@ def small_kernels(view: RankView) -> Iterator[RankFinding]:
 
 
 def kernel_mix(view: RankView) -> Iterator[RankFinding]:
-    """FP32 matrix products, or over 35 % pointwise work and copies (torch-tb-profiler)."""
+    """FP32 matrix products, or pointwise work and copies over 35 % of all device work (torch-tb-profiler)."""
     total_us = view.kernel_us
     if not total_us or not view.rank.kernels:
         return
@@ -157,9 +157,9 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             gain_us=view.per_step(single) / 2,
         )
     pointwise = sum(of_class.get(name, 0.0) for name in _POINTWISE)
-    # Copies to another layout have another cure.
+    # Layout copies have a finding with different advice.
     pointwise *= 1 - min(1.0, copies_us(view) / (view.per_step(pointwise) or 1.0))
-    # Small kernels have the same cure.
+    # The advice for small kernels is the same, so do not give it twice.
     if pointwise > 0.35 * total_us and not any(small_kernels(view)):
         yield draft(
             view,
@@ -200,4 +200,4 @@ RULES = {
     kernel_mix: ("fp32-gemm", "pointwise", "unclassified"),
     slow_cores: ("ai-cpu",),
 }
-"""Rules, and the causes that each of them searches for."""
+"""Rules, each with the causes that it can report."""

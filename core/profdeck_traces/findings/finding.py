@@ -1,4 +1,4 @@
-"""Applies all rules to a run, and combines equal findings of several ranks."""
+"""Applies all rules to a run, and merges findings that several ranks have in common."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profdeck_traces.findings.rank_view import RankView, views_of
 from profdeck_traces.findings.rollout_rules import NO_REQUESTS, TOOL_CALL
 
 _LEAST_SHARE = 0.005
-"""Findings with a smaller gain are omitted."""
+"""Findings whose gain is a smaller fraction of the step are omitted."""
 _PAIR = 2
 _HOST_RULES = (account_rules.RULES, host_rules.RULES)
 
@@ -110,7 +110,7 @@ def _causes(
 
 
 def _reason(text: str, affected: Sequence[RankView], views: Sequence[RankView]) -> str:
-    """Return the reason why a cause was not judged, and the affected ranks if others were judged."""
+    """Return why a cause was not judged. If it was judged on other ranks, append the affected ranks."""
     labels = list(dict.fromkeys(view.label for view in affected))
     if len(labels) == len({view.label for view in views}):
         return text
@@ -118,7 +118,7 @@ def _reason(text: str, affected: Sequence[RankView], views: Sequence[RankView]) 
 
 
 def _id(finding: Finding) -> str:
-    """Return an identifier that depends on the cause and the place, but not on numbers."""
+    """Return an ID that depends on the cause and location of a finding, but not on its numbers."""
     where = finding.where
     place = [where.role, where.replica, where.rank, where.stage, where.file, where.function, where.name]
     digest = hashlib.sha256(json.dumps(place).encode()).hexdigest()[:8]
@@ -126,11 +126,11 @@ def _id(finding: Finding) -> str:
 
 
 def _combined(team: list[RankFinding], captures: Mapping[str, set[str | None]], noun: str) -> Finding:
-    """Combine the findings of several ranks and captures into one, with the numbers of the worst.
+    """Merge the findings from several ranks and captures into one, with the numbers of the worst.
 
     Args:
-        team: Findings with the same cause and place.
-        captures: Captures of each rank of the role, by label.
+        team: Findings with the same cause and location.
+        captures: Captures of each rank in the role, by rank label.
         noun: "ranks" or "traces".
     """
     ranks = len(captures)
@@ -182,7 +182,8 @@ def _place(draft: RankFinding) -> Place:
     )
 
 
-# Skew and slow stages compare ranks, and explain what these causes only measure on one rank.
+# More specific causes for each cause. Skew and slow stages compare ranks, so they explain times that other causes only
+# measure on one rank.
 _PART_OF = {
     "data-loading": {"slow-stage", "straggler"},
     "exposed-communication": {"straggler"},
@@ -200,7 +201,7 @@ def _without_repeats(findings: Sequence[Finding]) -> list[Finding]:
         time_us[finding.rule] = max(finding.time_us or 0.0, time_us.get(finding.rule, 0.0))
 
     def is_part(finding: Finding) -> bool:
-        """Return whether findings that are more exact account for at least half of the time."""
+        """Return whether a more specific finding accounts for at least half of the time."""
         named = [time_us[rule] for rule in _PART_OF.get(finding.rule, ()) if rule in time_us]
         return bool(named) and max(named) >= (finding.time_us or 0.0) / 2
 

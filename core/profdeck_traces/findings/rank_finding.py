@@ -1,4 +1,4 @@
-"""Findings of a single rank, before equal findings of several ranks are combined."""
+"""Findings for a single rank, before findings that several ranks have in common are merged."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ class RankFinding:
     role: str | None = None
     gain_us: float | None = None
     time_us: float | None = None
-    """Time per step. Default: the gain."""
+    """Time per step that the problem takes. Default: the gain."""
     step_us: float = 0.0
     key: str = ""
-    """Subject of the finding, such as a kernel. Ranks with the same rule, key, stage and function share a finding."""
+    """Subject of the finding, such as a kernel.
+
+    Findings from several ranks are merged if their role, rule, key, stage and function are equal.
+    """
     stage: str | None = None
     line: str | None = None
     """Function in user code, as ``file(line): function``."""
     replica: int | None = None
-    """Server, if the problem affects only this one."""
+    """Affected server, if the problem affects only one."""
     rank: int | None = None
-    """Rank, if the problem affects only this one."""
+    """Affected rank, if the problem affects only one."""
     confidence: str = "medium"
     """``high`` if the trace contains the cause itself, ``medium`` if it is inferred from times or names."""
     check: str | None = None
     """Command that shows the evidence."""
     evidence: Evidence | None = None
     of_all: bool = False
-    """True if the finding applies to all ranks equally, so that its text names no rank."""
+    """True if the finding applies to all ranks equally. Its text then names no rank."""
 
     @property
     def share(self) -> float | None:
@@ -49,7 +52,7 @@ class RankFinding:
 
 @attrs.frozen
 class NotJudged:
-    """A cause for which the data of a rank is not sufficient."""
+    """A cause that cannot be judged because a rank has insufficient data."""
 
     rule: str
     reason: str
@@ -78,5 +81,5 @@ def ms(time_us: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a share in percent, with one decimal if it is less than 10 %."""
+    """Format a share as a percentage, with one decimal place below 10 %."""
     return f"{share:.0%}" if share >= 0.0995 else f"{share:.1%}"

@@ -59,11 +59,12 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
     - Metadata: each process has one ``process_name``, which starts with the label of its source, and one
       ``process_sort_index``. Processes are sorted by source, then by their original sort index (0 if missing).
 
-    A source with a `path_window` gets another thread, "critical path", whose events have the owners in their args.
+    Each source with a `path_window` gets an additional thread, "critical path". The args of its events state the owner.
     Elements of ``traceEvents`` without a ``ph`` are omitted. The ``profdeck`` object in the new file describes each
     source: its label, base, ``distributedInfo`` and ``deviceProperties``, and the original pids of its processes.
 
-    The new file does not depend on `processes`. Each source is read twice, or three times for its critical path.
+    The new file does not depend on `processes`. Each source is read twice, or three times if its critical path is
+    requested.
 
     Args:
         sources: The traces. If a trace is damaged, its readable events are merged. If it is truncated before its base
@@ -78,7 +79,7 @@ def merge_traces(  # noqa: PLR0913 - all but the first two have defaults
         on_progress: Called with the number of source bytes (as on disk) read so far and the total. Each of the two
             passes counts half.
         on_unread: Called for each damaged source that has no readable event.
-        on_missing_path: Called with the reason if a requested critical path is missing, once for each reason.
+        on_missing_path: Called once for each distinct reason why a requested critical path is missing.
 
     Returns:
         The check result for the new file, computed while it was written. ``whole`` is True only if all sources are
@@ -186,7 +187,7 @@ class _Merge:
         self._segments = dict(zip(tasks, without_errors(results), strict=True))
 
     def missing_paths(self) -> list[str]:
-        """Return the reasons why requested critical paths are missing, without duplicates."""
+        """Return the distinct reasons why requested critical paths are missing."""
         problems = (segment.path_problem for segment in self._segments.values())
         return list(dict.fromkeys(problem for problem in problems if problem))
 

@@ -49,7 +49,7 @@ _CALLS = (
 )
 _BACKEND_COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|hccl):\w+")
 _DISPATCHED_COLLECTIVE = re.compile(r"c10d::\w+_$")
-# The next batch to run is chosen by a scheduler, not loaded.
+# Exclude scheduler functions such as `get_next_batch_to_run`, which choose a batch but do not load it.
 _LOADER_NAMES = "data_?load|(?:load|next|fetch|get|read)_?(?:batch|data)(?!_to_run)"
 _DATA_LOADING = re.compile(rf"{_LOADER_NAMES}|(?:^|[^a-z])(?:data|fetch|loader|loading)$", re.IGNORECASE)
 # Outside torch, match only the function name. The file path would match every function in a loader module.
@@ -61,13 +61,13 @@ _FILE_READ = re.compile(r"<built-in (?:method read\w* of (?:_io|io)\b|(?:method|
 _CHECKPOINT = re.compile(
     r"torch/serialization\.py\(\d+\): save|distributed/checkpoint|checkpoint.*save|save_checkpoint", re.IGNORECASE
 )
-# `convert_frame.py` runs only if no compiled code matches, unlike the rest of `torch/_dynamo`.
+# Unlike the rest of `torch/_dynamo`, `convert_frame.py` runs only if no compiled code matches.
 _COMPILATION = re.compile(
     r"torch/_dynamo/convert_frame\.py\(\d+\): \w*(?:__call__|compile|convert)|"
     r"triton/(?:runtime/jit|compiler/compiler)\.py\(\d+\): _?compile|"
     r"\b(?:entire_frame_compile|_compile\.\w+|backend_compile|compile_fx\w*) \(dynamo_timed\)"
 )
-# torch's formatting of tensors, the logging module, trackers, and writes to files.
+# Tensor formatting in torch, the logging module, experiment trackers, and file writes.
 _OUTPUT_FRAME = re.compile(
     r"torch/_tensor_str\.py|(?:^|/)logging/(?:__init__|handlers)\.py|torch/utils/tensorboard/|"
     r"(?:^|/)(?:tensorboardX|wandb|mlflow|swanlab)/|"
@@ -111,7 +111,7 @@ def is_data_loading(name: str) -> bool:
 
 
 def is_loader(name: str) -> bool:
-    """Return whether an operator, an annotation or a Python frame waits for the next batch or loads it."""
+    """Return whether an operator, an annotation or a Python frame loads the next batch or waits for it."""
     return _LOADER.search(name) is not None
 
 
@@ -126,7 +126,7 @@ def is_checkpoint(name: str) -> bool:
 
 
 def is_compilation(name: str) -> bool:
-    """Return whether an annotation or a Python frame compiles code, as torch.compile and Triton do."""
+    """Return whether an annotation or a Python frame compiles code with torch.compile or Triton."""
     return _COMPILATION.search(name) is not None
 
 
@@ -136,12 +136,12 @@ def is_output_frame(name: str) -> bool:
 
 
 def is_validation(name: str) -> bool:
-    """Return whether an annotation marks a validation."""
+    """Return whether an annotation marks a validation pass."""
     return _VALIDATION.search(name) is not None
 
 
 def is_validation_frame(name: str) -> bool:
-    """Return whether a Python frame is a function that validates a model."""
+    """Return whether a Python frame is a function that runs a validation pass."""
     return _VALIDATION_FRAME.search(name) is not None
 
 
@@ -161,12 +161,12 @@ def is_waiting_frame(name: str) -> bool:
 
 
 def is_sleep(name: str) -> bool:
-    """Return whether a Python frame is a call of ``time.sleep``."""
+    """Return whether a Python frame is a call to ``time.sleep``."""
     return name == "<built-in function sleep>"
 
 
 def is_external_wait(name: str) -> bool:
-    """Return whether a Python frame waits for a child process, or for a reply from a socket."""
+    """Return whether a Python frame waits for a child process or a socket."""
     return _EXTERNAL_WAIT.search(name) is not None
 
 

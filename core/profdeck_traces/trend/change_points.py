@@ -80,7 +80,10 @@ def change_points(
 
 
 def smallest_p_value(values: Sequence[float], *, min_change: float = MIN_CHANGE) -> float:
-    """Return the p-value of a series: the smallest level at which the search finds a change. 1 without a candidate."""
+    """Return the p-value of a series: the smallest significance level at which the search finds a change.
+
+    If no split is a candidate, the p-value is 1.
+    """
     best = _best(np.asarray(values, dtype=float), min_change)
     return 1.0 if best is None else best[0]
 
@@ -98,7 +101,7 @@ def _search(values: NDArray[np.float64], offset: int, level: float, min_change: 
 
 
 def _best(values: NDArray[np.float64], min_change: float) -> tuple[float, int] | None:
-    """Return the smallest p-value of all segments, corrected for their number, and the index of its split."""
+    """Return the smallest p-value over all segments, corrected for multiple tests, and the index of its split."""
     segments = _segments(len(values))
     best: tuple[float, int] | None = None
     for begin, end in segments:

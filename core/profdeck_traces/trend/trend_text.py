@@ -67,7 +67,7 @@ def since(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> str
 def sentence(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> str:
     """Format a change: ``trainer is slower since step 1,200: global step 101.2 ms, before 93.4 ms, +8.4%``.
 
-    If only a part of the step changed, the sentence names the part: ``trainer: stage reward of rank 1 is slower ...``.
+    For a series of a part of the step, the sentence names the part: ``trainer: stage reward of rank 1 is slower ...``.
     """
     slower = series.unit == "us" and series.what != EXPOSED
     word = ("slower" if change.is_worse else "faster") if slower else ("worse" if change.is_worse else "better")
@@ -103,7 +103,7 @@ def headings(trend: Trend) -> list[tuple[TrendSeries, TrendChange]]:
     """Return one change for each position and each role, replica and stage.
 
     Several metrics often change at the same capture. The first series is kept, because step durations come first. A
-    part that changes in the other direction than the step is kept as well.
+    part that changes in the opposite direction to the step is also kept.
     """
     headings: list[tuple[TrendSeries, TrendChange]] = []
     for series in trend.series:
@@ -127,13 +127,13 @@ def _are_near(point: TrendPoint, other: TrendPoint, points: Sequence[TrendPoint]
 
 
 def shown_series(trend: Trend) -> list[TrendSeries]:
-    """Return the series to show: all metrics, and the parts of steps that `headings` name."""
+    """Return the series to show: all metrics, and the parts of the step that `headings` returns."""
     named = [series for series, _ in headings(trend)]
     return [series for series in trend.series if series.kind == "metric" or any(series is one for one in named)]
 
 
 def inconclusive_reason(trend: Trend) -> str | None:
-    """Return why it is unknown whether performance decreased, or ``None`` if it is known."""
+    """Return the reason why a trend is inconclusive, or ``None`` if it is conclusive."""
     if trend.series and not any(map(is_long_enough, trend.series)):
         return TOO_FEW
     worse = [change for series in trend.series for change in series.changes if change.is_worse]
@@ -143,7 +143,7 @@ def inconclusive_reason(trend: Trend) -> str | None:
 
 
 def document_of(trend: Trend) -> dict[str, Any]:
-    """Return the JSON document of a trend, with the sentences that the terminal shows."""
+    """Return the JSON document for a trend, including the sentences shown in the terminal."""
     runs = runs_of(trend)
     return {
         "headlines": [" ".join(filter(None, (sentence(*one, runs), explanation(one[1])))) for one in headings(trend)],

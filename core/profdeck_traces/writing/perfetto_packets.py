@@ -1,4 +1,4 @@
-"""Protocol Buffers messages of Perfetto traces: fields, varints and track descriptors.
+"""Encodes the Protocol Buffers messages in Perfetto traces: fields, varints and track descriptors.
 
 Formats: https://protobuf.dev/programming-guides/encoding and google/perfetto, ``protos/perfetto/trace``.
 """
@@ -32,10 +32,10 @@ def track(uuid: int, parent: int, name: str, rank: int) -> bytes:
     """Return the packet field that describes a track.
 
     Args:
-        uuid: Id of the track.
-        parent: Id of the track above; 0 for none.
+        uuid: ID of the track.
+        parent: ID of the parent track, or 0 if there is none.
         name: Name of the track.
-        rank: Position among the tracks with the same parent, in 32 bits.
+        rank: Sort position among the tracks with the same parent, as a 32-bit integer.
     """
     return field(
         TRACK_DESCRIPTOR,
@@ -44,18 +44,18 @@ def track(uuid: int, parent: int, name: str, rank: int) -> bytes:
         + field(_NAME, name)
         + field(_CHILD_ORDERING, _ORDER_EXPLICIT)
         + field(_SIBLING_ORDER_RANK, rank)
-        # By default viewers show siblings of the same name as one.
+        # By default, viewers merge siblings with the same name.
         + field(_SIBLING_MERGE_BEHAVIOR, _MERGE_NONE),
     )
 
 
 def interned(kind: int, code: int, text: str) -> bytes:
-    """Return the field that defines a string. Its id is the code plus 1."""
+    """Return the field that defines an interned string. The ID of the string is `code` + 1."""
     return field(kind, field(IID, code + 1) + field(STRING, text))
 
 
 def field(number: int, value: int | bytes | str) -> bytes:
-    """Encode a field: an integer as a varint, other values with their length."""
+    """Encode a field. An integer becomes a varint. Bytes and strings are prefixed with their length."""
     if isinstance(value, int):
         return key(number, VARINT) + varint(value)
     data = value.encode(errors="replace") if isinstance(value, str) else value
@@ -63,12 +63,12 @@ def field(number: int, value: int | bytes | str) -> bytes:
 
 
 def key(number: int, wire_type: int) -> bytes:
-    """Encode the number and type of a field."""
+    """Encode the number and wire type of a field."""
     return varint(number << 3 | wire_type)
 
 
 def varint(value: int, width: int = 1) -> bytes:
-    """Return a varint of at least this width; negative numbers are those of 64 bits."""
+    """Encode a varint of at least `width` bytes. Negative numbers are encoded as 64-bit two's complement."""
     rest = value % 2**64
     encoded = bytearray()
     while rest >= MORE or len(encoded) < width - 1:

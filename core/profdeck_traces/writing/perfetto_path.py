@@ -1,4 +1,4 @@
-"""Writes the critical path of a trace as a track of a Perfetto trace, with the owner of each slice in its args.
+"""Encodes the critical path of a trace as a Perfetto track. The args of each slice describe its owner.
 
 Formats: ``debug_annotation.proto`` and ``interned_data.proto`` of google/perfetto, in addition to the messages in
 :mod:`profdeck_traces.writing.perfetto_packets`.
@@ -52,17 +52,17 @@ _ARG_NAMES, _ARG_VALUES = 3, 29
 _DEBUG_ANNOTATIONS, _ARG_NAME_IID, _ARG_VALUE_IID = 4, 1, 17
 
 ARGS = ("kind", "operator", "module", "annotation", "line")
-"""Fields of an owner that are args of its slices."""
-_FIRST_SEQUENCE = 1 << 16  # the events of sources have sequence ids up to this number
+"""Owner fields that are written to the args of each slice."""
+_FIRST_SEQUENCE = 1 << 16  # IDs up to this number are reserved for the events of the sources
 _TIME_WIDTH = 9
 _FIRST_RANK = -1
 _BLOCK = 1 << 14
 
 
 def encode_path(source: PerfettoSource, path: OwnedPath) -> Iterator[bytes]:
-    """Yield a Perfetto trace with one track, ``Ranks / label / critical path``, and one slice for each segment.
+    """Yield a Perfetto trace with one track, ``Ranks / label / critical path``, and one slice per segment.
 
-    The track of the label is the one that `profdeck_traces.writing.perfetto.encode_source` creates for the source.
+    The ``label`` track is the one that `profdeck_traces.writing.perfetto.encode_source` creates for the source.
 
     Args:
         source: Metadata of the trace.
@@ -113,7 +113,7 @@ def _varints(times_ns: Int) -> list[bytes]:
 
 
 def _begin(uuid: int, number: int, owner: OwnerIdentity, values: dict[str, int]) -> bytes:
-    """Return the event that begins a slice of an owner."""
+    """Encode the event that starts a slice, with the fields of its owner as args."""
     args = b"".join(
         field(_DEBUG_ANNOTATIONS, field(_ARG_NAME_IID, code + 1) + field(_ARG_VALUE_IID, values[value] + 1))
         for code, name in enumerate(ARGS)
@@ -124,7 +124,7 @@ def _begin(uuid: int, number: int, owner: OwnerIdentity, values: dict[str, int])
 
 
 def _split(head: bytes, event: bytes) -> tuple[bytes, bytes]:
-    """Return the bytes of an event's packet before and after its time."""
+    """Return the bytes of an event's packet before and after the timestamp."""
     time = key(TIMESTAMP, VARINT)
     after = head + field(TRACK_EVENT, event)
     length = len(time) + _TIME_WIDTH + len(after)

@@ -1,4 +1,4 @@
-"""Traces of invented engines: servers of a fleet that run given iterations."""
+"""Generated engine traces for tests: a fleet of servers that run the given iterations."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Batch:
     pause_ms: float = 0.05
     """Time until the next iteration."""
     details: str = ""
-    """Suffix of vLLM's name, such as ``_draft_8``."""
+    """Suffix of the vLLM name, such as ``_draft_8``."""
     operator: str = "aten::mm"
-    """Operator that fills the iteration."""
+    """Operator that runs for almost the entire iteration."""
     sglang: str | None = None
-    """Content of the brackets of an SGLang name. Default: the name is vLLM's."""
+    """Text in the brackets of an SGLang name. If ``None``, the iteration has a vLLM name."""
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Batch:
 
 
 def decode(count: int, ms: float, requests: int = 4, **more: Any) -> list[Batch]:
-    """Return equal decode iterations."""
+    """Return decode iterations of roughly equal duration."""
     return [Batch(ms=ms * (1 + 0.001 * (number % 7)), decodes=requests, **more) for number in range(count)]
 
 
@@ -54,8 +54,8 @@ def write_server(run: Path, batches: Sequence[Batch], replica: int | None = None
     Args:
         run: Directory of the run.
         batches: Iterations of the server.
-        replica: Number of the server.
-        first_ns: Unix time of the trace's origin.
+        replica: Replica number of the server.
+        first_ns: Origin of the trace in Unix nanoseconds.
     """
     events: list[dict[str, Any]] = []
     now = 1000.0
@@ -98,8 +98,8 @@ def write_trainer(run: Path, stages: Sequence[tuple[str, float, bool]], *, first
 
     Args:
         run: Directory of the run.
-        stages: Name and duration in milliseconds of each stage, and whether it runs operators.
-        first_ns: Unix time of the trace's origin.
+        stages: For each stage, its name, its duration in milliseconds, and whether it runs an operator.
+        first_ns: Origin of the trace in Unix nanoseconds.
     """
     events: list[dict[str, Any]] = []
     now = 1000.0
@@ -113,7 +113,7 @@ def write_trainer(run: Path, stages: Sequence[tuple[str, float, bool]], *, first
 
 
 def write_fleet(run: Path, *servers: Sequence[Batch]) -> Path:
-    """Write the traces of several servers, and return the run."""
+    """Write the traces of several servers, and return the run directory."""
     for replica, batches in enumerate(servers):
         write_server(run, batches, replica)
     return run

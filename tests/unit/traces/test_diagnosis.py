@@ -1,4 +1,4 @@
-"""The fast part of `benchmarks.diagnosis`: findings of generated GPU traces with planted causes, and of controls."""
+"""Fast subset of `benchmarks.diagnosis`: findings for generated GPU traces with planted causes, and for controls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_known_failures_are_recipes() -> None:
 
 
 def planted(amount: Truth) -> None:
-    """Planted function of the recipes below."""
+    """Planted function for the recipes below."""
     assert amount  # planted
 
 

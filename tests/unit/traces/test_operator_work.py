@@ -252,7 +252,7 @@ def test_operators_without_device_events_have_no_rate(tmp_path: Path) -> None:
 
 
 def test_a_job_on_a_cpu_has_rates_but_no_peak(tmp_path: Path) -> None:
-    """Operators that the counted one calls belong to its duration."""
+    """The duration of a counted operator includes the operators that it calls."""
     path = tmp_path / "a.json"
     events = [product(1, 50), complete("cpu_op", "aten::copy_", 2, 30)]
     path.write_text(json.dumps({"deviceProperties": [], "traceEvents": events}))
