@@ -1,4 +1,4 @@
-"""Recipes of an agent loop on the CPU: a rollout with tool calls, in the first stage of each training step."""
+"""Recipes for an agent loop on the CPU. Each training step starts with a rollout that calls tools."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ RECIPES = Recipes(Kind.AGENT)
 def rollout(
     job: TrainingJob, conversations: int, turns: Callable[[int], int], act: Callable[[int], Awaitable[object]]
 ) -> None:
-    """Add a rollout: several conversations generate tokens, and call `act` after each turn.
+    """Add a rollout in which several conversations generate tokens and call `act` after each turn.
 
     Args:
-        job: the job.
-        conversations: number of conversations, which run concurrently.
-        turns: number of turns of a conversation, by its index.
-        act: the tool call.
+        job: the training job.
+        conversations: number of concurrent conversations.
+        turns: function that returns a conversation's number of turns, given its index.
+        act: tool call, which receives the index of the conversation.
     """
     weights = torch.rand(256, 256)
     ends_ns: list[int] = []
@@ -53,7 +53,7 @@ def rollout(
     "blocking-call", rules="tool-call waiting subprocess", cure="async|concurren|thread|background", stacks=True
 )
 def anchor(job: TrainingJob) -> None:
-    """Each turn runs a program and blocks the other conversations."""
+    """Run a program synchronously in each turn, which blocks the other conversations."""
     seconds = job.draw(5, 12) / 1000
 
     async def pull(_: int) -> None:
@@ -67,7 +67,7 @@ def anchor(job: TrainingJob) -> None:
     "long-conversation", rules="long-tail tool-call waiting", cure="partial|earl|longest|concurren|limit", stacks=True
 )
 def buoy(job: TrainingJob) -> None:
-    """One conversation has many more turns than the others."""
+    """Give one conversation many more turns than the others."""
     turns = job.draw(5, 8)
 
     async def drift(_: int) -> None:
@@ -81,7 +81,7 @@ def buoy(job: TrainingJob) -> None:
     "one-call-at-a-time", rules="tool-call waiting python-code", cure="async|concurren|gather|together", stacks=True
 )
 def cable(job: TrainingJob) -> None:
-    """The step waits for the tools of all conversations one after another."""
+    """Call the tools of all conversations one after another."""
     seconds = job.draw(8, 15) / 1000
 
     def haul() -> None:
@@ -99,7 +99,7 @@ def cable(job: TrainingJob) -> None:
     stacks=True,
 )
 def dock(job: TrainingJob) -> None:
-    """The step waits for samples that another thread receives."""
+    """Wait in each step for samples from another thread."""
     samples: queue.Queue[int] = queue.Queue()
     requests: queue.Queue[float] = queue.Queue()
     seconds = job.draw(25, 50) / 1000
@@ -125,7 +125,7 @@ def dock(job: TrainingJob) -> None:
     stacks=True,
 )
 def ferry(job: TrainingJob) -> None:
-    """Each step writes the weights to a file, from which the rollout loads them."""
+    """Pass the weights to the rollout through a file in each step."""
     extra = torch.rand(job.draw(3_000_000, 6_000_000))
 
     def carry() -> None:
@@ -137,6 +137,6 @@ def ferry(job: TrainingJob) -> None:
 
 @RECIPES.control("short-calls", stacks=True, tolerates="profiler-overhead profiler")
 def gangway(job: TrainingJob) -> None:
-    """Short tool calls, which run concurrently, next to a longer training."""
+    """Run short, concurrent tool calls in steps that spend most of their time on training."""
     job.plant(1, lambda: job.model(torch.rand(job.batch_size * 4, job.features)))
     rollout(job, 2, lambda _: 1, lambda _: asyncio.sleep(0.001))

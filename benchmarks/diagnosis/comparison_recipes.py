@@ -1,4 +1,4 @@
-"""Recipes for `profdeck diff` and `profdeck trend`: a cause that is in one of two runs, or in the later captures."""
+"""Recipes for `profdeck diff` and `profdeck trend`, with a cause in one of two runs or only in the later captures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _PAIRS = {
         "plain-training": "",
     },
 }
-"""Recipes of pairs, with a pattern of the owners that may be named instead of the stage."""
+"""Recipes to record both with and without the cause. Each pattern matches the owners that a verdict may name instead of
+the stage."""
 
 for _recipes, _names in _PAIRS.items():
     for _name, _pattern in _names.items():
@@ -41,18 +42,18 @@ for _recipes, _names in _PAIRS.items():
 
 @TREND.planted("later-sorting", rules="slower", cure="", captures=20)
 def azure(job: TrainingJob) -> None:
-    """From the middle of the job, a stage sorts numbers."""
+    """Sort numbers in one stage, starting halfway through the job."""
     numbers = torch.rand(job.draw(250_000, 400_000))
     job.plant(1, numbers.sort)
 
 
 @TREND.planted("later-forward", rules="slower", cure="", captures=20)
 def blue(job: TrainingJob) -> None:
-    """From the middle of the job, the model also runs on other data."""
+    """Run the model on additional data, starting halfway through the job."""
     others = torch.rand(job.batch_size * job.draw(2, 3), job.features)
     job.plant(3, lambda: job.model(others))
 
 
 @TREND.control("steady", captures=20)
 def cyan(_: TrainingJob) -> None:
-    """Nothing changes."""
+    """Change nothing."""

@@ -1,4 +1,4 @@
-"""Recipes of one training process on the CPU. Names of functions are arbitrary: rules must recognise causes."""
+"""Recipes for one training process on the CPU. Function names are arbitrary so that rules cannot rely on them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LOADING = {"rules": "data-loading", "cure": "num_workers | background | prefetc
 
 
 def _pack(job: TrainingJob, kilobytes: int) -> list[bytes]:
-    """Return one compressed JSON document per batch."""
+    """Return four copies of a compressed JSON document."""
     numbers = [job.random.random() for _ in range(kilobytes * 50)]
     return [zlib.compress(json.dumps(numbers).encode())] * 4
 
 
 @RECIPES.planted("loader-in-process", stacks=True, **_LOADING)
 def alder(job: TrainingJob) -> None:
-    """A DataLoader without workers decodes each batch in the main process."""
+    """Decode each batch in the main process, in a DataLoader without workers."""
     documents = _pack(job, job.draw(200, 400))
     features, size = job.features, job.batch_size
 
@@ -50,7 +50,7 @@ def alder(job: TrainingJob) -> None:
 
 @RECIPES.planted("file-reads", stacks=True, **_LOADING)
 def birch(job: TrainingJob) -> None:
-    """Each step reads and decompresses its batch from a file, without a DataLoader."""
+    """Read each batch from a compressed file, without a DataLoader."""
     path = job.scratch / "leaf"
     rows = job.draw(3000, 6000)
     np.savez_compressed(path, x=np.random.default_rng(0).random((rows, 64), dtype=np.float32))
@@ -66,7 +66,7 @@ def birch(job: TrainingJob) -> None:
 
 @RECIPES.planted("loader-bursts", **_LOADING)
 def cedar(job: TrainingJob) -> None:
-    """A DataLoader decodes the batches of four steps together."""
+    """Decode the batches for four steps at once, in a DataLoader."""
     documents = _pack(job, job.draw(800, 1200))
     features, size = job.features, job.batch_size
 
@@ -84,7 +84,7 @@ def cedar(job: TrainingJob) -> None:
 
 @RECIPES.planted("full-collection", rules="garbage-collection", cure="gc", stacks=True)
 def elm(job: TrainingJob) -> None:
-    """Each step collects garbage, with many live objects."""
+    """Collect garbage in each step while many objects are live."""
     kept = [[number] for number in range(job.draw(60_000, 120_000))]
 
     def twig() -> None:
@@ -98,7 +98,7 @@ def elm(job: TrainingJob) -> None:
     "python-loop", rules="python python-code", cure="vectori|C\\+\\+|compiled|numpy|native|out of the step", stacks=True
 )
 def fir(job: TrainingJob) -> None:
-    """Pure Python counts symbols of a text."""
+    """Process a text byte by byte in pure Python."""
     text = job.random.randbytes(job.draw(150_000, 300_000))
 
     def needle() -> int:
@@ -114,7 +114,7 @@ def fir(job: TrainingJob) -> None:
     "tiny-operators", rules="tiny-operators python-loop small-operators", cure="vectori|batch|compile|one", stacks=True
 )
 def hazel(job: TrainingJob) -> None:
-    """A loop normalises each row with operators of its own."""
+    """Normalise the rows of a batch one at a time, with separate operators for each row."""
     times = job.draw(1, 3)
 
     def nut() -> Tensor:
@@ -127,7 +127,7 @@ def hazel(job: TrainingJob) -> None:
 
 @RECIPES.planted("checkpoint", rules="checkpoint", cure="async|background|less often|thread", stacks=True)
 def iris(job: TrainingJob) -> None:
-    """Each step writes the model and the optimizer to a file."""
+    """Save a checkpoint in each step."""
     size = job.draw(3_000_000, 6_000_000)
     extra = torch.rand(size)
 
@@ -139,7 +139,7 @@ def iris(job: TrainingJob) -> None:
 
 @RECIPES.planted("log-lines", rules="logging output", cure="less often|fewer|level|every|many steps", stacks=True)
 def juniper(job: TrainingJob) -> None:
-    """Each step writes thousands of log lines to a file."""
+    """Write hundreds of log lines to a file in each step."""
     log = logging.getLogger("berry")
     log.addHandler(logging.FileHandler(job.scratch / "berry.txt"))
     log.setLevel(logging.INFO)
@@ -157,7 +157,7 @@ def juniper(job: TrainingJob) -> None:
     "float64", rules="float64", cure="float32", compare="cpu", settings={"trainer.options.record_shapes": True}
 )
 def larch(job: TrainingJob) -> None:
-    """The model and the batches are float64."""
+    """Use float64 for the model and the batches."""
     job.model.double()
     batches = job.batches
     job.batches = ((inputs.double(), targets.double()) for inputs, targets in batches)
@@ -165,7 +165,7 @@ def larch(job: TrainingJob) -> None:
 
 @RECIPES.planted("second-forward", rules="duplicated-work repeated-work", cure="once|reuse|keep", stacks=True)
 def maple(job: TrainingJob) -> None:
-    """The model runs a second time on the same batch for a metric."""
+    """Run the model a second time on the same batch to compute a metric."""
     with_gradients = job.model
 
     def sap() -> Tensor:
@@ -177,7 +177,7 @@ def maple(job: TrainingJob) -> None:
 
 @RECIPES.planted("sleep", rules="sleep waiting python-code", cure="remove|wait|event|poll", stacks=True)
 def oak(job: TrainingJob) -> None:
-    """Each step polls for a file."""
+    """Poll for a file in each step, with a sleep after each attempt."""
     count = job.draw(4, 9)
 
     def acorn() -> None:
@@ -190,7 +190,7 @@ def oak(job: TrainingJob) -> None:
 
 @RECIPES.planted("loader-workers", stacks=True, **_LOADING)
 def olive(job: TrainingJob) -> None:
-    """The workers of a DataLoader are slower than the training."""
+    """Load data with a DataLoader worker that is slower than the training."""
     documents = _pack(job, job.draw(1500, 2500))
     features, size = job.features, job.batch_size
 
@@ -208,7 +208,7 @@ def olive(job: TrainingJob) -> None:
 
 @RECIPES.planted("automatic-collection", rules="garbage-collection", cure="gc", stacks=True)
 def palm(job: TrainingJob) -> None:
-    """A function makes so many objects that the collector runs often, with many live objects."""
+    """Create enough objects to trigger frequent garbage collection while many objects are live."""
     kept = [[number] for number in range(job.draw(50_000, 100_000))]
     gc.set_threshold(400, 2, 2)
 
@@ -220,7 +220,7 @@ def palm(job: TrainingJob) -> None:
 
 @RECIPES.planted("garbage-without-stacks", rules="outside-operators idle-stage unrecorded python", cure="with_stack")
 def pine(job: TrainingJob) -> None:
-    """Each step collects garbage. Without stacks, the trace cannot contain the cause."""
+    """Collect garbage in each step. Without stacks, the trace does not show the cause."""
     kept = [[number] for number in range(job.draw(100_000, 150_000))]
 
     def resin() -> int:
@@ -231,7 +231,7 @@ def pine(job: TrainingJob) -> None:
 
 @RECIPES.planted("lock", rules="lock waiting wait-for-thread lock-contention", cure="lock|thread|wait", stacks=True)
 def plane(job: TrainingJob) -> None:
-    """The step waits for a lock while another thread sorts tensors."""
+    """Wait for a lock that another thread holds while it sorts a tensor."""
     guard, begin = threading.Lock(), threading.Event()
     numbers = torch.rand(job.draw(250_000, 500_000))
 
@@ -258,7 +258,7 @@ def plane(job: TrainingJob) -> None:
 
 @RECIPES.planted("interpreter-lock", rules="gil-contention gil", cure="GIL|process|thread", stacks=True, compare="wall")
 def poplar(job: TrainingJob) -> None:
-    """A thread runs pure Python all the time."""
+    """Run pure Python continuously in a background thread."""
     symbols = job.random.randbytes(1000)
 
     def branch() -> None:
@@ -277,7 +277,7 @@ def poplar(job: TrainingJob) -> None:
     stacks=True,
 )
 def rowan(job: TrainingJob) -> None:
-    """Each step starts a program and waits for it."""
+    """Start a program in each step and wait for it to exit."""
     seconds = job.draw(20, 50) / 1000
 
     def berries() -> None:
@@ -293,7 +293,7 @@ def rowan(job: TrainingJob) -> None:
     stacks=True,
 )
 def sequoia(job: TrainingJob) -> None:
-    """Each step sends its loss to a server and waits for the reply."""
+    """Report each step to a server and wait for the reply."""
     seconds = job.draw(15, 40) / 1000
 
     class Reply(http.server.BaseHTTPRequestHandler):
@@ -316,8 +316,8 @@ def sequoia(job: TrainingJob) -> None:
 
 @RECIPES.planted("new-shapes", rules="recompilation compilation", cure="dynamic|shape|pad")
 def spruce(job: TrainingJob) -> None:
-    """A compiled function gets a new shape in each step."""
-    torch._dynamo.config.recompile_limit = 100  # noqa: SLF001  # the documented name
+    """Call a compiled function with a new shape in each step."""
+    torch._dynamo.config.recompile_limit = 100  # noqa: SLF001  # documented despite the underscore
     layer = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(job.draw(4, 8))])
     compiled = torch.compile(layer, backend="eager", dynamic=False)
 
@@ -334,7 +334,7 @@ def spruce(job: TrainingJob) -> None:
     stacks=True,
 )
 def sumac(job: TrainingJob) -> None:
-    """A moving average of the weights is updated tensor by tensor, in slices."""
+    """Update a moving average of the weights one slice at a time."""
     averages = [parameter.detach().clone() for parameter in job.model.parameters()]
 
     def drupe() -> None:
@@ -349,7 +349,7 @@ def sumac(job: TrainingJob) -> None:
     "layout-copies", rules="layout-copies redundant-copies copies", cure="contiguous|layout|once", stacks=True
 )
 def tamarack(job: TrainingJob) -> None:
-    """Each step changes the layout of a large tensor several times."""
+    """Copy a large tensor to another memory layout several times in each step."""
     large = torch.rand(job.draw(1500, 2000), 1500)
 
     def root() -> None:
@@ -361,7 +361,7 @@ def tamarack(job: TrainingJob) -> None:
 
 @RECIPES.planted("new-buffers", rules="allocation allocator", cure="reuse|once|preallocat|buffer", stacks=True)
 def teak(job: TrainingJob) -> None:
-    """Each step allocates and fills a large buffer."""
+    """Allocate and zero a large buffer in each step."""
     size = job.draw(8_000_000, 14_000_000)
 
     def grain() -> None:
@@ -374,7 +374,7 @@ def teak(job: TrainingJob) -> None:
     "validation", rules="validation outlier-step unsteady-steps", cure="less often|fewer|separate|view|see", stacks=True
 )
 def walnut(job: TrainingJob) -> None:
-    """Each fourth step evaluates the model on other data."""
+    """Evaluate the model on other data in every fourth step."""
     others = torch.rand(job.batch_size * job.draw(8, 14), job.features)
 
     def husk() -> None:
@@ -391,7 +391,7 @@ def walnut(job: TrainingJob) -> None:
     "copied-model", rules="redundant-copies copies duplicated-work", cure="copy|in place|less often", stacks=True
 )
 def willow(job: TrainingJob) -> None:
-    """Each step copies the optimizer's state."""
+    """Copy the optimizer's state several times in each step."""
     times = job.draw(3, 5)
 
     def catkin() -> None:
@@ -403,7 +403,7 @@ def willow(job: TrainingJob) -> None:
 
 @RECIPES.planted("one-long-step", rules="outlier-step unsteady-steps python-code", cure="view|see|step", stacks=True)
 def wych(job: TrainingJob) -> None:
-    """One step compresses a large text."""
+    """Compress a large text in a single step."""
     text = job.random.randbytes(job.draw(6_000_000, 9_000_000))
 
     def leaf() -> None:
@@ -415,7 +415,7 @@ def wych(job: TrainingJob) -> None:
 
 @RECIPES.planted("prints", rules="logging output", cure="less often|fewer|level|every|many steps", stacks=True)
 def yucca(job: TrainingJob) -> None:
-    """Each step prints rows of a tensor."""
+    """Print rows of a tensor in each step."""
     stream = (job.scratch / "stalk").open("w", encoding="utf-8")
     rows = job.draw(4, 8)
 
@@ -428,7 +428,7 @@ def yucca(job: TrainingJob) -> None:
 
 @RECIPES.planted("busy-machine", rules="busy-machine", cure="idle machine|other", has_cost=False)
 def zamia(job: TrainingJob) -> None:
-    """Other processes use all cores."""
+    """Keep all cores busy with other processes."""
     burn = "import time\nend = time.time() + 20\nwhile time.time() < end: pass"
     for _ in range(3 * len(os.sched_getaffinity(0))):
         job.children.append(subprocess.Popen([sys.executable, "-S", "-c", burn]))
@@ -436,17 +436,17 @@ def zamia(job: TrainingJob) -> None:
 
 @RECIPES.control("plain-training")
 def yew(_: TrainingJob) -> None:
-    """Only the common job."""
+    """Run the common job unchanged."""
 
 
 @RECIPES.control("plain-training-with-stacks", stacks=True, tolerates="profiler-overhead profiler")
 def zelkova(_: TrainingJob) -> None:
-    """Only the common job, with stacks."""
+    """Run the common job unchanged, with stacks."""
 
 
 @RECIPES.control("loader-ahead", stacks=True, tolerates="profiler-overhead profiler")
 def xylosma(job: TrainingJob) -> None:
-    """A DataLoader with workers that are faster than the training."""
+    """Load data with a DataLoader worker that is faster than the training."""
     features, size = job.features, job.batch_size
 
     class Seeds:
@@ -462,6 +462,6 @@ def xylosma(job: TrainingJob) -> None:
 
 @RECIPES.control("large-products")
 def zinnia(job: TrainingJob) -> None:
-    """A second, larger model trains in the same step."""
+    """Run a large matrix product and its backward pass in each step."""
     weights = torch.rand(512, 512, requires_grad=True)
     job.plant(1, lambda: (torch.rand(256, 512) @ weights).sum().backward())

@@ -1,4 +1,4 @@
-"""Recipes of the diagnosis benchmark: planted causes with the expected diagnosis, and clean controls."""
+"""Recipes for the diagnosis benchmark: planted causes with their expected diagnoses, and clean controls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 MARKER = "# planted"
-"""Comment on the source line of a planted cause."""
+"""Comment that marks the source line of a planted cause."""
 
 
 class Kind(StrEnum):
@@ -25,17 +25,17 @@ class Kind(StrEnum):
     RANKS = "ranks"
     """Ranks on the CPU, started by torchrun."""
     AGENT = "agent"
-    """A job that generates, calls tools and trains, on the CPU."""
+    """A job on the CPU that generates tokens, calls tools and trains."""
     GPU = "gpu"
-    """Generated traces of GPUs."""
+    """Generated GPU traces."""
     VLLM = "vllm"
     """A vLLM server on the CPU."""
     SGLANG = "sglang"
     """An SGLang server on the CPU."""
     DIFF = "diff"
-    """Two recordings, one of them with the cause, for ``profdeck diff``."""
+    """Two recordings for ``profdeck diff``, one with the cause and one without."""
     TREND = "trend"
-    """Captures of one job, the later ones with the cause, for ``profdeck trend``."""
+    """Captures of one job for ``profdeck trend``. Only the later captures contain the cause."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,14 +43,14 @@ class Answer:
     """Expected diagnosis of a planted cause."""
 
     rules: tuple[str, ...]
-    """Names of the rules that name the cause correctly."""
+    """Names of the rules that identify the cause correctly."""
     cure: tuple[str, ...]
-    """Regular expressions. The advice must match one of them, ignoring case."""
+    """Regular expressions. The advice must match at least one of them, ignoring case."""
 
 
 @attrs.frozen(kw_only=True)
 class Lines:
-    """Source lines that locate a planted cause: the innermost function around the marker."""
+    """Source lines of a planted cause: those of the innermost function that contains the marker."""
 
     file: str
     first: int
@@ -59,18 +59,18 @@ class Lines:
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """One recording of the benchmark."""
+    """Definition of one recording in the benchmark."""
 
     id: str
     kind: Kind
     answer: Answer | None
-    """None for a clean control."""
+    """Expected diagnosis. None for a clean control."""
     plant: Callable[..., Any]
-    """Function that plants the cause. Its argument depends on the kind."""
+    """Function that plants the cause. The type of its argument depends on ``kind``."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
-    """Options of the kind, such as the number of ranks."""
+    """Kind-specific options, such as the number of ranks."""
     tolerates: tuple[str, ...] = ()
-    """Rules that may report something on this control, because their statement is true."""
+    """Rules that may report a finding on this control, because the finding is true."""
 
     @property
     def source(self) -> str:
@@ -79,7 +79,7 @@ class Recipe:
         return source[source.index("def ") :]
 
     def lines(self) -> Lines | None:
-        """Return the source lines of the planted cause, or None without a marker."""
+        """Return the source lines of the planted cause, or None if no line has the marker."""
         lines, first = inspect.getsourcelines(self.plant)
         marked = [first + index for index, line in enumerate(lines) if line.rstrip().endswith(MARKER)]
         if not marked:
@@ -94,37 +94,37 @@ class Recipe:
         return Lines(file=path.name, first=innermost.lineno, last=innermost.end_lineno or innermost.lineno)
 
     def generator(self, seed: int) -> random.Random:
-        """Return the random generator that draws the sizes and names of this recipe."""
+        """Return the random number generator for the sizes and names in this recipe."""
         return random.Random(zlib.crc32(self.id.encode()) + seed)
 
 
 @attrs.frozen(kw_only=True)
 class Truth:
-    """Measured values of one recording. They depend on the seed and the machine."""
+    """Ground truth for one recording. The values depend on the seed and the machine."""
 
     cost_us: float | None
-    """Time that the cause adds to the mean step. None for a control."""
+    """Time that the cause adds to the mean step time. None for a control."""
     step_us: float
-    """Mean step."""
+    """Mean step time."""
     places: tuple[str, ...] = ()
-    """Texts of which a correct place contains one, such as the name of the stage. Empty if there is only one place."""
+    """Substrings that identify a correct location, such as the stage name. Empty if only one location is possible."""
     lines: Lines | None = None
-    """Source lines of the cause when it was recorded, if stacks were recorded."""
+    """Source lines of the cause at recording time. None if there is no marker or stacks were not recorded."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
+        """Return the fields as JSON-compatible values."""
         return attrs.asdict(self)
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Truth:
-        """Return the truth that `to_dict` wrote."""
+        """Create a truth from the output of `to_dict`."""
         lines = document["lines"] and Lines(**document["lines"])
         return cls(**{**document, "places": tuple(document["places"]), "lines": lines})
 
 
 @attrs.define(eq=False)
 class Recipes:
-    """Recipes of one kind, by id."""
+    """Registry of the recipes of one kind, by id."""
 
     kind: Kind
     by_id: dict[str, Recipe] = attrs.field(factory=dict)
@@ -135,10 +135,10 @@ class Recipes:
         """Register a function that plants a cause.
 
         Args:
-            name: id of the recipe below its kind.
+            name: id of the recipe within its kind.
             rules: names of the correct rules, separated by spaces.
-            cure: alternatives of the correct advice, separated by " | ".
-            options: options of the kind.
+            cure: alternative patterns for the correct advice, separated by " | ".
+            options: kind-specific options.
         """
         answer = Answer(rules=tuple(rules.split()), cure=tuple(cure.split(" | ")))
         return self._register(name, answer, options)
@@ -149,9 +149,9 @@ class Recipes:
         """Register a clean control.
 
         Args:
-            name: id of the recipe below its kind.
-            tolerates: rules that may report something, separated by spaces.
-            options: options of the kind.
+            name: id of the recipe within its kind.
+            tolerates: rules that may report a finding, separated by spaces.
+            options: kind-specific options.
         """
         return self._register(name, None, options, tuple(tolerates.split()))
 

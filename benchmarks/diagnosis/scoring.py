@@ -1,4 +1,4 @@
-"""Score of the findings of one recording against the planted cause."""
+"""Comparison of a recording's findings with the planted cause."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from benchmarks.diagnosis.recipe import Answer, Lines, Recipe, Truth
 
 TOLERANCE = 0.2
 NOTICES = frozenset({"incomplete", "few-steps", "cold-step", "busy-machine"})
-"""Rules about the recording and not about the job. Other users of the machine can cause ``busy-machine``."""
+"""Rules about the recording rather than the job. Other users of the machine can trigger ``busy-machine``."""
 _LINE = re.compile(r"([\w.-]+\.py)(?::|\(|, line |\", line )(\d+)")
 
 
 @attrs.frozen(kw_only=True)
 class Score:
-    """Result of one recipe. A value is None if it does not apply, such as the line of a recording without stacks."""
+    """Result for one recipe. A value is None if it does not apply, such as ``line`` for a recording without stacks."""
 
     id: str
     is_control: bool
     named: bool | None = None
-    """Whether the first finding names the cause."""
+    """True if the first finding names the cause."""
     listed: bool | None = None
-    """Whether any finding names the cause."""
+    """True if any finding names the cause."""
     cost: bool | None = None
     place: bool | None = None
     line: bool | None = None
     cure: bool | None = None
     false_alarms: tuple[str, ...] = ()
-    """Rules that report something on a control."""
+    """Rules that report an unexpected finding on a control."""
     first: str = ""
     """Rule of the first finding."""
     text: str = ""
@@ -44,12 +44,12 @@ class Score:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Score:
-        """Return a score from its JSON values."""
+        """Create a score from its JSON-compatible values."""
         return cls(**{**document, "false_alarms": tuple(document["false_alarms"])})
 
 
 def score(recipe: Recipe, truth: Truth, findings: Sequence[Mapping[str, Any]]) -> Score:
-    """Score findings in the form of ``profdeck summary --json``."""
+    """Score the findings in the output of ``profdeck summary --json``."""
     expected = recipe.answer.rules if recipe.answer else ()
     about_job = [
         finding
@@ -76,8 +76,8 @@ def score(recipe: Recipe, truth: Truth, findings: Sequence[Mapping[str, Any]]) -
 def score_sentence(recipe: Recipe, truth: Truth, sentence: str) -> Score:
     """Score the verdict of ``profdeck diff`` or ``profdeck trend``.
 
-    The verdict must state that the job is slower, and name the stage of the cause or a name in the recipe's pattern. A
-    time in the verdict must be the cost of the cause.
+    The verdict must state that the job is slower, and name the stage of the cause or an owner that matches the recipe's
+    pattern. One of its times must match the cost of the cause.
     """
     slower = re.search(r"\bslower\b", sentence) is not None
     if recipe.answer is None:
@@ -103,7 +103,7 @@ def score_sentence(recipe: Recipe, truth: Truth, sentence: str) -> Score:
 
 
 def _judge(blank: Score, answer: Answer, truth: Truth, finding: Mapping[str, Any]) -> Score:
-    """Return the score with its parts. A part is None if the recipe does not expect it."""
+    """Add the result of each check to a score. A result is None if the recipe has no expected value for it."""
     text = json.dumps({key: value for key, value in finding.items() if key != "do"}, ensure_ascii=False)
     cost = None
     if truth.cost_us is not None:
@@ -124,7 +124,7 @@ def _is_in(lines: Lines, file: str, line: int) -> bool:
 
 
 def _cited_lines(value: Any) -> Iterator[tuple[str, int]]:
-    """Return the files and line numbers in a finding: in texts, and in objects with the keys ``file`` and ``line``."""
+    """Yield the file and line number of each source line that a finding cites, in text or as ``file`` and ``line``."""
     if isinstance(value, str):
         for file, line in _LINE.findall(value):
             yield file, int(line)
@@ -144,7 +144,7 @@ def _text(findings: Sequence[Mapping[str, Any]]) -> str:
 
 @attrs.frozen(kw_only=True)
 class Total:
-    """Number of recipes with a correct part, of those with this part."""
+    """Number of recipes that pass one check, out of the recipes to which it applies."""
 
     part: str
     right: int
@@ -152,7 +152,7 @@ class Total:
 
 
 def totals(scores: Sequence[Score]) -> list[Total]:
-    """Return the totals. Except for the first two, they cover only planted causes that were named first."""
+    """Return the totals. Those for cost, place, line and cure cover only causes named by the first finding."""
     planted = [one for one in scores if not one.is_control]
     controls = [one for one in scores if one.is_control]
     named = [one for one in planted if one.named]
@@ -171,7 +171,7 @@ _MARKS = {True: "yes", False: "NO", None: ""}
 
 
 def table(scores: Sequence[Score]) -> str:
-    """Return a text table of scores, followed by their totals."""
+    """Return a text table of the scores, followed by the totals."""
     header = ("recipe", "named", "cost", "place", "line", "cure", "first finding", "reported / cost, ms")
     rows: list[tuple[str, ...]] = [header]
     for one in scores:
@@ -187,7 +187,7 @@ def table(scores: Sequence[Score]) -> str:
 
 
 def _totals_by_kind(scores: Sequence[Score]) -> list[str]:
-    """Return a Markdown table with a row of totals per kind."""
+    """Return the lines of a Markdown table with the totals of each kind and of all recipes."""
     groups: dict[str, list[Score]] = {}
     for one in scores:
         groups.setdefault(one.id.partition("/")[0], []).append(one)

@@ -9,9 +9,9 @@
   prefill (``c``) and decode (``g``).
 
 :mod:`profdeck_sglang.iterations` annotates the complete batch:
-``run_batch[c=1 g=2 c_toks=40 g_toks=2 resumed=1 resumed_toks=40 running=0 waiting=5 kv=83]``. ``resumed`` counts the
-requests that continue after a retraction, and ``running`` those that wait while a prefill batch runs. ``waiting`` is
-the length of the queue, and ``kv`` the used part of the KV cache in percent.
+``run_batch[c=1 g=2 c_toks=40 g_toks=2 resumed=1 resumed_toks=40 running=0 waiting=5 kv=83]``. ``resumed`` is the
+number of requests that resume after a retraction. ``running`` is the number of running requests that wait while a
+prefill batch runs. ``waiting`` is the queue length, and ``kv`` is the percentage of the KV cache in use.
 """
 
 ITERATION = (

@@ -64,7 +64,7 @@ def command(
     report = read(run, cache=ResultCache.of_user() if cache else None, processes=processes)
     if json:
         document = plain(report)
-        if max_bytes is not None:  # list problems first, because the end of a list is omitted
+        if max_bytes is not None:  # put incomplete items first, because the end of a list may be cut off
             document["captures"].sort(key=_is_complete)
             for capture in document["captures"]:
                 capture["ranks"].sort(key=_is_complete)

@@ -34,7 +34,7 @@ MAX_INDEX = 10**15 - 1
 
 
 def _do_nothing() -> None:
-    """Default of `Capture.end_step`, for backends whose steps have no annotation."""
+    """Do nothing. Default for `Capture.end_step`, for backends that do not annotate steps."""
 
 
 class Unit(StrEnum):

@@ -39,11 +39,11 @@ class Borders:
 
 
 def times_done(launched: Int, ends: Int, begin: Int, end: Int) -> Int:
-    """Return, for each step, the end of its annotation or of the device work launched in it, whichever is later.
+    """Return the time at which each step's annotation and the device work launched in it have both ended.
 
     Args:
-        launched: Start of the launch of each device event, sorted.
-        ends: End of each device event.
+        launched: Start time of each device event's launch, sorted.
+        ends: End time of each device event.
         begin: Start times of the annotations.
         end: End times of the annotations.
     """
@@ -55,14 +55,14 @@ def times_done(launched: Int, ends: Int, begin: Int, end: Int) -> Int:
 
 
 def border_rule(done: Int, begin: Int, end: Int) -> str:
-    """Return the rule for the borders of steps.
+    """Return the rule for step borders.
 
     The lag of a step is the time from the end of its annotation to the end of the device work launched in it. If the
     lag grows by more than 20 % of a step, or if there is only one step, steps end when their device work ends.
     Otherwise, a step lasts from the start of its annotation to the start of the next one.
 
     Args:
-        done: Time at which each step is done; see `times_done`.
+        done: Completion time of each step; see `times_done`.
         begin: Start times of the annotations, sorted.
         end: End times of the annotations.
     """
@@ -72,15 +72,15 @@ def border_rule(done: Int, begin: Int, end: Int) -> str:
 
 
 def find_borders(threads: HostThreads, work: DeviceEvents, begin: Int, end: Int, rule: str | None = None) -> Borders:
-    """Find the borders of the steps.
+    """Find the step borders.
 
     Args:
         threads: Host threads.
         work: Device events.
         begin: Start times of the annotations, sorted.
         end: End times of the annotations.
-        rule: One of the rules, where `RECORDING` divides the recording at `begin`. Default: the result of
-            `border_rule`, or `RECORDING` without annotations.
+        rule: Border rule. `RECORDING` divides the recording at `begin`. Default: the result of `border_rule`, or
+            `RECORDING` if there are no annotations.
     """
     on_host = OnThread(threads.main)
     if not len(begin):

@@ -19,7 +19,7 @@ from profdeck_traces.reading.intervals import Int
 MAX_EVENTS, MAX_EVENTS_WITHOUT_LIBRARY = 100_000_000, 500_000
 """Maximum number of events for which gains are computed, with and without the compiled library.
 
-Gains take about as long as the remainder of the account. Their memory is limited by `windows.MAX_EVENTS`.
+Computing gains takes about as long as the rest of the account. `windows.MAX_EVENTS` limits its memory use.
 """
 _NO_GAIN = frozenset({
     OwnerKind.WAIT_FOR_THREAD, OwnerKind.QUEUE_FULL, OwnerKind.DEVICE_HELD, OwnerKind.NOT_RECORDED,
@@ -30,7 +30,7 @@ _Mask = NDArray[np.bool_]
 
 @attrs.define(eq=False)
 class Gain:
-    """Result of replays without an owner's time."""
+    """Result of replaying steps without an owner's time."""
 
     saved_ns: int = 0
     """Time saved over all steps in the account."""
@@ -75,12 +75,12 @@ class Replay:
         """True if the replay reproduces all recorded times."""
 
     def add_gain(self, gain: Gain, kind: OwnerKind, is_owner: _Mask) -> None:
-        """Replay the recording without an owner's time.
+        """Replay the recording without an owner's time, and add the saved time to a gain.
 
         Args:
-            gain: The gain to which the result is added.
+            gain: The gain to update.
             kind: Owner kind.
-            is_owner: Mask of the owner's rows in the trace, with an extra last element for time without an event.
+            is_owner: Mask of the owner's rows in the trace. An extra last element represents time without an event.
         """
         if kind in _NO_GAIN:
             gain.is_known = False
@@ -88,16 +88,16 @@ class Replay:
         self.add_gain_of(gain, [kind], is_owner)
 
     def add_gain_of(self, gain: Gain, kinds: Iterable[OwnerKind], is_owner: _Mask) -> None:
-        """Replay the recording without the time of several kinds of owners, as in `add_gain`."""
+        """Replay the recording without the time of several owner kinds at once; see `add_gain`."""
         is_kind = _mask_of(kinds)
         self._add(gain, self._weights_without(is_kind, is_owner), is_kind, is_owner)
 
     def add_gain_without_waits(self, gain: Gain, is_sync: _Mask) -> None:
-        """Replay the recording as if the host did not wait for device work in some synchronisations.
+        """Replay the recording as if some synchronisations did not wait for device work.
 
         Args:
-            gain: The gain to which the result is added.
-            is_sync: Mask of the rows of synchronisations and copies in the trace, with an extra last element.
+            gain: The gain to update.
+            is_sync: Mask of the rows of these synchronisations and copies in the trace, with an extra last element.
         """
         graph = self._graph
         is_cut = (graph.kind == OwnerKind.SYNCHRONISATION) & (graph.event >= 0) & is_sync[graph.row]
@@ -159,7 +159,7 @@ class Replay:
         return np.array(times_ns, np.int64), np.array(edges, np.int64)
 
     def _times_of_kinds(self, path: Int, is_kind: _Mask, is_owner: _Mask) -> NDArray[np.float64]:
-        """Return the time of each owner kind on the critical path of a replay."""
+        """Return the time that each owner kind has on the critical path of a replay."""
         graph = self._graph
         times = np.zeros(256)
         on_thread = path[graph.is_thread[path]]

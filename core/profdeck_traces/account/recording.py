@@ -56,7 +56,7 @@ def path_of(
         launch: Row of each event's launch call, or -1.
         kinds: `profdeck_traces.account.row_kinds.RowKind` of each event.
         steps: Step annotations. If several threads have annotations, only the thread with the most is used.
-        rule: Rule for the borders of steps. Default: the result of `profdeck_traces.account.borders.border_rule`.
+        rule: Rule for step borders. Default: the result of `profdeck_traces.account.borders.border_rule`.
     """
     tracks = steps.track
     main = int(np.bincount(tracks).argmax()) if len(tracks) else None

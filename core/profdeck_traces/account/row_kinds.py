@@ -86,7 +86,7 @@ CONTEXTS = {
     OwnerKind.COMPILATION: (RowKind.COMPILATION_ANNOTATION, RowKind.COMPILATION_FRAME),
     OwnerKind.GARBAGE_COLLECTION: (RowKind.GC_ANNOTATION, RowKind.GC_FRAME),
 }
-"""Owners of all time inside events of certain kinds. If such events are nested, the last owner in this order wins."""
+"""Owners of all time inside events of the given kinds. If such events are nested, the last matching entry wins."""
 
 OWNERS = {
     RowKind.OPERATOR: OwnerKind.OPERATOR,

@@ -124,14 +124,14 @@ class BackwardWalk:
         """Walk backward through several intervals.
 
         Args:
-            walks: For each walk, the arguments of `path`.
+            walks: Arguments of `path` for each walk.
 
         Returns:
-            The segments of all walks, each walk sorted by time, and the index of each segment's walk.
+            The segments of all walks, sorted by time within each walk, and the index of each segment's walk.
         """
         del self._out[:]
         counts = []
-        # The steps are reversed below.
+        # `_steps` reverses the order of the steps and thus of the walks.
         for begin_ns, end_ns, start in reversed(walks):
             before = len(self._out)
             self._walk(begin_ns, end_ns, start)
@@ -144,7 +144,7 @@ class BackwardWalk:
         return np.frombuffer(self._out, np.int64).reshape(-1, _FIELDS)[::-1]
 
     def _walk(self, begin_ns: int, end_ns: int, start: Position) -> None:
-        """Collect the steps of a walk."""
+        """Collect the steps of one walk."""
         self._begin_ns = begin_ns
         at: Position = start
         time, stalled = end_ns, 0
@@ -250,7 +250,7 @@ class BackwardWalk:
         threads = self._threads
         is_wait = segment >= 0 and self._segment_state[segment] == _WAITS
         if is_wait and threads.owner[segment] != _WAIT_FOR_THREAD:
-            # Data loading and similar work often waits for other processes, which are not recorded.
+            # Data loading and similar work often waits for processes that were not recorded.
             self._out.extend((begin, time, int(threads.owner[segment]), self._segment_row[segment], -1))
             return begin, OnThread(track)
         row = -1 if segment < 0 else self._segment_row[segment]
@@ -374,7 +374,7 @@ class BackwardWalk:
         return self._work.ended_between(called, returned) if kind == _FREE else -1
 
     def _expanded(self, steps: Int) -> tuple[Path, Int]:
-        """Replace each run with its segments and gaps. Also return the index of each segment's step."""
+        """Replace each run with its segments and gaps. Also return the index of the step that contains each segment."""
         is_host, is_device = steps[:, 2] == _HOST_RUN, steps[:, 2] == _DEVICE_RUN
         # Each event in a device run becomes two segments: its work and the gap after it.
         first, last = steps[:, 3], steps[:, 4]

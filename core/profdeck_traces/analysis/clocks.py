@@ -54,24 +54,24 @@ class MatchedTeam:
     ranks: Sequence[Collectives]
     """Sorted by rank number."""
     places: Sequence[int]
-    """Position of each rank in the input."""
+    """Index of each rank in the input."""
     groups: Sequence[MatchedGroup]
-    """Empty if `repeated` is set."""
+    """Process groups with matched calls. Empty if `repeated` is set."""
     offsets: Sequence[ClockOffset]
-    """Empty if `repeated` is set."""
+    """Clock offset of each rank. Empty if `repeated` is set."""
     repeated: int | None
-    """Rank number that several traces have, so that they are not ranks of one program."""
+    """Rank number that several traces share, or None. Such traces are not from one program."""
 
 
 def match_teams(ranks: Sequence[Collectives]) -> list[MatchedTeam]:
-    """Match the collectives of each role, replica and capture with at least two ranks that have collectives."""
+    """Match collectives within each role, replica and capture in which at least two ranks have collectives."""
     teams: dict[RankTeam, list[int]] = {}
     for place in sorted(range(len(ranks)), key=lambda place: (ranks[place].rank is None, ranks[place].rank or 0)):
         teams.setdefault(team_of(ranks[place]), []).append(place)
     matched = []
     for places in teams.values():
         team = [ranks[place] for place in places]
-        if sum(len(rank.name) > 0 for rank in team) < 2:  # noqa: PLR2004 - a single rank waits for no other rank
+        if sum(len(rank.name) > 0 for rank in team) < 2:  # noqa: PLR2004 - a single rank has no other rank to wait for
             continue
         counts = Counter(rank.rank for rank in team if rank.rank is not None)
         repeated = next((rank for rank, count in counts.items() if count > 1), None)

@@ -45,9 +45,9 @@ def is_message(name: str) -> bool:
 
 
 def waits_for_all(name: str) -> bool:
-    """Return whether no rank can leave a collective before all ranks of its group have arrived.
+    """Return whether every rank in a collective must wait until all ranks of its group have arrived.
 
-    The root of a broadcast, for example, can leave earlier. False for unknown names.
+    A broadcast does not qualify, for example, because its root can leave earlier. Return False for unknown names.
     """
     return _WAITS_FOR_ALL.search(collective_name(name)) is not None and not is_message(name)
 
@@ -107,7 +107,7 @@ class MatchedGroup:
         return start - begin, end - begin
 
     def common_times_ns(self, collectives: Int, offset_ns: Sequence[int]) -> tuple[Int, Int]:
-        """Return the starts and ends of some of the leader's collectives on a common clock, with a row per member."""
+        """Return the start and end times of some of the leader's collectives on a common clock, one row per member."""
         calls = [
             (self.members[member], which[collectives], offset_ns[member]) for member, which in self.matched.items()
         ]

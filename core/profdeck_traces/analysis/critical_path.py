@@ -1,4 +1,4 @@
-"""Critical path of a trace: for its account, and as a track for viewers."""
+"""Critical path of a trace, for its account and for a track in trace viewers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from profdeck_traces.reading.columns import DEVICE_WORK
 from profdeck_traces.reading.trace import Trace
 
 PATH_NAME, PATH_CATEGORY = "critical path", "critical_path"
-"""Name of the track that shows the critical path, and category of its events."""
+"""Name of the critical-path track, and category of its events."""
 
 
 def critical_path(trace: Trace) -> OwnedPath:
-    """Return the critical path of the steps of a trace, as in its account.
+    """Return the critical path of a trace's steps, as used in its account.
 
     Raises:
         TraceError: The trace has no account, or already contains its critical path.
@@ -65,13 +65,13 @@ def path_windows(
 
     Args:
         trace: The trace.
-        names: Operators, modules and lines of its events.
-        steps: Its steps. The account has the global steps, or the iterations if there are no global steps.
+        names: Attribution of its events to operators, modules and lines.
+        steps: Its steps. The path covers the global steps, or the iterations if there are no global steps.
         step_names: Patterns of step names.
-        is_collective: Returns whether a kernel name is the name of a collective.
+        is_collective: Function that returns whether a kernel name is the name of a collective.
     """
     kind, events = step_kind(steps), trace.events
-    # A kernel table has its own track numbers.
+    # The tables of a trace and its raw events number the tracks differently.
     tracks = {track: number for number, track in enumerate(names.events.tracks)}
     track = np.array([tracks.get(trace.tables.tracks[number], -1) for number in steps.track.tolist()], dtype=np.int64)
     of_kind = np.array([steps.marks[name].kind == kind for name in steps.name.tolist()], dtype=bool) & (track >= 0)

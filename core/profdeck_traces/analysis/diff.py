@@ -521,7 +521,7 @@ def _step_times(
 
 
 def _with_means(change: Change, before: Sequence[float], after: Sequence[float]) -> Change:
-    """Add the means, the bursts and the gap to a change in step time, and decide whether it is inconclusive.
+    """Add the means, bursts and gap to a change in step time, and mark it as inconclusive if necessary.
 
     If the medians are the same but the share of bursts changed significantly, and the mean changed in the same
     direction, the verdict becomes "slower" or "faster".

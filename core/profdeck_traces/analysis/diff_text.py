@@ -70,7 +70,7 @@ def _mean_of(change: Change) -> str:
 
 
 def _why(role: RoleDiff, main: Change) -> str:
-    """Name the stage and the owner that explain most of the change in the step.
+    """Name the stage and the owner that explain most of the change in step time.
 
     A part is called "most of it" only if it accounts for at least half of the change in the mean step. Otherwise, the
     parts that changed are listed. A remainder of more than a tenth is reported as "not explained".
@@ -109,7 +109,7 @@ def _why(role: RoleDiff, main: Change) -> str:
 
 
 def _owners(account: AccountDiff) -> list[tuple[str, float]]:
-    """Return the owners that have a name, with their changes in microseconds per step. Equal labels are summed."""
+    """Return the named owners with their changes in microseconds per step. Owners with equal labels are summed."""
     changes: dict[str, float] = {}
     for owner in account.owners:
         if (label := name_of_owner(owner)) is not None:
@@ -122,7 +122,7 @@ def _cut(name: str) -> str:
 
 
 def _most_of(changes: Sequence[tuple[str, float]], total_us: float) -> list[tuple[str, float]]:
-    """Return the largest change if it is most of the total, as a list of at most one item."""
+    """Return a list with the largest change if it accounts for most of the total, otherwise an empty list."""
     most = [change for change in changes if _is_most(change[1], total_us)]
     return [max(most, key=lambda change: abs(change[1]))] if most else []
 

@@ -191,7 +191,7 @@ class StepSummary:
     prefill_requests: int | None = None
     decode_requests: int | None = None
     details: BatchDetails | None = None
-    """``None`` if the iteration's name states no details."""
+    """``None`` if the iteration's name contains no details."""
 
 
 @attrs.frozen(kw_only=True)
@@ -315,12 +315,12 @@ class RankSummary:
     host_load: HostLoad | None = None
     """Host load during the capture. ``None`` if it was not recorded."""
     work: tuple[Period, ...] = ()
-    """Periods in which operators or device work run, without gaps of less than 1 % of the recording. Empty for the
-    traces of engines."""
+    """Periods in which operators or device work run, ignoring gaps of less than 1 % of the recording. Empty for engine
+    traces."""
     stage_periods: tuple[Period, ...] = ()
-    """The 64 longest stages, in order of time. Empty for the traces of engines."""
+    """The 64 longest stages, sorted by time. Empty for engine traces."""
     engine: str | None = None
-    """Plugin that recognises the iterations, such as ``vllm``. ``None`` without iterations."""
+    """Plugin that recognises the iterations, such as ``vllm``. ``None`` if there are no iterations."""
     utilization: Utilization | None = None
     """FLOPs and MFU. ``None`` if no FLOPs were counted on a device."""
 
@@ -372,10 +372,10 @@ class GroupSkew:
 
 @attrs.frozen(kw_only=True)
 class ServerSummary:
-    """Engine iterations of one server, over all captures, without cold iterations.
+    """Statistics of the engine iterations of one server over all captures, excluding cold iterations.
 
-    The numbers are those of the first recorded rank. Tensor-parallel ranks run the same batches, but each data-parallel
-    rank has its own.
+    The values are those of the first recorded rank. They also describe its tensor-parallel peers, which run the same
+    batches, but not other data-parallel ranks.
     """
 
     label: str
@@ -384,18 +384,18 @@ class ServerSummary:
     role: str | None
     replica: int | None
     rank: int | None
-    """Rank that the numbers come from."""
+    """Rank whose iterations were used."""
     iterations: int
     tokens_per_s: float | None
-    """Decode tokens per second of iterations and the pauses between them. ``None`` if they are unknown."""
+    """Decode tokens per second, including the pauses between iterations. ``None`` if unknown."""
     decode_p50_us: float | None
     """Median time from the start of a decode iteration to the start of the next iteration. If no request continues, the
-    iteration's own duration counts. ``None`` without decode iterations."""
+    iteration's own duration is used. ``None`` if there are no decode iterations."""
     decode_p99_us: float | None
     prefill_tokens: int | None
-    """``None`` if an iteration does not state them."""
+    """Total number of prefill tokens. ``None`` if the number is unknown for an iteration with a prefill."""
     batch_size: float | None
-    """Mean number of requests in decode, over the iterations that have any."""
+    """Mean number of decode requests per iteration, over the iterations that have any."""
     idle_us: float
     """Total time between iterations in which the server had no unfinished requests."""
 
@@ -415,7 +415,7 @@ class RunSummary:
     findings: tuple[Finding, ...] = ()
     """Missing data first, then performance problems sorted by ``share``."""
     causes: tuple[CauseState, ...] = ()
-    """Result for each cause that was searched for, sorted by name."""
+    """Result of the search for each cause, sorted by name."""
     servers: tuple[ServerSummary, ...] = ()
     """Servers with engine iterations, sorted by run, role and replica."""
     unread: tuple[str, ...] = ()

@@ -35,7 +35,7 @@ class StepName:
     prefill_requests: int | None = None
     decode_requests: int | None = None
     details: BatchDetails | None = None
-    """``None`` if the name states none of the details."""
+    """``None`` if the name contains no details."""
     engine: str | None = None
     """Plugin whose pattern matches the name; ``None`` for a global step."""
 
@@ -56,7 +56,7 @@ class StepNames:
 
     Args:
         patterns: Regular expressions for the names of iterations, as in the module's docstring.
-        engines: Name of the plugin of each pattern. Default: unknown.
+        engines: Name of the plugin that provides each pattern. Default: unknown.
     """
 
     def __init__(self, patterns: Iterable[str], engines: Sequence[str] = ()) -> None:
@@ -80,7 +80,7 @@ class StepNames:
         return [pattern.pattern for pattern in self._patterns]
 
     def is_step(self, name: str) -> bool:
-        """Return whether a name is the name of a step."""
+        """Return whether a name is a step name."""
         return self.parse(name) is not None
 
     def parse(self, name: str) -> StepName | None:

@@ -80,12 +80,13 @@ class Judgement:
         return any(undecided is role for undecided, _ in self.undecided_roles)
 
     def sentence_of(self, role: RoleDiff, problems: Sequence[str] = ()) -> str:
-        """Return the verdict on a role and the result of the limit: ``trainer is slower: ... Over the limit of 5%.``
+        """Return the verdict for a role and whether it is within the limit.
 
-        The terminal, JSON, JUnit files and GitHub annotations contain this sentence.
+        The text appears in the terminal, JSON output, JUnit files and GitHub annotations. Example: ``trainer is slower:
+        ... Over the limit of 5%.``
 
         Args:
-            role: A role of the comparison.
+            role: A role in the comparison.
             problems: Error messages for traces that cannot be read.
         """
         is_over = any(slower is role for slower, _ in self.regressions)

@@ -1,4 +1,4 @@
-"""Table of the servers of one role."""
+"""Table of a role's servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def server_table(servers: Sequence[ServerSummary], width: int, limit: int) -> list[Text]:
-    """Format one row per server, in the order of the servers. If there are too many, the slowest servers are kept.
+    """Format one row per server, in the given order. If there are more than `limit`, keep only the slowest.
 
     Args:
         servers: Servers of one role.

@@ -1,4 +1,4 @@
-"""Numbers of one server for the rules about engines."""
+"""Measurements of one server for the engine rules."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from profdeck_traces.findings.rank_view import RankView
 
 @attrs.frozen(slots=False)
 class ServerView:
-    """The engine iterations of one server, over its captures. Times are in microseconds."""
+    """Engine iterations of one server in all of its captures. Times are in microseconds."""
 
     views: tuple[RankView, ...]
-    """One view per trace. They have at least one iteration in total."""
+    """One view per trace. Together they have at least one iteration."""
     label: str
     """Role and replica, such as ``rollout/1``."""
 
     @functools.cached_property
     def by_trace(self) -> list[tuple[RankView, list[EngineIteration]]]:
-        """Each trace with its iterations, in order of time."""
+        """Each trace with its iterations, sorted by time."""
         return [(view, iterations_of(view.rank)) for view in self.views]
 
     @functools.cached_property
@@ -50,7 +50,7 @@ class ServerView:
 
     @functools.cached_property
     def time_us(self) -> float:
-        """Time of all iterations, without the pauses in which the server had no request."""
+        """Total time of all iterations, excluding pauses in which the server had no requests."""
         return sum(iteration.period_us for iteration in self.iterations)
 
     @property
@@ -69,7 +69,7 @@ class ServerView:
         return any(view.rank.devices for view in self.views)
 
     def numbers(self, field: str) -> list[int] | None:
-        """Return a field of `BatchDetails` for the iterations that state it; ``None`` if none does."""
+        """Return the values of a `BatchDetails` field for the iterations that have it, or ``None`` if none does."""
         found = [
             getattr(iteration.step.details, field)
             for iteration in self.iterations
@@ -84,9 +84,9 @@ class ServerView:
         Args:
             cause: Id of the cause.
             text: Description.
-            do: Cure for any engine, unless the engine's plugin has its own.
+            do: Generic cure, used if the engine's plugin does not provide its own.
             at: Iteration that shows the problem. Default: the longest iteration.
-            more: Further fields of the finding.
+            more: Additional fields of the finding.
         """
         at = at or max(self.iterations, key=lambda iteration: iteration.period_us)
         view = next(view for view, iterations in self.by_trace if any(one is at for one in iterations))
@@ -104,7 +104,7 @@ class ServerView:
             text=text,
             do=engine_cure(self.engine, cause, do),
             label=view.label,
-            **(fields | more),  # type: ignore[arg-type]  # the fields are checked
+            **(fields | more),  # type: ignore[arg-type]  # unknown fields raise TypeError
         )
 
 
@@ -120,7 +120,7 @@ def servers_in(run: RunSummary, views: Iterable[RankView]) -> list[ServerView]:
 
 
 def fleets(servers: Sequence[ServerView]) -> list[list[ServerView]]:
-    """Group the servers that have the same run and role. Groups of one server are omitted."""
+    """Group servers by run and role. Omit single servers, and servers with neither role nor replica."""
     groups: dict[tuple[str | None, str | None], list[ServerView]] = {}
     for server in servers:
         rank = server.views[0].rank

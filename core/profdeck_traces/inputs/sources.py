@@ -42,7 +42,7 @@ class TraceSource:
 
     @property
     def last_step(self) -> int | None:
-        """Last global step of the trace. ``None`` if unknown, or if the recorder's steps are not global steps."""
+        """Last global step in the trace. ``None`` if unknown, or if the steps are not complete global steps."""
         is_counted = self.facts is not None and self.facts.unit == "global_step" and self.facts.stage is None
         return self.facts.last_step if self.facts is not None and is_counted else None
 

@@ -66,7 +66,7 @@ class Segment:
     """The events, with separators between them."""
     events: int
     path_problem: str | None = None
-    """Reason why a requested critical path is missing."""
+    """Reason why the requested critical path is missing."""
 
 
 class Deflater:
@@ -122,7 +122,7 @@ def write_segment(task: SegmentTask, on_progress: Progress | None) -> Segment:
 
 
 def _write_path(task: SegmentTask, deflater: Deflater, separator: bytes) -> tuple[int, str | None]:
-    """Append the critical path if requested. Return the number of events, and the reason if the path is missing."""
+    """Append the critical path if requested. Return the number of events added and, if the path is missing, why."""
     source = task.source
     if source.path_window is None:
         return 0, None

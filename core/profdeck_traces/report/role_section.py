@@ -98,7 +98,7 @@ def role_section(team: Team, place: int, ranks: int) -> dict[str, Any]:
 
 
 def _account(team: Team, per: str) -> dict[str, Any]:
-    """Return the owners of time on the critical path, and sentences about the account."""
+    """Return the template context for the account: the owners of time on the critical path, and explanatory text."""
     named = [row for row in team.account if row.name or row.kind in NAMELESS]
     shown = [row for row in named if row.share >= _LEAST_SHARE][:_MOST_OWNERS]
     rows = [

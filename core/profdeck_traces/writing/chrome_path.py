@@ -1,4 +1,4 @@
-"""Writes the critical path of a trace as a thread of a Chrome trace, with the owner of each event in its args."""
+"""Writer for the critical path as a thread in a Chrome trace. The args of each event describe its owner."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from profdeck_traces.analysis.critical_path import PATH_CATEGORY, PATH_NAME
 from profdeck_traces.reading.identifiers import Id
 
 _ARGS = ("operator", "module", "annotation", "line")
-_TID = 899_999_999  # larger than thread and stream ids, but smaller than those of the lanes that a merge adds
+_TID = 899_999_999  # above thread and stream ids, but below the ids of the lanes that a merge adds
 _FIRST = -1_000_000
 _NS_PER_US = 1000
 
 
 def path_events(path: OwnedPath, pid: Id, shift_ns: int) -> Iterator[bytes]:
-    """Yield the JSON text of the events: the name and position of the thread, then one event for each segment.
+    """Yield the JSON text of each event: the name and sort index of the thread, then one event per segment.
 
     Args:
         path: The critical path.
-        pid: Process of the events.
-        shift_ns: Added to all times.
+        pid: Process id of the events.
+        shift_ns: Offset to add to all times.
     """
     for name, args in (("thread_name", {"name": PATH_NAME}), ("thread_sort_index", {"sort_index": _FIRST})):
         yield _text({"ph": "M", "name": name, "pid": pid, "tid": _TID, "ts": 0, "args": args})
@@ -41,6 +41,6 @@ def _text(event: dict[str, Any]) -> bytes:
 
 
 def _us(time_ns: int) -> bytes:
-    """Format a time as microseconds, exact to the nanosecond."""
+    """Format nanoseconds as microseconds without losing precision."""
     whole, rest = divmod(abs(time_ns), _NS_PER_US)
     return b"%b%d.%03d" % (b"-" if time_ns < 0 else b"", whole, rest)

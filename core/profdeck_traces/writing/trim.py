@@ -47,7 +47,7 @@ def trim_trace(
         destination: The new file, in an existing directory. If its name ends in ``.gz``, the file is a single gzip
             member; otherwise, the file is plain JSON. It appears only when it is complete and on disk (fsync).
         selection: The events to keep.
-        path: Critical path to add as a thread after the events, where it overlaps the window of the host's events.
+        path: Critical path to append as a thread. Only segments that overlap the window of host events are added.
         on_progress: Called from the reading thread with the number of bytes of the source (as on disk) read so far and
             the total. Each of the two passes counts half.
 

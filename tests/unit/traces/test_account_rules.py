@@ -1,4 +1,4 @@
-"""Tests of findings from the account: each cause planted in a small trace, below its limit, and without its data."""
+"""Tests for findings from the account, with each cause above its limit, below its limit, and without its data."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Item = tuple[Any, ...]
 
 
 class Job:
-    """Steps of 10 ms on one thread. `inside` returns the events at the start of a step, as nested tuples."""
+    """A job with 10 ms steps on one thread. `write` places nested events at the start of each step."""
 
     def __init__(self, *, stacks: bool = True, steps: int = 6) -> None:
         self.stacks, self.steps = stacks, steps
         self.events: list[dict[str, Any]] = []
 
     def _add(self, item: Item, start_us: float) -> float:
-        """Add an event: category, name, duration, and inner events or args. Return its end."""
+        """Add an event given as category, name, duration, and inner events or args. Return its end time."""
         category, name, duration_us, *rest = item
         inner = [part for part in rest if isinstance(part, tuple)]
         args = next((part for part in rest if isinstance(part, dict)), {})
@@ -67,7 +67,7 @@ def frame(name: str, duration_us: float, *inner: Item) -> Item:
 
 
 def function(duration_us: float, *inner: Item) -> Item:
-    """A user function."""
+    """Return the frame of a user function."""
     return frame("train.py(40): work", duration_us, *inner)
 
 
@@ -207,7 +207,7 @@ def test_sleep_is_named(tmp_path: Path) -> None:
 
 
 def test_function_that_reads_files_loads_data(tmp_path: Path) -> None:
-    """Parsing is part of loading."""
+    """Parsing counts as part of loading."""
     read = frame("<built-in method read of _io.BufferedReader object at 0x7f1>", 100)
     (finding,) = Job().write(tmp_path / "job.json", [function(2_000, read)]).findings
     assert (finding.rule, finding.time_us) == ("data-loading", 2_000)
@@ -237,7 +237,7 @@ def test_other_thread_is_named(tmp_path: Path) -> None:
     path.write_text(json.dumps({"traceEvents": events}))
     finding, *_ = summarise([path])[0].findings
     assert finding.rule == "lock"
-    # In the first step, the frames may have been open before the recording started.
+    # The first step does not count, because its frames may have been open before the recording started.
     assert finding.text.startswith("Waiting for another thread, which is in pack, takes 15% of each step (1.50 ms)")
     assert finding.where.file == "writer.py"
 
@@ -249,7 +249,7 @@ def test_function_that_also_computes_keeps_its_time(tmp_path: Path) -> None:
 
 
 def test_frames_that_were_open_at_the_start_are_not_awaited(tmp_path: Path) -> None:
-    """A thread that is blocked since before the recording looks busy, because its C call was not recorded."""
+    """A thread that was blocked before the recording started looks busy, because its C call was not recorded."""
     wait = frame("<built-in method acquire of _thread.lock object at 0x7f1>", 500)
     path = tmp_path / "job.json"
     Job().write(path, [function(500, wait)])

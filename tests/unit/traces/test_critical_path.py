@@ -1,4 +1,4 @@
-"""Tests of the critical path as a track of merged, trimmed and slim traces."""
+"""Tests for the critical path as a track in merged, trimmed and slim traces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def job(tmp_path: Path, ranks: int = 1) -> list[Path]:
 
 
 def check_trim(trace: Path, directory: Path) -> None:
-    """Check that a path adds up to the account, and changes neither other events nor the summary."""
+    """Check that an added path matches the account, and changes neither the other events nor the summary."""
     plain, with_path = directory / "plain.json", directory / "path.json"
     trim_trace(trace, plain, Selection())
     path = critical_path(read_trace(trace))
@@ -55,7 +55,7 @@ def check_trim(trace: Path, directory: Path) -> None:
     assert check.events == after.events
     assert without_file(before) == without_file(after)
     assert before.account is not None
-    if before.account.steps == len(before.steps) or before.account.basis == "recording":  # no cold step
+    if before.account.steps == len(before.steps) or before.account.basis == "recording":  # no cold step was excluded
         assert int((path.end_ns - path.begin_ns).sum()) == round(before.account.time_us * 1000)
 
 

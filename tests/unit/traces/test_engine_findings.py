@@ -1,4 +1,4 @@
-"""Tests of findings about engines and fleets, on traces of invented servers."""
+"""Tests for engine and fleet findings, with generated server traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of waits in collectives, which are assigned to the rank that arrived last and to what it did meanwhile."""
+"""Tests for waits in collectives, which are assigned to the last rank to arrive and to its work in the meantime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def account(run: RunSummary, rank: int) -> Account:
 
 
 def times_of(found: Account) -> Counter[Owner]:
-    """Return the time of each owner by awaited rank and name, in nanoseconds."""
+    """Return the time of each owner in nanoseconds, by awaited rank and name."""
     times: Counter[Owner] = Counter()
     for owner in found.owners:
         name = owner.name
@@ -73,7 +73,7 @@ def test_stored_results_have_the_same_accounts_as_traces(tmp_path: Path) -> None
 
 
 def host_trace(directory: Path, rank: int, calls: list[tuple[str, str, int, int, int]], **members: Any) -> None:
-    """Write a trace of events with category, name, thread, start and end in microseconds."""
+    """Write a trace of calls, each given as category, name, thread, and start and end in microseconds."""
     events = [
         {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": tid, "ts": begin, "dur": end - begin, "args": {}}
         for category, name, tid, begin, end in calls
@@ -93,16 +93,16 @@ def gloo_job(
     early_us: int = 0,
     late_us: int = 0,
 ) -> Path:
-    """Write the traces of ranks. In each step of 1,000 us, ranks other than 0 sort until they arrive.
+    """Write one trace per rank. In each 1,000 us step, every rank except 0 sorts until it arrives at the collective.
 
     Args:
         directory: Directory of the traces.
-        arrivals_us: For each rank, its arrival at the collective.
+        arrivals_us: Time within the step at which each rank arrives at the collective.
         steps: Number of steps.
         name: Name of the collective.
-        cut: Number of collectives that are missing at the end of rank 1's trace.
-        early_us: Time by which the collective starts before the operator that launches it ends.
-        late_us: Time by which the collective ends after the main thread continues.
+        cut: Number of collectives missing from the end of the traces of ranks other than 0.
+        early_us: Time from the start of the collective to the end of the operator that launches it.
+        late_us: Time from the moment the main thread continues to the end of the collective.
     """
     directory.mkdir()
     for rank, arrival_us in enumerate(arrivals_us):
@@ -139,7 +139,7 @@ def test_a_wait_for_a_rank_names_its_owner_and_the_gain(tmp_path: Path) -> None:
 
 
 def test_a_collective_can_start_before_its_operator_ends(tmp_path: Path) -> None:
-    """Regression test: without stacks, the main thread's wait counted as time without an event."""
+    """Regression test: without stacks, the main thread's wait was counted as time without an event."""
     waiting = account(summary_of(gloo_job(tmp_path / "job", early_us=50)), 0)
     assert owner(waiting, "aten::sort", 1).time_us == 4 * 450
     assert owner(waiting, "aten::mm", 1).time_us == 4 * 50

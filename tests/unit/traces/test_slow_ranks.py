@@ -1,4 +1,4 @@
-"""Tests of the cause that findings name for a slow rank, with generated traces of GPUs and CPUs."""
+"""Tests for the causes that findings report for slow ranks, with generated GPU and CPU traces."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def event(category: str, name: str, tid: int, begin: float, duration: float, **a
 def write(
     directory: Path, product_us: dict[int, float], rows: dict[int, int] | None = None, *, on_device: bool = True
 ) -> Path:
-    """Write traces of ranks with ten matrix products and an all-reduce per step.
+    """Write one trace per rank, with ten matrix products and an all-reduce in each step.
 
     Args:
         directory: Directory of the traces.
-        product_us: For each rank, the duration of a matrix product.
-        rows: For each rank, the rows of the first matrix. Default: 512.
+        product_us: Duration of a matrix product on each rank.
+        rows: Number of rows of the first matrix on each rank. Default: 512.
         on_device: If False, the products and the all-reduce run on the host.
     """
     arrival = max(product_us.values()) * PRODUCTS + 500

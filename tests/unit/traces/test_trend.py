@@ -220,14 +220,14 @@ def parts_of_steps(
     slow: dict[tuple[str, int], float] | None = None,
     busy: int = 10**9,
 ) -> list[RankPoint]:
-    """Return points whose stages and owners have normal noise of 3 %.
+    """Return points whose times have 3 % Gaussian noise.
 
     Args:
-        seed: Seed of the noise.
+        seed: Seed for the noise.
         ranks: Number of ranks.
         captures: Number of captures.
-        slow: Factor of a stage or owner on a rank in the second half of the captures.
-        busy: First capture in which the machine is busy.
+        slow: Slowdown factors by stage or owner and rank, for the second half of the captures.
+        busy: Index of the first capture in which the machine is busy.
     """
     chance = random.Random(seed)  # noqa: S311 - no secret
     points = []
@@ -265,7 +265,7 @@ def parts_of_steps(
 
 def test_parts_that_do_not_change_the_step_are_found_on_their_rank() -> None:
     trend = trend_of(parts_of_steps(1, slow={("data", 2): 1.5, (OWNERS[1], 2): 1.5}))
-    assert trend.tested == 31  # the step, and 3 stages and 3 owners of 4 ranks and of all ranks
+    assert trend.tested == 31  # the step, plus 3 stages and 3 owners on each of 4 ranks and over all ranks
     (text,) = sentences(trend)
     assert text.startswith("trainer: stage data is slower since step 1,000: it takes 11.")
     assert "With it: stage data of rank 2 +4.884 ms, owner" in text
@@ -284,7 +284,7 @@ def test_stage_that_replaces_another_one_is_found() -> None:
 
 
 def test_false_alarms_over_all_parts_are_few() -> None:
-    """The significance level is 1 % for all 19 series together."""
+    """The significance level of 1 % applies to all 19 series together."""
     assert sum(bool(headings(trend_of(parts_of_steps(seed, ranks=2)))) for seed in range(40)) <= 2
 
 

@@ -223,7 +223,7 @@ class CaptureJob:
                 self._finish()
 
     def report_idle(self) -> None:
-        """Process that the engine has no unfinished requests; see `EngineRecorder.report_idle`."""
+        """Record that the engine has no unfinished requests; see `EngineRecorder.report_idle`."""
         if not self._is_idle and not self.over and self._annotation is None:
             self._is_idle = True
             if self._recording is not None:
@@ -327,7 +327,7 @@ class CaptureJob:
         ]
 
     def _note_end_of_work(self) -> None:
-        """Add a note to the last capture: the engine finished its requests before all iterations were recorded."""
+        """Add a note to the last capture that the engine ran out of requests before all iterations were recorded."""
         counts = [
             f"{window.recorded} of {window.count}{f' {batch}' if batch else ''}"
             for batch, window in self._windows.items()
