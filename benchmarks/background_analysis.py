@@ -1,10 +1,10 @@
-"""Compare captures with the background analysis of their traces (option ``analyse``) with captures without it.
+"""Compare captures with and without background analysis of their traces (option ``analyse``).
 
 python -m benchmarks.background_analysis [--rounds 20] [--steps 5 50] [--json FILE]
 
-Each round makes a capture of each kind, in random order, and runs training steps after its stop. This process adopts
-the analysis, waits for its end before the next capture, and so measures its exact CPU time. After the steps, the
-analysis gets normal priority (as root), because it would never end on a busy machine.
+Each round makes one capture of each kind, in random order. After each capture, training steps run. To measure the exact
+CPU time of the analysis, this process adopts the analysis process and waits for it to exit. After the training steps,
+the analysis gets normal priority (requires root), because it might never finish on a busy machine.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @attrs.frozen
 class Figures:
-    """Times of one capture, of the steps after it, and of its analysis."""
+    """Measurements of one capture, the training steps after it, and its analysis."""
 
     stop_ms: float
     """Wall time from the end of the last step until the capture is complete."""
     cpu_ms: float
-    """CPU time of the stop and of the analysis."""
+    """Total CPU time of the stop and the analysis."""
     step_ms: float
 
 
@@ -59,7 +59,7 @@ def profiler_of(output: Path, steps: int, rounds: int, *, analyse: bool) -> Prof
 
 
 def run(body: Body, profiler: Profiler, first: int, steps: int) -> Figures:
-    """Make a capture, run steps after it, and wait for its analysis."""
+    """Make a capture, run training steps after it, and wait for its analysis to finish."""
     recording = ByProfdeck(profiler, first)
     recording.begin()
     body()
@@ -79,15 +79,15 @@ def run(body: Body, profiler: Profiler, first: int, steps: int) -> Figures:
 
 
 def cpu_time_s() -> float:
-    """Return the CPU time of this process and of the child processes that it has waited for."""
+    """Return the CPU time used by this process and by the child processes that it has waited for."""
     usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def adopted_cpu_time_s() -> float:
-    """Wait for all child processes, including adopted ones. Return their CPU time."""
+    """Wait for all child processes, including adopted ones, and return their CPU time."""
     for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split():
-        with contextlib.suppress(OSError):  # not root, or the process has ended
+        with contextlib.suppress(OSError):  # not root, or the process has exited
             os.sched_setscheduler(int(pid), os.SCHED_OTHER, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, int(pid), 0)
             Path(f"/proc/{pid}/autogroup").write_text("0", encoding="ascii")
@@ -101,7 +101,7 @@ def adopted_cpu_time_s() -> float:
 
 
 def measure(output: Path, body: Body, steps: int, rounds: int) -> list[Row]:
-    """Compare captures of one length. The first round, which includes one-time costs, is omitted."""
+    """Compare captures of `steps` steps. The first round is discarded because it includes one-time costs."""
     profilers = {name: profiler_of(output, steps, rounds, analyse=name == WITH) for name in (WITH, WITHOUT)}
     figures: dict[str, list[Figures]] = {WITH: [], WITHOUT: []}
     chance = random.Random(0)
@@ -125,10 +125,10 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=20)
     options.add_argument("--steps", type=int, nargs="+", default=[5, 50], help="numbers of steps per capture")
     chosen = options.parse_args()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # detached processes become children of this one
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # adopt detached processes
     body = training_step()
     with tempfile.TemporaryDirectory() as output:
-        os.environ[DIRECTORY_VARIABLE] = output  # not to wait for analyses of other jobs
+        os.environ[DIRECTORY_VARIABLE] = output  # avoid waiting for analyses of other jobs
         rows = [row for steps in chosen.steps for row in measure(Path(output), body, steps, chosen.rounds)]
     report(rows, chosen.json)
 

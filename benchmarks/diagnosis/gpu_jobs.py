@@ -1,6 +1,6 @@
-"""Simulated GPU jobs of the recipes: training steps, pipelines, experts, and iterations of an engine.
+"""Simulated GPU jobs for the recipes: training, pipelines, mixtures of experts, and inference engines.
 
-Recipes change the sizes of a job, or add functions at positions of its step.
+Recipes change a job's sizes, or add hooks at given points in its step.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ Hook = Callable[[Gpu], None]
 
 @attrs.define(eq=False, kw_only=True)
 class GpuJob:
-    """A job whose sizes are drawn from the seed."""
+    """Base class for simulated jobs. Subclasses draw their sizes from `random`."""
 
     random: random.Random
     ranks: int = 1
     places: tuple[str, ...] = ()
-    """Texts of which a correct place contains one."""
+    """Accepted places. A diagnosis has the correct place if its text contains one of them."""
     hooks: dict[str, list[Hook]] = attrs.field(factory=dict)
     after_last_step: Hook = attrs.field(default=lambda _: None)
-    """Changes the events of a rank before they are written."""
+    """Hook that changes a rank's events before they are written."""
     prefix: ClassVar[str] = "ProfilerStep#"
-    """Start of the names of steps."""
+    """Prefix of step names."""
 
     def at(self, position: str, hook: Hook, *, rank: int | None = None) -> None:
-        """Run a function at a position of the step, on one rank or on all."""
+        """Add a hook at a given point in the step, on one rank or on all ranks."""
         if rank is not None:
             self.be_at_rank(rank)
         elif stage := self.stage_of(position):
@@ -53,52 +53,52 @@ class GpuJob:
         self.hooks.setdefault(position, []).append(lambda gpu: hook(gpu) if rank in {None, gpu.rank} else None)
 
     def stage_of(self, position: str) -> str | None:  # noqa: ARG002  # jobs with stages override this method
-        """Return the stage that contains a position, or None without stages."""
+        """Return the stage that contains a position, or None if the job has no stages."""
         return None
 
     def be_at_rank(self, rank: int) -> None:
-        """Declare the rank that the cause affects."""
+        """Set the rank that the planted cause affects."""
         self.places = (f"rank {rank}", f"rank{rank}")
 
     def run(self, position: str, gpu: Gpu) -> None:
-        """Run the functions at a position."""
+        """Run the hooks at a position."""
         for hook in self.hooks.get(position, ()):
             hook(gpu)
 
     def step(self, gpu: Gpu) -> Program:
-        """Return the program of one step of one rank."""
+        """Return the program for one step of one rank."""
         raise NotImplementedError
 
 
 @attrs.define(eq=False, kw_only=True)
 class Training(GpuJob):
-    """Training step: upload, forward pass, backward pass with averaging of gradients, and update.
+    """Training step: upload, forward pass, backward pass with gradient averaging, and update.
 
     Positions: ``data``, ``layer``, ``forward``, ``backward layer``, ``backward`` and ``update``.
     """
 
     products: tuple[str, ...] = GEMMS
-    """Kernels of the matrix products."""
+    """Kernel names for matrix products."""
     product_us: tuple[float, float] = (120, 240)
-    """Range of the mean duration of a matrix product."""
+    """Range from which the mean duration of a matrix product is drawn."""
     elementwise_us: float = 15.0
     upload: str = PINNED
     upload_us: float = 80.0
     overlaps: bool = True
-    """Whether gradients are averaged during the backward pass."""
+    """True if gradients are averaged during the backward pass instead of after it."""
     buckets: int = 0
-    """Collectives per step after the backward pass. 0 for one per layer."""
+    """Number of collectives after the backward pass; 0 for one per layer."""
     bytes_per_us: float = 25_000.0
     """Bandwidth of a collective."""
     collective_us: float = 20.0
-    """Duration of an empty collective."""
+    """Fixed part of a collective's duration, added to the time for its data."""
     reads_loss: bool = True
     broadcasts: int = 0
-    """Collectives after the update, each with the weights of one layer."""
+    """Number of broadcasts after the update. Each one sends the weights of one layer."""
     layers: int = attrs.field(init=False)
     gemm_us: float = attrs.field(init=False)
     gradient_bytes: float = attrs.field(init=False)
-    """Size of the gradients of one layer."""
+    """Size of one layer's gradients."""
     stages: tuple[str, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Training(GpuJob):
         self.stages = self.random.choice(_STAGES)
 
     def step(self, gpu: Gpu) -> Program:
-        """Return the program of one step."""
+        """Return the program for one step."""
         with gpu.mark(self.stages[0]):
             gpu.op("aten::slice", 12)
             self.run("data", gpu)
@@ -147,12 +147,12 @@ class Training(GpuJob):
             gpu.item()
 
     def stage_of(self, position: str) -> str | None:
-        """Return the stage that contains a position. The positions in layers have no place of their own."""
+        """Return the stage that contains a position, or None for positions inside a layer."""
         index = {"data": 0, "forward": 1, "backward": 2, "update": 3}.get(position)
         return None if index is None else self.stages[index]
 
     def layer(self, gpu: Gpu, products: int) -> None:
-        """Run one layer with a number of matrix products."""
+        """Run one layer with `products` matrix products."""
         for _ in range(products):
             gpu.launch(gpu.random.choice(self.products), self.gemm_us * gpu.random.uniform(0.97, 1.03))
             gpu.launch(ELEMENTWISE, self.elementwise_us, op="aten::gelu")
@@ -164,15 +164,15 @@ class Training(GpuJob):
 
 @attrs.define(eq=False, kw_only=True)
 class Experts(Training):
-    """Training step whose layers send tokens to the experts of other ranks and back."""
+    """Training step in which each layer exchanges tokens with experts on other ranks."""
 
     exchange_us: float = 20.0
-    """Duration of one exchange of tokens."""
+    """Duration of one token exchange."""
     loads: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
-    """Tokens of each rank's experts, relative to the mean."""
+    """Load of each rank's experts, relative to the mean."""
 
     def step(self, gpu: Gpu) -> Program:
-        """Return the program of one step."""
+        """Return the program for one step."""
         with gpu.mark(self.stages[1]):
             for _ in range(self.layers):
                 self.layer(gpu, 1)
@@ -189,14 +189,14 @@ class Experts(Training):
 
 @attrs.define(eq=False, kw_only=True)
 class Pipeline(Training):
-    """Forward and backward passes of microbatches through four ranks, all forward passes first."""
+    """Pipeline-parallel step. The forward passes of all microbatches run before the backward passes."""
 
     microbatches: int = 32
     work_us: float = 12_000.0
-    """Forward work of one rank per step, over all microbatches."""
+    """Total time of one rank's forward passes per step, over all microbatches."""
 
     def step(self, gpu: Gpu) -> Program:
-        """Return the program of one step."""
+        """Return the program for one step."""
         last = gpu.ranks - 1
         share_us = self.work_us / self.microbatches
         for factor, source, target in ((1, gpu.rank - 1, gpu.rank + 1), (2, gpu.rank + 1, gpu.rank - 1)):
@@ -214,12 +214,12 @@ class Pipeline(Training):
 
 @attrs.define(eq=False, kw_only=True)
 class Engine(GpuJob):
-    """Iterations of an engine that decodes with a CUDA graph. Positions: ``before`` and ``sample``."""
+    """Inference engine that decodes with a CUDA graph. Positions: ``before`` and ``sample``."""
 
     prefix: ClassVar[str] = "execute_context_"
     graphs: bool = True
     prefill_every: int = 0
-    """Iterations between two prefills that run together with the decodes. 0 for none."""
+    """Interval, in iterations, at which a prefill joins the decode batch; 0 for no prefills."""
     prefill_tokens: int = 0
     kernel_us: float = attrs.field(init=False)
     kernels: int = attrs.field(init=False)
@@ -232,7 +232,7 @@ class Engine(GpuJob):
         self.requests = self.random.randint(8, 32)
 
     def step(self, gpu: Gpu) -> Program:
-        """Return the program of one iteration."""
+        """Return the program for one iteration."""
         self.run("before", gpu)
         prefill = bool(self.prefill_every) and gpu.step % self.prefill_every == self.prefill_every - 1
         context = f"1({self.prefill_tokens})" if prefill else "0(0)"

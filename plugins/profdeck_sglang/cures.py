@@ -1,6 +1,6 @@
-"""Options of SGLang that cure performance problems. See `profdeck_traces.findings.cures`.
+"""SGLang options that cure performance problems. See `profdeck_traces.findings.cures`.
 
-The options are those of SGLang 0.5.23 (sglang/srt/server_args.py).
+The option names are from SGLang 0.5.23 (sglang/srt/server_args.py).
 """
 
 CURES = {

@@ -1,6 +1,6 @@
-"""Options of vLLM that cure performance problems. See `profdeck_traces.findings.cures`.
+"""vLLM options that cure performance problems. See `profdeck_traces.findings.cures`.
 
-The options are those of vLLM 0.32.0 (vllm/engine/arg_utils.py).
+The option names are from vLLM 0.32.0 (vllm/engine/arg_utils.py).
 """
 
 CURES = {

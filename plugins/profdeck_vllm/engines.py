@@ -117,7 +117,7 @@ class VllmObject(VllmEngine):
     def _has_finished_requests(self) -> bool:
         """True if the engine runs in this process and has no unfinished requests.
 
-        Such an engine runs no empty batch after its last request, so its workers cannot know.
+        Such an engine does not run an empty batch after its last request, so its workers cannot detect that it is idle.
         """
         has_unfinished_requests = getattr(getattr(self._engine, "llm_engine", None), "has_unfinished_requests", None)
         return callable(has_unfinished_requests) and not has_unfinished_requests()

@@ -1,4 +1,4 @@
-"""Findings of real jobs with three gloo ranks, where rank 1 is slow for a known reason."""
+"""Tests for findings in real jobs with three gloo ranks, where rank 1 is slow for a known reason."""
 
 from __future__ import annotations
 

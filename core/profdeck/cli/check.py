@@ -131,7 +131,7 @@ def _checks(file: Path, role: str | None, texts: Iterable[str], *, here: bool, c
 
 
 def _backends(draft: ConfigDraft | None, role: str | None) -> Iterator[Check]:
-    """Check the backends and options of a config with other errors, so that one check reports all errors."""
+    """Check the backends and options even if the config has other errors, to report all errors at once."""
     roles = draft.data.get("roles") if draft is not None else None
     for name, section in roles.items() if isinstance(roles, Mapping) else ():
         if role not in {None, name} or not isinstance(section, Mapping):

@@ -1,4 +1,4 @@
-"""Critical paths to the collectives of a recording: what a rank did before it arrived at each collective."""
+"""A rank's critical paths to its collectives, which explain its arrival time at each one."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ MAX_SEGMENTS = 1 << 19
 
 @attrs.frozen(eq=False)
 class Segments:
-    """Segments of the paths to all collectives of a trace, grouped by collective and sorted by time.
+    """Segments of the paths to all collectives in a trace, grouped by collective and sorted by time.
 
-    A segment ends where the next one starts, or where its collective starts.
+    Each segment ends when the next one starts. The last segment ends when the collective starts.
     """
 
     begin: Int
     """Start times in nanoseconds."""
     owner: Int
-    """Index into `Arrivals.keys`. For a collective, the number of keys plus the index of the call."""
+    """Index into `Arrivals.keys`. For time inside another collective, ``len(keys)`` plus the index of that call."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class Arrivals:
-    """Paths to the collectives of a trace, in a compact form that can be stored.
+    """Paths to the collectives in a trace, in a compact form for storage.
 
-    The path to a collective starts where the previous collective of the same process group started, because ranks
-    that wait for this rank left that collective. Times have the base of the trace's clock, as in
+    The path to a collective starts when the previous collective of the same process group started, because ranks that
+    wait for this rank have already finished that one. Times include the trace's base time, as in
     `profdeck_traces.analysis.collectives.Collectives`.
     """
 
     keys: Sequence[OwnerKey]
-    """Owners of the segments."""
+    """Owners of the segments and calls."""
     call_key: Int
-    """For each collective call, the index of its owner in `keys`; -1 if the call was not examined."""
+    """For each collective call, the index of its owner in `keys`; -1 if the call was not analysed."""
     counts: Int
-    """Number of segments before each collective call."""
+    """Number of path segments for each collective call."""
     packed: bytes
-    """Compressed arrays of `segments`."""
+    """The arrays in `segments`, compressed."""
     path_call: Int
-    """For each segment of the rank's own critical path inside a collective: the index of the call."""
+    """Index of the call for each segment of the rank's own critical path that is inside a collective."""
     path_begin: Int
     path_end: Int
     is_complete: bool
-    """False if there are too many segments to store. Then `counts` is zero for all calls."""
+    """False if there were too many segments to store. In this case, all `counts` are zero."""
 
     @property
     def segments(self) -> Segments:
@@ -84,7 +84,7 @@ class Arrivals:
 
 
 def no_arrivals(calls: int) -> Arrivals:
-    """Return arrivals without paths for a trace with a given number of collective calls."""
+    """Return arrivals without paths for a trace with `calls` collective calls."""
     none = np.zeros(0, np.int64)
     return Arrivals(
         keys=(),
@@ -99,12 +99,12 @@ def no_arrivals(calls: int) -> Arrivals:
 
 
 def pack(begin: Int, owner: Int) -> bytes:
-    """Compress the arrays of segments."""
+    """Compress the start times and owners of segments."""
     return isal_zlib.compress(np.stack([np.diff(begin, prepend=0), owner]).astype(_INTEGER).tobytes(), 1)
 
 
 class ArrivalFinder:
-    """Finds the paths to the collectives of a trace."""
+    """Finds the paths to the collectives in a trace."""
 
     def __init__(
         self, names: Attribution, kinds: NDArray[np.uint8], rows: Int, groups: NDArray[np.integer], base_ns: int
@@ -114,13 +114,13 @@ class ArrivalFinder:
         Args:
             names: Operators, modules and lines of the events.
             kinds: `RowKind` of each event.
-            rows: Row of each collective call; -1 for calls that ranks do not wait for, such as messages.
-            groups: Process group of each call, as a number.
-            base_ns: Time that is added to all times.
+            rows: Row of each collective call; -1 for calls that do not wait for all ranks, such as messages.
+            groups: Number of each call's process group.
+            base_ns: Base time to add to all times.
         """
         self._names, self._kinds, self._base_ns, self._count = names, kinds, base_ns, len(rows)
         self._texts = plain_names(names) if (rows >= 0).any() else []
-        # Sorted by row, because the events of a window are sorted by row.
+        # Sort by row, like the events in a window.
         self._calls = np.flatnonzero(rows >= 0)
         self._calls = self._calls[np.argsort(rows[self._calls], kind="stable")]
         self._rows = rows[self._calls]
@@ -138,8 +138,8 @@ class ArrivalFinder:
         """Add the paths in a window.
 
         Args:
-            window: The window.
-            path: Its path in the steps of the account, with rows of the trace.
+            window: Window to search.
+            path: The window's critical path within the account's steps. Its rows refer to the trace.
         """
         if not len(self._rows):
             return
@@ -157,7 +157,7 @@ class ArrivalFinder:
         self._walked.append((calls[is_first], walked.begin[is_first] + self._base_ns, owner[is_first]))
 
     def arrivals(self) -> Arrivals:
-        """Return the paths that were found."""
+        """Return the paths found so far."""
         call_key = np.full(self._count, -1)
         if len(self._rows):
             none = np.zeros(len(self._rows), np.int64)
@@ -181,7 +181,7 @@ class ArrivalFinder:
         )
 
     def _calls_of(self, path: Path) -> Int:
-        """Return the call to which each segment of a path belongs, or -1."""
+        """Return the call that each path segment belongs to, or -1 if there is none."""
         place = np.minimum(self._rows.searchsorted(path.row), len(self._rows) - 1)
         is_call = (path.kind == OwnerKind.COLLECTIVE) & (self._rows[place] == path.row)
         return np.where(is_call, self._calls[place], -1)
@@ -190,7 +190,7 @@ class ArrivalFinder:
         """Walk from the start of each collective back to the start of the previous one in its process group.
 
         Returns:
-            The segments with rows of the trace, grouped by call, and the call of each segment.
+            The segments grouped by call, and the call of each segment. Rows refer to the trace.
         """
         recording, work = window.recording, window.recording.work
         times = recording.borders.times

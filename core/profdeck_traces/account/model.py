@@ -9,11 +9,11 @@ OwnerKey = tuple[str, str | None, str | None, str | None, str | None, str | None
 
 
 NAMELESS = frozenset({"between", "not recorded", "wait for thread", "wait for rank"})
-"""Kinds of owners that may have no name. Any other owner without a name is a sum of small owners."""
+"""Kinds whose owners can be unnamed. For any other kind, an unnamed owner is a sum of small owners."""
 
 
 def key_of_small_owners(key: OwnerKey) -> OwnerKey:
-    """Return the key of the sum of small owners with the same kind and rank."""
+    """Return the key under which small owners of the same kind and rank are summed."""
     return key[0], None, None, None, None, None, key[6], None
 
 
@@ -37,10 +37,10 @@ class OwnerIdentity:
     line: str | None
     """Function in user code, as file, first line and name. Requires stacks."""
     rank: int | None = None
-    """Rank that arrived last at a collective, if `kind` is ``wait for rank``. The other fields describe an owner on the
-    critical path of that rank."""
+    """Rank that arrived last at a collective, if `kind` is ``wait for rank``. The other fields then describe an owner
+    on that rank's critical path."""
     awaited: str | None = None
-    """Kind of the owner on the critical path of `rank`; ``None`` if unknown."""
+    """Kind of the owner on that rank's critical path; ``None`` if unknown."""
 
     @property
     def key(self) -> OwnerKey:
@@ -58,16 +58,16 @@ class OwnerIdentity:
 
     @property
     def title(self) -> str:
-        """The kind, and for a wait the awaited rank and kind, such as ``wait for rank 3: operator``."""
+        """The kind, followed by the awaited rank and kind for a wait, as in ``wait for rank 3: operator``."""
         if self.rank is None:
             return self.kind
         return f"{self.kind} {self.rank}{f': {self.awaited}' if self.awaited else ''}"
 
     @classmethod
     def from_key(cls, key: OwnerKey) -> OwnerIdentity:
-        """Return the identity for a key."""
+        """Create an identity from its key."""
         fields = ("kind", "name", "operator", "module", "annotation", "line", "rank", "awaited")
-        return OwnerIdentity(**dict(zip(fields, key, strict=True)))  # type: ignore[arg-type]  # in the order of the key
+        return OwnerIdentity(**dict(zip(fields, key, strict=True)))  # type: ignore[arg-type]  # fields of the key
 
     @property
     def label(self) -> str:
@@ -97,8 +97,8 @@ class OwnerTime(OwnerIdentity):
     gain_us: float | None = None
     """Time that the account's steps would save if the owner took no time anywhere, on or off the critical path.
 
-    For a wait for a rank, the gain is limited by the rank that arrived second to last. ``None`` if not computed (only
-    the largest owners have a gain) or if unknown, as for waits for threads.
+    The gain from a wait for a rank is limited by the rank that arrived second to last. ``None`` if not computed, as for
+    all but the largest owners, or if unknown, as for waits for threads.
     """
     next_limit: str | None = None
     """Owner kind that would then have the most time on the critical path."""
@@ -106,14 +106,14 @@ class OwnerTime(OwnerIdentity):
 
 @attrs.frozen(kw_only=True)
 class CauseTime:
-    """Time on the critical path with the same cause and place. Each interval of the path has at most one cause."""
+    """Critical-path time with a common cause and place. Each interval of the path has at most one cause."""
 
     cause: str
     """Cause, such as ``garbage-collection``."""
     name: str | None
     """Name of the event, operator or kernel with the most time."""
     calls: int
-    """Number of calls of ``name`` on the path."""
+    """Number of calls to ``name`` on the path."""
     line: str | None
     """Function in user code, as in `OwnerIdentity`."""
     module: str | None
@@ -123,11 +123,11 @@ class CauseTime:
     time_us: float
     """Total over all steps in the account."""
     gain_us: float | None = None
-    """Time that the steps would save without these events; ``None`` if it was not computed, or is unknown."""
+    """Time that the steps would save without these events; ``None`` if not computed or unknown."""
     next_limit: str | None = None
     """Owner kind that would then have the most time on the critical path."""
     steps_us: tuple[float, ...] = ()
-    """Time in each step of the account. Empty if there are over 1,000 steps."""
+    """Time in each step of the account. Empty if there are more than 1,000 steps."""
 
 
 @attrs.frozen(kw_only=True)
@@ -154,10 +154,10 @@ class Account:
     notes: tuple[str, ...]
     """Limitations of this account, such as causes that are missing from the trace."""
     causes: tuple[CauseTime, ...] = ()
-    """Times by cause, longest first. Causes with less than 0.5 % of the time are omitted."""
+    """Causes sorted by time, longest first. Causes with less than 0.5 % of the time are omitted."""
     step_us: tuple[float, ...] = ()
-    """Duration of each step. Empty if there are over 1,000 steps."""
+    """Duration of each step. Empty if there are more than 1,000 steps."""
     step_flops: tuple[float, ...] = ()
-    """FLOPs of the counted operators that start in each step. Empty without shapes, or if ``step_us`` is empty."""
+    """FLOPs of the counted operators that start in each step. Empty if shapes are missing or ``step_us`` is empty."""
     has_stacks: bool = False
     """True if Python stacks were recorded."""

@@ -18,7 +18,7 @@ class OwnedPath:
     begin_ns: Int
     end_ns: Int
     owner: NDArray[np.int32]
-    """Index of each segment's owner."""
+    """Index into ``owners`` for each segment."""
     owners: tuple[OwnerIdentity, ...]
     process: Id | None
     """Process of the main thread; ``None`` if the trace has no host threads."""

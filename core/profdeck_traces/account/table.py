@@ -26,7 +26,7 @@ MAX_OWNERS = 300
 MAX_GAINS = 8
 """Number of owners for which gains are computed, starting with the largest."""
 COLLECTIVES_INCLUDE_WAITS = "The time of collectives includes waiting for other ranks."
-"""Note of an account with collectives, unless the collectives were matched with those of other ranks."""
+"""Note for accounts with collectives that were not matched with those of other ranks."""
 _MAX_UNLAUNCHED = 0.1
 _NS_PER_US = 1000
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
@@ -43,11 +43,11 @@ def account_of(
     """Return the account of a trace, or ``None`` if its steps take no time.
 
     Args:
-        windows: The critical path.
+        windows: Windows of the critical path.
         names: Operators, modules and lines of the events.
         basis: Kind of step.
         calls: Operator calls with known work.
-        on_window: Called with each window and its path in the steps of the account.
+        on_window: Callback that receives each window and its critical path within the account's steps.
     """
     texts = plain_names(names)
     times: dict[OwnerKey, tuple[int, int]] = {}
@@ -82,12 +82,12 @@ def account_of(
 
 
 def plain_names(names: Attribution) -> list[str]:
-    """Return the event names without addresses and instance numbers."""
+    """Return the event names without memory addresses or instance numbers."""
     return [_plain(name) for name in names.events.names]
 
 
 def _used_path(window: PathWindow) -> Path | None:
-    """Return the path of the steps in the account, with rows of the trace; ``None`` if they take no time."""
+    """Return the critical path within the account's steps, or ``None`` if it is empty. Rows refer to the trace."""
     of_steps = zip(window.recording.parts(), window.is_used.tolist(), strict=True)
     parts = [path for (_, _, path), is_used in of_steps if is_used and len(path)]
     if not parts:
@@ -107,7 +107,7 @@ def _add_owners(
     texts: Sequence[str],
     kinds: NDArray[np.uint8],
 ) -> None:
-    """Add the time and number of the segments of a path to each owner. `texts` has the names without addresses."""
+    """Add the time and count of a path's segments to their owners. `texts` is the result of `plain_names`."""
     numbers: dict[OwnerKey, int] = {}
     owner = owners_of_segments(path, names, texts, kinds, numbers)
     time_ns = np.bincount(owner, weights=path.end - path.begin, minlength=len(numbers)).astype(np.int64)
@@ -127,16 +127,16 @@ def owners_of_segments(
     """Return the number of each segment's owner.
 
     Args:
-        path: The path, with at least one segment.
+        path: Path with at least one segment.
         names: Operators, modules and lines of the events.
         texts: The result of `plain_names`.
         kinds: `RowKind` of each row.
-        numbers: Number of each owner. New owners are added.
+        numbers: Number of each known owner. New owners are added.
     """
     columns = _columns(names, kinds, path.row)
     groups, first = _grouped([path.kind.astype(np.int64), *columns])
     codes = np.stack([column[first] for column in (path.kind, *columns)], axis=1).tolist()
-    # Different names can be equal without addresses.
+    # Names that differ only in their addresses share a key.
     number = [numbers.setdefault(_key(code, texts, names.module_paths[1]), len(numbers)) for code in codes]
     del columns
     return np.array(number)[groups]
@@ -146,7 +146,7 @@ def owned_path(windows: PathWindows, names: Attribution) -> OwnedPath:
     """Return the critical path of the steps in the account, with the owner of each segment.
 
     Args:
-        windows: The critical path.
+        windows: Windows of the critical path.
         names: Operators, modules and lines of the events.
     """
     texts = plain_names(names)
@@ -173,7 +173,7 @@ def owned_path(windows: PathWindows, names: Attribution) -> OwnedPath:
 
 
 def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]) -> OwnerKey:
-    """Return the key of an owner, given its kind and the codes of `_columns`."""
+    """Return the key of an owner from the codes of its kind and of its `_columns`."""
     kind, *of_texts, module = codes
     name, operator, annotation, line = (texts[code] if code >= 0 else None for code in of_texts)
     module_path = module_names[module] if module >= 0 else None
@@ -181,11 +181,11 @@ def _key(codes: Sequence[int], texts: Sequence[str], module_names: Sequence[str]
 
 
 def largest_owners(times: dict[OwnerKey, tuple[int, int]], total_ns: int) -> tuple[OwnerTime, ...]:
-    """Return owners sorted by time. Owners after the `MAX_OWNERS` largest are summed by kind and rank.
+    """Return owners sorted by time. All but the `MAX_OWNERS` largest are summed by kind and rank.
 
     Args:
-        times: Nanoseconds and number of intervals of each owner.
-        total_ns: Time of the account.
+        times: Time in nanoseconds and number of intervals of each owner.
+        total_ns: Total time of the account.
     """
     times = dict(times)
     for key, (of_group, count) in _sorted(times)[MAX_OWNERS:]:
@@ -232,9 +232,9 @@ def _columns(names: Attribution, kinds: NDArray[np.uint8], row: NDArray[np.int32
 def _with_gains(
     owners: tuple[OwnerTime, ...], causes: PathCauses, windows: PathWindows, names: Attribution, texts: Sequence[str]
 ) -> tuple[tuple[OwnerTime, ...], str | None]:
-    """Add gains to the largest owners and causes. Return the owners, and a note if the gains are unknown."""
+    """Add gains to the largest owners and causes. Return the owners and, if the gains are unknown, a note."""
     name_codes, module_codes = _codes(texts), _codes(names.module_paths[1])
-    # A sum of small owners has no name, so it looks the same as time without an event.
+    # A sum of small owners has no name, so it cannot be distinguished from time without an event.
     named = [owner for owner in owners[:MAX_GAINS] if owner.name is not None or len(owners) < MAX_OWNERS]
     gains = [Gain() for _ in named]
     for window in windows:

@@ -49,7 +49,7 @@ def can_name_straggler(group: GroupSkew) -> bool:
 
 
 def skew_of_team(matched: MatchedTeam) -> GroupSkew:
-    """Compute the skew of one team; see `skew_of`."""
+    """Compute the collective skew of one team, as described in `skew_of`."""
     team, groups, offsets = matched.ranks, matched.groups, matched.offsets
     run, role, replica, capture = team_of(team[0])
     if matched.repeated is not None:

@@ -1,4 +1,4 @@
-"""Names of owners in sentences."""
+"""Owner names for use in sentences."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONGEST_NAME = 48
 
 
 def name_of_owner(owner: OwnerIdentity) -> str | None:
-    """Return the event's name and its origin, such as ``aten::mm in train.py(3): step``, or ``None`` without a name."""
+    """Return the name and origin, such as ``aten::mm in train.py(3): step``, or ``None`` if there is no name."""
     if owner.name is None:
         return None
     name = cut_middle(owner.name, _LONGEST_NAME)

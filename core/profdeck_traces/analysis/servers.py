@@ -1,4 +1,4 @@
-"""Statistics of each server of a fleet."""
+"""Statistics for each server in a fleet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _US_PER_S = 1_000_000
 
 
 def servers_of(ranks: Sequence[RankSummary]) -> tuple[ServerSummary, ...]:
-    """Return the statistics of each server whose traces have engine iterations, sorted by run, role and replica."""
+    """Return statistics for each server whose traces have engine iterations, sorted by run, role and replica."""
     servers = [_server(traces, server_label(traces, ranks)) for traces in traces_of_servers(ranks)]
     return tuple(sorted(servers, key=lambda server: (server.run or "", server.role or "", server.replica or 0)))
 
@@ -48,7 +48,7 @@ def _has_prefill(iteration: EngineIteration) -> bool:
 
 
 def _tokens_per_s(iterations: Sequence[EngineIteration]) -> float | None:
-    """Return the decode tokens per second, including pauses. ``None`` if a batch does not state its tokens."""
+    """Return decode tokens per second, or ``None`` if a batch has no token count. The time includes pauses."""
     decodes = [iteration.step.decode_tokens for iteration in iterations if iteration.decode_requests]
     time_us = sum(iteration.step.duration_us + iteration.pause_us for iteration in iterations)
     if not decodes or None in decodes or not time_us:

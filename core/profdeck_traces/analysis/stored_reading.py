@@ -20,7 +20,7 @@ def write_result(trace: Path, *, cold_first_step: bool = False, last_step: int |
     Args:
         trace: A Chrome trace.
         cold_first_step: True if the recorder started in the first step of the trace, without warm-up.
-        last_step: Last global step of the trace, as in `profdeck_traces.inputs.sources.TraceSource`.
+        last_step: Last global step in the trace, as in `profdeck_traces.inputs.sources.TraceSource`.
 
     Returns:
         True if the result was stored. False if the trace is corrupt, changed during the analysis, contains values that

@@ -132,7 +132,7 @@ def read_summary(
     return summary.with_pictures(reading, buckets) if buckets else reading
 
 
-def read_with_pictures(  # noqa: PLR0913 - two are facts from the manifest
+def read_with_pictures(  # noqa: PLR0913 - two parameters are facts from the manifest
     path: Path,
     *,
     classifier: Classifier,
@@ -220,7 +220,7 @@ def _tables(path: Path) -> RecorderTables:
 class _Summary:
     """Summary of one trace."""
 
-    def __init__(  # noqa: PLR0913, PLR0915 - one parameter per option; a pass in the order that frees memory
+    def __init__(  # noqa: PLR0913, PLR0915 - one parameter per option; a single pass that frees memory early
         self,
         path: Path,
         trace: Trace,
@@ -307,7 +307,7 @@ class _Summary:
     def _attribute(
         self, names: Attribution, counted: CountedCalls, rows: Int, time_ns: Int, *, on_device: bool
     ) -> None:
-        """Divide the time of device events, or of operators, among their owners."""
+        """Attribute the time of device events or operators to their owners."""
         on_cpu = not on_device and is_cpu_only(self._trace)
         of_events = event_work(counted, names, rows, time_ns, self._device.peaks, on_device=on_device, on_cpu=on_cpu)
         basis = "device" if on_device else "host"
@@ -430,7 +430,7 @@ class _Summary:
         return utilization_of(self._device, self._event_work, work, computes, self._trace_steps, steps, devices)
 
     def _account_of(self, names: Attribution) -> tuple[Account | None, Arrivals]:
-        """Return the account of the steps, or ``None`` if there is none, and the paths to the collectives."""
+        """Return the account, or ``None`` if the steps take no time, and the critical paths to the collectives."""
         steps, events = self._trace_steps, self._trace.events
         names.events.storage.release()
         communicates = {self._trace.tables.names[code] for code in np.flatnonzero(self._communicates).tolist()}
@@ -438,7 +438,7 @@ class _Summary:
         calls, collectives = self._collectives, self._matched
         is_awaited = np.array([waits_for_all(name) for name in collectives.names], dtype=bool)
         rows = np.where(is_awaited[collectives.name], calls.row, -1) if len(calls) else calls.row
-        # Several groups can have the same text.
+        # Group codes with the same text are the same group.
         numbers = {text: number for number, text in enumerate(collectives.groups)}
         groups = np.array([numbers[text] for text in collectives.groups], dtype=np.int64)[collectives.group]
         finder = ArrivalFinder(names, windows.kinds, rows, groups, self._trace.base_ns)
@@ -480,7 +480,7 @@ class _Summary:
         return unix_ns if _EARLIEST_UNIX_NS < unix_ns < _LATEST_UNIX_NS else None
 
     def _collected(self) -> tuple[Columns, Collectives]:
-        """Return the collective calls, and the same calls in the form that is compared with other ranks."""
+        """Return the collective calls as events, and in the form used for comparisons with other ranks."""
         trace = self._trace
         calls = self._communication
         on_hosts = not len(calls)

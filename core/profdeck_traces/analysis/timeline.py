@@ -121,11 +121,11 @@ class Picture:
 
     @property
     def _long_ns(self) -> int:
-        """Minimum duration of an event that is shown separately."""
+        """Minimum duration of events that are shown individually."""
         return _LONG * (self._end_ns - self._begin_ns) // (len(self._edges) - 1)
 
     def _add_path(self, path: OwnedPath) -> None:
-        """Add the critical path as a lane whose classes are the kinds of owners."""
+        """Add the critical path as a lane, with owner kinds as its classes."""
         key = ("path", None, None)
         kinds = np.array([OwnerKind.from_label(owner.kind) for owner in path.owners], np.int64)[path.owner]
         for kind in np.unique(kinds).tolist():

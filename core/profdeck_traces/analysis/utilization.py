@@ -44,7 +44,7 @@ class TraceUtilization:
 
 
 def is_cpu_only(trace: Trace) -> bool:
-    """Return True if the recorder found no device, and no call of a device runtime was recorded.
+    """Return True if the recorder found no devices and recorded no device runtime calls.
 
     Kineto lists the CUDA and HIP devices of the machine even if only CPU activity is recorded.
     """

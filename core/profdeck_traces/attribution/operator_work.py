@@ -104,7 +104,7 @@ def _product(inputs: _Inputs, *, left: int, right: int, out_dtype: int | None = 
 
 
 def _vector_product(inputs: _Inputs, *, matrix: int) -> OperatorWork:
-    """Count the product of an m x k matrix and the vector of k elements that follows it."""
+    """Count the product of an m x k matrix and a vector of k elements, which is the next argument."""
     rows, columns = inputs.shape(matrix)
     if inputs.shape(matrix + 1) != [columns]:
         raise ValueError

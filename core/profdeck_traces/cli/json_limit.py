@@ -1,4 +1,4 @@
-"""Option ``--max-bytes``: JSON documents of limited size, with the most important items first."""
+"""Option ``--max-bytes``, which limits the size of JSON documents by shortening the least important lists."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def check_option(max_bytes: int | None, *, as_json: bool) -> None:
     """Raise an error if ``--max-bytes`` is used without ``--json``.
 
     Raises:
-        typer.BadParameter: The option has no effect.
+        typer.BadParameter: ``--json`` is missing.
     """
     if max_bytes is not None and not as_json:
         raise typer.BadParameter("--max-bytes requires --json. Specify --json as well.")
 
 
 def print_limited(document: dict[str, Any], max_bytes: int | None, important: Sequence[str]) -> None:
-    """Print a JSON document, shortened if there is a limit.
+    """Print a JSON document, shortened if necessary to fit a limit.
 
     Args:
-        document: The document.
-        max_bytes: Maximum size of the output in bytes, or ``None``.
+        document: JSON data.
+        max_bytes: Maximum size of the output in bytes, or ``None`` for no limit.
         important: Paths of lists, most important first, as in `fit`.
 
     Raises:
-        ConfigError: The document does not fit.
+        ConfigError: The document cannot be shortened enough.
     """
     if max_bytes is None:
         terminal.print_json(document)
@@ -56,18 +56,19 @@ def print_limited(document: dict[str, Any], max_bytes: int | None, important: Se
 
 
 def fit(document: dict[str, Any], max_bytes: int, important: Sequence[str]) -> str:
-    """Return a document as JSON of at most `max_bytes` bytes, with a key ``truncated``.
+    """Encode a document as JSON in at most `max_bytes` bytes, and add the key ``truncated``.
 
-    Lists are shortened from their end, one path after the other: first those that are not in `important`, largest
-    first, then those in `important`, last first. ``truncated`` maps each path to the number of omitted items.
+    Items are removed from the ends of lists, one path at a time. Lists that are not in `important` are shortened first,
+    starting with the largest. Lists in `important` follow, starting with the least important. ``truncated`` maps each
+    shortened path to the number of omitted items.
 
     Args:
-        document: JSON data. Lists start with their most important item.
-        max_bytes: Maximum size, including the line break at the end.
+        document: JSON data. Each list starts with its most important item.
+        max_bytes: Maximum size, including the final newline.
         important: Paths of lists, most important first, such as ``ranks[].kernels``.
 
     Raises:
-        ConfigError: The document is larger than the limit even with empty lists.
+        ConfigError: The document exceeds the limit even if all lists are empty.
     """
     shortened = json.loads(json.dumps(document))
     truncated: dict[str, int] = {}
@@ -102,7 +103,7 @@ def fit(document: dict[str, Any], max_bytes: int, important: Sequence[str]) -> s
 
 
 def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield all lists inside a value with their paths. Items of a list have the path of the list and ``[]``."""
+    """Yield each list in a value with its path. The path of a list's items ends with ``[]``."""
     if isinstance(value, list):
         yield path, value
         for item in value:
@@ -113,5 +114,5 @@ def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
 
 
 def _encode(value: Any) -> str:
-    """Return compact JSON in ASCII with a line break."""
+    """Encode a value as compact ASCII JSON with a final newline."""
     return terminal.escape_commands(json.dumps(value, separators=(",", ":"))) + "\n"

@@ -1,4 +1,4 @@
-"""Findings from the account of one rank: the causes of the time on its critical path."""
+"""Findings from one rank's account, which attributes critical-path time to causes."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _WAITS_FOR_BACKWARD = "run_backward"
 
 @attrs.frozen(kw_only=True)
 class _Cause:
-    """Conditions and text of a finding."""
+    """Conditions for a finding, and its text."""
 
     rule: str
-    """Id of the cause in findings."""
+    """Value of `Finding.rule`."""
     condition: str
-    """Description of the cause, for the documentation."""
+    """Description for the documentation."""
     min_share: float
-    """Smallest share of the step."""
+    """Minimum gain, as a fraction of the step."""
     min_calls: int = 0
-    """Smallest number of calls per step."""
+    """Minimum number of calls per step."""
     subject: Callable[[CauseTime, float], str]
-    """Returns the start of the text, given the calls per step."""
+    """Returns the start of the text. The second argument is the number of calls per step."""
     cure: Callable[[CauseTime], str]
-    """Returns the action."""
+    """Returns the suggested action."""
     is_certain: bool = False
-    """True if the trace contains the cause itself."""
+    """True if the trace records the cause directly."""
     needs_stacks: bool = False
     """True if the cause is only visible in Python stacks."""
     gain_share: float = 1.0
-    """Share of the gain that the action can save."""
+    """Fraction of the gain that the action can save."""
 
 
 def _fixed(text: str) -> Callable[..., str]:
@@ -54,7 +54,7 @@ def _fixed(text: str) -> Callable[..., str]:
 
 
 def _name(one: CauseTime) -> str:
-    """Return the name of the event with the most time, without the file of a frame."""
+    """Return the name of the event with the most time. For a Python frame, return only the function name."""
     frame = parse_frame(one.name or "")
     return frame[2] if frame else (one.name or "").removeprefix("<").removesuffix(">")
 
@@ -225,13 +225,13 @@ _CAUSES = {
     ),
 }  # fmt: skip
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
-"""Causes that rules on devices, or synchronisations, find more exactly if a device was recorded."""
+"""Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
 _ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
 
 def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
-    """Yield a finding for each cause in the account whose gain exceeds its limit."""
+    """Yield a finding for each cause in the account with a sufficient gain, and the causes that cannot be judged."""
     account = view.rank.account
     if account is None:
         yield from (NotJudged(rule, "the host was not recorded") for rule in (*RULES_OF_CAUSES, *_WITHOUT_STACKS))
@@ -243,13 +243,13 @@ def account_causes(view: RankView) -> Iterator[RankFinding | NotJudged]:
 
 
 def has_loop(view: RankView) -> bool:
-    """Return whether a Python loop over small operators has a finding."""
+    """Return whether there is a finding for a loop over small operators."""
     account = view.rank.account
     return account is not None and any(one.cause == causes.LOOP for one, _ in _found(view, account))
 
 
 def copies_us(view: RankView) -> float:
-    """Return the gain per step of copies to another layout or data type, if they have a finding."""
+    """Return the gain per step from copies to another layout or data type, or 0 if they have no finding."""
     account = view.rank.account
     if account is None:
         return 0.0
@@ -261,8 +261,8 @@ def explains_step(view: RankView, account: Account, step: int) -> bool:
     """Return whether a cause with a finding accounts for at least half of a step's excess over the median.
 
     Args:
-        view: The rank.
-        account: Its account.
+        view: Rank that ran the step.
+        account: Account of the rank.
         step: Index of the step.
     """
     if step >= len(account.step_us):
@@ -276,17 +276,17 @@ def explains_step(view: RankView, account: Account, step: int) -> bool:
 
 
 def _found(view: RankView, account: Account, without: str | None = None) -> Iterator[tuple[CauseTime, _Cause]]:
-    """Yield the causes whose gain exceeds their limit."""
+    """Yield the causes whose gain exceeds their minimum, except `without`."""
     for one in account.causes:
         cause = _CAUSES.get(one.cause)
         has_device = view.rank.devices or view.rank.launches
         if cause is None or one.cause == without or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
             continue
         if one.cause == causes.LOOP and has_device and not account.has_stacks:
-            continue  # small kernels or a host-bound device
+            continue  # covered by the rules for small kernels and host-bound devices
         if one.calls < cause.min_calls * account.steps:
             continue
-        # An engine reads the sampled tokens once per iteration.
+        # One synchronisation per iteration is normal: an engine has to read the sampled tokens.
         if account.basis == ITERATION and one.cause == causes.SYNCHRONISATION and one.calls <= account.steps:
             continue
         if _gain_us(view, account, one, cause) > cause.min_share * account.time_us / account.steps:
@@ -294,7 +294,10 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
 
 
 def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> float:
-    """Return the gain per step: computed if possible, otherwise the time. A host saves at most the idle device time."""
+    """Return the gain per step, or the time per step if the gain is unknown.
+
+    If a device was recorded, a cause on the host can save at most the device's idle time.
+    """
     gain_us = one.time_us if one.gain_us is None else one.gain_us
     if one.cause != causes.SYNCHRONISATION:
         gain_us = min(gain_us, one.time_us)
@@ -304,26 +307,26 @@ def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
     if one.cause == causes.ALLOCATION:
         return min(gain_us, view.idle.get("allocating", 0.0))
     if one.cause == causes.SYNCHRONISATION:
-        # After a synchronisation, the device also waits for the other causes.
+        # Some of the idle time after a synchronisation is due to the other causes.
         return min(gain_us, max(0.0, view.idle_us - _found_us(view, account)))
     return min(gain_us, view.idle_us)
 
 
 def _found_us(view: RankView, account: Account) -> float:
-    """Return the gain per step of the causes other than synchronisations."""
+    """Return the total gain per step from all causes except synchronisations."""
     return sum(
         _gain_us(view, account, one, cause) for one, cause in _found(view, account, without=causes.SYNCHRONISATION)
     )
 
 
 def explained_us(view: RankView) -> float:
-    """Return the idle time of the device per step that the findings of `account_causes` explain."""
+    """Return the device idle time per step that the findings of `account_causes` explain."""
     account = view.rank.account
     return 0.0 if account is None else sum(_gain_us(view, account, *found) for found in _found(view, account))
 
 
 def _is_backward(one: CauseTime) -> bool:
-    """Return whether a wait is the call of the backward pass, whose threads were recorded only in part."""
+    """Return whether a cause is the wait for the backward pass, whose threads were only partly recorded."""
     return one.cause == causes.WAITING and _WAITS_FOR_BACKWARD in (one.name or "")
 
 
@@ -373,7 +376,7 @@ def _each(account: Account) -> str:
 
 
 def _where(one: CauseTime) -> str:
-    """Return the place for the text, such as `` in train_step (train.py:12)``."""
+    """Return the place as a phrase, such as `` in train_step (train.py:12)``."""
     frame = parse_frame(one.line) if one.line else None
     if frame:
         return f" in {frame[2]} ({frame[0]}:{frame[1]})"
@@ -387,7 +390,7 @@ def _stage(one: CauseTime) -> str | None:
 
 
 def _bursts(one: CauseTime) -> list[int]:
-    """Return the indices of the steps with most of the time, or nothing if it is spread over most steps."""
+    """Return the indices of the steps with most of the time, or an empty list if it is spread over many steps."""
     if len(one.steps_us) < _FEWEST_STEPS:
         return []
     median_us = statistics.median(one.steps_us)
@@ -412,7 +415,7 @@ def _step(view: RankView, index: int) -> StepSummary | None:
 
 
 def _period(bursts: list[int]) -> int:
-    """Return the constant distance of at least three bursts, or 0."""
+    """Return the interval between bursts if there are at least three at regular intervals, otherwise 0."""
     distances = {later - step for step, later in itertools.pairwise(bursts)}
     return distances.pop() if len(bursts) >= _MIN_PERIODS and len(distances) == 1 and distances != {1} else 0
 
@@ -436,7 +439,11 @@ _MIN_OUTSIDE, _MIN_IDLE_STAGE = 0.3, 0.1
 
 
 def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding | NotJudged]:
-    """Without stacks, yield stages over 10 % that are mostly outside operators, or the rest if it is over 30 %."""
+    """Yield findings for time outside operators if stacks were not recorded.
+
+    A stage that exceeds 10 % of the step and is mostly outside operators has its own finding. Other time outside
+    operators has one if it exceeds 30 %.
+    """
     if account.has_stacks:
         return
     step_us = account.time_us / account.steps
@@ -465,7 +472,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
         else:
             rest_us += gain_us
             main = main or one
-    # With a device, the host may wait for it in a call that was not recorded.
+    # If there is a device, the host may be waiting for it in a call that was not recorded.
     if main is None or rest_us <= _MIN_OUTSIDE * step_us or view.rank.devices:
         return
     load = view.rank.host_load
@@ -486,7 +493,7 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
 
 
 def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
-    """Yield the causes that could exceed their limit in time that the trace does not explain."""
+    """Yield the causes that cannot be ruled out because of missing data."""
     unexplained = sum(one.time_us for one in account.causes if one.cause == causes.BETWEEN) / account.time_us
     if not account.has_stacks:
         for cause in _CAUSES.values():
@@ -502,9 +509,9 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
 
 
 RULES = {account_causes: (*RULES_OF_CAUSES, *_WITHOUT_STACKS)}
-"""Rules, and the causes that each of them searches for."""
+"""Rules, with the causes that each one looks for."""
 
 
 def conditions() -> Iterator[tuple[str, str]]:
-    """Yield the id and the condition of each cause, for the documentation."""
+    """Yield each cause and its condition, for the documentation."""
     yield from ((cause.rule, cause.condition) for cause in _CAUSES.values())

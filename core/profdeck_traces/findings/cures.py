@@ -1,4 +1,4 @@
-"""Cures that name the options of an engine. The plugins of the engines provide them."""
+"""Engine-specific cures: suggested actions that name engine options. Engine plugins provide them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from profdeck_traces.base.errors import PluginError
 logger = logging.getLogger("profdeck")
 
 ENGINE_CURES = "profdeck.engine_cures"
-"""Entry-point group of mappings from a cause, such as ``prefill-next-to-decode``, to its cure in one engine. The names
-are those of the group ``profdeck.trace_names``."""
+"""Entry-point group for engine cures. Each entry point is a mapping from causes, such as ``prefill-next-to-decode``, to
+cures for one engine. Its name is the engine's name in the group ``profdeck.trace_names``."""
 
 
 def engine_cure(engine: str | None, cause: str, default: str) -> str:
-    """Return an engine's cure for a cause, or a default that applies to any engine."""
+    """Return an engine's cure for a cause, or `default` if it has none."""
     return default if engine is None else _cures(engine).get(cause, default)
 
 

@@ -26,7 +26,7 @@ from profdeck_traces.reading.event_names import is_data_loading, is_loader
 _SDMA_BYTES_PER_S = 0.8 * 18e9
 _FEWEST_STEPS = 3
 _MORE_WORK = 1.02
-"""Ratio of FLOPs from which a rank has more work than another one."""
+"""Minimum ratio of a rank's FLOPs to the other ranks' median that counts as more work."""
 _MAX_NAME = 48
 _WAIT, _COLLECTIVE = OwnerKind.WAIT_FOR_RANK.label, OwnerKind.COLLECTIVE.label
 _ON_HOST = frozenset(
@@ -34,7 +34,7 @@ _ON_HOST = frozenset(
     for kind in (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.ALLOCATION, OwnerKind.BETWEEN)
 )
 CAUSES = frozenset({"straggler", "imbalance", "slow-stage", "slow-link", "small-collectives", "pipeline-bubble"})
-"""Causes that require several ranks."""
+"""Causes that can only be found with several ranks."""
 FIRST_STEP = "the recorder's first step"
 
 
@@ -69,7 +69,7 @@ def incomplete(run: RunSummary) -> Iterator[Finding]:
 
 
 def unrecorded_work(run: RunSummary) -> Iterator[Finding]:
-    """Launches without device work, and events with invalid times or outside the recording."""
+    """Yield notices about launches without device work, and about events with invalid times."""
     labels = labels_of(run.ranks)
     lost = [rank for rank in run.ranks if rank.launches and rank.launches_without_work == rank.launches]
     if lost:
@@ -139,8 +139,8 @@ def _notice(text: str, do: str, rule: str = "incomplete") -> Finding:
 
 
 def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """One rank for which the others wait in collectives for over 1 % of the step. Without such a rank, ranks that wait
-    for each other for over 10 % of the step. Waits count if they are on the critical path.
+    """A rank for which the others wait in collectives for over 1 % of the step. If no rank is a straggler, ranks that
+    wait for each other for over 10 % of the step. Only waits on the critical path count.
     """
     for group in run.skew:
         ranks = {rank.path: rank for rank in group.ranks}
@@ -162,13 +162,13 @@ def skew(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 
 def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int | None, float]:
-    """Return the time per step that a rank waits for each other rank.
+    """Return the time per step that a rank waits for each of the other ranks.
 
     Args:
-        view: The rank.
+        view: Rank that waits.
         straggler: Rank that the others wait for.
-        skew_us: Total wait in collectives. It counts if the account cannot contain it, because it does not include the
-            device, or because the host waits for the device without a recorded call.
+        skew_us: Total wait in collectives. It is used if the account cannot contain these waits, because the account
+            excludes the device, or because the host waits for the device outside recorded calls.
     """
     account = view.rank.account
     times: Counter[str] = Counter()
@@ -177,7 +177,7 @@ def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int
         times[owner.kind] += round(owner.time_us)
         if owner.kind == _WAIT and account:
             waits[owner.rank] = waits.get(owner.rank, 0.0) + owner.time_us / account.steps
-    # Without launches, all owners are on the host.
+    # Without launches, the account has only host owners.
     is_unseen = not view.rank.launches or times[OwnerKind.BETWEEN.label] >= skew_us
     if account is None or (is_unseen and not waits and not times[_COLLECTIVE]):
         return {straggler: skew_us / view.count}
@@ -185,14 +185,14 @@ def _waits_us(view: RankView, straggler: int | None, skew_us: float) -> dict[int
 
 
 def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[float]) -> RankFinding:
-    """Return the finding for a rank for which the others wait `waits_us` per step."""
+    """Return the finding for a straggler. `waits_us` contains the time per step that each other rank waits for it."""
     time_us = statistics.fmean(waits_us)
     count = "rank waits" if len(others) == 1 else "ranks wait"
     text = f"The other {count} {ms(time_us)} {slow.per} for {slow.label}"
     cause, do = _difference(slow, others)
     place: dict[str, Any] = {}
     excess_us = _excess_us(slow, others)
-    # Otherwise, the account of the slow rank does not explain the wait.
+    # With a smaller excess, the slow rank's account would not explain the wait.
     if excess_us and sum(excess_us.values()) >= 0.5 * time_us:
         key = max(excess_us, key=lambda owner: excess_us[owner])
         slow_us, others_us = _own_times_us(slow)[key], _median_us(others, key)
@@ -211,7 +211,7 @@ def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[fl
 
 
 class _Owner(NamedTuple):
-    """Fields of an owner that are compared between ranks."""
+    """Owner fields that identify the same work on different ranks."""
 
     kind: str
     name: str | None
@@ -220,7 +220,7 @@ class _Owner(NamedTuple):
 
     @property
     def loads_data(self) -> bool:
-        """True if the time is spent in data loading."""
+        """True if the owner's time is spent loading data."""
         return (
             self.kind == OwnerKind.DATA_LOADING.label
             or is_data_loading(self.annotation or "")
@@ -229,7 +229,7 @@ class _Owner(NamedTuple):
 
 
 def _own_times_us(view: RankView) -> dict[_Owner, float]:
-    """Return the time per step of each owner on a rank's critical path, except collectives and waits for ranks."""
+    """Return the time per step of each owner on a rank's critical path, excluding collectives and waits for ranks."""
     times: dict[_Owner, float] = {}
     account = view.rank.account
     for owner in account.owners if account else ():
@@ -244,7 +244,7 @@ def _median_us(views: Sequence[RankView], owner: _Owner) -> float:
 
 
 def _excess_us(slow: RankView, others: Sequence[RankView]) -> dict[_Owner, float]:
-    """Return the owners that take longer on a rank than on the median of the others, with the difference."""
+    """Return each owner's excess over the median of the other ranks, if it is positive."""
     of_others = [_own_times_us(view) for view in others]
     excess = {
         owner: time_us - statistics.median(times.get(owner, 0.0) for times in of_others)
@@ -254,7 +254,7 @@ def _excess_us(slow: RankView, others: Sequence[RankView]) -> dict[_Owner, float
 
 
 def _difference(slow: RankView, others: Sequence[RankView]) -> tuple[str, str]:
-    """Return the cause of a slow rank, if the traces show it, and the cure."""
+    """Return a phrase for the cause of a slow rank, or an empty string, and the suggested action."""
     excess_us = _excess_us(slow, others)
     total_us = sum(excess_us.values())
 
@@ -287,21 +287,21 @@ def _difference(slow: RankView, others: Sequence[RankView]) -> tuple[str, str]:
 
 
 def _flops_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:
-    """Return the FLOPs of a rank as a multiple of the others' median, or ``None`` if they are unknown."""
+    """Return the ratio of a rank's FLOPs to the other ranks' median, or ``None`` if it is unknown."""
     flops = slow.rank.product_flops
     of_others = [view.rank.product_flops for view in others if view.rank.product_flops]
     return flops / statistics.median(of_others) if flops and len(of_others) == len(others) else None
 
 
 def _label(owner: _Owner) -> str:
-    """Return the name of an owner and its line."""
+    """Return an owner's name and, if known, its line."""
     name = cut_middle(owner.name, _MAX_NAME) if owner.name else owner.kind
     line = owner.line if owner.line and owner.line != owner.name else None
     return f"{name} ({line})" if line else name
 
 
 def _imbalance(group: GroupSkew, views: Sequence[RankView], time_us: float) -> RankFinding:
-    """Return the finding for ranks that wait for each other `time_us` per step."""
+    """Return the finding for ranks that wait for each other for `time_us` per step."""
     whose = f"Ranks of {group.role}" if group.role else "Ranks"
     awaited: Counter[_Owner] = Counter()
     for view in views:
@@ -334,7 +334,7 @@ def _last_arrivals(group: GroupSkew) -> str:
 
 
 def _path_us(view: RankView, selected: Callable[[str], bool]) -> float:
-    """Return the time per step of the selected collectives on the critical path, without waits for ranks."""
+    """Return the time per step of selected collectives on the critical path, excluding waits for ranks."""
     account = view.rank.account
     if account is None:
         return 0.0
@@ -343,8 +343,8 @@ def _path_us(view: RankView, selected: Callable[[str], bool]) -> float:
 
 
 def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """At least 20 collectives per step with less than 1 MB on average, and over 5 % of the step on the critical path
-    in collectives after all ranks have arrived.
+    """At least 20 collectives per step, with less than 1 MB on average, that take over 5 % of the step on the critical
+    path. Waits for other ranks do not count.
     """
     for view in views:
         calls = [call for call in view.rank.collectives if call.size_bytes is not None and not is_message(call.name)]
@@ -366,8 +366,8 @@ def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 
 def slow_groups(views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """A process group whose fastest call of a collective takes over 1.5 times as long as in the median of at least
-    two other groups of the same size, for the same number of bytes.
+    """A process group whose fastest call of a collective takes over 1.5 times as long as the median of at least two
+    other groups. Only groups of the same size and calls with the same number of bytes are compared.
     """
     groups: dict[tuple[object, ...], dict[str, list[tuple[CollectiveCalls, RankView]]]] = {}
     for view in views:
@@ -399,7 +399,7 @@ def slow_groups(views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 
 def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """Messages (send, receive) on the critical path for over 10 % of the step. The traces do not show the sender."""
+    """Sends and receives that take over 10 % of the step on the critical path. Traces do not identify the sender."""
     for view in views:
         time_us = _path_us(view, is_message)
         if time_us > 0.1 * view.step_us:
@@ -414,8 +414,8 @@ def pipeline_bubble(views: Sequence[RankView]) -> Iterator[RankFinding]:
 
 
 def slow_stage(run: RunSummary, views: Sequence[RankView]) -> Iterator[RankFinding]:
-    """A stage that takes one rank 10 % of the step longer than the median of the other ranks, without the time in
-    collectives of the host. Ranks whose collectives were matched are compared by their waits instead.
+    """A stage in which one rank exceeds the median of the other ranks by over 10 % of the step, excluding time in host
+    collectives. Ranks whose collectives were matched are compared by their waits instead.
     """
     teams: dict[tuple[object, ...], list[RankView]] = {}
     alone = strangers(run.ranks) | {rank.path for group in run.skew for rank in group.ranks if rank.collectives}
@@ -479,4 +479,4 @@ RULES: tuple[Callable[[Sequence[RankView]], Iterator[RankFinding]], ...] = (
     small_collectives,
     pipeline_bubble,
 )
-"""Rules for several ranks that need only the ranks."""
+"""Cross-rank rules that take only the views of the ranks."""

@@ -1,4 +1,4 @@
-"""Applies the rules about engines to the servers of a run."""
+"""Applies the engine rules to the servers of a run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CAUSES = frozenset(
 
 
 def results_of(servers: Sequence[ServerView], views: Sequence[RankView]) -> Iterator[_Result]:
-    """Yield the result of each rule about engines, with a trace that it is about.
+    """Yield the results of all engine rules, each with a trace that it applies to.
 
     Args:
-        servers: Servers of a run.
-        views: All traces of the run.
+        servers: Servers in the run.
+        views: All traces in the run.
     """
     for server in servers:
         yield from ((server.views[0], result) for rule in engine_rules.RULES for result in rule(server))

@@ -113,7 +113,7 @@ def _key(sha256: str) -> str:
 
 @functools.cache
 def _code_hash(files: tuple[Path, ...]) -> str:
-    """Return a hash of this package's code. File times would differ between installations."""
+    """Return a hash of this package's code. File times are not used because they differ between installations."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in files:
         digest.update(f"\0{os.path.relpath(path, root)}\0".encode() + path.read_bytes())

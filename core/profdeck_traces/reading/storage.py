@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 
 class Storage:
-    """Allocates the arrays of one trace.
+    """Allocates arrays for one trace.
 
-    The kernel can write the pages of a mapped file to disk when memory is short, unlike other memory. The files have no
-    name, so they are deleted when the arrays are freed or the process exits.
+    When memory is short, the kernel can write the pages of a mapped file to disk, unlike other memory. The files are
+    unnamed, so they are deleted when the arrays are freed or the process exits.
     """
 
     def __init__(self, *, in_files: bool = False) -> None:
@@ -33,7 +33,7 @@ class Storage:
         return array
 
     def stored(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return the values, moved to a file if the trace is large."""
+        """Return the values. If the trace is large, copy them to a temporary file."""
         if not self._in_files:
             return values
         stored = self.empty(len(values), values.dtype)
@@ -49,6 +49,6 @@ class Storage:
         return taken
 
     def release(self) -> None:
-        """Unmap the pages of all files, which limits the resident memory. They are mapped again when they are used."""
+        """Unmap the pages of all files to limit resident memory. Accessing a page maps it again."""
         for mapped in self._maps:
             mapped.madvise(mmap.MADV_DONTNEED)

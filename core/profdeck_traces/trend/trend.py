@@ -1,9 +1,9 @@
-"""Sorts the metrics of captures into series, and detects their changes.
+"""Builds series from the metrics of captures, and detects changes in them.
 
-All series of a call share the significance level by Holm's weighted step-down procedure (Scandinavian Journal of
-Statistics 6, 1979). It bounds the probability of any false alarm, also for dependent series such as the parts of one
-step. The metrics have half of the weight, so that many parts do not hide a change of the step. Stages and owners of all
-ranks together have a quarter, and those of single ranks the other quarter.
+The significance level is divided among all series by Holm's weighted step-down procedure (Scandinavian Journal of
+Statistics 6, 1979). It bounds the probability of any false alarm, even for dependent series such as the parts of one
+step. Metrics get half of the weight, so that a large number of parts does not hide a change in the step. The other half
+is divided equally between parts (stages and owners) of all ranks together and parts of single ranks.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ STALL = "stall"
 _LAST = (BUSY, EXPOSED, STALL)
 _HALF = 0.5
 _LEAST_EXPLAINED = 0.25
-"""Minimum change of a part to be named, as a fraction of the change of its series."""
+"""Minimum change in a part for it to be reported, as a fraction of the change in the series."""
 
 _WEIGHTS = (0.5, 0.25, 0.25)
-"""Weights of the families of series in the correction for multiple tests: metrics, parts, and parts of single ranks."""
+"""Weights of metrics, of parts, and of parts of single ranks in the correction for multiple tests."""
 _LEAST_PART = 0.01
-"""Minimum size and change of a part, as a fraction of the step."""
+"""Minimum size of a tested part, and minimum change in it, as fractions of the step."""
 _Selector = Callable[[RankNumbers], Mapping[str, float]]
-"""Returns the parts of one kind."""
+"""Function that returns the times of all parts of one kind."""
 _PARTS: dict[str, _Selector] = {"stage": lambda numbers: numbers.stages, "owner": lambda numbers: numbers.owners}
-"""Parts that are tested as series."""
+"""Kinds of parts that are tested as series."""
 
 _Capture = list[RankPoint]
 """The ranks of one role, replica and stage in one capture."""
@@ -59,7 +59,7 @@ class _Line:
     kind: str = "metric"
     rank: int | None = None
     least: float = 0.0
-    """Smallest change to report, in the unit of the series."""
+    """Minimum change to report, in the unit of the series."""
 
     @property
     def family(self) -> int:
@@ -67,13 +67,13 @@ class _Line:
         return 0 if self.kind == "metric" else 1 if self.rank is None else 2
 
     def value_of(self, rank: RankPoint) -> float | None:
-        """Return the value of a rank, or ``None`` if it has none."""
+        """Return a rank's value, or ``None`` if it has none."""
         if self.kind == "metric":
             return _value(rank, self.what)
         return _PARTS[self.kind](rank.numbers).get(self.what, 0.0) if self.rank in {None, rank.rank} else None
 
     def points(self) -> list[TrendPoint]:
-        """Return the value of each capture."""
+        """Return one point for each capture."""
         combine: Callable[[list[float]], float] = max if self.what == STALL else statistics.fmean
         points = []
         for ranks in self.captures:
@@ -113,7 +113,7 @@ def trend_of(points: Sequence[RankPoint], *, left_out: int = 0, min_change: floa
 
 
 def _levels(lines: Sequence[tuple[_Line, Sequence[TrendPoint]]], min_change: float) -> list[float]:
-    """Return the significance level of each series by Holm's procedure."""
+    """Compute the significance level of each series with Holm's procedure."""
     sizes = Counter(line.family for line, _ in lines)
     weights = [_WEIGHTS[line.family] / sizes[line.family] for line, _ in lines]
     p_values = [smallest_p_value([point.value for point in points], min_change=min_change) for _, points in lines]
@@ -155,9 +155,9 @@ def _lines(points: Sequence[RankPoint]) -> Iterator[_Line]:
 
 
 def _part_lines(role: str, replica: int | None, stage: str | None, captures: Sequence[_Capture]) -> Iterator[_Line]:
-    """Yield the stages and owners that take at least 1 % of a step, of all ranks together and of each rank.
+    """Yield the stages and owners that take at least 1 % of a step, for all ranks together and for each rank.
 
-    The selection uses means over all captures. Their order does not matter, so it does not affect the test.
+    The selection uses means over all captures. It does not depend on their order, so it does not bias the test.
     """
     ranks = sorted({rank.rank for capture in captures for rank in capture})
     for rank in (None, *ranks) if len(ranks) > 1 else (None,):
@@ -178,7 +178,7 @@ def _part_lines(role: str, replica: int | None, stage: str | None, captures: Seq
 
 
 def _step_us(rank: RankPoint) -> float | None:
-    """Return the duration of a step, or of an iteration of the first kind without steps."""
+    """Return the step duration or, if there are no steps, the duration of the first kind of iteration."""
     values = rank.numbers.values
     steps = [name for name in values if name in STEPS.values()] or [name for name in values if "iteration" in name]
     return values[steps[0]] if steps else None
@@ -235,7 +235,7 @@ def _series(line: _Line, points: Sequence[TrendPoint], level: float, min_change:
 
 
 def _is_named(part: TrendPart, change: TrendChange, line: _Line) -> bool:
-    """Return whether to name a part: it is not the series itself, and explains a fair share of a change in time."""
+    """Return whether to report a part. It must differ from the series and explain enough of a change in time."""
     if (part.kind, part.name) == (line.kind, line.what) and part.rank in {None, line.rank}:
         return False
     is_time = not (line.what == BUSY or line.what.endswith(TOKENS)) or line.kind != "metric"
@@ -263,7 +263,7 @@ def _change(
 
 
 def _parts(before: Sequence[_Capture], after: Sequence[_Capture], *, sign: float) -> Iterator[TrendPart]:
-    """Yield the stage, owner, class and idle cause that changed most, each if its change is significant."""
+    """Yield the stage, owner, class and idle cause that changed most, each only if its change is significant."""
     kinds: dict[str, _Selector] = _PARTS | {
         "class": lambda numbers: numbers.classes,
         "idle": lambda numbers: numbers.idle,
@@ -271,7 +271,7 @@ def _parts(before: Sequence[_Capture], after: Sequence[_Capture], *, sign: float
     stage = ""
     for kind, select in kinds.items():
         deltas = _deltas(before, after, select)
-        # A stage or owner can be slow on one rank. Device times are averaged, because ranks that wait are busy as well.
+        # A stage or owner can be slow on a single rank. Device times are averaged because waiting ranks are busy too.
         score = max if kind in _PARTS else statistics.fmean
         scores = {name: score([sign * delta for delta in by_rank.values()]) for name, by_rank in deltas.items()}
         name = max(scores, key=lambda name: scores[name], default="")

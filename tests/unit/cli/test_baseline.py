@@ -111,7 +111,7 @@ def test_check_without_comparable_times_fails(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_undecided_change_is_not_within_the_limit(cli: Cli, tmp_path: Path) -> None:
-    """The steps of both runs vary by a factor of two, so the change of 27 % may be chance."""
+    """Steps vary by a factor of two in both runs, so the 27 % change may be due to chance."""
     levels = {"noisy": (400.0, 700, 420, 600, 390, 660), "changed": (700.0, 390, 680, 760, 400, 620)}
     for name, times_us in levels.items():
         write_run(tmp_path / name, 6, lambda number, times_us=times_us: GpuJob(steps=1, product_us=times_us[number]))  # type: ignore[misc]

@@ -1,7 +1,7 @@
-"""Simulated ranks that run work and collectives, and the owner of each nanosecond by brute force.
+"""Simulated ranks that run work and collectives, with a brute-force computation of the owners of their time.
 
-Each rank launches the work of a step at its start, and then waits for the device. The device runs the work without
-gaps. A collective ends on all ranks of its group at the same time, after the last rank has arrived.
+Each rank launches all work of a step at the start, and then waits for the device. The device runs the work without
+gaps. A collective ends at the same time on all ranks in its group, after the last rank has arrived.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FIRST_NS = 10_000_000
 
 
 class Work(NamedTuple):
-    """An interval of a rank's device. `arrived` is the arrival of the last rank, for collectives."""
+    """Work on a rank's device. For a collective, `arrived` is the time at which the last rank arrived."""
 
     name: str
     group: tuple[int, ...]
@@ -34,14 +34,14 @@ class Job(NamedTuple):
     """A simulated job."""
 
     steps: list[list[tuple[int, int]]]
-    """For each rank, the start and end of its steps on a common clock."""
+    """Start and end of each step of each rank, on a common clock."""
     work: list[list[Work]]
     clock_ns: list[int]
-    """For each rank, the difference of its clock from the common clock."""
+    """Offset of each rank's clock from the common clock."""
 
 
 def simulate(seed: int, *, ranks: int = 4, steps: int = 3, collectives: int = 12) -> Job:
-    """Run a random program. Collectives run in the group of all ranks, or in pairs of ranks."""
+    """Simulate a random program. Collectives run on all ranks or on a pair of ranks."""
     choice = random.Random(seed)  # noqa: S311 - reproducible programs
     pairs = [(rank, rank + 1) for rank in range(0, ranks - 1, 2)]
     groups = [tuple(range(ranks)), *pairs] if ranks > 2 else [tuple(range(ranks))]
@@ -119,11 +119,11 @@ def _event(
 
 
 Owner = tuple[int | None, str | None]
-"""Rank that the owner's rank waits for, and the name of the work; ``None`` for time before the first work."""
+"""Awaited rank (``None`` if not waiting) and name of the work (``None`` if there is none)."""
 
 
 def owners(job: Job, rank: int) -> Counter[Owner]:
-    """Return the time of each owner in the steps of a rank, in nanoseconds."""
+    """Return the time of each owner within a rank's steps, in nanoseconds."""
     times: Counter[Owner] = Counter()
     for begin, end in job.steps[rank]:
         for owner, first, last in _owners(job, rank, begin, end):
@@ -132,7 +132,7 @@ def owners(job: Job, rank: int) -> Counter[Owner]:
 
 
 def _owners(job: Job, rank: int, begin: int, end: int) -> list[tuple[Owner, int, int]]:
-    """Return the owners of an interval of a rank."""
+    """Return the owners in an interval on one rank, with their start and end times."""
     found: list[tuple[Owner, int, int]] = []
     time = begin
     for item in job.work[rank]:
@@ -141,7 +141,7 @@ def _owners(job: Job, rank: int, begin: int, end: int) -> list[tuple[Owner, int,
         if item.begin > time:
             found.append(((None, None), time, item.begin))
         time, until = max(time, item.begin), min(item.end, end)
-        # All ranks see the same collectives, so only the duration of this rank's wait matters.
+        # All ranks of a group record its collectives, so only the length of this rank's wait matters.
         if item.group and item.arrived - item.begin > NOISE_NS and item.arrived > time:
             waited = min(item.arrived, until)
             for (root, name), first, last in _owners(job, item.last, time, waited):

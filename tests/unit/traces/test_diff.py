@@ -343,7 +343,7 @@ def test_large_change_that_may_be_chance_is_inconclusive() -> None:
     role = role_diff(trace(steps=before), trace(steps=after))
     assert role.regressions(0.05) == ()
     assert "may have changed by more than 5%" in role.undecided(0.05)[0]
-    assert "may have changed by more than 30%" in role.undecided(0.3)[0]  # up to 80 ms of 110 ms
+    assert "may have changed by more than 30%" in role.undecided(0.3)[0]  # the change may be up to 80 ms of 110 ms
     assert role.undecided(0.9) == ()
     assert (role.verdict(0.3), role.verdict(0.9)) == ("inconclusive", "same")
     assert verdict_of(role, 0.9).startswith("trainer changed by less than 90%: ")
@@ -365,12 +365,12 @@ def test_one_slow_rank_is_a_regression() -> None:
 
 
 def step_times(generator: random.Random, level: float, *, slope: float = 0.0, spread: float = 0.05) -> list[float]:
-    """Return the durations of ten steps with normal noise, which drift by `slope` per step."""
+    """Return the durations of ten steps with Gaussian noise and a drift of `slope` per step."""
     return [level + slope * step + generator.gauss(0, spread * level) for step in range(10)]
 
 
 def test_noise_is_rarely_called_a_change_and_a_planted_change_is_found() -> None:
-    generator = random.Random(1)  # noqa: S311 - no secret
+    generator = random.Random(1)  # noqa: S311 - reproducible input
     verdicts = [
         role_diff(trace(steps=step_times(generator, 100)), trace(steps=step_times(generator, 100))).verdict()
         for _ in range(500)
@@ -391,14 +391,14 @@ def test_noise_is_rarely_called_a_change_and_a_planted_change_is_found() -> None
 @pytest.mark.parametrize("slope", [0.5, 2, 10, -2])
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_drift_that_continues_from_one_run_to_the_next_is_inconclusive(slope: float, noise: float) -> None:
-    generator = random.Random(2)  # noqa: S311 - no secret
+    generator = random.Random(2)  # noqa: S311 - reproducible input
     times = [200 + slope * step + noise * abs(slope) * generator.uniform(-1, 1) for step in range(20)]
     role = role_diff(trace(steps=times[:10]), trace(steps=times[10:]))
     if abs(slope) >= 2:
         assert role.verdict() == "inconclusive"
         assert "may be drift; record later or more steps" in verdict_of(role)
     else:
-        assert role.verdict() == "same"  # less than 5 %
+        assert role.verdict() == "same"  # changes by less than 5 %
     assert role.regressions(0.05) == ()
 
 

@@ -114,7 +114,7 @@ def link(name: str, gb_per_s: float, large: float = 1.0) -> Write:
 
 
 def communication(count: int, kind: str = "AllReduce", reduce_us: float = 4.0, nelems: int = 240_000) -> Write:
-    """Steps of 1,000 us with collectives on the device, for which the host waits."""
+    """Return a writer of traces with steps of 1,000 us, in which the host waits for collectives on the device."""
 
     def write(path: Path) -> Path:
         events = []
@@ -142,7 +142,7 @@ def communication(count: int, kind: str = "AllReduce", reduce_us: float = 4.0, n
 
 
 def groups(ratio: float) -> Write:
-    """All-reduces of three process groups. The last one takes `ratio` times as long."""
+    """Return a writer of traces with all-reduces in three process groups. The last takes `ratio` times as long."""
 
     def write(path: Path) -> Path:
         events = [event("user_annotation", "ProfilerStep#0", 0, 1_000)]
@@ -161,7 +161,7 @@ def groups(ratio: float) -> Write:
 
 
 def stages(slow_us: float) -> Write:
-    """Steps of 10,000 us on two ranks without collectives. A stage takes longer on one rank."""
+    """Return a writer of traces of two ranks without collectives. A stage takes `slow_us` on the slower rank."""
 
     def write(path: Path) -> Path:
         for rank, duration in enumerate((100, slow_us)):

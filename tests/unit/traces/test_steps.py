@@ -93,7 +93,7 @@ def batch(
     decode: tuple[int, int | None],
     details: BatchDetails | None = None,
 ) -> StepName:
-    """Return the name of an iteration whose batch has requests and tokens in prefill and in decode."""
+    """Return an iteration's name, given the numbers of requests and tokens in prefill and in decode."""
     return StepName(
         ITERATION,
         stage=stage,
@@ -518,7 +518,7 @@ def test_step_times_add_up_to_kernel_times(
 
 @pytest.mark.parametrize(("last_step", "numbers"), [(None, [3, 4, 5]), (4, [3, 4]), (5, [3, 4, 5]), (3, [3, 4, 5])])
 def test_step_that_the_job_did_not_reach_is_not_counted(last_step: int | None, numbers: list[int]) -> None:
-    """The recorder annotates one more step if the end of the last step is reported before the stop."""
+    """The recorder annotates an extra step if the end of the last step is reported before the recorder stops."""
     annotations = [host(f"ProfilerStep#{number}", 10 * number, 10 * number + 9) for number in (3, 4, 5)]
     steps = find_steps(columns(annotations), NAMES, last_step=last_step)
     assert [steps.marks[code].step for code in steps.name] == numbers
