@@ -103,11 +103,11 @@ def first_paragraph(command: str, *paths: Path) -> str:
 def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="PATTERN", help="recipes whose id contains this pattern (* and ?)")
+    parser.add_argument("--only", metavar="PATTERN", help="recipes whose ID matches this pattern (* and ?)")
     parser.add_argument("--kind", action="append", choices=[*Kind], help="recipes of this kind; repeatable")
     parser.add_argument("--list", action="store_true", help="list the recipes without running them")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sizes and names; default: 0")
-    parser.add_argument("--results", type=Path, default=DEFAULT_DIRECTORY, help="directory of kept results")
+    parser.add_argument("--seed", type=int, default=0, help="seed for sizes and names; default: 0")
+    parser.add_argument("--results", type=Path, default=DEFAULT_DIRECTORY, help="directory for cached results")
     for kind in (Kind.VLLM, Kind.SGLANG):
         parser.add_argument(f"--{kind}-python", metavar="PATH", help=f"Python with {kind}; otherwise, skip its recipes")
     parser.add_argument(
@@ -128,7 +128,7 @@ def main() -> None:
     missing = [kind for kind in engines if engines[kind] is None]
     for kind in missing:
         if skipped := [recipe for recipe in recipes if recipe.kind is kind]:
-            print(f"{len(skipped)} recipes of {kind} are skipped: --{kind}-python is not set.", file=sys.stderr)
+            print(f"{len(skipped)} {kind} recipes were skipped: --{kind}-python is not set.", file=sys.stderr)
     recipes = [recipe for recipe in recipes if recipe.kind not in missing]
     scores = []
     with Servers({kind: python for kind, python in engines.items() if python}, results.directory) as servers:

@@ -76,10 +76,10 @@ class Arrivals:
         except _InflateError as error:
             raise ValueError(str(error)) from error
         if len(data) != 16 * count:
-            raise ValueError("the number of segments is wrong")
+            raise ValueError("unexpected number of segments")
         begin, owner = np.frombuffer(data, _INTEGER).reshape(2, count)
         if count and not 0 <= owner.min() <= owner.max() < len(self.keys) + len(self.call_key):
-            raise ValueError("a segment without an owner")
+            raise ValueError("a segment has an invalid owner")
         return Segments(np.cumsum(begin), owner)
 
 

@@ -20,7 +20,7 @@ recording is one step.
 BORDER_TEXTS = {
     HOST: "A step lasts from the start of its annotation to the start of the next one.",
     DEVICE: "A step ends when its device work ends.",
-    RECORDING: "The recording has no steps and counts as one.",
+    RECORDING: "The recording has no steps and is treated as a single step.",
 }
 """Description of each border rule."""
 _GROWTH = 0.2  # fraction of the median step

@@ -33,7 +33,7 @@ def critical_path(trace: Trace) -> OwnedPath:
         TraceError: The trace has no account, or already contains its critical path.
     """
     if trace.raw is None:
-        raise TraceError("A table of kernels has no critical path, because it has no host events.")
+        raise TraceError("A kernel table has no critical path because it contains no host events.")
     if PATH_CATEGORY in trace.tables.categories:
         raise TraceError("The trace already contains its critical path.")
     step_names, classifier = StepNames.load(), Classifier()
@@ -54,7 +54,7 @@ def critical_path(trace: Trace) -> OwnedPath:
     }
     path = owned_path(path_windows(trace, names, steps, step_names, communicates.__contains__), names)
     if not len(path):
-        raise TraceError("The trace has no critical path, because its steps take no time.")
+        raise TraceError("The trace has no critical path because its steps have zero duration.")
     return path
 
 

@@ -445,7 +445,7 @@ class _Summary:
         account = account_of(windows, names, step_kind(steps) or "recording", self._counted, finder.add)
         self._critical_path = owned_path(windows, names) if self._with_pictures else None
         if account is not None and not (events.row >= 0).all():
-            note = "The device work is in a table without launches, so all owners are on the host."
+            note = "Device work was recorded without launches, so all owners are on the host."
             account = attrs.evolve(account, notes=(*account.notes, note))
         return account, finder.arrivals()
 

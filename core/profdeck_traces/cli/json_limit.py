@@ -97,9 +97,7 @@ def fit(document: dict[str, Any], max_bytes: int, important: Sequence[str]) -> s
             middle = (kept + omitted) // 2
             kept, omitted = (middle, omitted) if len(keep(middle)) <= max_bytes else (kept, middle)
         return keep(kept)
-    raise ConfigError(
-        f"--max-bytes {max_bytes} is too small: the shortest result has {len(_encode(shortened))} bytes."
-    )
+    raise ConfigError(f"--max-bytes {max_bytes} is too small: the shortest result has {len(_encode(shortened))} bytes.")
 
 
 def _lists(value: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:

@@ -36,7 +36,7 @@ def command(  # noqa: PLR0913 - the options of the command line
 
     The command compares the captures of each role. It compares the median step or iteration, tokens per second, device
     busy time, exposed communication and stalls. It also compares each stage and each owner on the critical path, over
-    all ranks and on each rank. If nothing has changed, at most 1 of 100 calls reports a change. The exit code is 6 if
+    all ranks and on each rank. If nothing has changed, at most 1 in 100 calls reports a change. The exit code is 6 if
     the result is inconclusive, for example with fewer than 10 captures.
     """
     from profdeck_traces.base.result_cache import ResultCache

@@ -80,13 +80,13 @@ _CAUSES = {
     ),
     causes.GARBAGE_COLLECTION: _Cause(
         rule="garbage-collection",
-        condition="Python's garbage collector, by torch's records of it or by stacks, over 1 %.",
+        condition="Python's garbage collector, found in torch's records or in stacks, over 1 %.",
         min_share=0.01,
         subject=_fixed("Garbage collection takes"),
         cure=lambda one: (
             "remove `gc.collect()` from the loop"
             if "collect>" in (one.name or "")
-            else "collect less often: gc.disable() before the loop, and gc.collect() once in many steps"
+            else "collect less often: gc.disable() before the loop, and gc.collect() every few hundred steps"
         ),
         is_certain=True,
         needs_stacks=True,
@@ -105,7 +105,7 @@ _CAUSES = {
         condition="Printing tensors, logging, trackers and writes to files, with the functions around them, over 5 %.",
         min_share=0.05,
         subject=lambda one, _: f"Printing, logging or writing files ({_name(one)}) takes",
-        cure=_fixed("log only once in many steps"),
+        cure=_fixed("log less often, such as every 100 steps"),
         is_certain=True,
         needs_stacks=True,
     ),
@@ -138,14 +138,14 @@ _CAUSES = {
         condition="Overhead that the profiler records, over 5 %.",
         min_share=0.05,
         subject=_fixed("The profiler's own work takes"),
-        cure=_fixed("record without stacks and shapes to measure times"),
+        cure=_fixed("to measure times, record without stacks and shapes"),
         is_certain=True,
     ),
     causes.COMMUNICATION: _Cause(
         rule="exposed-communication",
-        condition="Collectives that nothing overlaps, including waits for other ranks, over 10 % (torch-tb-profiler).",
+        condition="Collectives without overlap, including waits for other ranks, over 10 % (torch-tb-profiler).",
         min_share=0.1,
-        subject=lambda one, _: f"Communication that nothing overlaps ({_name(one)}) takes",
+        subject=lambda one, _: f"Communication without overlap ({_name(one)}) takes",
         cure=lambda one: (
             "prefetch the parameters of the next layer, such as with forward_prefetch of FSDP"
             if "allgather" in (one.name or "").lower().replace("_", "")
@@ -157,12 +157,12 @@ _CAUSES = {
         condition="The main thread waits for a thread or process that was not recorded, over 10 %.",
         min_share=0.1,
         subject=lambda one, _: f"Waiting for another thread or process ({_name(one)}) takes",
-        cure=_fixed("start the work that it waits for one step earlier"),
+        cure=_fixed("start the awaited work one step earlier"),
         needs_stacks=True,
     ),
     causes.OTHER_THREAD: _Cause(
         rule="lock",
-        condition="The main thread waits while another thread runs Python code, such as for its lock, over 5 %.",
+        condition="The main thread waits while another thread runs Python code, for example to acquire a lock, over 5 %.",
         min_share=0.05,
         subject=lambda one, _: f"Waiting for another thread, which is in {_name(one)}, takes",
         cure=_fixed("release the lock, or deliver the result, before this function"),
@@ -174,7 +174,7 @@ _CAUSES = {
         min_share=0.005,
         subject=lambda one, _: f"Work in float64, most of it in {_name(one)}, takes",
         cure=_fixed(
-            "find the tensor that is float64, often one made from NumPy or a Python list, and convert it to float32"
+            "find the float64 tensor, often created from NumPy or a Python list, and convert it to float32"
         ),
         is_certain=True,
         gain_share=0.5,
@@ -204,7 +204,7 @@ _CAUSES = {
             f"{'A Python loop over' if one.line else 'Running'} small operators ({_calls(one, calls)}) takes"
         ),
         cure=lambda one: (
-            "replace the loop by one operator on the complete tensor" if one.line else "fuse them with torch.compile"
+            "replace the loop with one operator on the entire tensor" if one.line else "fuse them with torch.compile"
         ),
     ),
     causes.PYTHON_CODE: _Cause(
@@ -346,7 +346,7 @@ def _finding(view: RankView, account: Account, one: CauseTime, cause: _Cause) ->
         text += f"; without it, {_each(account)} would be {ms(gain_us)} shorter{limited}"
     period = _period(bursts) if one.cause == causes.DATA_LOADING and _uses_workers(view) else 0
     if period:
-        text += f". The delay recurs every {period} steps, as with one slow worker"
+        text += f". The delay recurs every {period} steps, which suggests one slow worker"
     slowest = _step(view, max(bursts, key=lambda step: one.steps_us[step])) if bursts else None
     return draft(
         view,

@@ -61,8 +61,8 @@ def decode_launch_bound(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "decode-launch-bound",
-            f"In decode iterations the device works {percent(device_us / total_us)} of the time, and no graph of "
-            f"kernels is launched",
+            f"In decode iterations, the device is busy {percent(device_us / total_us)} of the time, and no CUDA "
+            f"graphs are launched",
             engine_cure(view.rank.engine, "decode-launch-bound", "let the engine capture CUDA graphs"),
             gain_us=(total_us - device_us) / len(steps),
             step_us=total_us / len(steps),
@@ -82,8 +82,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "exposed-communication",
-            f"Communication that nothing overlaps takes {percent(exposed / view.step_us)} of {view.each} "
-            f"({ms(exposed)})",
+            f"Communication without overlap takes {percent(exposed / view.step_us)} of {view.each} ({ms(exposed)})",
             _overlap_cure(view),
             gain_us=exposed,
         )
@@ -92,7 +91,7 @@ def exposed_communication(view: RankView) -> Iterator[RankFinding]:
             view,
             "little-overlap",
             f"Communication ({ms(communication)} {view.per}) overlaps with compute for only {percent(overlap)} of its "
-            "time, and there is enough compute",
+            "time, although there is enough compute",
             _overlap_cure(view),
             gain_us=exposed,
         )
@@ -116,8 +115,8 @@ def pageable_copies(view: RankView) -> Iterator[RankFinding]:
         yield draft(
             view,
             "pageable-copies",
-            f"{count:,} copies go through pageable memory, {percent(share)} of the time: they block the host and "
-            "overlap with nothing",
+            f"{count:,} copies use pageable memory ({percent(share)} of the time). They block the host and do not "
+            "overlap with other work",
             "pin the memory: pin_memory=True in the loader, with .to(device, non_blocking=True)",
             gain_us=share * view.step_us,
         )
@@ -174,7 +173,7 @@ def kernel_mix(view: RankView) -> Iterator[RankFinding]:
             view,
             "unclassified",
             f"{percent(unknown / total_us)} of the device work is in kernels that no rule knows",
-            "name their classes in a file of your own: --rules FILE",
+            "define their classes in a rules file: --rules FILE",
         )
 
 

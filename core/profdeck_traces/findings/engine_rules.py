@@ -109,9 +109,9 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
     ]
     used = server.numbers("kv_percent")
     if not waiting:
-        yield NotJudged(REQUEST_QUEUE, "the iterations do not state the engine's queue")
+        yield NotJudged(REQUEST_QUEUE, "the iteration names do not contain the length of the queue")
     if not waiting or used is None:
-        yield NotJudged(KV_PRESSURE, "the iterations do not state the use of the KV cache")
+        yield NotJudged(KV_PRESSURE, "the iteration names do not contain the usage of the KV cache")
     queued = [(iteration, count) for iteration, count in waiting if count]
     if 2 * len(queued) <= len(waiting) or not waiting:
         return
@@ -158,7 +158,7 @@ def preemption(server: ServerView) -> Iterator[Result]:
     ]
     if not resumed:
         if server.numbers("resumed_requests") is None:
-            yield NotJudged(PREEMPTION, "the iterations state no preempted requests")
+            yield NotJudged(PREEMPTION, "the iteration names contain no preempted requests")
         return
     time_us = sum(
         iteration.period_us * tokens / max(tokens, iteration.prefill_tokens + (iteration.step.decode_tokens or 0))

@@ -156,7 +156,7 @@ def no_requests(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
         during = f", while {tool[0].label} is in {tool[1]}" if tool else ""
         yield server.find(
             TOOL_CALL if tool else NO_REQUESTS,
-            f"The server has no request {percent(idle_us / time_us)} of the time: {len(pauses)} pauses of "
+            f"The server has no requests for {percent(idle_us / time_us)} of the time: {len(pauses)} pauses of "
             f"{ms(idle_us / len(pauses))} on average{during}",
             "run tool calls concurrently, so that the server generates for other conversations"
             if tool

@@ -359,7 +359,7 @@ def small_collectives(views: Sequence[RankView]) -> Iterator[RankFinding]:
                 "small-collectives",
                 f"{count:,.0f} collectives {view.per} with {mean_bytes / 1000:,.0f} kB on average take {ms(time_us)} "
                 "on the critical path",
-                "combine them, such as with a larger bucket_cap_mb of DistributedDataParallel",
+                "combine them, for example with a larger bucket_cap_mb of DistributedDataParallel",
                 gain_us=time_us * (1 - 1 / count),
                 time_us=time_us,
             )

@@ -151,7 +151,7 @@ def is_garbage_collection(name: str) -> bool:
 
 
 def is_garbage_collection_frame(name: str) -> bool:
-    """Return whether a Python frame is torch's record of a garbage collection."""
+    """Return whether a Python frame is a garbage collection: torch's record of one, or a call to ``gc.collect``."""
     return name.startswith("Python GC") or name == "<built-in function collect>"
 
 

@@ -75,7 +75,7 @@ def sentence(series: TrendSeries, change: TrendChange, runs: dict[str, str]) -> 
         word = "inconclusive"
     subject = team_of(series) if series.kind == "metric" else f"{team_of(series)}: {label_of(series)}"
     what = series.what if series.kind == "metric" else "it takes"
-    busy = f"; the machine was busy in {change.busy_after} captures since then, before in {change.busy_before}"
+    busy = f"; the machine was busy in {change.busy_after} captures after the change and in {change.busy_before} before"
     ratio = "" if change.ratio is None else f", {change.ratio:+.1%}"
     chance = "p < 0.0001" if change.p_value < _MIN_P else f"p {change.p_value:.2g}"
     return (
@@ -138,7 +138,7 @@ def inconclusive_reason(trend: Trend) -> str | None:
         return TOO_FEW
     worse = [change for series in trend.series for change in series.changes if change.is_worse]
     if worse and not any(change.is_conclusive for change in worse):
-        return "The machine was busy since each slowdown, but not before. Record again on an idle machine."
+        return "The machine has been busy since each slowdown, but was not before. Record again on an idle machine."
     return None
 
 

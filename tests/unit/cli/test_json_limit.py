@@ -49,9 +49,7 @@ def test_least_important_lists_are_shortened_first() -> None:
 
 
 def test_limit_below_the_shortest_document_is_rejected() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^--max-bytes 20 is too small: the shortest result has (\d+) bytes"
-    ) as info:
+    with pytest.raises(ConfigError, match=r"^--max-bytes 20 is too small: the shortest result has (\d+) bytes") as info:
         shortened(20)
     (least,) = map(int, re.findall(r"has (\d+) bytes", str(info.value)))
     assert shortened(least)["first"] == []

@@ -162,7 +162,7 @@ def test_kernel_tables_are_merged_only_into_slim_traces(cli: Cli, record: Record
     assert not (tmp_path / "table.json").exists()
 
     result = cli("merge", run, table, "-o", tmp_path / "all.pftrace")
-    reason = "A table of kernels has no critical path, because it has no host events."
+    reason = "A kernel table has no critical path because it contains no host events."
     assert (result.exit_code, result.stderr) == (0, f"warning: Could not add the critical path: {reason}\n")
     assert b"MatMulV2" in (tmp_path / "all.pftrace").read_bytes()
 

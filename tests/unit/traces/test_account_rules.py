@@ -194,7 +194,7 @@ def test_slow_worker_recurs(tmp_path: Path) -> None:
     )
     (finding,) = Job(steps=12).write(tmp_path / "job.json", [load], in_steps=[1, 5, 9]).findings
     assert "in 3 of 12 steps instead of 0.00 ms" in finding.text
-    assert "The delay recurs every 4 steps, as with one slow worker" in finding.text
+    assert "The delay recurs every 4 steps, which suggests one slow worker" in finding.text
     assert finding.do == "find what the slow worker reads, such as its shard"
 
 

@@ -109,9 +109,15 @@ def test_prefill_batch_of_its_own_holds_the_running_requests(tmp_path: Path) -> 
 def test_numbers_that_names_do_not_state_are_not_judged(tmp_path: Path) -> None:
     summary = one_server(tmp_path, decode(30, 10))
 
-    assert state_of(summary, "request-queue") == ("not_judged", "the iterations do not state the engine's queue")
-    assert state_of(summary, "kv-pressure") == ("not_judged", "the iterations do not state the use of the KV cache")
-    assert state_of(summary, "preemption") == ("not_judged", "the iterations state no preempted requests")
+    assert state_of(summary, "request-queue") == (
+        "not_judged",
+        "the iteration names do not contain the length of the queue",
+    )
+    assert state_of(summary, "kv-pressure") == (
+        "not_judged",
+        "the iteration names do not contain the usage of the KV cache",
+    )
+    assert state_of(summary, "preemption") == ("not_judged", "the iteration names contain no preempted requests")
     assert state_of(summary, "slow-server") == ("not_judged", "only one server was recorded")
 
 

@@ -74,11 +74,11 @@ def test_healthy_job_has_no_gain(tmp_path: Path) -> None:
 FAULTS = {
     "slow loader": ({"slow_rank": 1, "ranks": 4}, "for rank 1, where data_loading takes"),
     "item": ({"items": 10}, "Waiting for the device"),
-    "pageable copies": ({"pageable_us": 1500.0}, "through pageable memory"),
+    "pageable copies": ({"pageable_us": 1500.0}, "use pageable memory"),
     "launch-bound": ({"launch_us": 700.0}, "waits for the host"),
     "allocation": ({"allocate_us": 1500.0}, "Allocating and freeing device memory"),
     "slow step": ({"slow_step": 2}, "Step 2 takes"),
-    "communication": ({"ranks": 2, "reduce_us": 5000.0}, "Communication that nothing overlaps"),
+    "communication": ({"ranks": 2, "reduce_us": 5000.0}, "Communication without overlap"),
     "FP32": ({"name": "ampere_sgemm_128x64_nn"}, "run in FP32"),
     "small kernels": ({"small": 1500}, "take less than 10 us"),
     "loading everywhere": ({"load_us": 4000.0}, "Loading data takes"),
