@@ -70,11 +70,11 @@ def write_capture(
 
 
 def write_record(capture: CaptureRecord, trace: Path) -> None:
-    """Move a trace into a run, and write the manifest of its rank.
+    """Move a trace to the path of its capture, and write the manifest of its rank.
 
     Args:
-        capture: Its new capture.
-        trace: The trace, compressed with gzip.
+        capture: New capture of the trace.
+        trace: Path of the gzip-compressed trace.
     """
     moved = capture.artifact_path(".trace.json.gz")
     shutil.move(trace, moved)

@@ -1,6 +1,7 @@
-"""Known failures of the fast part: a JSON file with the failing parts of each recipe of generated traces.
+"""Known failures of the fast part of the benchmark, stored in a JSON file.
 
-A unit test compares the file with the current findings, so that each change of a result is seen.
+The file lists the failed checks of each recipe with generated traces. A unit test compares it with the current
+findings, so no result can change unnoticed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ KNOWN_FAILURES = Path(__file__).with_name("known_failures.json")
 
 
 def describe_failures(score: Score) -> str:
-    """Return the failing parts of a score without numbers, or an empty string."""
+    """Describe the failed checks of a score, without numbers. Return an empty string if none failed."""
     if score.error:
         return f"error: {score.error}"
     parts = []
@@ -29,7 +30,7 @@ def describe_failures(score: Score) -> str:
 
 
 def update(scores: Sequence[Score]) -> None:
-    """Write the failures of these scores to the file. The failures of other recipes are kept."""
+    """Update the entries of the scored recipes in the file. Keep the entries of other recipes."""
     known = json.loads(KNOWN_FAILURES.read_text(encoding="utf-8"))
     for one in scores:
         known.pop(one.id, None)

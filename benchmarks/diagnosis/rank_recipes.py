@@ -1,4 +1,4 @@
-"""Recipes of several ranks on the CPU, started by torchrun with gloo. The default is two ranks."""
+"""Recipes for multi-rank jobs on the CPU, started by torchrun with the gloo backend. The default is two ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECIPES = Recipes(Kind.RANKS)
     "slow-host", rules="straggler slow-rank python python-code", cure="rank|vectori|native|compiled", stacks=True
 )
 def agate(job: TrainingJob) -> None:
-    """One rank runs pure Python in each step."""
+    """Run pure Python on one rank in each step."""
     text = job.random.randbytes(job.draw(200_000, 400_000))
     rank = job.draw(0, 1)
 
@@ -32,7 +32,7 @@ def agate(job: TrainingJob) -> None:
 
 @RECIPES.planted("larger-batches", rules="straggler imbalance slow-rank data-imbalance", cure="same|balance|even|equal")
 def beryl(job: TrainingJob) -> None:
-    """One rank processes a second, larger batch."""
+    """Process a second, larger batch on one rank."""
     rank = job.draw(0, 1)
     extra = torch.rand(job.batch_size * job.draw(2, 4), job.features)
 
@@ -44,7 +44,7 @@ def beryl(job: TrainingJob) -> None:
 
 @RECIPES.planted("collection-on-one", rules="garbage-collection straggler slow-rank", cure="gc", stacks=True, ranks=3)
 def citrine(job: TrainingJob) -> None:
-    """One of three ranks collects garbage in each step."""
+    """Collect garbage on one of three ranks in each step."""
     kept = [[number] for number in range(job.draw(80_000, 150_000))]
 
     def shard() -> None:
@@ -58,7 +58,7 @@ def citrine(job: TrainingJob) -> None:
     "checkpoint-on-one", rules="checkpoint straggler slow-rank", cure="async|background|less often", stacks=True
 )
 def diamond(job: TrainingJob) -> None:
-    """Rank 0 writes a checkpoint in each step, and the other rank waits."""
+    """Write a checkpoint on rank 0 in each step, while the other rank waits."""
     extra = torch.rand(job.draw(4_000_000, 8_000_000))
 
     def cut() -> None:
@@ -71,7 +71,7 @@ def diamond(job: TrainingJob) -> None:
     "late-data", rules="data-loading straggler slow-rank", cure="num_workers|background|prefetch|ahead", stacks=True
 )
 def emerald(job: TrainingJob) -> None:
-    """One rank reads its batches from a compressed file."""
+    """Read the batches of one rank from a compressed file."""
     path = job.scratch / f"vein{job.rank}"
     rows = job.draw(5000, 8000)
     np.savez_compressed(path, x=np.random.default_rng(0).random((rows, 64), dtype=np.float32))
@@ -91,7 +91,7 @@ def emerald(job: TrainingJob) -> None:
     cure="bucket|overlap|compress|smaller|bf16|network|link",
 )
 def garnet(job: TrainingJob) -> None:
-    """Each step averages a large tensor that is not needed until later."""
+    """Average a large tensor in each step. The result is not needed until later."""
     large = torch.rand(job.draw(6_000_000, 10_000_000))
     job.plant(3, lambda: dist.all_reduce(large))
     job.place = ()
@@ -99,7 +99,7 @@ def garnet(job: TrainingJob) -> None:
 
 @RECIPES.planted("many-collectives", rules="small-collectives", cure="bucket|one|flatten|larger|fuse", stacks=True)
 def jasper(job: TrainingJob) -> None:
-    """Each step averages many small tensors, each in a collective of its own."""
+    """Average many small tensors in each step, each in its own collective."""
     small = [torch.rand(16) for _ in range(job.draw(60, 120))]
 
     def grains() -> None:
@@ -113,7 +113,7 @@ def jasper(job: TrainingJob) -> None:
     "alternating-work", rules="imbalance data-imbalance uneven-batches", cure="balance|even|same|equal", in_turn=True
 )
 def onyx(job: TrainingJob) -> None:
-    """The ranks have more work in turn."""
+    """Give the ranks extra work in turn, one rank per step."""
     extra = torch.rand(job.batch_size * job.draw(3, 5), job.features)
 
     def band() -> None:
@@ -126,7 +126,7 @@ def onyx(job: TrainingJob) -> None:
 
 @RECIPES.planted("needless-barriers", rules="small-collectives barrier barriers", cure="barrier|remove", stacks=True)
 def opal(job: TrainingJob) -> None:
-    """Each step passes many barriers."""
+    """Run many barriers in each step."""
     count = job.draw(40, 80)
 
     def fire() -> None:
@@ -138,9 +138,9 @@ def opal(job: TrainingJob) -> None:
 
 @RECIPES.control("even-ranks")
 def topaz(_: TrainingJob) -> None:
-    """Both ranks do the same."""
+    """Do the same work on both ranks."""
 
 
 @RECIPES.control("three-even-ranks", stacks=True, ranks=3, tolerates="profiler-overhead profiler")
 def zircon(_: TrainingJob) -> None:
-    """Three ranks do the same, recorded with stacks."""
+    """Do the same work on three ranks, recorded with stacks."""

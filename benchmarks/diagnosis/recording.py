@@ -1,4 +1,4 @@
-"""Recordings of the recipes: one function per kind writes traces to a directory and returns the truth."""
+"""Recording of recipes. `record` writes the traces of a recipe to a directory and returns the recipe's `Truth`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ from benchmarks.diagnosis.recipe import Kind, Recipe, Truth
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300
 RUN = "run"
-"""Directory of the traces, below the directory of the recording."""
+"""Trace directory, relative to the directory of the recording."""
 BEFORE = f"before/{RUN}"
-"""Directory of the traces without the cause, for `Kind.DIFF`."""
+"""Directory of the traces without the planted cause, for `Kind.DIFF`."""
 
 
 def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
-    """Record a recipe. The traces are below ``directory / RUN``.
+    """Record a recipe. The traces are stored below ``directory / RUN``.
 
-    Options of a recipe for the training job: ``stacks``; ``settings`` of profdeck; ``ranks``; ``has_cost``;
-    ``compare``, ``cpu`` or ``wall``, if the cost is the difference to the job without the cause, in CPU or wall time;
-    ``in_turn``, if the cost is the sum over the ranks.
+    Recipes for the training job can have these options:
+
+    - ``stacks``: whether to record Python stacks
+    - ``settings``: profdeck settings
+    - ``ranks``: number of ranks
+    - ``has_cost``: whether the planted cause has a known cost
+    - ``compare``: ``cpu`` or ``wall`` if the cost is the difference from a job without the cause, in CPU or wall time
+    - ``in_turn``: whether the cost is the sum over the ranks
 
     Raises:
-        RuntimeError: The job failed. The message ends with its output.
+        RuntimeError: The job failed. With torchrun, the message ends with the job's stderr.
     """
     if recipe.kind is Kind.GPU:
         return gpu_recipes.record(recipe, directory / RUN, seed)
@@ -42,7 +47,7 @@ def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
     cost_us = sum(rank["planted_us"] for rank in ranks) if recipe.options.get("in_turn") else measured["planted_us"]
     if compared := recipe.options.get("compare"):
         (without,) = _run_job(recipe, directory / "without", seed, with_cause=False)
-        # The ratio of CPU times varies less than the difference of two wall times on a shared machine.
+        # On a shared machine, a ratio of CPU times varies less than a difference between wall times.
         key = "cpu_us" if compared == "cpu" else "step_us"
         cost_us = measured["step_us"] * (1 - without[key] / measured[key])
     has_cost = recipe.answer and recipe.options.get("has_cost", True)
@@ -55,7 +60,7 @@ def record(recipe: Recipe, directory: Path, seed: int) -> Truth:
 
 
 def _run_job(recipe: Recipe, directory: Path, seed: int, *, with_cause: bool = True) -> list[dict[str, Any]]:
-    """Run the training job. Return the measured values of each rank."""
+    """Run the training job and return the measured values of each rank."""
     ranks = recipe.options.get("ranks", 2) if recipe.kind is Kind.RANKS else 1
     if ranks == 1:
         _run_in_fork(recipe, directory, seed, with_cause=with_cause)
@@ -65,7 +70,7 @@ def _run_job(recipe: Recipe, directory: Path, seed: int, *, with_cause: bool = T
 
 
 def _run_in_fork(recipe: Recipe, directory: Path, seed: int, *, with_cause: bool) -> None:
-    """Run the job in a fork of this process, which has already imported torch."""
+    """Run the job in a fork of this process, which avoids importing torch again."""
     process = multiprocessing.get_context("fork").Process(
         target=training_job.run_recipe, args=(recipe.id, directory, seed), kwargs={"with_cause": with_cause}
     )

@@ -1,4 +1,4 @@
-"""Recipes of real vLLM and SGLang servers on the CPU, with the load of concurrent clients."""
+"""Recipes for real vLLM and SGLang servers on the CPU, under load from concurrent clients."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _QUEUE: dict[str, str] = {
 
 
 def decode(load: Load, clients: int, tokens: int = 200) -> None:
-    """Start clients with short prompts."""
+    """Start clients that send short prompts."""
     for _ in range(clients):
         load.keep(lambda: load.generate(8, tokens))
 
 
 @VLLM.planted("long-prompts", arguments=_LARGE, **_NEXT)
 def ash(load: Load) -> None:
-    """Long prompts arrive while other requests decode."""
+    """Send long prompts while other requests decode."""
     decode(load, 6)
     load.keep(lambda: load.generate(load.random.randint(1500, 1900), 2), 0.3)
 
 
 @VLLM.control("steady-decode", arguments=_LARGE, iterations=40)
 def beech(load: Load) -> None:
-    """A few requests decode."""
+    """Decode a few requests."""
     decode(load, 4, 1500)
 
 
 @VLLM.planted("few-sequences", arguments=_FEW, **_QUEUE)
 def chestnut(load: Load) -> None:
-    """Many clients, but two requests at a time."""
+    """Start many clients on a server that runs two requests at a time."""
     decode(load, load.random.randint(8, 14), 40)
 
 
@@ -53,25 +53,25 @@ def chestnut(load: Load) -> None:
     arguments=_SMALL_CACHE,
 )
 def dogwood(load: Load) -> None:
-    """The KV cache is too small for the running requests."""
+    """Start more requests than fit into the KV cache."""
     for _ in range(8):
         load.keep(lambda: load.generate(100, 300))
 
 
 @SGLANG.planted("long-prompts", arguments=_OPEN, **_NEXT)
 def elder(load: Load) -> None:
-    """Long prompts arrive while other requests decode."""
+    """Send long prompts while other requests decode."""
     decode(load, 6)
     load.keep(lambda: load.generate(load.random.randint(1500, 1900), 2), 0.3)
 
 
 @SGLANG.control("steady-decode", arguments=_OPEN, iterations=40)
 def fig(load: Load) -> None:
-    """A few requests decode."""
+    """Decode a few requests."""
     decode(load, 4, 1500)
 
 
 @SGLANG.planted("few-sequences", arguments=_CLOSED, **_QUEUE)
 def gum(load: Load) -> None:
-    """Many clients, but two requests at a time."""
+    """Start many clients on a server that runs two requests at a time."""
     decode(load, load.random.randint(8, 14), 40)

@@ -1,4 +1,4 @@
-"""Training job in which rank 1 is slow: ``slow_rank_job.py DIRECTORY CAUSE STACKS``."""
+"""Training job in which rank 1 is slow. Usage: ``slow_rank_job.py DIRECTORY CAUSE STACKS``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def count_tokens() -> int:
 
 
 def load_batch(rows: int, pause_s: float) -> torch.Tensor:
-    """Simulate a slow storage."""
+    """Load a batch from simulated slow storage."""
     time.sleep(pause_s)
     return torch.ones(rows, _FEATURES)
 
 
 def main(directory: Path, cause: str, stacks: str) -> None:
-    """Record five steps on each rank."""
+    """Record eight steps on each rank."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.set_num_threads(1)

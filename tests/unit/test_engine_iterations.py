@@ -1,4 +1,4 @@
-"""Names of engine iterations: batches, preempted requests, draft tokens, queues and KV caches."""
+"""Tests for the names of engine iterations: batches, preempted requests, draft tokens, queues and KV caches."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def scheduler_output(
     drafts: Mapping[str, int] | None = None,
     finished: Sequence[str] = (),
 ) -> Any:
-    """Return vLLM's scheduler output.
+    """Return a vLLM scheduler output.
 
     Args:
-        tokens: Scheduled tokens of each request.
-        new: Computed tokens of each new request.
-        cached: The other requests.
+        tokens: Number of scheduled tokens of each request.
+        new: Number of already computed tokens of each new request.
+        cached: Requests that were scheduled before.
         drafts: Number of draft tokens of each request that has any.
         finished: Requests that have finished since the previous output.
     """
@@ -119,11 +119,11 @@ def test_reader_knows_unfinished_requests(reader: IterationReader) -> None:
     assert not reader.has_unfinished_requests
 
 
-# SGLang.
+# Tests for SGLang.
 
 
 def sglang_batch(mode: str, requests: Sequence[Any], decoding: Sequence[Any] = (), *, speculative: bool = False) -> Any:
-    """Return an SGLang batch whose requests in prefill read 20 tokens each."""
+    """Return an SGLang batch in which each prefill request has 20 tokens."""
     checks = ("is_idle", "is_prebuilt", "is_mixed", "is_decode", "is_target_verify", "is_extend")
     true = {"extend": {"is_extend"}, "mixed": {"is_extend", "is_mixed"}, "decode": {"is_decode"}}[mode]
     lengths = [1 if request in decoding else 20 for request in requests]
@@ -139,7 +139,7 @@ def sglang_batch(mode: str, requests: Sequence[Any], decoding: Sequence[Any] = (
 
 
 def sglang_scheduler(running: int = 0, waiting: int = 0, kv: float | None = None) -> Any:
-    """Return an SGLang scheduler with running and waiting requests, and the use of its KV cache."""
+    """Return an SGLang scheduler with the given numbers of requests and KV cache usage."""
     scheduler = SimpleNamespace(running_batch=SimpleNamespace(reqs=[0] * running), waiting_queue=[0] * waiting)
     if kv is not None:
         stats = SimpleNamespace(get_kv_token_stats=lambda: (0, kv))

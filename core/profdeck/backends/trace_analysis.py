@@ -1,9 +1,10 @@
 """Background analysis of a capture's traces. The results are stored next to the traces.
 
 The analysis runs in a separate process, which uses only resources that the job leaves idle. At most one such process
-per host is active, and few wait for it. It has idle scheduling priority and limited memory. If memory runs out, the
-kernel kills it first.
-The job does not wait for it or see its errors. If a trace has no result, commands analyse the trace themselves.
+per host is active, and at most 16 more wait for it. Each process has idle scheduling priority and limited memory.
+If memory runs out, the kernel kills these processes first.
+The job does not wait for the analysis or see its errors. If a trace has no result, commands analyse the trace
+themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ logger = logging.getLogger("profdeck")
 LEASE = "trace analysis"
 """Name of the lease that is held during the analysis, so that only one process per host is active."""
 QUEUE = tuple(f"{LEASE}, waiting {number}" for number in range(16))
-"""Names of leases, one of which each waiting process holds. A waiting process needs about 26 MiB of memory."""
+"""Lease names for waiting processes, one each. Their number is limited because each process needs about 26 MiB."""
 _LIMIT_S = 900
 """Maximum lifetime of the process in seconds, including the wait for the lease."""
 _MEMORY_SHARE = 0.1
@@ -59,8 +60,8 @@ def start_analysis(capture: CaptureRecord) -> None:
 def main() -> None:
     """Analyse the traces given on the command line.
 
-    The first argument is 1 if the first step of the traces is cold, and 0 otherwise. The second one is the last global
-    step, or empty. The other arguments are paths.
+    The first argument is 1 if the first step of the traces is cold, and 0 otherwise. The second argument is the last
+    global step, or an empty string if there is none. The other arguments are paths.
     """
     threads.unblock_signals()
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -74,7 +75,7 @@ def main() -> None:
 def analyse(traces: Iterable[Path], *, cold_first_step: bool, last_step: int | None = None) -> None:
     """Wait for the lease, then analyse the traces. Skip traces that cannot be analysed.
 
-    Without waiting, return if the queue is full, for example because no CPU is idle.
+    If the queue is full, for example because no CPU is idle, return immediately.
 
     Raises:
         OSError: the lease directory cannot be used.
@@ -98,7 +99,7 @@ def analyse(traces: Iterable[Path], *, cold_first_step: bool, last_step: int | N
 
 
 def _first_lease(names: Iterable[str]) -> Lease | None:
-    """Acquire the first of these leases that is free."""
+    """Acquire the first free lease, or return None if all are held."""
     for name in names:
         with contextlib.suppress(LeaseError):
             return acquire_lease([name], holder="the analysis of traces")

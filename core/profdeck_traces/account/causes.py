@@ -1,4 +1,4 @@
-"""Divides the time on the critical path by performance cause and place."""
+"""Time on the critical path, divided by performance cause and place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CAUSES = (
     DATA_LOADING, VALIDATION, OUTPUT, CHECKPOINT, COMPILATION, GARBAGE_COLLECTION, ALLOCATION, PROFILER, COMMUNICATION,
     WAITING, FLOAT64, SINGLE_VALUES, LAYOUT, LOOP, PYTHON_CODE, BETWEEN, SYNCHRONISATION, OTHER_THREAD,
 )  # fmt: skip
-"""Causes, in the order of their codes."""
+"""Causes in the order of their codes."""
 
 _OF_KIND = {
     OwnerKind.DATA_LOADING: DATA_LOADING,
@@ -53,7 +53,7 @@ _OF_KIND = {
     OwnerKind.WAIT_FOR_THREAD: WAITING,
     OwnerKind.BETWEEN: BETWEEN,
 }
-"""Causes that are determined by the kind of owner."""
+"""Causes that are determined by the kind of owner alone."""
 _BY_EVENT = (OwnerKind.OPERATOR, OwnerKind.PYTHON, OwnerKind.RUNTIME_CALL, OwnerKind.LAUNCH_LATENCY, OwnerKind.KERNEL,
              OwnerKind.COPY, OwnerKind.SYNCHRONISATION)  # fmt: skip
 """Kinds of owners whose cause depends on the event."""
@@ -85,7 +85,7 @@ _HAS_PLACE[[
         COMMUNICATION, FLOAT64,
     )
 ]] = False  # fmt: skip
-"""False for causes that have one cure everywhere, so that their time is summed over all places."""
+"""False for causes whose cure does not depend on the place. Their time is summed over all places."""
 _IS_BY_EVENT = np.zeros(256, np.bool_)
 _IS_BY_EVENT[list(_BY_EVENT)] = True
 _CODE_OF_KIND = np.zeros(256, np.uint8)
@@ -104,8 +104,8 @@ class PathCauses:
         Args:
             names: Operators, modules and lines of the events.
             kinds: `RowKind` of each event.
-            texts: Event names without addresses.
-            calls: Operator calls with known work.
+            texts: Event names without memory addresses.
+            calls: Operator calls whose work is known.
         """
         self._names, self._texts = names, texts
         self._head = _root_operators(names)
@@ -118,7 +118,7 @@ class PathCauses:
         self._flops = None if calls is None or not len(calls.row) else _cumulative_flops(names, calls)
 
     def add(self, window: PathWindow) -> None:
-        """Add the path of a window."""
+        """Add the critical path of a window."""
         recording = window.recording
         for (begin, end, path), is_used in zip(recording.parts(), window.is_used.tolist(), strict=True):
             if is_used and len(path):
@@ -131,7 +131,7 @@ class PathCauses:
                     self._step_flops.append(float(flops[last] - flops[first]))
 
     def add_gains(self, replay: Replay, window: PathWindow) -> None:
-        """Add the gains of the largest groups in a window."""
+        """Add the gains in a window to the largest groups."""
         rows = window.rows_of_trace(np.append(np.arange(window.events.complete, dtype=np.int32), np.int32(-1)))
         place, label = self._place[rows], self._label[rows]
         for key in self._largest():
@@ -152,12 +152,12 @@ class PathCauses:
 
     @property
     def steps_us(self) -> tuple[float, ...]:
-        """Duration of each step; empty for more than 1,000 steps."""
+        """Duration of each step. Empty if there are more than 1,000 steps."""
         return tuple(step / _US for step in self._step_ns) if len(self._step_ns) <= _MAX_STEPS else ()
 
     @property
     def steps_flops(self) -> tuple[float, ...]:
-        """FLOPs of the counted operators in each step; empty for more than 1,000 steps."""
+        """FLOPs of the counted operators in each step. Empty if there are more than 1,000 steps."""
         return tuple(self._step_flops) if len(self._step_flops) <= _MAX_STEPS else ()
 
     def _add_step(self, path: Path, row: _Rows) -> None:
@@ -173,7 +173,7 @@ class PathCauses:
             self._add_rows(np.full(len(row), _code(SYNCHRONISATION)), row, events.duration_ns[row])
 
     def _add_rows(self, code: Int, row: _Rows, time: Int) -> None:
-        """Add the time of some rows in the next step to their groups."""
+        """Add the time of rows in the current step to their groups."""
         place = np.where(_HAS_PLACE[code], self._place[row], -1)
         keys, index = np.unique(code * (len(self._texts) + 1) + place + 1, return_inverse=True)
         order = np.argsort(index, kind="stable")
@@ -185,7 +185,7 @@ class PathCauses:
             group.add(len(self._step_ns), self._columns(row[members], cause), time[members])
 
     def _columns(self, row: _Rows, cause: int) -> list[NDArray[np.integer]]:
-        """Return the row and name of each event's root operator, and its module, annotation and frame."""
+        """Return the operator (row and name), module, annotation and frame of each event."""
         names, name = self._names, self._names.events.name
         is_inner = cause in {_code(SYNCHRONISATION), _code(FLOAT64)}
         head = values_at(names.operator if is_inner else self._head, row)
@@ -232,9 +232,9 @@ class PathCauses:
 
 class _Key(NamedTuple):
     cause: int
-    """Position in `CAUSES`, counted from 1."""
+    """Position in `CAUSES`, starting at 1."""
     place: int
-    """Name code of the user function or annotation, or -1."""
+    """Name code of the user function or annotation; -1 if unknown or if the cause is not divided by place."""
 
 
 @attrs.define(eq=False)
@@ -243,11 +243,11 @@ class _Group:
 
     time_ns: int = 0
     steps: dict[int, int] = attrs.field(factory=dict)
-    """Time in each step."""
+    """Time in nanoseconds, by step index."""
     calls: Counter[int] = attrs.field(factory=Counter)
-    """Number of calls of each name."""
+    """Number of calls, by name code."""
     columns: tuple[Counter[int], ...] = attrs.field(factory=lambda: tuple(Counter() for _ in range(4)))
-    """Time of each name, module, annotation and frame."""
+    """Time by code, with one counter each for names, modules, annotations and frames."""
     gain: Gain = attrs.field(factory=Gain)
 
     def add(self, step: int, columns: Sequence[NDArray[np.integer]], time: Int) -> None:
@@ -261,24 +261,24 @@ class _Group:
             counter.update(dict(zip(codes.tolist(), np.bincount(index, weights=time).tolist(), strict=True)))
 
     def most_called(self) -> int | None:
-        """Return the name with the most calls, or ``None`` if there are no names."""
+        """Return the code of the most frequently called name, or ``None`` if there are no names."""
         return max((name for name in self.calls if name >= 0), key=lambda name: (self.calls[name], -name), default=None)
 
     def main(self, column: int) -> int | None:
-        """Return the code with the most time in a column, or ``None`` if most of the time has no code."""
+        """Return the code with the most time in a column, or ``None`` if even more time has no code."""
         code, _ = self.columns[column].most_common(1)[0]
         return code if code >= 0 else None
 
 
 def _cumulative_flops(names: Attribution, calls: CountedCalls) -> tuple[Int, NDArray[np.float64]]:
-    """Return the sorted start times of the calls, and the FLOPs before each call, and of all calls."""
+    """Return the sorted start times of the calls, and the cumulative FLOPs before each call and after the last one."""
     starts = names.events.start_ns[calls.row]
     order = np.argsort(starts, kind="stable")
     return starts[order], np.append(0.0, np.cumsum(calls.flops()[order]))
 
 
 def _root_operators(names: Attribution) -> _Rows:
-    """Return the outermost operator around each event, or the event itself outside operators."""
+    """Return the row of each event's outermost operator, or of the event itself if it is outside operators."""
     events = names.events
     rows = np.flatnonzero(names.is_operator)
     above = parents(events.track[rows], events.start_ns[rows], events.end_ns[rows])
@@ -292,14 +292,14 @@ def _root_operators(names: Attribution) -> _Rows:
 
 
 def _places(names: Attribution) -> _Rows:
-    """Return the place of each event as a name code: its user function, otherwise its annotation; -1 if unknown."""
+    """Return the name code of each event's user function, or of its annotation if it has none, or -1."""
     name = names.events.name
     frame = values_at(name, names.frame)
     return np.where(frame >= 0, frame, values_at(name, names.annotation))
 
 
 def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
-    """Return the code of the cause of each event, or 0."""
+    """Return the cause code of each event, or 0 if it has no cause."""
     events = names.events
     label = np.zeros(events.complete, np.uint8)
     is_python = events.has_category({PYTHON})
@@ -308,14 +308,14 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
         label[is_code] = _code(PYTHON_CODE)
         steps = events.track[(kinds == RowKind.ANNOTATION) & (names.annotation < 0)]
         if len(steps):
-            # The path reaches other threads only if the thread of the steps waits for them.
+            # The path only reaches another thread if the thread that runs the steps waits for it.
             label[is_code & (events.track != np.bincount(steps).argmax())] = _code(OTHER_THREAD)
     root_name = events.name[head]
     is_operator = names.operator >= 0
     for cause, roots in ((LAYOUT, _LAYOUT), (SINGLE_VALUES, _SINGLE_VALUE)):
         is_root = np.array([name in roots for name in events.names], np.bool_)
         label[is_operator & is_root[root_name]] = _code(cause)
-    # Copies between the host and a device are not copies to another layout.
+    # Transfers between the host and a device are not layout copies.
     transfers = np.zeros(events.complete, np.bool_)
     transfers[head[kinds == RowKind.COPY_CALL]] = True
     label[transfers[head] & (label == _code(LAYOUT))] = 0
@@ -323,13 +323,13 @@ def _labels(names: Attribution, kinds: _Codes, head: _Rows) -> _Codes:
     is_device = kinds >= RowKind.KERNEL
     label[events.with_name(is_device, lambda name: _DOUBLE.search(name) is not None)] = _code(FLOAT64)
     in_float64 = values_at(_is_float64(names).astype(np.int32), names.operator) > 0
-    # The type does not change the time that the host takes to launch the work.
+    # The data type does not affect how long the host takes to launch the work.
     label[in_float64 & (is_device | ~is_device.any())] = _code(FLOAT64)
     return label
 
 
 def _is_float64(names: Attribution) -> Mask:
-    """Return a mask of the operators with a float64 tensor that is not a scalar."""
+    """Return a mask of the operators that have a non-scalar float64 tensor as input."""
     events = names.events
     rows = np.flatnonzero(names.is_operator)
     types, dims = events.arg("Input type", rows), events.arg("Input Dims", rows)
@@ -349,15 +349,16 @@ def _is_float64(names: Attribution) -> Mask:
 def _has_float64(types: str, dims: str) -> bool:
     try:
         pairs = list(zip(json.loads(types), json.loads(dims), strict=False))
-    except ValueError:  # shortened by the profiler
+    except ValueError:  # truncated by the profiler
         return False
     return any(isinstance(of, str) and torch_dtype(of) == "float64" and bool(shape) for of, shape in pairs)
 
 
 def _python_code(names: Attribution, is_python: Mask) -> Mask:
-    """Return a mask of the frames that run Python code of the user, or of libraries other than torch.
+    """Return a mask of the frames that run Python code of the user or of libraries other than torch.
 
-    This is the own time of user functions, and of all functions that call no operator.
+    The mask covers user functions, functions outside torch that run no operators, and the built-in functions that
+    either of them calls.
     """
     events = names.events
     rows = np.flatnonzero(is_python)
@@ -367,7 +368,7 @@ def _python_code(names: Attribution, is_python: Mask) -> Mask:
     is_pure = np.zeros(events.complete, np.bool_)
     is_pure[rows] = counts_inside(events, rows, is_work) == 0
     caller = values_at(events.parent, np.arange(events.complete))
-    # Built-in functions belong to the caller, such as a sort of torch's or of the user's list.
+    # A built-in function belongs to its caller. For example, torch or user code can call sort.
     other = events.with_name(is_python, lambda name: _TORCH_FRAME.match(name) is None)
     by_user = is_builtin & (values_at(is_user.astype(np.int32), caller) > 0)
     by_other = is_builtin & (values_at((other & is_pure).astype(np.int32), caller) > 0)
@@ -378,8 +379,8 @@ def _python_code(names: Attribution, is_python: Mask) -> Mask:
 def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     """Return a mask of the events in Python loops over small operators.
 
-    A loop is a call of a user function in which the same operator is called at least 64 times. Without frames, it is an
-    annotation or step with 512 calls. Optimizers are excluded, because their loops are torch's.
+    A loop is a call of a user function that calls the same operator at least 64 times. Without frames, a loop is an
+    annotation or step with at least 512 such calls. Optimizers are excluded, because their loops are part of torch.
     """
     events = names.events
     rows = np.flatnonzero(names.is_operator)
@@ -397,7 +398,7 @@ def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     _, index, count = np.unique(
         function * len(events.names) + events.name[roots], return_inverse=True, return_counts=True
     )
-    # A mean would depend on the few calls during which the thread lost its CPU.
+    # Most calls must be short. A mean would be distorted by the few calls in which the thread was preempted.
     small = np.bincount(index, weights=events.duration_ns[roots] < _MAX_SMALL_NS)
     count = np.where(2 * small > count, count, 0)[index]
     least = _MIN_LOOP if names.has_frames else _MIN_LOOP_WITHOUT_FRAMES
@@ -405,7 +406,7 @@ def _loops(names: Attribution, kinds: _Codes, head: _Rows) -> Mask:
     is_loop[roots[(count >= _MIN_LOOP) & np.isin(function, looping)]] = True
     is_loop = is_loop[head]
     if names.has_frames:
-        # In a function that mostly runs the loop, its own time and its other small operators belong to the loop.
+        # If the loop takes a large share of a function, its self time and its other operators belong to the loop.
         looping = looping[looping >= 0]
         is_used = (function >= 0) & (count >= _MIN_LOOP)
         looped_ns = np.zeros(events.complete)

@@ -24,9 +24,9 @@ from profdeck_traces.reading.intervals import Int, segments
 
 SLOW_LAUNCH_NS = 50_000
 _OUTER_FRAMES = 8
-_INITIAL_NS = 1_000_000  # maximum time from the start of a recording to the start of frames that were already open
+_INITIAL_NS = 1_000_000  # frames that start within this time of the recording's start were already open
 _NEAR = 0.5
-"""Maximum time between the end of a collective and the end of a gap, as a fraction of the time before it."""
+"""Maximum time between the ends of a gap and of a collective, as a fraction of the wait until the earlier end."""
 _OWNER = np.full(256, OwnerKind.BETWEEN, np.uint8)
 _OWNER[list(OWNERS)] = list(OWNERS.values())
 
@@ -130,8 +130,8 @@ class HostThreads:
     def helped(self, begin_ns: int, end_ns: int) -> tuple[int, int] | None:
         """Return the thread and end time of the last helper run that the main thread waited for in a gap.
 
-        The run lies entirely within the gap, or it is a collective that ends near the end of the gap. A collective can
-        start before the operator that launches it has ended, and end after the main thread was notified.
+        The run is entirely within the gap, or it is a collective that ends near the end of the gap. A collective can
+        start before the operator that launches it has finished, and end after the main thread was notified.
         """
         runs = self.helper_runs
         gap = np.array([begin_ns]), np.array([end_ns])
@@ -151,12 +151,12 @@ class HostThreads:
         return None
 
     def _open_run(self, end_ns: Int) -> Int:
-        """Return the helper run that started before each time and lasts longest, or -1."""
+        """Return the index of the helper run that ends last among the runs that started before each time, or -1."""
         place = self.helper_runs.begin.searchsorted(end_ns) - 1
         return np.append(self.helper_runs.longest, -1)[place]
 
     def _ends_in_collective(self, begin_ns: Int, end_ns: Int) -> NDArray[np.bool_]:
-        """Return a mask of the main thread's gaps that end shortly before the end of a collective."""
+        """Return a mask of the main thread's gaps that end shortly before a collective ends."""
         runs, run = self.helper_runs, self._open_run(end_ns)
         if not len(runs.begin):
             return np.zeros(len(run), np.bool_)
@@ -232,7 +232,7 @@ class HostThreads:
         self.helper_runs = _Runs(self, sorted(self.helpers), State.WORKS)
 
     def _is_of_profiler(self, events: Events, track: int) -> bool:
-        """Return whether a thread was started by profdeck, for example to check limits during the recording."""
+        """Return whether profdeck started a thread, for example to check limits during the recording."""
         rows = self.row[self.first[track] : self.first[track] + _OUTER_FRAMES].tolist()
         names = (events.names[events.name[row]] for row in rows if row >= 0 and self.kinds[row] == RowKind.FRAME)
         return is_profiler_frame(next((name for name in names if not name.startswith("threading.py(")), ""))
@@ -325,7 +325,7 @@ def _with_annotations(  # noqa: PLR0913, PLR0917 - one parameter per column
 
 
 def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]) -> None:
-    """Keep the time of sleeps and of waits for other processes on the thread, because it waits for no other thread."""
+    """Assign sleeps and waits for other processes to the thread itself, because it does not wait for another thread."""
     waits = np.flatnonzero(state == State.WAITS)
     if not len(waits):
         return
@@ -339,10 +339,10 @@ def _mark_sleep(events: Events, row: NDArray[np.int32], owner: NDArray[np.uint8]
 def _mark_initial_wait(
     events: Events, begin: Int, row: NDArray[np.int32], owner: NDArray[np.uint8], state: NDArray[np.uint8]
 ) -> None:
-    """Mark the innermost frame that was open on a thread when the recording started as a wait.
+    """Mark the innermost frame as a wait if it was already open when the recording started.
 
-    Calls of C functions that are already in progress are not recorded. A thread that is blocked in such a call would
-    look busy until the call returns.
+    Calls to C functions that are already in progress are not recorded. A thread that is blocked in such a call would
+    otherwise look busy until the call returns.
     """
     is_opened = (state == State.FRAME) & (row >= 0) & (events.start_ns[row] == begin)
     is_opened &= begin < int(events.start_ns.min()) + _INITIAL_NS

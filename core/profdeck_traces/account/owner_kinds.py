@@ -30,15 +30,15 @@ class OwnerKind(IntEnum):
     GARBAGE_COLLECTION = 15
     CHECKPOINT = 16
     COMPILATION = 17
-    """Calls inside torch.compile or Triton's compiler."""
+    """Calls inside torch.compile or the Triton compiler."""
     OUTPUT = 18
-    """Formatting and writing of logs, prints and files."""
+    """Formatting and writing logs, printed text and files."""
     VALIDATION = 19
     PROFILER = 20
     NOT_RECORDED = 21
     """No event in the trace explains the time."""
     WAIT_FOR_RANK = 22
-    """Collective before the last rank of its group has arrived."""
+    """Time in a collective before the last rank of its group arrives."""
 
     @classmethod
     def from_label(cls, label: str) -> OwnerKind:
@@ -57,7 +57,7 @@ class OwnerKind(IntEnum):
 
     @property
     def with_side(self) -> str:
-        """Side and label in a sentence, such as ``the host (operator)``."""
+        """Side and label for use in a sentence, such as ``the host (operator)``."""
         return self.label if self.side in {"unknown", "communication"} else f"the {self.side} ({self.label})"
 
 

@@ -21,7 +21,7 @@ def account_diff(pairs: Sequence[RankPair], *, max_owners: int | None = None) ->
 
     Args:
         pairs: The traces of each rank on both sides.
-        max_owners: Number of owners with the largest changes to list. The others are summed by kind.
+        max_owners: Maximum number of owners to list, starting with the largest changes. The others are summed by kind.
 
     Returns:
         The difference, or ``None`` if a trace has no account or the accounts use different kinds of steps.
@@ -83,7 +83,7 @@ def _without_small(
 
 
 def _summed(times: dict[OwnerKey, int], is_small: Callable[[OwnerKey], bool]) -> dict[OwnerKey, int]:
-    """Sum the small owners by kind."""
+    """Replace small owners with one sum per kind."""
     result: dict[OwnerKey, int] = {}
     for key, time_ns in times.items():
         sum_key = key_of_small_owners(key) if is_small(key) else key

@@ -24,7 +24,7 @@ _InflateError: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 _ARRAYS = ("name", "group", "start_ns", "end_ns")
 _ARRIVAL_ARRAYS = ("call_key", "counts", "path_call", "path_begin", "path_end")
 _VERSION = 2
-"""Version of the encoding. Increase it with each change of the calls or arrivals."""
+"""Version of the encoding. Increment it with every change to the calls or arrivals."""
 _INTEGER = "<i8"
 _MAX_BYTES = 1 << 28
 """Maximum size of a decompressed reading."""
@@ -42,7 +42,7 @@ class _Calls(msgspec.Struct):
 
 
 class _Arrivals(msgspec.Struct):
-    """Paths to the collective calls. Arrays are stored as bytes of 64-bit integers."""
+    """Encoded paths to the collective calls. Arrays are stored as the bytes of 64-bit integers."""
 
     keys: list[OwnerKey]
     is_complete: bool
@@ -175,5 +175,5 @@ def _arrivals(kept: _Arrivals, calls: int) -> Arrivals:
         path_end=path_end,
         is_complete=kept.is_complete,
     )
-    _ = arrivals.segments  # check the compressed data
+    _ = arrivals.segments  # raises ValueError if the compressed data is invalid
     return arrivals

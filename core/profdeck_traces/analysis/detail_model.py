@@ -28,9 +28,9 @@ class PerStep:
 
 @attrs.frozen(kw_only=True)
 class BatchDetails:
-    """Requests and tokens of one engine iteration beyond those of its batch. ``None`` if its name does not state them.
+    """Additional request and token counts of one engine iteration. ``None`` if its name does not contain them.
 
-    These are the regular expression groups of the same names, see `profdeck_traces.analysis.steps`.
+    The fields match the regular expression groups of the same names, see `profdeck_traces.analysis.steps`.
     """
 
     running_requests: int | None = None
@@ -40,18 +40,18 @@ class BatchDetails:
     resumed_requests: int | None = None
     """Requests in prefill that were preempted earlier."""
     resumed_tokens: int | None = None
-    """Prefill tokens of these requests, which the engine had already computed."""
+    """Prefill tokens of the resumed requests. The engine computes them again."""
     draft_tokens: int | None = None
     """Draft tokens that this batch verifies."""
     rejected_tokens: int | None = None
     """Draft tokens that were rejected since the previous iteration."""
     kv_percent: int | None = None
-    """Used part of the KV cache, in percent."""
+    """KV cache usage in percent."""
 
 
 @attrs.frozen(kw_only=True)
 class Period:
-    """A period of work, or of one stage."""
+    """A period in which work or one stage runs."""
 
     name: str | None
     """Name of the stage; ``None`` for work."""
@@ -310,9 +310,8 @@ class TimelineLane:
     """What one device, stream or thread did, over equal parts of the time."""
 
     kind: str
-    """``path`` for the critical path, whose classes are kinds of owners; ``device``, whose classes are its states and
-    the causes of its idle time; ``stream``, whose classes are those of kernels; or ``thread``, whose classes are states
-    of the host."""
+    """``path`` (the critical path), ``device``, ``stream`` or ``thread``. The classes are, respectively, kinds of
+    owners; device states and causes of idle time; kernel classes; and host states."""
     name: str
     group: str
     """The device, or the process of a thread."""

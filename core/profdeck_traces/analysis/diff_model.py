@@ -15,7 +15,7 @@ Verdict = Literal["slower", "faster", "same", "inconclusive", "appeared", "vanis
 FEWEST_MEASUREMENTS = 3
 """Minimum number of measurements per side for their spread to be an estimate of the noise."""
 CALLED_SAME = 0.05
-"""Changes up to this fraction of the smaller time are the same if they are not significant."""
+"""Insignificant changes up to this fraction of the smaller time have the verdict ``same``."""
 RoleVerdict = Literal["slower", "faster", "faster and slower", "same", "inconclusive"]
 Basis = Literal["global_step", "iteration", "total"]
 
@@ -98,13 +98,13 @@ class Change:
     """Of steps: the interval of the shift, which holds it in 99 % of comparisons."""
     shift_to_us: float | None = None
     drift_us: float | None = None
-    """For steps, the drift within a side, averaged over both, if it may explain the change; otherwise 0. ``None`` with
-    fewer than five steps per side."""
+    """For steps, the mean drift within the two sides if it may explain the change, otherwise 0. ``None`` with fewer
+    than five steps per side."""
     gap_us: float | None = None
-    """For steps, the smallest difference between a step after and a step before if all steps after are longer, or all
-    are shorter (negative). ``None`` if the samples overlap, and for everything else."""
+    """For steps, the gap between the durations on the two sides, negative if the later steps are shorter. ``None`` if
+    the durations overlap, and for everything else."""
     verdict: Verdict
-    """``inconclusive`` only for steps: with fewer than three per side, or if chance or drift may explain a change of
+    """Only steps can be ``inconclusive``, with fewer than three per side or if chance or drift may explain a change of
     more than 5 %."""
     calls_before: float | None
     """How often it ran, per step of the basis or in total; of steps, how many there are. ``None`` for sums."""
@@ -128,9 +128,10 @@ class Change:
         return self.verdict in {"slower", "faster"} and (self.p_value is not None or self.noise_us is not None)
 
     def exceeds(self, fail_over: float) -> bool:
-        """Return True if the change is significant and its median or its bursts exceed a fraction of the smaller time.
+        """Return True if the change is significant and exceeds a fraction of the smaller time.
 
-        For a slowdown, the smaller time is the earlier one.
+        The change in the median must exceed the limit, or the change in the mean if it is due to bursts. For a
+        slowdown, the smaller time is the earlier one.
         """
         if not self.is_significant:
             return False
@@ -143,14 +144,14 @@ class Change:
         return is_bursty and _exceeds(self.mean_before_us, self.mean_after_us, fail_over)
 
     def is_regression(self, fail_over: float) -> bool:
-        """Return True if the change is a slowdown that `exceeds` the limit."""
+        """Return True if the change is a slowdown that exceeds the limit, as in `exceeds`."""
         return self.verdict == "slower" and self.exceeds(fail_over)
 
     def undecided(self, fail_over: float) -> str | None:
         """Return why the change is neither above nor within a limit, or ``None`` if it is one of the two.
 
-        An insignificant change is within the limit if it is small, or if the limit exceeds all changes that the
-        measurements allow.
+        An insignificant change is within the limit if it is small, or if the measurements rule out a change above the
+        limit.
         """
         if self.verdict in {"appeared", "vanished"}:
             return f"{self.name} {self.verdict}"
@@ -185,7 +186,7 @@ class Change:
 
     @property
     def _most_us(self) -> float:
-        """Largest change, in either direction, that the measurements allow."""
+        """Largest change in either direction that is consistent with the measurements."""
         if self.shift_from_us is not None and self.shift_to_us is not None:
             return max(abs(self.shift_from_us), abs(self.shift_to_us))
         return abs(self.delta_us) + (self.noise_us or 0.0)
@@ -198,7 +199,7 @@ class Change:
 
 
 def _exceeds(before_us: float | None, after_us: float | None, fraction: float) -> bool:
-    """Return whether two times differ by more than a fraction of the smaller one."""
+    """Return whether two times differ by more than a fraction of the smaller time."""
     before_us, after_us = before_us or 0.0, after_us or 0.0
     return abs(after_us - before_us) > fraction * min(before_us, after_us)
 
@@ -243,9 +244,9 @@ class RankDiff:
     iterations: tuple[Change, ...]
     categories: tuple[Change, ...]
     account: AccountDiff | None = None
-    """As in `RoleDiff`, with at most 20 named owners. ``None`` also for the only rank of a role."""
+    """As in `RoleDiff`, but with at most 20 named owners. Also ``None`` if this is the only rank of the role."""
     contributions: tuple[Contribution, ...] = ()
-    """As in `RoleDiff`. Empty for the only rank of a role."""
+    """As in `RoleDiff`. Also empty if this is the only rank of the role."""
 
     @property
     def label(self) -> str:
@@ -315,14 +316,14 @@ class RoleDiff:
         return self.decisive if by is Judge.STEPS else tuple(one for one in self.overall if one.name == "busy")
 
     def regressions(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[Change, ...]:
-        """Return the slowdowns in `changes_over`."""
+        """Return the slowdowns among the results of `changes_over`."""
         return tuple(change for change in self.changes_over(fail_over, by) if change.verdict == "slower")
 
     def changes_over(self, fail_over: float, by: Judge = Judge.STEPS) -> tuple[Change, ...]:
-        """Return the significant changes in `judged` that exceed a limit, as a fraction of the smaller time.
+        """Return the significant changes in `judged` that exceed a limit, given as a fraction of the smaller time.
 
-        If the mean over all ranks has no slowdown, or no speedup, single ranks are tested for it. Corrupt traces give
-        no result. Host times that a busy machine explains are omitted.
+        If the mean over all ranks shows no slowdown, or no speedup, each rank is tested for one. The result is empty
+        for corrupt traces. Changes in host time that a busy machine explains are omitted.
         """
         if self.corrupt:
             return ()
@@ -346,7 +347,7 @@ class RoleDiff:
         return tuple(changes)
 
     def _is_due_to_machine(self, change: Change) -> bool:
-        """Return whether the machine was busy only in the run in which the host took longer."""
+        """Return whether the machine was busy only during the slower run."""
         before, after = self.busy
         slower_side_busy, other_side_busy = (after, before) if change.verdict == "slower" else (before, after)
         return slower_side_busy is not None and other_side_busy is None
@@ -354,7 +355,7 @@ class RoleDiff:
     def is_inconclusive(self, limit: float = CALLED_SAME) -> bool:
         """Return whether no change exceeds a limit, but a change of that size cannot be ruled out.
 
-        A speedup does not count if the comparison is incomplete, because work may be missing from the later run.
+        A speedup is inconclusive if the comparison is incomplete, because work may be missing from the later run.
         """
         verdicts = {change.verdict for change in self.changes_over(limit)}
         if "slower" in verdicts:
@@ -365,7 +366,7 @@ class RoleDiff:
         """Return the verdict on the role.
 
         Args:
-            limit: Insignificant changes are "same" up to this fraction, and "inconclusive" above it.
+            limit: Insignificant changes are "same" up to this fraction and "inconclusive" above it.
         """
         if self.is_inconclusive(limit) or not self.decisive:
             return "inconclusive"

@@ -1,7 +1,7 @@
-"""Engine iterations of a trace in order of time, with the pauses between them.
+"""Engine iterations of a trace, sorted by time, and the pauses between them.
 
-An engine has work after an iteration if the next iteration decodes or continues requests. Otherwise the pause after the
-iteration is idle time: the engine had no request to run.
+An engine has unfinished requests after an iteration if requests are decoding in or alongside the next iteration.
+Otherwise, the engine is idle during the pause after the iteration.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ class EngineIteration:
 
     step: StepSummary
     index: int
-    """Position in the trace, counted from 0. Cold iterations count."""
+    """Position in the trace, starting at 0 and including cold iterations."""
     next_start_us: float | None
     """Start of the next iteration in the trace; ``None`` for the last one."""
     has_more_work: bool
-    """True if requests of the engine continue in the next iteration."""
+    """True if the engine has unfinished requests until the next iteration."""
 
     @property
     def pause_us(self) -> float:
-        """Time until the next iteration starts; 0 for the last one."""
+        """Time from the end of this iteration to the start of the next; 0 for the last iteration."""
         if self.next_start_us is None:
             return 0.0
         return max(0.0, self.next_start_us - self.step.start_us - self.step.duration_us)
 
     @property
     def period_us(self) -> float:
-        """Time until the next iteration starts, or the duration if the engine then has no work."""
+        """Time between the starts of this iteration and the next, or the duration if the engine has no more work."""
         return self.step.duration_us + (self.pause_us if self.has_more_work else 0.0)
 
     @property
@@ -59,7 +59,7 @@ class EngineIteration:
 
 
 def decode_requests(step: StepSummary) -> int:
-    """Return the number of requests in decode, or 0 if unknown."""
+    """Return the number of decoding requests, or 0 if unknown."""
     if step.decode_requests is not None:
         return step.decode_requests
     if step.stage == MIXED:
@@ -68,7 +68,7 @@ def decode_requests(step: StepSummary) -> int:
 
 
 def iterations_of(rank: RankSummary) -> list[EngineIteration]:
-    """Return the engine iterations of a trace, without cold iterations unless there are no others."""
+    """Return the engine iterations of a trace. Cold iterations are excluded unless there are no others."""
     steps = [step for step in rank.steps if step.kind == ITERATION]
     found = [
         EngineIteration(
@@ -94,7 +94,7 @@ def traces_of_servers(ranks: Sequence[RankSummary]) -> list[list[RankSummary]]:
     """Return the traces of each server that has iterations.
 
     A server has several traces if it has several captures. Tensor-parallel ranks run the same batches, so only the
-    traces of the first recorded rank are returned. Each unrelated trace is its own server.
+    traces of the first recorded rank are returned. Each unrelated trace is treated as a separate server.
     """
     unrelated = strangers(ranks)
     servers: dict[tuple[str | int | None, ...], list[RankSummary]] = {}

@@ -30,12 +30,12 @@ _FAR = 2
 _ASIDE = 10
 """One of so many values at each end of a side does not count for its width."""
 _FEWEST_OF_DRIFT = 6
-"""Minimum number of steps per side to detect a drift. With five, even a monotonic sequence has a p-value over 1 %."""
+"""Minimum number of steps per side to detect drift. With five, even a monotonic sequence has a p-value above 1 %."""
 _MOST_OF_DRIFT = 200
 _DRIFT_MARGIN = 1.25
-"""A drift explains a shift of up to this multiple. Both are equal if it continues from one sample to the next."""
+"""Maximum ratio of shift to drift at which drift explains the shift. It is 1 if the drift continues across samples."""
 _DRIFT_STEPS = 3
-"""A drift explains a gap between two samples of up to as much as it makes in this number of steps."""
+"""Drift explains a gap between two samples if it could cause the gap within this number of steps."""
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class RankTest:
     interval: tuple[float, float]
     """Where the shift may lie, at `LEVEL`."""
     drift: float = 0.0
-    """Drift within a sample, averaged over both, in their unit, if it may explain the shift; otherwise 0."""
+    """Mean drift within the samples, in their unit, if it may explain the shift; otherwise 0."""
 
     @property
     def is_significant(self) -> bool:
@@ -88,7 +88,7 @@ def rank_test(before: Sequence[float], after: Sequence[float]) -> RankTest | Non
 
 
 def _drift(before: Sequence[float], after: Sequence[float], shift: float) -> float:
-    """Return the mean drift within a sample if it may explain the shift and bridge the gap between the samples."""
+    """Return the mean drift within the samples if it may explain their shift and the gap between them, otherwise 0."""
     drifts = [abs(drift_of(values)) for values in (before, after)]
     gap = max(min(after) - max(before), min(before) - max(after))
     per_step = statistics.fmean(drift / len(values) for drift, values in zip(drifts, (before, after), strict=True))
@@ -97,7 +97,7 @@ def _drift(before: Sequence[float], after: Sequence[float], shift: float) -> flo
 
 
 def drift_of(values: Sequence[float]) -> float:
-    """Return the change that a monotonic trend makes over as many steps as there are values, or 0 without a trend.
+    """Return the change due to a monotonic trend over the length of the sample, or 0 if there is no trend.
 
     The trend is tested with the Mann-Kendall test at `LEVEL` (Mann, Econometrica 13, 1945). The slope is the median of
     all pairwise slopes (Sen, Journal of the American Statistical Association 63, 1968).

@@ -1,4 +1,4 @@
-"""Assigns the time that ranks wait in collectives to the rank that arrived last."""
+"""Assigns the time that ranks spend waiting in collectives to the rank that arrived last."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from profdeck_traces.reading.walking import NO_TIME
 
 _NS_PER_US = 1000
 _MAX_HOPS = 64
-"""Maximum number of ranks in a chain of waits, where each rank waits for the next one."""
+"""Maximum number of ranks in a chain of waits, in which each rank waits for the next one."""
 _MAX_SEGMENTS = 1 << 20
-"""Number of waits, and of segments, that are processed at a time, to limit memory."""
-_MIN_NOTED = 0.01  # fraction of the account
+"""Approximate number of waits or segments that are processed at a time, to limit memory use."""
+_MIN_NOTED = 0.01  # fraction of the time in collectives
 _EXPOSED = 0.99
 
 
 class _Meetings(NamedTuple):
-    """For each collective call of a rank, the rank that arrived last. Times are on the clock of the team's first rank.
+    """The last two arrivals at each collective call of a rank. Times are on the clock of the team's first rank.
 
-    Calls for which the rank did not wait have an empty interval.
+    If the rank did not wait in a call, `second` and `last` are `NO_TIME`, and `rank` and `call` are -1.
     """
 
     start: Int
     second: Int
-    """Arrival of the second-to-last rank."""
+    """Arrival time of the second-to-last rank."""
     last: Int
-    """Arrival of the last rank."""
+    """Arrival time of the last rank."""
     rank: Int
     """Index of the last rank in the team."""
     call: Int
@@ -49,30 +49,30 @@ class _Meetings(NamedTuple):
 
 
 class _Waits(NamedTuple):
-    """Intervals in which a rank waited for another one."""
+    """Intervals in which a rank waited for another rank."""
 
     root: Int
     """Index of the rank to whose account the time belongs."""
     rank: Int
     """Index of the rank that arrived last."""
     call: Int
-    """Index of the call of that rank."""
+    """Index of that rank's call."""
     begin: Int
     end: Int
     margin_ns: Int
-    """Maximum time by which each wait would be shorter if only the last rank were faster."""
+    """Maximum time that each wait would save if only the last rank were faster."""
 
 
 def assign_waits(readings: Sequence[RankReading], teams: Sequence[MatchedTeam]) -> list[Account | None]:
-    """Return the accounts of ranks with the waits in collectives assigned to the rank that arrived last.
+    """Return the ranks' accounts with waits in collectives assigned to the rank that arrived last.
 
-    A collective on the critical path of a rank is a wait until the last rank has arrived. The wait is divided among
-    the owners on the path of the last rank to its call, in the same interval. If that path contains another collective
-    in which the rank waited, the wait is assigned to the rank that arrived last there, and so on.
+    Until the last rank arrives, a collective on a rank's critical path is a wait. The wait is divided among the owners
+    on the last rank's path to its call during the same interval. If that path contains another collective in which the
+    last rank waited, this part is assigned to the rank that arrived last there, and so on.
 
     Args:
         readings: Readings of all ranks.
-        teams: Result of `profdeck_traces.analysis.clocks.match_teams` for the collectives of the readings.
+        teams: Result of `profdeck_traces.analysis.clocks.match_teams` for the readings' collectives.
     """
     accounts = [reading.summary.account for reading in readings]
     for team in teams:
@@ -86,7 +86,7 @@ def assign_waits(readings: Sequence[RankReading], teams: Sequence[MatchedTeam]) 
 
 
 class _Paths:
-    """Paths of a rank to its collective calls, on the clock of the team's first rank."""
+    """A rank's paths to its collective calls, on the clock of the team's first rank."""
 
     def __init__(self, arrivals: Arrivals, start: Int, offset_ns: int) -> None:
         """Decode the paths.
@@ -104,7 +104,7 @@ class _Paths:
         self.end = np.append(self.begin[1:], 0)[: len(self.begin)]
         with_path = np.flatnonzero(arrivals.counts)
         self.end[self._end_place[with_path] - 1] = start[with_path]
-        # Numbers that sort segments by call and time.
+        # Combine call and time into one number, so that segments can be searched by both.
         self._origin = int(self.begin.min()) if len(self.begin) else 0
         self._span = int(self.end.max()) - self._origin + 1 if len(self.end) else 1
         self._begin_number = self._numbers(self.call, self.begin)
@@ -114,7 +114,7 @@ class _Paths:
         return call * self._span + np.clip(time - self._origin, 0, self._span - 1)
 
     def _bounds(self, waits: _Waits) -> tuple[Int, Int]:
-        """Return the first segment in each wait, and the one after the last."""
+        """Return the indices of the first segment in each wait and of the segment after the last."""
         first = self._end_number.searchsorted(self._numbers(waits.call, waits.begin), side="right")
         first = np.maximum(first, self._first[waits.call])
         end = self._begin_number.searchsorted(self._numbers(waits.call, waits.end))
@@ -129,10 +129,10 @@ class _Paths:
             yield _Waits(*(column[begin:stop] for column in waits))
 
     def inside(self, waits: _Waits) -> tuple[Int, Int, Int, Int]:
-        """Cut the paths to the intervals of waits.
+        """Clip the paths to the intervals of the waits.
 
         Returns:
-            The wait, owner, begin and end of each segment. The owner is -1 for a time before the path.
+            The wait, owner, start and end of each segment. The owner is -1 for time before the start of the path.
         """
         first, end = self._bounds(waits)
         counts = end - first
@@ -152,10 +152,10 @@ class _Paths:
         )
 
     def times_by_call(self, keys: int) -> tuple[Int, Int, Int]:
-        """Return the total time of each owner that is not a collective on the path to each call, sorted by call.
+        """Return the call, owner and total time for each non-collective owner on the path to each call, sorted by call.
 
         Args:
-            keys: Number of keys of owners.
+            keys: Number of owner keys.
         """
         selected = np.flatnonzero(self.owner < keys)
         code, which = np.unique(self.call[selected] * keys + self.owner[selected], return_inverse=True)
@@ -165,7 +165,7 @@ class _Paths:
 
 
 class _TeamWaits:
-    """Waits of the ranks of one team."""
+    """Waits between the ranks of one team."""
 
     def __init__(self, team: MatchedTeam, arrivals: Sequence[Arrivals]) -> None:
         self._team, self._arrivals = team, arrivals
@@ -175,7 +175,7 @@ class _TeamWaits:
         ]
         for group in team.groups:
             self._add_meetings(group)
-        # For each rank, the owners of other ranks by rank and key.
+        # For each rank, the owners that it waited for, by rank and key.
         self._times: list[dict[tuple[int, int], tuple[int, int]]] = [{} for _ in arrivals]
         self._gains: list[dict[tuple[int, int], int]] = [{} for _ in arrivals]
         self._moved_ns: list[dict[OwnerKey, int]] = [{} for _ in arrivals]
@@ -184,10 +184,10 @@ class _TeamWaits:
             self._assign(waits)
 
     def _add_meetings(self, group: MatchedGroup) -> None:
-        """Find the last rank at each collective of a process group."""
+        """Find the rank that arrived last at each collective of a process group."""
         members = list(group.matched)
         offsets = [self._team.offsets[member] for member in members]
-        if len(members) < 2 or any(offset.source is OffsetSource.UNKNOWN for offset in offsets):  # noqa: PLR2004 - a single rank waits for no other rank
+        if len(members) < 2 or any(offset.source is OffsetSource.UNKNOWN for offset in offsets):  # noqa: PLR2004 - a single rank never waits for another
             return
         is_awaited = np.array([waits_for_all(name) for name in group.names], dtype=bool)
         common = is_awaited[group.members[group.leader].name]
@@ -198,7 +198,7 @@ class _TeamWaits:
         noise_ns = max([MIN_NOISE_NS, *(offset.spread_ns or 0 for offset in offsets)])
         last, arrived = start.argmax(axis=0), start.max(axis=0)
         second = np.partition(start, -2, axis=0)[-2]
-        # Otherwise, the calls are not the same collective.
+        # Calls that do not overlap are not the same collective.
         overlaps = arrived <= end.min(axis=0) + noise_ns
         last_call = calls[last, np.arange(len(columns))]
         for row, member in enumerate(members):
@@ -210,7 +210,7 @@ class _TeamWaits:
             meetings.rank[call], meetings.call[call] = np.array(members)[last[waits]], last_call[waits]
 
     def _first_waits(self) -> Iterator[_Waits]:
-        """Yield the waits on the critical paths of the ranks, in batches of limited size."""
+        """Yield the waits on the ranks' critical paths, in batches of limited size."""
         parts: list[_Waits] = []
         for root, (arrivals, meetings, offset_ns) in enumerate(
             zip(self._arrivals, self._meetings, self._offset_ns, strict=True)
@@ -247,7 +247,7 @@ class _TeamWaits:
             self._add(rank, of_rank.root, np.full(len(of_rank.root), -1), of_rank.end - of_rank.begin)
 
     def _divide(self, rank: int, waits: _Waits, paths: _Paths) -> _Waits:
-        """Assign waits for a rank to the owners on its path. Return the waits of that rank for other ranks."""
+        """Assign waits for a rank to the owners on its path. Return that rank's own waits for other ranks."""
         wait, owner, begin, end = paths.inside(waits)
         root = waits.root[wait]
         call = owner - len(self._arrivals[rank].keys)
@@ -263,7 +263,7 @@ class _TeamWaits:
         return _Waits(*(column[until > since] for column in further))
 
     def _add(self, rank: int, root: Int, owner: Int, time_ns: Int) -> None:
-        """Add the time of owners of a rank to the accounts of the roots. The owner is -1 if it is unknown."""
+        """Add the time of a rank's owners to the accounts of the roots. An owner of -1 is unknown."""
         size = len(self._arrivals[rank].keys) + 1
         for code, total_ns, count in _summed(root * size + owner + 1, time_ns):
             times, key = self._times[code // size], (rank, code % size - 1)
@@ -271,10 +271,9 @@ class _TeamWaits:
             times[key] = before[0] + total_ns, before[1] + count
 
     def _add_gains(self, rank: int, waits: _Waits, paths: _Paths) -> None:
-        """Add the time by which waits would be shorter without an owner of the awaited rank.
+        """Add the time that waits would save without each owner of the awaited rank.
 
-        This is the owner's time on the path to the collective, but not more than the interval between the last two
-        arrivals.
+        This is the owner's time on the path to the collective, limited to the interval between the last two arrivals.
         """
         size = len(self._arrivals[rank].keys)
         call, owner, time_ns = paths.times_by_call(size)
@@ -300,11 +299,11 @@ class _TeamWaits:
         for moved_key, moved_ns in self._moved_ns[index].items():
             key = moved_key if moved_key in times else key_of_small_owners(moved_key)
             before_ns, count = times.pop(key, (0, 0))
-            if before_ns < moved_ns:  # a stored result that does not match its account
+            if before_ns < moved_ns:  # the stored paths do not match the account
                 return account
             if before_ns > moved_ns:
                 times[key] = before_ns - moved_ns, count
-            # Without any of its time, the steps would be shorter by all of it. Otherwise, a part's gain is unknown.
+            # If an owner's gain is all of its time, a part's gain is the part's time. Otherwise, it is unknown.
             gain_us = gains[key][0]
             is_exposed = gain_us is not None and gain_us * _NS_PER_US >= _EXPOSED * before_ns
             gains[key] = ((before_ns - moved_ns) / _NS_PER_US if is_exposed else None, None)
@@ -332,7 +331,7 @@ class _TeamWaits:
         return kind, name, operator, module, annotation, line, number, awaited
 
     def _notes(self, index: int, collective_ns: int) -> Iterator[str]:
-        """Yield notes on waits that were not assigned to a rank."""
+        """Yield notes about waits that were not assigned to a rank."""
         unmatched = 1 - self._matched_ns[index] / collective_ns
         if unmatched >= _MIN_NOTED:
             yield (
@@ -349,7 +348,7 @@ class _TeamWaits:
 
 
 def _no_meetings(start: Int) -> _Meetings:
-    """Return empty meetings for calls with the given start times."""
+    """Return meetings without waits for calls with the given start times."""
     count = len(start)
     never = np.full(count, NO_TIME)
     none = np.full(count, -1)
@@ -369,7 +368,7 @@ def _by_rank(waits: _Waits) -> Iterator[tuple[int, _Waits]]:
 
 
 def _summed(codes: Int, values: Int) -> Iterator[tuple[int, int, int]]:
-    """Yield the distinct codes with a positive sum, the sum, and the number of positive values."""
+    """Yield each distinct code that has a positive sum, its sum, and its number of positive values."""
     distinct, which = np.unique(codes, return_inverse=True)
     sums = np.zeros(len(distinct), np.int64)
     np.add.at(sums, which, values)

@@ -82,9 +82,9 @@ class EventWork:
     size_bytes: Float
     """NaN if the call's traffic is unknown."""
     time_ns: Float
-    """Duration of the event, including nested operators, if it performs a counted call, otherwise 0.
+    """Duration of the event, including nested operators, if it performs a counted call; otherwise 0.
 
-    Also 0 if the trace has no device events but the work may have run on a device.
+    Also 0 if the work may have run on a device but no device events were recorded.
     """
     compute_ns: Float
     """Minimum time for the FLOPs; NaN if the peak rate is unknown."""
@@ -129,7 +129,7 @@ def event_work(  # noqa: PLR0913 - one parameter per kind of input
         call[(call >= 0) & ~is_direct & has_direct[call]] = -1
     else:
         call = values_at(index, rows).astype(np.int64)
-        # Unless all work ran on the CPU, the operator may have only launched work on a device that was not recorded.
+        # Unless all work ran on the CPU, the operator may only have launched work on a device that was not recorded.
         time_ns = names.events.duration_ns[rows] if on_cpu else np.zeros_like(time_ns)
     used = call >= 0
     weight = np.where(used, time_ns + 1.0, 0.0)

@@ -27,12 +27,12 @@ def module_class(name: str) -> str | None:
 
 
 def is_profiler_frame(name: str) -> bool:
-    """Return whether a frame is a function of profdeck."""
+    """Return whether a frame is a profdeck function."""
     return _PROFILER.match(name) is not None
 
 
 def parse_frame(name: str) -> tuple[str, int, str] | None:
-    """Return the file, first line and name of a function, or None if the name is not ``file(line): function``."""
+    """Return the file, first line and function of a frame, or None if its name is not ``file(line): function``."""
     frame = _FRAME.fullmatch(name)
     return None if frame is None else (frame["file"], int(frame["line"]), frame["function"])
 

@@ -107,7 +107,7 @@ def _work(rows: Sequence[AttributedTime], flops_per_unit: float) -> tuple[str, s
 
     Args:
         rows: Rows of one owner.
-        flops_per_unit: FLOP/s in the unit of the rate.
+        flops_per_unit: FLOP/s per unit of the displayed rate, such as 1e12 for TFLOP/s.
     """
     timed = [row for row in rows if row.work_us]
     work_us = sum(row.work_us or 0.0 for row in timed)

@@ -1,7 +1,7 @@
-"""Rules about the engine iterations of one server.
+"""Rules for the engine iterations of one server.
 
-Thresholds without a source are ours. Sources: the chunked prefill paper (Sarathi-Serve, OSDI 2024) on prefill next to
-decode, and the performance guides of vLLM and SGLang.
+Thresholds without a source are our own. Sources: the paper on chunked prefill (Sarathi-Serve, OSDI 2024) for prefill
+next to decode, and the performance guides of vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FULL_KV_PERCENT = 90
 
 
 def prefill_next_to_decode(server: ServerView) -> Iterator[Result]:
-    """Iterations with a prefill that hold the decodes for twice the usual time, over 5 % of the time."""
+    """Report prefills that delay decoding by over 5 % of the time, if one takes at least two usual decode periods."""
     prefills = [iteration for iteration in server.iterations if iteration.step.stage in {PREFILL, MIXED}]
     if any(iteration.step.stage == PREFILL and iteration.step.decode_requests is None for iteration in prefills):
         yield NotJudged(PREFILL_NEXT_TO_DECODE, "the iterations do not state which requests wait during a prefill")
@@ -66,7 +66,7 @@ def _them(iteration: EngineIteration) -> str:
 
 
 def long_tail(server: ServerView) -> Iterator[Result]:
-    """At the end of a recording, at most a quarter of the requests is left for over 15 % of the time."""
+    """Report recordings in which at most a quarter of the peak requests remain for over 15 % of the time at the end."""
     if len(server.decodes) < _FEWEST_DECODES:
         yield NotJudged(LONG_TAIL, f"fewer than {_FEWEST_DECODES} decode iterations were recorded")
         return
@@ -91,7 +91,7 @@ def long_tail(server: ServerView) -> Iterator[Result]:
 
 
 def _tail_of(iterations: Sequence[EngineIteration], limit: float) -> list[EngineIteration]:
-    """Return the last iterations, none of which has a prefill or more than `limit` requests in decode."""
+    """Return the trailing iterations that have no prefill and decode at most `limit` requests."""
     tail: list[EngineIteration] = []
     for iteration in reversed(iterations):
         if iteration.step.stage in {PREFILL, MIXED} or not 0 < iteration.decode_requests <= limit:
@@ -101,7 +101,7 @@ def _tail_of(iterations: Sequence[EngineIteration], limit: float) -> list[Engine
 
 
 def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
-    """Requests wait in over half of the iterations, while the batch is at its maximum or the KV cache is full."""
+    """Report requests that wait in over half of the iterations because the batch or the KV cache is full."""
     waiting = [
         (iteration, iteration.step.details.waiting_requests)
         for iteration in server.iterations
@@ -150,7 +150,7 @@ def _running(iteration: EngineIteration) -> int:
 
 
 def preemption(server: ServerView) -> Iterator[Result]:
-    """Requests whose tokens are computed a second time after a preemption, over 1 % of the time."""
+    """Report preempted requests if recomputing their tokens takes over 1 % of the time."""
     resumed = [
         (iteration, details.resumed_requests or 0, details.resumed_tokens or 0)
         for iteration in server.iterations
@@ -180,7 +180,7 @@ def preemption(server: ServerView) -> Iterator[Result]:
 
 
 def host_between_iterations(server: ServerView) -> Iterator[Result]:
-    """Without a device: pauses between iterations, while requests are running, over 10 % of the time."""
+    """Report pauses over 10 % of the time between iterations, with running requests and without a recorded device."""
     if server.has_device:
         yield NotJudged(HOST_BETWEEN, "a device was recorded, so that only its idle time counts")
         return
@@ -212,7 +212,7 @@ def _stage_between(server: ServerView) -> str | None:
 
 
 def sampler(server: ServerView) -> Iterator[Result]:
-    """Operators that sort and draw tokens, over 10 % of the time of the operators or of the device work."""
+    """Report sampling that takes over 10 % of the operator or device time, and over 5 % of the server's time."""
     times = [view.rank.attributed for view in server.views if view.rank.attributed is not None]
     total_us = sum(one.total_us for one in times)
     if not total_us:
@@ -233,7 +233,7 @@ def sampler(server: ServerView) -> Iterator[Result]:
 
 
 def rejected_speculation(server: ServerView) -> Iterator[Result]:
-    """More than half of at least 20 draft tokens rejected."""
+    """Report speculative decoding if over half of at least 20 draft tokens were rejected."""
     drafts = sum(server.numbers("draft_tokens") or ())
     if drafts < 20:
         yield NotJudged(SPECULATION, "the iterations state fewer than 20 draft tokens")
@@ -257,4 +257,4 @@ RULES = {
     sampler: (SAMPLER,),
     rejected_speculation: (SPECULATION,),
 }
-"""Rules about one server, and the causes that each of them searches for."""
+"""Rules for one server, and the causes that each rule can report."""

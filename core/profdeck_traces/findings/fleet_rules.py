@@ -17,7 +17,7 @@ SLOW_SERVER, UNEVEN_SERVERS = "slow-server", "uneven-servers"
 
 
 def slow_server(fleet: Sequence[ServerView]) -> Iterator[RankFinding]:
-    """A server whose decode iterations take 10 % longer than the median of the other servers, and not by chance."""
+    """Report a server whose decode iterations take significantly longer than on the other servers, by over 10 %."""
     rated = [(server, server.decode_us) for server in fleet if server.decode_us is not None]
     if len(rated) < 2:
         return
@@ -43,7 +43,7 @@ def slow_server(fleet: Sequence[ServerView]) -> Iterator[RankFinding]:
 
 
 def _difference(slow: ServerView, typical: ServerView, excess_us: float) -> tuple[str, str]:
-    """Return what differs between two servers, and the cure."""
+    """Return a description of the difference between two servers, and the cure."""
     batch, usual_batch = (
         statistics.fmean(iteration.decode_requests for iteration in server.decodes) for server in (slow, typical)
     )
@@ -62,7 +62,7 @@ def _difference(slow: ServerView, typical: ServerView, excess_us: float) -> tupl
 
 
 def _owner_of_difference(slow: RankSummary, typical: RankSummary, excess_us: float) -> str | None:
-    """Return the owner on the critical path that explains more than half of the difference per step."""
+    """Return the owner on the critical path that explains over half of the difference per step, or ``None``."""
     if slow.account is None or typical.account is None:
         return None
     times = {owner.key: owner.time_us / typical.account.steps for owner in typical.account.owners}
@@ -80,10 +80,10 @@ def _diff_command(before: RankSummary, after: RankSummary) -> str:
 
 
 def uneven_servers(fleet: Sequence[ServerView]) -> Iterator[RankFinding]:
-    """The last server of a capture runs for over 15 % of the time after most of the others have finished.
+    """Report a server that runs for over 15 % of the time after most other servers in a capture have finished.
 
-    Servers on which the same number of iterations was recorded may have ended because of the window, not for lack of
-    work. They are not compared.
+    If all servers recorded the same number of iterations, the end of the capture window may have stopped the
+    recordings. Such captures are skipped.
     """
     by_capture: dict[str | None, list[tuple[ServerView, RankView, list[EngineIteration]]]] = {}
     for server in fleet:
@@ -122,4 +122,4 @@ def _unix_us(view: RankView, iteration: EngineIteration, side: int) -> float:
 
 
 RULES = {slow_server: (SLOW_SERVER,), uneven_servers: (UNEVEN_SERVERS,)}
-"""Rules about the servers of one role, and the causes that each of them searches for."""
+"""Rules for the servers of one role, and the causes that each rule can report."""

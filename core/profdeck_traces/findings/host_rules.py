@@ -1,4 +1,4 @@
-"""Rules about the steps of one rank, and about its machine."""
+"""Rules for the steps of one rank and for its machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ def _is_loading(stage: StageSummary) -> bool:
 
 
 def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
-    """The longest step over 1.25 times the median, or a deviation over 10 %; decode with p99 over twice the median.
-    If the FLOPs of the longest step exceed the median as much as its time, its batch is larger.
+    """Report steps if the longest takes over 1.25 times the median, or if they deviate from it by over 10 %.
+
+    If the FLOPs of the longest step explain its duration, report uneven batches instead. Report decode iterations
+    with a p99 over twice the median.
     """
     steps = [step for step in view.steps if step.kind != ITERATION]
     slowest = max(steps, key=lambda step: step.duration_us, default=None)
@@ -62,7 +64,7 @@ def unsteady(view: RankView) -> Iterator[RankFinding | NotJudged]:
 
 
 def _has_more_work(account: Account | None, step: int) -> bool:
-    """Return whether a step is over 10 % longer than the median, and its FLOPs exceed the median as much."""
+    """Return whether a step is over 10 % longer than the median, and extra FLOPs explain half of the excess or more."""
     if account is None or len(account.step_flops) < _FEWEST_STEPS or step >= len(account.step_flops):
         return False
     work = account.step_flops[step] / (statistics.median(account.step_flops) or 1.0)
@@ -152,7 +154,7 @@ def busy_machine(view: RankView) -> Iterator[RankFinding]:
             "busy-machine",
             f"The machine was busy: {reason}",
             "record again on an idle machine",
-            # Not a gain: another machine saves this time, and no change to the job.
+            # Not a gain, because only an idle machine would save this time, not a change to the job.
             time_us=None if load.run_queue_s is None else load.run_queue_s / load.wall_s * view.host_step_us,
             step_us=view.host_step_us,
             confidence="high",
@@ -163,4 +165,4 @@ RULES = {
     unsteady: ("unsteady-steps", "uneven-batches", "unsteady-decode"),
     busy_machine: ("busy-machine",),
 }
-"""Rules, and the causes that each of them searches for."""
+"""Rules, and the causes that each rule can report."""

@@ -89,7 +89,7 @@ class OwnerRow:
 
     kind: str
     title: str
-    """The kind, and for a wait the awaited rank and kind."""
+    """The kind. For a wait, also the awaited rank and kind."""
     name: str | None
     """Name of the event; ``None`` if no event is open, or for the sum of small owners."""
     line: str | None
@@ -188,7 +188,7 @@ class Team:
     operators: tuple[WorkRow, ...]
     steps: tuple[StepRow, ...]
     servers: tuple[ServerSummary, ...] = ()
-    """Servers of the role if there are several."""
+    """Servers of the role. Empty if there is only one."""
     mfu: MfuRow | None = None
     """``None`` if a rank with a device has no MFU, or if devices or data types differ."""
 
@@ -199,7 +199,7 @@ class Team:
 
     @property
     def headline(self) -> str:
-        """Mean step time, and the share of each side in the critical path. Empty if there is no account."""
+        """Mean step time, and each side's share of the critical path. Empty if there is no account."""
         if not self.account:
             return ""
         shares: dict[str, float] = {}
@@ -212,7 +212,7 @@ class Team:
 
     @property
     def next_limit(self) -> str:
-        """Sentence on what would limit the step without its largest owner. Empty if unknown."""
+        """Sentence that names the next limit of the step without its largest owner. Empty if unknown."""
         kind = self.account[0].next_limit if self.account else None
         if kind is None:
             return ""
@@ -380,7 +380,7 @@ def _account(views: Sequence[RankView]) -> tuple[OwnerRow, ...]:
         gains = [owner.gain_us * weight for _, weight, owner in owners if owner.gain_us is not None]
         # Gains of several owners on one rank are not additive.
         ranks = {view.rank.path for view, _, _ in owners}
-        # The awaited rank does not wait for itself, and other ranks may not wait for it.
+        # The awaited rank never waits for itself, and some other ranks might not wait for it either.
         has_gain = len(gains) == len(owners) and (
             kind == OwnerKind.WAIT_FOR_RANK.label or len(owners) == len(ranks) == len(accounts)
         )

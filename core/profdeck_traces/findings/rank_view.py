@@ -230,7 +230,7 @@ class RankView:
         return Evidence(path=self.rank.path, start_us=step.start_us, duration_us=step.duration_us)
 
     def show_step(self, step: StepSummary | None = None) -> str:
-        """Return a command that shows a step; the typical one by default."""
+        """Return a command that shows a step. The default is the typical step."""
         step = step or self.typical_step
         if step is None or step.step is None:
             return f"profdeck view {shlex.quote(self.rank.path)}"

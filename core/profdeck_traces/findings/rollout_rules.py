@@ -1,6 +1,7 @@
-"""Rules about servers and the other roles of one capture: turns of trainer and rollouts, weights and tool calls.
+"""Rules that compare servers with the other roles of one capture.
 
-Ranks are compared by Unix time. Traces without a Unix time are not compared.
+They cover trainers and rollouts that take turns, weight updates and tool calls. Ranks are compared by Unix time, so
+traces without a Unix time are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NO_REQUESTS, TOOL_CALL = "no-requests", "tool-call"
 
 _ASYNCHRONOUS = "generate the next batch while this batch is trained (asynchronous, one step off-policy)"
 _LEAST_IDLE = 0.2
-# "Update" alone may mean the optimizer: update_policy trains, update_weights sends weights to the servers.
+# "Update" alone is ambiguous: update_policy trains, but update_weights sends weights to the servers.
 _WEIGHTS = re.compile(
     r"weights?[^a-z]*(?:sync|updat|transfer|broadcast|reshard|refit)"
     r"|(?:sync|updat|transfer|broadcast|push|reshard|refit)[a-z]*[^a-z]*weight"
@@ -46,7 +47,7 @@ class _Capture:
     others: Sequence[RankView]
 
     def iterations(self) -> Spans:
-        """Return the time in which any server has requests, in Unix nanoseconds."""
+        """Return the periods in which any server has requests, in Unix nanoseconds."""
         spans = [
             _unix(view, iteration.step.start_us, iteration.period_us)
             for _, view, iterations in self.servers
@@ -55,7 +56,7 @@ class _Capture:
         return _union(spans)
 
     def recorded(self) -> Spans:
-        """Return the time in which all servers were recorded, in Unix nanoseconds."""
+        """Return the period in which all servers were recorded, in Unix nanoseconds."""
         spans = [_unix(view, 0.0, view.rank.span_us) for _, view, _ in self.servers]
         return _union([(max(start for start, _ in spans), min(end for _, end in spans))])
 
@@ -77,7 +78,7 @@ def captures_of(servers: Sequence[ServerView], views: Sequence[RankView]) -> lis
 
 
 def turns(capture: _Capture) -> Iterator[RankFinding]:
-    """A trainer that is idle over 20 % of its steps while servers generate, or servers that are idle while it works."""
+    """Report a trainer that is idle over 20 % of its steps while servers generate, or idle servers while it works."""
     trainers = [view for view in capture.others if view.kind == GLOBAL_STEP and view.steps and view.rank.work]
     if not trainers:
         return
@@ -113,7 +114,7 @@ def turns(capture: _Capture) -> Iterator[RankFinding]:
 
 
 def weight_sync(capture: _Capture) -> Iterator[RankFinding]:
-    """A stage with the name of a weight update over 10 % of the step, in a job with servers."""
+    """Report a stage named after a weight update that takes over 10 % of the step, in a job with servers."""
     generating, recorded = capture.iterations(), capture.recorded()
     for view in capture.others:
         for stage in view.stages:
@@ -136,10 +137,10 @@ def weight_sync(capture: _Capture) -> Iterator[RankFinding]:
 
 
 def no_requests(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
-    """Several pauses without any request, each over 5 typical iterations, together over a quarter of the recording.
+    """Report at least three pauses without requests that take over a quarter of the recording in total.
 
-    Pauses in which another role works are turns or weight updates. If another role is in a stage named after tools,
-    the pauses are tool calls.
+    Each pause must exceed five typical iterations. If another role is in a stage named after tools, the pauses are
+    reported as tool calls. If another role works, they are skipped, because they are turns or weight updates.
     """
     for server, view, iterations in capture.servers:
         usual_us = statistics.median(iteration.period_us for iteration in iterations)
@@ -169,7 +170,7 @@ def no_requests(capture: _Capture) -> Iterator[RankFinding | NotJudged]:
 
 
 def _stage_during(view: RankView, spans: Spans) -> str | None:
-    """Return the stage that covers most of the spans, if it covers at least 60 % of them."""
+    """Return the stage that covers the largest part of the spans, or ``None`` if it covers less than 60 %."""
     times = {
         name: total(intersection(_union([_unix(view, one.start_us, one.duration_us) for one in periods]), spans))
         for name in {period.name for period in view.rank.stage_periods}
@@ -200,7 +201,7 @@ def _union(spans: Sequence[tuple[int, int]]) -> Spans:
 
 
 def _without(spans: Spans, others: Spans) -> Spans:
-    """Return the time of the spans outside of others."""
+    """Return the parts of the spans that are outside the others."""
     if not len(spans[0]):
         return spans
     begin, end = int(spans[0][0]), int(spans[1][-1])
@@ -213,4 +214,4 @@ RULES = {
     weight_sync: (WEIGHT_SYNC,),
     no_requests: (NO_REQUESTS, TOOL_CALL),
 }
-"""Rules about one capture, and the causes that each of them searches for."""
+"""Rules for one capture, and the causes that each rule can report."""

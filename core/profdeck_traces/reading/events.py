@@ -72,12 +72,12 @@ class Pairs:
         return len(self.row)
 
     def index_of(self, rows: NDArray[np.integer[Any]]) -> Int:
-        """Return the index of the first value of each row, or of the next row if there is none."""
-        # With another type, NumPy would convert all rows in each call.
+        """Return the index of each row's first value, or of the next row's first value if it has none."""
+        # With a different dtype, NumPy would convert the whole column on every call.
         return np.searchsorted(self.row, rows.astype(self.row.dtype, copy=False))
 
     def selected(self, rows: Int) -> Pairs:
-        """Return the values of some rows, numbered by their index in `rows`, which are sorted."""
+        """Return the values of the given rows, renumbered by index in `rows`, which must be sorted."""
         if not len(self):
             return self
         at = np.minimum(self.index_of(rows), len(self) - 1)
@@ -129,7 +129,7 @@ class Events:
         self.pairs = pairs
         """File positions of the ``B`` events that became complete events, and of their matching ``E`` events."""
         self.storage = storage
-        """Allocates arrays that are as long as the columns."""
+        """Allocator for arrays of the same length as the columns."""
         self.untimed = untimed
         """Rows of ``X`` events whose ``ts`` or ``dur`` is missing or invalid, such as ``NaN`` or a negative ``dur``.
         Without a valid ``ts``, the event is not a complete event. Without a valid ``dur``, its duration is 0."""
@@ -220,7 +220,7 @@ class Events:
         return np.where(pairs.row[at] == rows, pairs.value[at], missing)
 
     def track_bounds(self) -> list[tuple[int, int]]:
-        """Return the first row of each track with complete events, and the row after its last one."""
+        """Return, for each track with complete events, its first row and the row after its last."""
         track = self.track
         inner = 1 + np.flatnonzero(track[1:] != track[:-1])
         return list(itertools.pairwise([0, *inner.tolist(), self.complete])) if self.complete else []
@@ -238,11 +238,11 @@ class Events:
         return np.where(kind, np.arange(self.complete, dtype=np.int32), around)
 
     def selected(self, rows: Int, args: Iterable[str]) -> Events:
-        """Return some of the complete events, with some of their args.
+        """Return selected complete events with selected args.
 
         Args:
-            rows: Rows of the complete events, sorted.
-            args: The args to keep, which are integers.
+            rows: Sorted rows of the complete events to keep.
+            args: Integer args to keep.
         """
         return Events(
             self.path,

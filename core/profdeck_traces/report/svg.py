@@ -39,7 +39,7 @@ def bars(rows: Sequence[TimeRow]) -> Markup:
 
 
 def share(fraction: float) -> Markup:
-    """Return a horizontal bar for a table cell. A fraction of 1 has the full width."""
+    """Return a horizontal bar for a table cell. A fraction of 1 gives the full width."""
     width = max(1.0, fraction * _CELL_BAR)
     return Markup(
         '<svg width="{0}" height="12" viewBox="0 0 {0} 12" aria-hidden="true">'

@@ -32,10 +32,10 @@ class TrendPart:
     """``stage``, ``owner`` (on the critical path), ``class`` (kernel class) or ``idle`` (cause of idle time)."""
     name: str
     delta_us: float
-    """Increase per step in microseconds: of the rank that changed most for a stage or owner, else the mean over the
-    ranks."""
+    """Increase per step in microseconds. For stages and owners, the increase on the rank that changed most; otherwise,
+    the mean over the ranks."""
     rank: int | None
-    """Rank of the stage or owner, if it changed by less than half as much on the other ranks; otherwise ``None``."""
+    """Rank of the stage or owner, if it changed less than half as much on the other ranks; otherwise ``None``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,13 +55,13 @@ class TrendChange:
     is_worse: bool
     """True if performance decreased."""
     parts: tuple[TrendPart, ...]
-    """Parts that changed in the same direction: at most one stage, owner, class and cause of idle time."""
+    """Parts that changed in the same direction, at most one of each kind."""
     busy_before: int = 0
-    """Number of captures since the previous change in which the machine was busy."""
+    """Number of captures on a busy machine between the previous change and this one."""
     busy_after: int = 0
-    """Number of captures until the next change in which the machine was busy."""
+    """Number of captures on a busy machine between this change and the next one."""
     is_conclusive: bool = True
-    """False if performance decreased and the machine was busy in most captures after, but not before the change."""
+    """False if performance decreased and the machine was busy in most captures after the change but not before."""
 
 
 @attrs.frozen(kw_only=True)
@@ -81,7 +81,7 @@ class TrendSeries:
     """Points sorted by the start of the run, then by step and time."""
     changes: tuple[TrendChange, ...]
     kind: str = "metric"
-    """``metric``, or the kind of a part of the step: ``stage`` or ``owner``. Parts are listed only if they changed."""
+    """``metric``, or for a part of the step, ``stage`` or ``owner``. Parts are listed only if they changed."""
     rank: int | None = None
     """Rank of a part; ``None`` for the mean over the ranks."""
 
@@ -91,7 +91,7 @@ class Trend:
     """Metrics across captures, with their changes."""
 
     series: tuple[TrendSeries, ...]
-    """Series sorted by role and replica; step durations come first, and parts of the step last."""
+    """Series sorted by role and replica, with step durations first and parts of the step last."""
     tested: int = 0
     """Number of series that were tested together, including parts that did not change."""
     left_out: int

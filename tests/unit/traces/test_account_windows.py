@@ -1,4 +1,4 @@
-"""Tests for the account of large traces, which is computed in windows, and for its memory."""
+"""Tests for the account of large traces, which is computed in windows, and for its memory use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from profdeck_traces.attribution.rows import Attribution
 from profdeck_traces.reading.events import Events, read_events
 
 MAX_READING_BYTES, MAX_ACCOUNT_BYTES = 66, 300
-"""Maximum memory per event, as stated in docs/explanation/numbers.md."""
+"""Maximum memory per event in bytes, as stated in docs/explanation/numbers.md."""
 STEPS = 24
 
 
@@ -51,7 +51,7 @@ def times_of(account: Account) -> dict[Any, tuple[float, int]]:
 
 
 def program_of(seed: int) -> Program:
-    """Return a random program that synchronises, one that does not, or one with a device that falls behind."""
+    """Return a random program with synchronisations, without them, or with a device that falls behind the host."""
     rnd = random.Random(seed)  # noqa: S311 - test data
     program = random_program(rnd)
     if seed % 3 == 1:
@@ -96,7 +96,7 @@ def step_events(steps: int) -> list[dict[str, Any]]:
 
 
 def windows_of(events: Events) -> tuple[PathWindows, Attribution]:
-    """Return the windows of a trace with torch.profiler steps."""
+    """Return the windows and the attribution of a trace with torch.profiler steps."""
     rows = np.flatnonzero(events.has_category({"user_annotation"}))
     steps = StepAnnotations(events.track[rows], events.start_ns[rows], events.end_ns[rows])
     kinds = row_kinds(events, lambda name: name.startswith("ProfilerStep"), lambda _name: False)
@@ -105,7 +105,7 @@ def windows_of(events: Events) -> tuple[PathWindows, Attribution]:
 
 
 def memory_of(path: Path) -> tuple[int, int, int]:
-    """Return the number of events of a trace, the size of its columns, and the peak memory of the account."""
+    """Return a trace's number of events, the size of its columns, and the peak memory of computing its account."""
     events = read_events(path)
     arrays = [*events.all.values(), *(array for pairs in events.args.values() for array in (pairs.row, pairs.value))]
     tracemalloc.start()
@@ -119,7 +119,7 @@ def memory_of(path: Path) -> tuple[int, int, int]:
 
 
 def test_memory_per_event_is_bounded(tmp_path: Path) -> None:
-    """Each event of this trace is on the critical path, and every third event is on the device."""
+    """Test with every event on the critical path and every third event on the device."""
     few, many = (memory_of(write(tmp_path, step_events(steps))) for steps in (50, 150))
     events, columns, account = (after - before for before, after in zip(few, many, strict=True))
     assert columns <= MAX_READING_BYTES * events
@@ -146,7 +146,7 @@ def test_looking_up_an_arg_does_not_copy_its_column(tmp_path: Path) -> None:
 
 
 def calls_of(path: Path) -> int:
-    """Return the number of calls that an account needs."""
+    """Return the number of function calls needed to compute the account."""
     windows, names = windows_of(read_events(path))
     account_from(windows, names)
     calls = 0

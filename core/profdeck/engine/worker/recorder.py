@@ -109,7 +109,7 @@ class EngineRecorder:
     def report_idle(self) -> None:
         """Report that the engine has no unfinished requests.
 
-        If the capture is then stopped, it is complete even if fewer iterations ran than requested.
+        If the capture is stopped before the next iteration, it is complete even with fewer iterations than requested.
         """
         if self._job is not None:
             self._job.call_safely(self._job.report_idle)
