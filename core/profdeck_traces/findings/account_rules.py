@@ -162,7 +162,7 @@ _CAUSES = {
     ),
     causes.OTHER_THREAD: _Cause(
         rule="lock",
-        condition="The main thread waits while another thread runs Python code, for example to acquire a lock, over 5 %.",
+        condition="The main thread waits while another thread runs Python code, such as to acquire a lock, over 5 %.",
         min_share=0.05,
         subject=lambda one, _: f"Waiting for another thread, which is in {_name(one)}, takes",
         cure=_fixed("release the lock, or deliver the result, before this function"),

@@ -138,7 +138,7 @@ def queue_and_kv_cache(server: ServerView) -> Iterator[Result]:
         yield server.find(
             REQUEST_QUEUE,
             f"{text}, because the batch is at its limit of {plural(most, 'request')}",
-            "raise the engine's limit of running requests, or add servers",
+            "raise the engine's limit on running requests, or add servers",
             at=worst,
             confidence="high",
         )
@@ -182,7 +182,7 @@ def preemption(server: ServerView) -> Iterator[Result]:
 def host_between_iterations(server: ServerView) -> Iterator[Result]:
     """Report pauses over 10 % of the time between iterations, with running requests and without a recorded device."""
     if server.has_device:
-        yield NotJudged(HOST_BETWEEN, "a device was recorded, so that only its idle time counts")
+        yield NotJudged(HOST_BETWEEN, "a device was recorded, so only its idle time counts")
         return
     pauses = [iteration.pause_us for iteration in server.iterations if iteration.has_more_work]
     time_us = sum(pauses)

@@ -55,7 +55,7 @@ def _difference(slow: ServerView, typical: ServerView, excess_us: float) -> tupl
     other_load = typical.views[0].rank.host_load
     contention = load.describe_contention() if load else None
     if contention and not (other_load and other_load.describe_contention()):
-        return f"{batches}; its machine was busy: {contention}", "free CPUs on its host"
+        return f"{batches}; its machine was busy: {contention}", "reduce the CPU load on its host"
     owner = _owner_of_difference(slow.views[0].rank, typical.views[0].rank, excess_us)
     where = f"; most of the difference is in {owner}" if owner else ""
     return f"{batches}{where}", "compare the hardware, clocks and settings of this server with another server"
