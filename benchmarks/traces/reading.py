@@ -323,7 +323,7 @@ def again(bench: Bench) -> list[Row]:
 
 
 def stored(bench: Bench) -> list[Row]:
-    """Measure the first summary of traces with and without results that a capture stored next to them."""
+    """Measure the first summary of traces with and without the results of the background analysis."""
     sizes = bench.sizes
     rows = []
     for ranks, megabytes, goal_s in (

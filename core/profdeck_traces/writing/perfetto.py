@@ -121,8 +121,8 @@ def _check_times(events: Columns, source: PerfettoSource) -> None:
     last_ns = int(events.end_ns.max()) + source.shift_ns
     if first_ns < 0 or last_ns > MAX_TIME_NS:
         raise TraceError(
-            f"{source.label}: its times, {first_ns} to {last_ns} ns, do not fit into a Perfetto trace, which takes "
-            f"those from 0 to {MAX_TIME_NS} ns. Let the new trace count from an earlier moment, or leave this one out."
+            f"{source.label}: times {first_ns} to {last_ns} ns are outside the range of a Perfetto trace, 0 to "
+            f"{MAX_TIME_NS} ns. Choose an earlier origin of time, or exclude this trace."
         )
 
 

@@ -75,7 +75,7 @@ def encode_path(source: PerfettoSource, path: OwnedPath) -> Iterator[bytes]:
         return
     begin_ns, end_ns = path.begin_ns + source.shift_ns, path.end_ns + source.shift_ns
     if int(begin_ns[0]) < 0 or int(path.end_ns[-1]) + source.shift_ns > MAX_TIME_NS:
-        raise TraceError(f"{source.label}: the times of its critical path do not fit into a Perfetto trace.")
+        raise TraceError(f"{source.label}: its critical path has times outside the range of a Perfetto trace.")
     parent = (source.index + 1) * UUIDS_PER_SOURCE
     uuid = parent + UUIDS_PER_SOURCE // 2
     sequence = field(SEQUENCE_ID, _FIRST_SEQUENCE + source.index + 1)

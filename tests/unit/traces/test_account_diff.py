@@ -133,7 +133,7 @@ def test_reason_names_the_owner_and_its_line() -> None:
 
     for ranks in (1, 3):
         assert "; most of it: aten::copy_ in train.py(3): copy_ +35.000 ms." in sentence([8] * ranks, steps=13)
-    # The mean over 40 ranks changes by 2 %. The reason is taken from the slow rank's account.
+    # The mean over 40 ranks changes by 2 %. The reason comes from the slow rank's account.
     text = sentence([1] * 39 + [8], steps=13)
     assert text.startswith("trainer is slower on one rank: the median global step of rank 39 takes 70.01 ms")
     assert text.endswith("; most of it: aten::copy_ in train.py(3): copy_ +35.000 ms.")
