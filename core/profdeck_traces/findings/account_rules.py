@@ -15,6 +15,7 @@ from profdeck_traces.analysis.model import StepSummary
 from profdeck_traces.analysis.step_names import ITERATION
 from profdeck_traces.attribution.frames import parse_frame
 from profdeck_traces.base.text import plural
+from profdeck_traces.findings.engine_rules import HOST_BETWEEN
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding, draft, ms, percent
 from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_sleep
@@ -282,6 +283,8 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
         has_device = view.rank.devices or view.rank.launches
         if cause is None or one.cause == without or _is_backward(one) or (has_device and one.cause in _WITHOUT_DEVICE):
             continue
+        if one.cause == causes.WAITING and view.is_engine:
+            continue  # an engine waits for requests and clients, which the rules about engines judge
         if one.cause == causes.LOOP and has_device and not account.has_stacks:
             continue  # covered by the rules for small kernels and host-bound devices
         if one.calls < cause.min_calls * account.steps:
@@ -446,6 +449,9 @@ def _outside_operators(view: RankView, account: Account) -> Iterator[RankFinding
     """
     if account.has_stacks:
         return
+    if view.is_engine and not view.rank.devices:
+        yield from (NotJudged(rule, f"{HOST_BETWEEN} compares the iterations of engines") for rule in _WITHOUT_STACKS)
+        return
     step_us = account.time_us / account.steps
     between = [one for one in account.causes if one.cause == causes.BETWEEN]
     stages = {stage.name: stage.total_us / view.host_steps for stage in view.stages}
@@ -501,6 +507,8 @@ def _not_judged(view: RankView, account: Account) -> Iterator[NotJudged]:
                 yield NotJudged(
                     cause.rule, f"stacks were not recorded, and {percent(unexplained)} is outside operators"
                 )
+    elif view.is_engine:
+        yield NotJudged("waiting", "an engine waits for requests and clients")
     if view.rank.attributed is None or not view.rank.attributed.has_shapes:
         yield NotJudged("float64", "shapes and data types were not recorded")
     if not view.rank.devices:

@@ -22,6 +22,7 @@ from profdeck_traces.analysis.typical_step import typical_steps
 from profdeck_traces.base.text import plural
 
 _FEWEST_STEPS = 3
+_ENGINE_UNIT = "engine_iteration"
 
 
 def views_of(run: RunSummary) -> list[RankView]:
@@ -45,6 +46,11 @@ class RankView:
         """The kind of its steps: global steps, else iterations, else None."""
         kinds = {step.kind for step in self.rank.steps}
         return next((kind for kind in (GLOBAL_STEP, ITERATION) if kind in kinds), None)
+
+    @property
+    def is_engine(self) -> bool:
+        """True if the steps are engine iterations."""
+        return self.kind == ITERATION or self.rank.unit == _ENGINE_UNIT
 
     @functools.cached_property
     def steps(self) -> list[StepSummary]:

@@ -31,7 +31,11 @@ class Batch:
     details: str = ""
     """Suffix of the vLLM name, such as ``_draft_8``."""
     operator: str = "aten::mm"
-    """Operator that runs for almost the entire iteration."""
+    """Operator in the iteration."""
+    operator_share: float = 0.98
+    """Share of the iteration that the operator takes."""
+    awaits: bool = False
+    """Whether the pause is a recorded wait for a lock."""
     sglang: str | None = None
     """Text in the brackets of an SGLang name. If ``None``, the iteration has a vLLM name."""
 
@@ -63,8 +67,12 @@ def write_server(run: Path, batches: Sequence[Batch], replica: int | None = None
         time_us = batch.ms * 1000
         events += [
             _event("user_annotation", batch.name, now, time_us),
-            _event("cpu_op", batch.operator, now + 0.01 * time_us, 0.98 * time_us),
+            _event("cpu_op", batch.operator, now + 0.01 * time_us, batch.operator_share * time_us),
         ]
+        if batch.awaits:
+            wait = "<built-in method acquire of _thread.lock object at 0x7f1>"
+            frames = ("serve.py(9): next_requests", wait)
+            events += [_event("python_function", name, now + time_us, batch.pause_ms * 1000) for name in frames]
         now += time_us + batch.pause_ms * 1000
     name = "rollout" if replica is None else f"rollout/replica_{replica:03d}"
     write_events(run / "step_000000" / name, events, Identity(role="rollout", replica=replica), first_ns)

@@ -85,6 +85,20 @@ def test_a_healthy_server_has_no_finding_about_its_engine(tmp_path: Path) -> Non
     assert [finding.text for finding in summary.findings if finding.gain_us] == []
 
 
+def test_python_between_the_operators_of_an_engine_is_no_finding(tmp_path: Path) -> None:
+    summary = one_server(tmp_path, decode(40, 10, 4, operator_share=0.4))
+    assert summary.findings == ()
+    reason = "host-between-iterations compares the iterations of engines"
+    assert state_of(summary, "outside-operators") == ("not_judged", reason)
+
+
+def test_an_engine_that_waits_for_requests_has_no_wait(tmp_path: Path) -> None:
+    batches = [Batch(ms=10, prefills=1, tokens=9, pause_ms=8, awaits=True) for _ in range(20)]
+    summary = one_server(tmp_path, batches)
+    assert "waiting" not in {finding.rule for finding in summary.findings}
+    assert state_of(summary, "waiting") == ("not_judged", "an engine waits for requests and clients")
+
+
 def test_prefill_that_holds_decodes_is_described_with_its_cost(tmp_path: Path) -> None:
     finding = finding_of(one_server(tmp_path, LONG_PREFILL), "prefill-next-to-decode")
 
