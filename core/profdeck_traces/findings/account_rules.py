@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Iterator
 
@@ -155,7 +156,8 @@ _CAUSES = {
     ),
     causes.WAITING: _Cause(
         rule="waiting",
-        condition="The main thread waits for a thread or process that was not recorded, over 10 %.",
+        condition="The main thread waits for a thread or process that was not recorded, over 10 %. In an asyncio event "
+        "loop, which also waits for short tool calls, over 20 %.",
         min_share=0.1,
         subject=lambda one, _: f"Waiting for another thread or process ({_name(one)}) takes",
         cure=_fixed("start the awaited work one step earlier"),
@@ -227,6 +229,9 @@ _CAUSES = {
 }  # fmt: skip
 _WITHOUT_DEVICE = frozenset({causes.COMMUNICATION, causes.SINGLE_VALUES})
 """Causes to skip if a device was recorded, because device rules or the synchronisation cause are more precise."""
+_EVENT_LOOP = re.compile(r"select\.(?:epoll|kqueue)\b|selectors\.py")
+"""Names of the waits of an event loop."""
+_MIN_EVENT_LOOP = 0.2
 _ON_DEVICE = frozenset({causes.FLOAT64, causes.LAYOUT})
 RULES_OF_CAUSES = tuple(sorted({cause.rule for cause in _CAUSES.values()}))
 
@@ -292,8 +297,13 @@ def _found(view: RankView, account: Account, without: str | None = None) -> Iter
         # One synchronisation per iteration is normal: an engine has to read the sampled tokens.
         if account.basis == ITERATION and one.cause == causes.SYNCHRONISATION and one.calls <= account.steps:
             continue
-        if _gain_us(view, account, one, cause) > cause.min_share * account.time_us / account.steps:
+        if _gain_us(view, account, one, cause) > _min_share(one, cause) * account.time_us / account.steps:
             yield one, cause
+
+
+def _min_share(one: CauseTime, cause: _Cause) -> float:
+    is_event_loop = one.cause == causes.WAITING and _EVENT_LOOP.search(one.name or "")
+    return _MIN_EVENT_LOOP if is_event_loop else cause.min_share
 
 
 def _gain_us(view: RankView, account: Account, one: CauseTime, cause: _Cause) -> float:

@@ -18,7 +18,7 @@ from profdeck_traces.findings.engine_rules import PREFILL_NEXT_TO_DECODE
 from profdeck_traces.findings.engine_view import servers_in
 from profdeck_traces.findings.rank_finding import NotJudged, RankFinding
 from profdeck_traces.findings.rank_view import RankView, views_of
-from profdeck_traces.findings.rollout_rules import NO_REQUESTS, TOOL_CALL
+from profdeck_traces.findings.rollout_rules import IDLE_TRAINER, NO_REQUESTS, TOOL_CALL, WEIGHT_SYNC
 
 _LEAST_SHARE = 0.005
 """Findings whose gain is a smaller fraction of the step are omitted."""
@@ -190,6 +190,8 @@ _PART_OF = {
     "imbalance": {"straggler"},
     # Without requests, an engine runs no operators.
     "outside-operators": {"straggler", "imbalance", NO_REQUESTS, TOOL_CALL},
+    # The rules about trainers and servers name the awaited role or tool.
+    "waiting": {IDLE_TRAINER, WEIGHT_SYNC, NO_REQUESTS, TOOL_CALL},
     "unsteady-steps": {PREFILL_NEXT_TO_DECODE},
     "unsteady-decode": {PREFILL_NEXT_TO_DECODE},
 }

@@ -15,6 +15,7 @@ from profdeck.base.identity import Identity
 from profdeck.records.capture import CaptureRecord, Unit
 
 MAIN, PID = 100, 4000
+_WAIT = ("work.py(9): receive", "<built-in method acquire of _thread.lock object at 0x7f1>")
 
 
 @attrs.frozen(kw_only=True)
@@ -70,9 +71,7 @@ def write_server(run: Path, batches: Sequence[Batch], replica: int | None = None
             _event("cpu_op", batch.operator, now + 0.01 * time_us, batch.operator_share * time_us),
         ]
         if batch.awaits:
-            wait = "<built-in method acquire of _thread.lock object at 0x7f1>"
-            frames = ("serve.py(9): next_requests", wait)
-            events += [_event("python_function", name, now + time_us, batch.pause_ms * 1000) for name in frames]
+            events += [_event("python_function", frame, now + time_us, batch.pause_ms * 1000) for frame in _WAIT]
         now += time_us + batch.pause_ms * 1000
     name = "rollout" if replica is None else f"rollout/replica_{replica:03d}"
     write_events(run / "step_000000" / name, events, Identity(role="rollout", replica=replica), first_ns)
@@ -101,18 +100,23 @@ def write_events(directory: Path, events: Sequence[dict[str, Any]], identity: Id
     write_record(capture, raw)
 
 
-def write_trainer(run: Path, stages: Sequence[tuple[str, float, bool]], *, first_ns: int = FIRST_NS) -> None:
+def write_trainer(
+    run: Path, stages: Sequence[tuple[str, float, bool]], *, first_ns: int = FIRST_NS, stacks: bool = False
+) -> None:
     """Write the trace and the manifest of a trainer with one step.
 
     Args:
         run: Directory of the run.
-        stages: For each stage, its name, its duration in milliseconds, and whether it runs an operator.
-        first_ns: Origin of the trace in Unix nanoseconds.
+        stages: Name and duration in milliseconds of each stage, and whether it runs operators.
+        first_ns: Unix time of the trace's origin.
+        stacks: Whether the stages without operators contain the frame of a wait.
     """
     events: list[dict[str, Any]] = []
     now = 1000.0
     for name, ms, works in stages:
         events.append(_event("user_annotation", name, now, ms * 1000))
+        if stacks and not works:
+            events += [_event("python_function", frame, now, ms * 1000) for frame in _WAIT]
         if works:
             events.append(_event("cpu_op", "aten::mm", now, ms * 1000))
         now += ms * 1000

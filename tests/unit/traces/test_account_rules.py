@@ -223,6 +223,13 @@ def test_replies_of_servers_are_not_data(tmp_path: Path) -> None:
     assert (finding.rule, finding.time_us) == ("waiting", 1_900)
 
 
+@pytest.mark.parametrize(("wait_us", "rules"), [(1_900, []), (2_100, ["waiting"])])
+def test_short_waits_of_an_event_loop_are_no_finding(tmp_path: Path, wait_us: float, rules: list[str]) -> None:
+    poll = frame("<built-in method poll of select.epoll object at 0x7f1>", wait_us)
+    run = Job().write(tmp_path / "job.json", [function(wait_us + 10, poll)])
+    assert [finding.rule for finding in run.findings] == rules
+
+
 def test_other_thread_is_named(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
     wait = frame("<built-in method acquire of _thread.lock object at 0x7f1>", 2_000)

@@ -223,6 +223,14 @@ def test_trainer_that_waits_for_rollouts_is_idle(tmp_path: Path) -> None:
     assert state_of(summary, "idle-rollout") == ("clear", None)
 
 
+def test_wait_of_an_idle_trainer_is_not_reported_a_second_time(tmp_path: Path) -> None:
+    write_server(tmp_path, decode(60, 10, 4), 0)
+    write_trainer(tmp_path, [("generate_sequences", 600.0, False), ("actor_update", 400.0, True)], stacks=True)
+    rules = {finding.rule for finding in summary_of(tmp_path).findings}
+    assert "idle-trainer" in rules
+    assert "waiting" not in rules
+
+
 def test_rollout_that_waits_for_the_trainer_is_idle(tmp_path: Path) -> None:
     batches = [*decode(20, 10, 4), Batch(ms=10, decodes=4, pause_ms=700), Batch(ms=10, prefills=4, tokens=9)]
     stages = ("generate_sequences", 200.0, False), ("actor_update", 700.0, True)
