@@ -36,6 +36,8 @@ _ON_HOST = frozenset(
 CAUSES = frozenset({"straggler", "imbalance", "slow-stage", "slow-link", "small-collectives", "pipeline-bubble"})
 """Causes that can only be found with several ranks."""
 FIRST_STEP = "the recorder's first step"
+_EVEN_WORK = "give each rank the same amount of work per step"
+_EVEN_EXPERTS = "balance the tokens of the experts between the ranks"
 
 
 def incomplete(run: RunSummary) -> Iterator[Finding]:
@@ -198,16 +200,55 @@ def _straggler(slow: RankView, others: Sequence[RankView], waits_us: Sequence[fl
         slow_us, others_us = _own_times_us(slow)[key], _median_us(others, key)
         text += f", where {_label(key)} takes {ms(slow_us)} instead of {ms(others_us)}"
         place = {"key": key.name or "", "line": key.line, "stage": key.annotation}
+    is_shared = do in {_EVEN_WORK, _EVEN_EXPERTS}
+    gain_us = _gain_us(slow, others, waits_us, is_shared=is_shared)
+    if gain_us is not None and gain_us < 0.8 * time_us:
+        change = "with equal work on all ranks" if is_shared else "without the difference"
+        text += f"; {change}, {slow.each} would be {ms(gain_us)} shorter"
     return draft(
         slow,
         "straggler",
         f"{text}{cause}",
         do,
-        gain_us=min(waits_us),
+        gain_us=gain_us,
         time_us=time_us,
         rank=slow.rank.rank,
         **place,
     )
+
+
+def _gain_us(slow: RankView, others: Sequence[RankView], waits_us: Sequence[float], *, is_shared: bool) -> float | None:
+    """Return the time per step that the ranks would save if the slow rank had no more work than the next one.
+
+    Waits of several collectives overlap with the work of the waiting ranks, so that their sum exceeds this time.
+
+    Args:
+        slow: The slow rank.
+        others: The ranks that wait for it.
+        waits_us: Their waits per step.
+        is_shared: True if the other ranks would take over the work, so that all have the mean.
+
+    Returns:
+        ``None`` if the slow rank has no more work on its critical path than another rank.
+    """
+    slow_us = sum(_own_times_us(slow).values())
+    if not slow_us:
+        return min(waits_us)
+    others_us = [_work_us(view) for view in others]
+    excess_us = slow_us - (statistics.fmean([slow_us, *others_us]) if is_shared else max(others_us))
+    return min(excess_us, *waits_us) if excess_us > 0 else None
+
+
+def _work_us(view: RankView) -> float:
+    """Return the time per step that a rank would need without collectives, as far as its trace shows it.
+
+    While a collective is on the critical path, kernels of other streams may run that the path does not contain.
+    """
+    account = view.rank.account
+    own_us = sum(_own_times_us(view).values())
+    in_collectives_us = account.time_us / account.steps - own_us if account else 0.0
+    overlap_us = view.of_devices("communication_us") - view.of_devices("exposed_communication_us")
+    return own_us + min(overlap_us, in_collectives_us)
 
 
 class _Owner(NamedTuple):
@@ -271,19 +312,28 @@ def _difference(slow: RankView, others: Sequence[RankView]) -> tuple[str, str]:
     is_same_work = ratio is not None and 1 / _MORE_WORK < ratio < _MORE_WORK
     is_spread = bool(total_us) and max(excess_us.values()) < 0.5 * total_us
     if ratio is not None and ratio >= _MORE_WORK:
-        cause, do = f"; it computes {ratio:.2f} times as many FLOPs", "give each rank the same amount of work per step"
+        cause, do = f"; it computes {ratio:.2f} times as many FLOPs", _EVEN_WORK
     elif is_same_work and is_most(lambda owner: owner.kind == OwnerKind.KERNEL.label):
         cause = "; its device runs the same work more slowly"
         do = f"check clocks and temperature of the device of {slow.label}: `nvidia-smi -q -d CLOCK,PERFORMANCE`"
     elif is_same_work and is_spread and is_most(lambda owner: owner.kind in _ON_HOST):
         cause = "; its CPU runs the same operators more slowly"
         do = f"check the CPU load and clocks of {slow.label}"
+    elif ratio is None and is_most(lambda owner: owner.kind == OwnerKind.KERNEL.label) and _exchanges_work(slow):
+        cause, do = "; the ranks exchange their work in all-to-alls", _EVEN_EXPERTS
     elif excess_us:
         longest = max(excess_us, key=lambda owner: excess_us[owner])
         cause, do = "", f"shorten {_label(longest)} on {slow.label}, or move it out of the step"
     else:
         cause, do = "", f"compare {slow.label} with another rank: `profdeck view`"
     return cause, do
+
+
+def _exchanges_work(view: RankView) -> bool:
+    """Return whether most collectives of a rank are all-to-alls, as between the experts of a model."""
+    calls = [call for call in view.rank.collectives if not is_message(call.name)]
+    exchanges = sum(call.count for call in calls if "alltoall" in call.name.lower().replace("_", ""))
+    return 2 * exchanges > sum(call.count for call in calls)
 
 
 def _flops_ratio(slow: RankView, others: Sequence[RankView]) -> float | None:
@@ -310,6 +360,7 @@ def _imbalance(group: GroupSkew, views: Sequence[RankView], time_us: float) -> R
                 awaited[_Owner(owner.awaited, owner.name, owner.line, owner.annotation)] += round(owner.time_us)
     longest, text = next(iter(awaited.most_common(1)), None), ""
     place: dict[str, Any] = {}
+    kernels_us = sum(us for owner, us in awaited.items() if owner.kind == OwnerKind.KERNEL.label)
     if longest is not None:
         text = f", mostly for {_label(longest[0])}"
         place = {"line": longest[0].line, "stage": longest[0].annotation}
@@ -318,11 +369,26 @@ def _imbalance(group: GroupSkew, views: Sequence[RankView], time_us: float) -> R
         view,
         "imbalance",
         f"{whose} wait for each other {ms(time_us)} {view.per}{text}, {_last_arrivals(group)}",
-        "give each rank the same amount of work per step",
-        gain_us=time_us,
+        _EVEN_WORK,
+        # Only the times of kernels are known for each step.
+        gain_us=_imbalance_us(views, time_us) if 2 * kernels_us > awaited.total() else time_us,
+        time_us=time_us,
         of_all=True,
         **place,
     )
+
+
+def _imbalance_us(views: Sequence[RankView], waits_us: float) -> float:
+    """Return the time per step that equal work on all ranks would save, at most the waits.
+
+    The rank with the most compute determines the duration of a step. If the ranks have different numbers of steps, the
+    waits are returned.
+    """
+    compute_us = [[sum(of.compute_us for of in step.devices) for step in view.steps] for view in views]
+    if len({len(of_rank) for of_rank in compute_us}) != 1:
+        return waits_us
+    excess_us = [max(of_step) - statistics.fmean(of_step) for of_step in zip(*compute_us, strict=True)]
+    return min(waits_us, statistics.fmean(excess_us))
 
 
 def _last_arrivals(group: GroupSkew) -> str:

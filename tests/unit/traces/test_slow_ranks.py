@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,47 @@ def write(
     return directory
 
 
+def write_overlapping(directory: Path, extra_us: Callable[[int, int], float], *, name: str = "allreduce") -> Path:
+    """Write traces of two ranks with two products per step, each followed by a collective on another stream.
+
+    Args:
+        directory: Directory of the traces.
+        extra_us: Returns the time that a rank needs more for the first product of a step.
+        name: Name of the collectives.
+    """
+    for rank in range(2):
+        events = []
+        for step in range(8):
+            begin = 10_000 + STEP_US * step
+            events.append(event("user_annotation", f"ProfilerStep#{step}", 1, begin, STEP_US))
+            ends = [begin + 1_200 + extra_us(any_rank, step) for any_rank in range(2)]
+            now, free = begin + 200, 0.0
+            for part, duration in enumerate((1_000 + extra_us(rank, step), 1_000)):
+                about = {"Input Dims": [[512, 512], [512, 512]], "Input type": ["float"] * 2}
+                number, call = 100 * step + 2 * part + 1, begin + 40 * part
+                if name == "allreduce":
+                    events.append(event("cpu_op", "aten::mm", 1, call, 15, **about))
+                events.append(event("cuda_runtime", "cudaLaunchKernel", 1, call + 2, 5, correlation=number))
+                events.append(event("kernel", "gemm_kernel", 7, now, duration, correlation=number, stream=7))
+                now += duration
+                arrival, end = max(now, free), max(ends) + 1_000 * part + 50
+                about = {
+                    "Collective name": name,
+                    "Process Group Name": "0",
+                    "In msg nelems": 64,
+                    "correlation": number + 1,
+                    "stream": 20,
+                }
+                events.append(event("cuda_runtime", "cudaLaunchKernel", 1, call + 20, 5, correlation=number + 1))
+                events.append(event("kernel", "ncclDevKernel_AllReduce_Sum_f32()", 7, arrival, end - arrival, **about))
+                free = end
+            events.append(event("cuda_runtime", "cudaDeviceSynchronize", 1, begin + 100, free - begin - 100))
+            events.append(event("cpu_op", "aten::add", 1, free, begin + STEP_US - free))
+        document = {"distributedInfo": {"rank": rank, "world_size": 2, "pg_count": 1}, "traceEvents": events}
+        (directory / f"rank{rank}.trace.json").write_text(json.dumps(document | {"baseTimeNanoseconds": 10**18}))
+    return directory
+
+
 def straggler(directory: Path) -> Finding:
     run, errors = summarise([directory])
     assert not errors
@@ -101,3 +143,22 @@ def test_the_gain_of_a_slow_rank_is_limited_by_the_next_one(tmp_path: Path) -> N
 def test_equal_ranks_have_no_finding(tmp_path: Path) -> None:
     run, _ = summarise([write(tmp_path, {0: 500, 1: 501, 2: 500})])
     assert not {"straggler", "imbalance"} & {finding.rule for finding in run.findings}
+
+
+def test_waits_that_overlap_with_work_are_not_gained(tmp_path: Path) -> None:
+    finding = straggler(write_overlapping(tmp_path, lambda rank, _: 3_000 * rank))
+    assert finding.time_us == pytest.approx(3_950)
+    assert finding.gain_us == pytest.approx(3_000, rel=0.05)
+    assert "; without the difference, each step would be 3." in finding.text
+
+
+def test_work_that_ranks_exchange_is_gained_up_to_the_mean(tmp_path: Path) -> None:
+    finding = straggler(write_overlapping(tmp_path, lambda rank, _: 3_000 * rank, name="all_to_allv"))
+    assert finding.gain_us == pytest.approx(1_500, rel=0.05)
+    assert finding.do == "balance the tokens of the experts between the ranks"
+
+
+def test_gain_of_uneven_steps_is_limited_by_the_mean_work(tmp_path: Path) -> None:
+    run, _ = summarise([write_overlapping(tmp_path, lambda rank, step: 6_000 * (step % 2 == rank))])
+    (finding,) = [finding for finding in run.findings if finding.rule == "imbalance"]
+    assert finding.gain_us == pytest.approx(3_000, rel=0.05)
