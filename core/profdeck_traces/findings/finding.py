@@ -186,7 +186,8 @@ def _place(draft: RankFinding) -> Place:
 # measure on one rank.
 _PART_OF = {
     "data-loading": {"slow-stage", "straggler"},
-    "exposed-communication": {"straggler", "imbalance"},
+    "exposed-communication": {"straggler", "imbalance", "slow-link"},
+    "little-overlap": {"slow-link"},
     "imbalance": {"straggler"},
     # Without requests, an engine runs no operators.
     "outside-operators": {"straggler", "imbalance", NO_REQUESTS, TOOL_CALL},

@@ -24,6 +24,11 @@ from profdeck_traces.findings.rank_view import RankView
 from profdeck_traces.reading.event_names import is_data_loading, is_loader
 
 _SDMA_BYTES_PER_S = 0.8 * 18e9
+_SLOW_BYTES_PER_S = 5e9
+_USUAL_BYTES_PER_S = 10e9
+"""Bus bandwidth over PCIe 3.0 x16 or a network of 100 Gbit/s, at 80 % of the line rate of the latter."""
+_MIN_BYTES = 1_000_000
+"""Smallest size of a call whose time depends on bandwidth more than on latency."""
 _FEWEST_STEPS = 3
 _MORE_WORK = 1.02
 """Minimum ratio of a rank's FLOPs to the other ranks' median that counts as more work."""
@@ -36,6 +41,7 @@ _ON_HOST = frozenset(
 CAUSES = frozenset({"straggler", "imbalance", "slow-stage", "slow-link", "small-collectives", "pipeline-bubble"})
 """Causes that can only be found with several ranks."""
 FIRST_STEP = "the recorder's first step"
+_CHECK_LINKS = "check the links between the ranks of this group: `nvidia-smi topo -m`, `ibstat`"
 _EVEN_WORK = "give each rank the same amount of work per step"
 _EVEN_EXPERTS = "balance the tokens of the experts between the ranks"
 
@@ -457,10 +463,50 @@ def slow_groups(views: Sequence[RankView]) -> Iterator[RankFinding]:
                 "slow-link",
                 f"{call.name} of {size} takes {ms(best_us[slow])} in process group {slow}, but {ms(usual_us)} in "
                 f"{len(others)} other groups",
-                "check the links between the ranks of this group: `nvidia-smi topo -m`, `ibstat`",
+                _CHECK_LINKS,
                 gain_us=min(excess_us, _path_us(view, lambda name: not is_message(name))),
                 time_us=excess_us,
                 key=f"{call.name} {slow}",
+            )
+
+
+def low_bandwidth(views: Sequence[RankView]) -> Iterator[RankFinding]:
+    """A process group of devices, all of whose ranks were recorded, without a collective of at least 1 MB that reaches
+    a bus bandwidth of 5 GB/s, half of that of a network of 100 Gbit/s.
+    """
+    groups: dict[tuple[object, ...], list[tuple[CollectiveCalls, RankView]]] = {}
+    for view in views:
+        for call in view.rank.collectives if view.rank.devices else ():
+            if (call.size_bytes or 0) >= _MIN_BYTES and call.bus_bytes_per_s and not is_message(call.name):
+                rank = view.rank
+                groups.setdefault((rank.run, rank.role, rank.replica, rank.capture, call.group), []).append(
+                    (call, view)
+                )
+    for calls in groups.values():
+        members = {view.rank.path: view for _, view in calls}
+        # A rank that arrives early measures its wait. The last rank measures the transfer.
+        fastest, _ = max(calls, key=lambda pair: pair[0].bus_bytes_per_s or 0.0)
+        best = fastest.bus_bytes_per_s or 0.0
+        if len(members) != fastest.group_size or best >= _SLOW_BYTES_PER_S:
+            continue
+        min_us: dict[tuple[str, int | None], float] = {}
+        for call, _ in calls:
+            key = call.name, call.size_bytes
+            min_us[key] = min(call.min_us, min_us.get(key, call.min_us))
+        for path, view in members.items():
+            own = [call for call, of in calls if of.rank.path == path]
+            time_us = sum(min_us[call.name, call.size_bytes] * view.calls_per_step(call.count) for call in own)
+            path_us = _path_us(view, lambda name: not is_message(name))
+            limit_us = min(time_us, path_us, view.of_devices("exposed_communication_us"))
+            yield draft(
+                view,
+                "slow-link",
+                f"{fastest.name} of {(fastest.size_bytes or 0) / 1e6:,.1f} MB, the fastest collective of process group "
+                f"{fastest.group}, reaches only {best / 1e9:.1f} GB/s of bus bandwidth",
+                _CHECK_LINKS,
+                gain_us=limit_us * (1 - best / _USUAL_BYTES_PER_S),
+                time_us=time_us,
+                key=fastest.group,
             )
 
 
@@ -542,6 +588,7 @@ def _link(view: RankView, text: str, do: str, key: str, gain_us: float | None) -
 RULES: tuple[Callable[[Sequence[RankView]], Iterator[RankFinding]], ...] = (
     slow_links,
     slow_groups,
+    low_bandwidth,
     small_collectives,
     pipeline_bubble,
 )

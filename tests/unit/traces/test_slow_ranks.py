@@ -66,13 +66,22 @@ def write(
     return directory
 
 
-def write_overlapping(directory: Path, extra_us: Callable[[int, int], float], *, name: str = "allreduce") -> Path:
+def write_overlapping(
+    directory: Path,
+    extra_us: Callable[[int, int], float],
+    *,
+    name: str = "allreduce",
+    elements: int = 64,
+    transfer_us: float = 50,
+) -> Path:
     """Write traces of two ranks with two products per step, each followed by a collective on another stream.
 
     Args:
         directory: Directory of the traces.
         extra_us: Returns the time that a rank needs more for the first product of a step.
         name: Name of the collectives.
+        elements: Number of float32 elements of a collective.
+        transfer_us: Duration of a collective without waits.
     """
     for rank in range(2):
         events = []
@@ -89,14 +98,9 @@ def write_overlapping(directory: Path, extra_us: Callable[[int, int], float], *,
                 events.append(event("cuda_runtime", "cudaLaunchKernel", 1, call + 2, 5, correlation=number))
                 events.append(event("kernel", "gemm_kernel", 7, now, duration, correlation=number, stream=7))
                 now += duration
-                arrival, end = max(now, free), max(ends) + 1_000 * part + 50
-                about = {
-                    "Collective name": name,
-                    "Process Group Name": "0",
-                    "In msg nelems": 64,
-                    "correlation": number + 1,
-                    "stream": 20,
-                }
+                arrival, end = max(now, free), max(max(ends) + 1_000 * part, free) + transfer_us
+                about = {"Collective name": name, "Process Group Name": "0", "Group size": 2, "dtype": "Float"}
+                about |= {"In msg nelems": elements, "stream": 20, "correlation": number + 1}
                 events.append(event("cuda_runtime", "cudaLaunchKernel", 1, call + 20, 5, correlation=number + 1))
                 events.append(event("kernel", "ncclDevKernel_AllReduce_Sum_f32()", 7, arrival, end - arrival, **about))
                 free = end
@@ -137,7 +141,8 @@ def test_a_cpu_that_runs_the_same_operators_more_slowly_is_named(tmp_path: Path)
 
 def test_the_gain_of_a_slow_rank_is_limited_by_the_next_one(tmp_path: Path) -> None:
     finding = straggler(write(tmp_path, {0: 500, 1: 650, 2: 600}))
-    assert (finding.time_us, finding.gain_us) == (pytest.approx(1_000), 500)
+    assert finding.time_us == pytest.approx(1_000)
+    assert finding.gain_us == pytest.approx(500)
 
 
 def test_equal_ranks_have_no_finding(tmp_path: Path) -> None:
@@ -162,3 +167,36 @@ def test_gain_of_uneven_steps_is_limited_by_the_mean_work(tmp_path: Path) -> Non
     run, _ = summarise([write_overlapping(tmp_path, lambda rank, step: 6_000 * (step % 2 == rank))])
     (finding,) = [finding for finding in run.findings if finding.rule == "imbalance"]
     assert finding.gain_us == pytest.approx(3_000, rel=0.05)
+
+
+def rules(*traces: Path) -> set[str]:
+    run, errors = summarise([*traces])
+    assert not errors
+    return {finding.rule for finding in run.findings}
+
+
+def test_slow_link_replaces_exposed_communication(tmp_path: Path) -> None:
+    write_overlapping(tmp_path, lambda *_: 0, elements=10_000_000, transfer_us=9_000)
+    run, _ = summarise([tmp_path])
+    first = run.findings[0]
+    assert first.text == (
+        "allreduce of 40.0 MB, the fastest collective of process group 0, reaches only 4.4 GB/s of bus bandwidth (both "
+        "ranks, most on rank 0)."
+    )
+    assert first.gain_us == pytest.approx(18_000 * (1 - 40 / 9 / 10), rel=0.2)
+    assert "exposed-communication" not in {finding.rule for finding in run.findings}
+
+
+def test_usual_bandwidth_is_no_slow_link(tmp_path: Path) -> None:
+    write_overlapping(tmp_path, lambda *_: 0, elements=10_000_000, transfer_us=7_000)
+    assert rules(tmp_path) & {"slow-link", "exposed-communication"} == {"exposed-communication"}
+
+
+def test_bandwidth_of_small_collectives_is_not_judged(tmp_path: Path) -> None:
+    assert "slow-link" not in rules(write_overlapping(tmp_path, lambda *_: 0, elements=249_000, transfer_us=1_000))
+
+
+def test_bandwidth_is_not_judged_without_all_ranks(tmp_path: Path) -> None:
+    """The recorded rank may have waited in each call."""
+    write_overlapping(tmp_path, lambda *_: 0, elements=10_000_000, transfer_us=9_000)
+    assert "slow-link" not in rules(tmp_path / "rank0.trace.json")
