@@ -186,7 +186,7 @@ def _place(draft: RankFinding) -> Place:
 # measure on one rank.
 _PART_OF = {
     "data-loading": {"slow-stage", "straggler"},
-    "exposed-communication": {"straggler", "imbalance", "slow-link"},
+    "exposed-communication": {"straggler", "imbalance", "slow-link", "small-collectives", "pipeline-bubble"},
     "little-overlap": {"slow-link"},
     "imbalance": {"straggler"},
     # Without requests, an engine runs no operators.
