@@ -270,7 +270,9 @@ def test_pauses_during_a_tool_call_are_named(tmp_path: Path) -> None:
     summary = rollouts_and_trainer(tmp_path, turn * 5, *stages)
 
     finding = finding_of(summary, "tool-call")
-    assert finding.text.startswith("The server has no request 76% of the time: 5 pauses of 200 ms on average, while")
+    assert finding.text.startswith(
+        "The server has no requests for 76% of the time: 5 pauses of 200 ms on average, while"
+    )
     assert "while trainer rank 0 is in tool_call" in finding.text
     assert "no-requests" not in {finding.rule for finding in summary.findings}
 
