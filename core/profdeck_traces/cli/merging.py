@@ -70,7 +70,7 @@ class Merge:
     processes: int
     """Number of traces to read in parallel; 0: one per core."""
     with_path: bool = False
-    """Whether to add the critical path of each trace."""
+    """True to add the critical path of each trace."""
 
 
 @attrs.frozen(kw_only=True)

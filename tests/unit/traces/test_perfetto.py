@@ -216,7 +216,7 @@ def test_critical_path_is_a_track_with_the_owners_in_its_args(monkeypatch: pytes
 
 def test_critical_path_outside_the_formats_range_is_an_error() -> None:
     path = OwnedPath(np.array([0]), np.array([5]), np.array([0], np.int32), (), None)
-    with pytest.raises(TraceError, match="do not fit"):
+    with pytest.raises(TraceError, match="outside the range"):
         next(encode_path(source(shift_ns=-1), path))
 
 
